@@ -1,4 +1,4 @@
-"""A real browser without a window, Debian's chromium: what it shows of a page, says of it, and asks the network for."""
+"""A real browser without a window, Debian's chromium: renders a page, and reports its errors and requests."""
 
 import html
 import json

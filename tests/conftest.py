@@ -66,7 +66,7 @@ def ddplaunch_command(*words: str | Path) -> list[str]:
 
 
 def torchrun_command(folder: Path, *words: str | Path, nproc: int = 2) -> list[str]:
-    """A ``torchrun_command`` command line; its folder of logs, which it leaves, is in ``folder``."""
+    """The ``torchrun`` command line, run by this interpreter; its folder of logs is in ``folder``."""
     options = ("--standalone", f"--nproc-per-node={nproc}", "--log-dir", str(folder / "torchrun"))
     return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, words)]
 
@@ -114,7 +114,7 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 def run_ddplaunch(tmp_path: Path) -> Launch:
     """Run ``ddplaunch WORDS`` to its end in ``tmp_path`` and return it with its output as text.
 
-    Without what it says of a slow start: that depends on what else this machine does.
+    Its stderr is without messages about a slow start, which depend on the load of this machine.
     """
 
     def run(
@@ -283,7 +283,7 @@ class BackgroundJob(BackgroundCommand):
             self.process = subprocess.Popen(ddplaunch_command(*words), **{**given, **options})
 
     def zygote(self) -> int:
-        """The pid of its zygote, once it is one: between fork and exec it looks like the launcher."""
+        """Wait for its zygote and return its pid; between fork and exec it looks like the launcher."""
 
         def found() -> list[int]:
             return self.find("zygote.py")
@@ -297,7 +297,7 @@ class BackgroundJob(BackgroundCommand):
         return [int(pid) for pid in children if not _cmdline(int(pid)).startswith(STORE)]
 
     def store(self) -> int:
-        """The pid of the process that holds its store, once there is one."""
+        """Wait for the process that holds its store and return its pid."""
         wait_until(lambda: self.find(STORE), "the store")
         (pid,) = self.find(STORE)
         return pid

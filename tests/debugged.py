@@ -1,4 +1,4 @@
-"""Ranks that stop at breakpoints, and who types to them: fixtures and programs of the debugger's tests."""
+"""Fixtures and programs for tests of the debugger: ranks at breakpoints, and a user at a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person at a terminal: a command in a pseudo-terminal, and what an emulator (pyte) makes of its output."""
+"""A user at a terminal: runs a command in a pseudo-terminal and emulates its screen (with pyte)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TerminalEmulator:
 
     @property
     def settings(self) -> list[Any]:
-        """Those of the terminal: ``before`` is what they were."""
+        """The terminal's settings now; ``before`` has those at the start."""
         return termios.tcgetattr(self._slave)
 
     @property

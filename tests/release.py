@@ -1,4 +1,4 @@
-"""``python -m tests.release``: build what would be released, and try it. ``.ci/run`` does, with build and twine.
+"""``python -m tests.release``: builds wheel and sdist, and tries them; .ci/run does, with build and twine.
 
 The sdist holds what git does. The wheel is made of the sdist, has all files of the package and declares what it needs:
 it is installed in a new environment that has these distributions alone, linked from ours so that no second torch is
@@ -108,7 +108,7 @@ def same(what: str, one: set[str], other: set[str]) -> None:
 
 
 def run(command: Sequence[str | Path], cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run a command; end with what it said if it fails."""
+    """Run a command; exit with its output if it fails."""
     if env is not None and (found := shutil.which(command[0], path=env["PATH"])):
         command = [found, *command[1:]]
     print("$", *command, flush=True)

@@ -1,4 +1,4 @@
-"""Runs a command without some system calls, as an older kernel or a container's profile has it.
+"""Runs a command without some system calls, as on an older kernel or under a container's profile.
 
 ``python tests/seccomp.py ENOSYS pidfd_open,prctl COMMAND...``; each call then fails with this error.
 """

@@ -1,4 +1,4 @@
-"""A machine whose clock is off, for tests: a library that ``LD_PRELOAD`` puts between programs and the system's."""
+"""A library for ``LD_PRELOAD`` that shifts the clock which a program sees."""
 
 import shutil
 import subprocess

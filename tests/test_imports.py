@@ -1,4 +1,4 @@
-"""Who may import whom: a table, held by reading every import statement in the package."""
+"""Tests of which package may import which: a table, checked with every import statement of the package."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ NEVER = {
 
 
 def loaded(tmp_path, *words, **variables):
-    """Run the command where nobody asks it anything; return what it prints and the modules that it has loaded."""
+    """Run the command without any request to it; return what it prints and the modules that it has loaded."""
     read, write = os.pipe()
     with tempfile.TemporaryDirectory() as runtime, open(read, "rb") as noted:
         try:

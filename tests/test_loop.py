@@ -1,4 +1,4 @@
-"""The event loop: what comes first."""
+"""Tests of the event loop: order of callbacks, timers and sockets."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""README*.md, CONTRIBUTING.md and docs/*.md are true: their commands are run, and they print what the page shows.
+"""Tests that the commands of README*.md, CONTRIBUTING.md and docs/*.md print what the page shows.
 
 Read from each page's fenced blocks:
 
@@ -190,7 +190,7 @@ def pattern(line: str) -> re.Pattern[str]:
 
 
 def not_printed(shown: list[str], printed: str) -> list[str]:
-    """Those of the shown lines that are not among what was said, where as many of a form must be as are shown."""
+    """Return the shown lines that were not printed; of equal forms, as many must be printed as are shown."""
     lines = [line.rstrip() for line in printed.splitlines()]
     missing: list[str] = []
     needed: Counter[re.Pattern[str]] = Counter()
@@ -384,7 +384,7 @@ def test_a_page_has_one_name():
 
 
 MAX_WORDS = 46_000
-"""Words of the README and of docs/*.md. What is said on one page is a link on the others."""
+"""Words of the README and of docs/*.md. What one page describes is a link on the others."""
 
 
 def test_the_pages_are_short():

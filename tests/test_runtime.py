@@ -1,4 +1,4 @@
-"""``ddplaunch.runtime`` as a program sees it: under ddplaunch, under torchrun, and alone."""
+"""Tests of ``ddplaunch.runtime`` in a program: under ddplaunch, under torchrun, and alone."""
 
 import re
 import sys

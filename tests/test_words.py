@@ -1,4 +1,4 @@
-"""Small words."""
+"""Tests of lists of names and near misses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``--check``: what a node lacks before an attempt, and what becomes of the job then."""
+"""Tests of ``--check``: problems of a node that are found before an attempt, and how the job goes on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_memory_of_gpus_is_waited_for_before_a_restart(start_ddplaunch, tmp_path
 
 
 def test_no_restart_where_it_stays_in_use(start_ddplaunch, tmp_path, gpu):
-    """The failure is told, and its exit code is the job's."""
+    """The failure is reported, and its exit code is the job's."""
     _, environ = gpu
     write_program(tmp_path, "train.py", FAILS_ONCE)
     words = ("--check", "--gpu-memory-timeout", "0", "--max-restarts", "1", *FORKED)
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_the_wait(start_ddplaunch, tmp_path, gpu):
     ],
 )
 def test_a_check_that_hangs(start_ddplaunch, tmp_path, gpu, number, expected):
-    """The launcher waits for nobody who hangs."""
+    """The launcher does not wait for a check that hangs."""
     held, environ = gpu
     held.touch()
     write_program(tmp_path, "train.py", "print('started')")

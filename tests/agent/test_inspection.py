@@ -1,4 +1,4 @@
-"""Ranks that are asked what they are doing, whatever it is: by `ddplaunch stacks`, and before they are stopped."""
+"""Tests of inspections of running ranks: by ``ddplaunch stacks``, and before ranks are stopped."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ SENTENCES = {
 
 
 def sentence(what: str) -> str:
-    """What is to be said, with the lines that are marked in the program."""
+    """The expected sentence, with the lines that are marked in the program."""
     lines = dict((line.rpartition("# ")[2], f"train.py:{number}") for number, line in enumerate(HANG.splitlines()))
     return SENTENCES[what].format_map(lines)
 
@@ -438,7 +438,7 @@ TAKES_ALL = """
 def test_a_program_that_handles_all_signals_later_gets_a_stack_signal_once_at_most(
     start_ddplaunch, run_in_fork, tmp_path, what
 ):
-    """With torch a thread of ours tells. What the program prints of our signals would look like progress."""
+    """With torch a thread of ours answers. What the program prints of our signals would look like progress."""
     patient = launcher_with_constant(
         tmp_path, "agent.inspector.SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S"
     )  # the thread may have to wait for a core
@@ -484,7 +484,7 @@ def test_a_program_that_closes_its_descriptors(start_ddplaunch, run_in_fork, tmp
 
 @pytest.mark.slow
 def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
-    """The kernel shows the end of a rank before its zygote has said how."""
+    """The kernel shows the end of a rank before its zygote has reported the exit code."""
     text = """
         import os, signal
 

@@ -1,4 +1,4 @@
-"""An observer, a request and sidecars that raise cost the job nothing: each is reported once and left out."""
+"""Tests that an observer, a request or a sidecar that raises is reported once, and the job goes on."""
 
 from __future__ import annotations
 

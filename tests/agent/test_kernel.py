@@ -1,4 +1,4 @@
-"""What an older kernel, or a container, does not have: jobs run without it, or the message names it."""
+"""Tests of jobs on kernels and in containers that lack system calls or parts of /proc."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Ranks that end for want of memory, by limits of the kernel's own, and what the files of control groups say."""
+"""Tests of ranks that run out of memory, by limits of the kernel, and of reading the files of control groups."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_group_that_comes_near_its_limit_wakes_us(group, monkeypatch):
 
 @pytest.mark.skipif(not os.access(V2, os.W_OK), reason="needs a writable cgroup v2")
 def test_a_change_of_version_2s_events_wakes_us(tmp_path):
-    """No memory controller of version 2 is here, and the kernel tells of a change of any such file in the same way."""
+    """No memory controller of version 2 is here, and the kernel reports a change of any such file in the same way."""
     path = V2 / f"ddplaunch-test-{uuid4()}"
     path.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""Who is told: the commands of --notify get each event, and are never the job's fate."""
+"""Tests of ``--notify``: its commands get each event, and their failures do not change the job's result."""
 
 import json
 import os

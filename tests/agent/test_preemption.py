@@ -1,4 +1,4 @@
-"""The scheduler wants the machines back: who is told, who is spared, and how the job ends."""
+"""Tests of preemption: which ranks get the notice, how long they have, and how the job ends."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_warning_before_the_first_rank(start_ddplaunch, asks, tmp_path):
 
 
 def test_a_warning_that_came_blocked_while_the_launcher_started(start_ddplaunch, asks):
-    """Whoever starts launchers and passes warnings on can block it until they listen."""
+    """A program that starts launchers and forwards notices can block the signal until they handle it."""
 
     def warned() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])

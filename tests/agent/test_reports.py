@@ -1,4 +1,4 @@
-"""The failure report: each thing once, and what helps where a program stands on the wrong feet."""
+"""Tests of the failure report: each fact once, and hints for common mistakes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ranks_that_failed_alike_after_the_first_share_a_line():
 
 
 def test_a_failure_with_a_slow_stop_has_its_traceback_twice(run_ddplaunch, tmp_path):
-    """As the rank prints it, and in the report: what is said meanwhile is a line."""
+    """As the rank prints it, and in the report: messages meanwhile are lines of their own."""
     script = write_program(
         tmp_path,
         "slow_stop.py",

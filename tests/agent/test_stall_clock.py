@@ -1,4 +1,4 @@
-"""When a node's clock wakes the launcher, with a clock that runs by itself nowhere."""
+"""Tests of when the stall detector of a node wakes the launcher, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_the_wall_clock_may_be_set(node, monkeypatch):
 
 
 def test_runtime_working_counts_as_output(node):
-    """``runtime.working`` wakes nobody; the launcher sees it when its time has come."""
+    """``runtime.working`` does not wake the launcher, which sees it when its time has come."""
     for _ in range(100):
         node.wait(19)
         node.worked = node.now

@@ -1,4 +1,4 @@
-"""A job that stalls is told of, or ended, by the rank that the others wait for; one that is only slow is left alone."""
+"""Tests of stalled jobs: the culprit is reported, or the job stopped, and a slow job is left alone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
 
 
 def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, tmp_path):
-    """The job goes on; it is said anew when ranks have moved and stand still again. Commands are told too."""
+    """The job goes on; it is reported again when ranks have moved and stall again, also to commands of --notify."""
     options = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
     job = start_ddplaunch("run", *REPORT, *options, "--nproc", "3", PROGRAM, "stop")
     expected = (
@@ -153,7 +153,7 @@ def test_the_rank_may_be_on_another_node(start_ddplaunch):
 
 @pytest.mark.ci
 def test_the_launcher_sleeps_while_ranks_wait(start_ddplaunch):
-    """Its clock runs, and wakes nobody before its time; then it tells who waits for whom, and the job goes on."""
+    """Its clock does not wake it before its time; then it reports which ranks wait, and the job goes on."""
 
     def switches() -> str:
         status = Path(f"/proc/{job.process.pid}/status").read_text()

@@ -1,4 +1,4 @@
-"""How ranks come to be: many of them, with few descriptors or processes allowed, and while nobody listens."""
+"""Tests of starting ranks: many at once, and with few descriptors or processes allowed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
 
 
 def test_descriptors_that_run_out_while_ranks_start(start_ddplaunch, tmp_path):
-    """Whoever has taken them: the ranks that are there are stopped, and the report says what was short."""
+    """Whatever took them, the ranks that are there are stopped, and the report says what was short."""
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")

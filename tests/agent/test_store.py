@@ -1,4 +1,4 @@
-"""The store's port: ours before anyone hears of it, kept over attempts, free afterwards."""
+"""Tests of the store's port: bound before it is announced, kept over attempts, free afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that hangs in its last breath is named, with the process to look at."""
+"""Tests that a straggler is named, with the process that it waits for."""
 
 from __future__ import annotations
 

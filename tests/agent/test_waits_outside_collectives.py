@@ -1,4 +1,4 @@
-"""Hangs outside collectives, as ``stacks`` names them: calls that no flight recorder has, and what the kernel knows."""
+"""Tests of hangs outside collectives: calls that no flight recorder has, and sleeping system calls."""
 
 import ctypes
 import fcntl

@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks``: ddplaunch side by side with torchrun, torch.multiprocessing.spawn and plain python.
+"""``python -m tests.benchmarks``: compares ddplaunch with torchrun, torch.multiprocessing.spawn and plain python.
 
 Contenders take turns within each round (A B C, A B C, …) after one round that warms the page cache and does not count.
 It measures; it asserts nothing about seconds. The exit code is 1 where ddplaunch itself failed to do its part.

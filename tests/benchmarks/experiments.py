@@ -1,4 +1,4 @@
-"""What is measured: each experiment, its contenders, and the rows of the report that it fills.
+"""The experiments of the benchmark: their contenders, and the rows of the report that they fill.
 
 A contender's turn is a function that runs one job and returns numbers by name; all turns of an experiment follow each
 other within a round, so that a ratio compares neighbours in time.

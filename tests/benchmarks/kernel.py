@@ -1,4 +1,4 @@
-"""What Linux tells about processes that are not ours to instrument: descendants, memory, switches, processor time."""
+"""Reads processes of others from /proc: descendants, memory, context switches, processor time."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""One command, run and watched to the end of its last descendant: its marks, its times, its processor seconds.
+"""Runs one command and watches it to the end of its last descendant: its marks, times and processor seconds.
 
 The benchmark process is the subreaper of what it runs, and collects every process itself that nobody else waits for.
 So the resource usage of a job is complete: a child that a launcher reaped is counted with the launcher, one that it

@@ -1,4 +1,4 @@
-"""Many nodes played by this process: each says what a supervisor would say, and runs no rank.
+"""Simulates many nodes in this process: each sends what a supervisor would send, and runs no rank.
 
 They read no more of a message than its name, so that the time goes into node 0, which is real.
 """
@@ -149,7 +149,7 @@ class Players:
         self._tick()
 
     def call(self, port: int) -> None:
-        """All call node 0's control port at once, as a cluster's nodes do that were all told to start."""
+        """All call node 0's control port at once, as a cluster's nodes do that were all started."""
         for player in self.all:
             player.call(port)
 

@@ -1,4 +1,4 @@
-"""What was measured, as a Markdown table: medians, the median of each round's ratio, and the target."""
+"""Renders the results as a Markdown table: medians, the median of each round's ratio, and the target."""
 
 import statistics
 from dataclasses import dataclass, field

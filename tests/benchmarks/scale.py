@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.scale``: what more nodes cost, above all node 0; all supervisors on this machine.
+"""``python -m tests.benchmarks.scale``: measures what more nodes cost, above all node 0, on one machine.
 
 Real: N supervisors with one trivial rank each. All but node 0 are started first and wait for it, so that the price of
 starting N interpreters on one machine, which no job pays, is not in the figures. Played: node 0 is real, one process
@@ -205,7 +205,7 @@ def _gather(job: Supervisors, players: Players) -> Values:
 
 
 def _play_to_end(job: Supervisors, players: Players, expected: int) -> float:
-    """Play to the end of the job; return when all had been told."""
+    """Play to the end of the job; return when all knew."""
     _play_until(players, lambda: players.received["EndJob"] >= job.nodes - 1, "all were told the end")
     ended_at = time.monotonic()
     players.close()

@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.spares``: a machine loses power; how long until a spare machine trains in its place.
+"""``python -m tests.benchmarks.spares``: measures how soon a spare replaces a machine that lost its power.
 
 Three virtual hosts, two of which train; every 0.1 s they add up a number. Measured is the time from the loss of power
 to the first sum of the next attempt. torchrun gets what it has for this: ``--nnodes 2`` and a third agent. Both have

@@ -1,4 +1,4 @@
-"""How long a program that imports much takes to start, the first time as every time, and from a zygote kept warm.
+"""Measures the start of programs with many imports: the first, later ones, and from a warm zygote.
 
 Each job begins with an empty home, so that no figure is owed to what another run has left.
 """

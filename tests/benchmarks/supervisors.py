@@ -1,4 +1,4 @@
-"""N real supervisors on this machine, one rank each, which says that it runs and then waits."""
+"""Runs N real supervisors on this machine, each with one rank that reports its start and then waits."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Supervisors:
         return time.monotonic()
 
     def all_seek(self) -> bool:
-        """Whether all but node 0 have said that they wait for node 0."""
+        """Whether all but node 0 have reported that they wait for node 0."""
         return all((self._folder / f"{each}.stderr").stat().st_size for each in self._processes if each)
 
     def all_run(self, expected: int) -> bool:

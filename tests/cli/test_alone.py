@@ -1,4 +1,4 @@
-"""Nobody trains alone without a word: what variables say of several nodes is refused, what they say of one is not."""
+"""Tests that a node of a job of several nodes does not train alone by mistake."""
 
 from __future__ import annotations
 

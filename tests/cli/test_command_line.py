@@ -1,4 +1,4 @@
-"""Whose option is it? Every command line has one reading or is refused, and what a refusal suggests is accepted."""
+"""Tests of parsing a command line: which options are ddplaunch's, which the program's, and ambiguous ones."""
 
 from __future__ import annotations
 

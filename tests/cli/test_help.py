@@ -1,4 +1,4 @@
-"""Help, version, and what a shell completes."""
+"""Tests of help, version, and completion by a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of options, their types, and where each comes from."""
+"""Tests of the values of options, their types, and where each comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``--hosts`` and its like make of a command line, without a host to reach; tests/ssh/test_hosts.py has hosts."""
+"""Tests of the options for SSH, ``--hosts`` and others, without a host; tests/ssh/test_hosts.py has host lists."""
 
 from __future__ import annotations
 

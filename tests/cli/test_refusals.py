@@ -1,4 +1,4 @@
-"""Commands that make no sense: refused before anything starts, in three lines at most, saying what to type instead."""
+"""Tests of usage errors: refused before anything starts, in at most three lines, with what to type instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fake_nvml import fake_nvml as fake_nvml
 
 @pytest.fixture
 def refused(run_in_fork, run_ddplaunch, tmp_path):
-    """Run ``ddplaunch WORDS`` beside a few programs; return what it said after checking how it said it."""
+    """Run ``ddplaunch WORDS`` beside a few programs; return its stderr after checking its form."""
     touch = "open(__file__ + '.started', 'w').close()\n"
     write_program(tmp_path, "train.py", touch)
     main = "def main(rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int): pass\n"
@@ -209,7 +209,7 @@ def test_refused(refused, line, expected):
 
 MANY = "9" * 5000
 NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
-"""What Python's int() takes, and nobody means."""
+"""Numbers that Python's int() takes and that a user does not mean."""
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_without_tensorboard(refused, tmp_path, line):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root may write to")
 def test_init_method_in_a_place_that_cannot_be_written(refused):
-    """Whoever may not write is told so by the folder's rights, and root, whom rights do not stop, by the trial."""
+    """A user without write permission is refused by the folder's rights; root, whom they do not stop, by the trial."""
     error = refused("run --init-method file:///proc/store train.py")
     root, others = "cannot be written: ", ": /proc/store is not writable"
     assert re.search(f"--init-method file:///proc/store ?({root}|{others})", error)
@@ -356,7 +356,7 @@ def test_a_backend_that_this_torch_has_not(refused):
 
 @pytest.fixture
 def unprivileged():
-    """What to put before a command so that it has no privileges; root may read anything."""
+    """The words before a command that take its privileges away, as root may read anything."""
     if os.geteuid() != 0:
         return []
     if not shutil.which("setpriv"):

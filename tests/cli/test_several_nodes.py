@@ -1,4 +1,4 @@
-"""One command a node, with every value given: the shares of one job find each other."""
+"""Tests of jobs whose nodes are started by one command each, with every value given."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "late"), [("zygote", 0), pytest.param("exec", 1, marks=pytest.mark.ci)])
 def test_two_nodes_of_different_size(start_ddplaunch, tmp_path, mode, late):
-    """Started in either order: whoever is early waits in torch's own rendezvous. The late one reads variables."""
+    """Started in either order: the early node waits in torch's own rendezvous. The late one reads variables."""
     write_program(tmp_path, "train.py", SCRIPT)
     port = str(free_port())
     run = ("run", "--nnodes", "2", "--nproc", "2,1", "--control", "none", "--start", mode)

@@ -1,4 +1,4 @@
-"""What is not typed comes from the surroundings; flags go before it, and --cluster none shuts the eyes."""
+"""Tests of cluster detection by ``run``: options go before variables, and ``--cluster none`` ignores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets, run for real: a script, a module, a program, and functions that people already have."""
+"""Tests of real runs of each target: a script, a module, a program, and functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchrun's command line: every row of docs/torchrun.md is true, and every option of the installed torch has one."""
+"""Tests of torchrun's command line: each row of docs/torchrun.md is true, and no option of torch is missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "torchrun.md"
 
 
 class Row(NamedTuple):
-    """One row of the page's table; ``assert_refused`` is what the error tells to type instead."""
+    """One row of the page's table; ``refused`` is what the error says to type instead."""
 
     variables: dict[str, str]
     theirs: list[str]
@@ -65,7 +65,7 @@ def target(row: Row, folder: Path) -> str:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_says_what_is_read(row):
-    """The words that the other column has; what is accepted without effect is told of, or is the default."""
+    """The words that the other column has; what has no effect is reported, or is the default."""
     if row.refused:
         with pytest.raises(UsageError) as refusal:
             translate([*row.theirs, "train.py"], OPTIONS, row.variables)

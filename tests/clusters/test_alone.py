@@ -1,4 +1,4 @@
-"""A job of one machine that may be a node of several which no system has recognised."""
+"""Tests of the check for a job of one machine that may be a node of several."""
 
 from __future__ import annotations
 

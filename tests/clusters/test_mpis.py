@@ -1,4 +1,4 @@
-"""Real MPIs start the launchers: Debian's, and those of the wheels that .ci/run puts beside the interpreter."""
+"""Tests of launchers started by real MPIs: Debian's, and those of the wheels that .ci/run installs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def on_hosts(launcher, started, package, sshd):
 
 
 def wait_for_lines(run: subprocess.Popen[str], count: int) -> None:
-    """Wait until so many ranks have said that they are up."""
+    """Wait until this number of ranks have printed a line."""
     assert run.stdout is not None
     up = 0
     while up < count:
@@ -182,7 +182,7 @@ def test_one_that_fails_ends_all_and_is_told_once(mpiexec):
 
 
 def test_two_at_once(mpiexec, package, tmp_path):
-    """Jobs have ports of their own; MPICH tells no job, so there the second is refused, and the first goes on."""
+    """Jobs have ports of their own; MPICH gives no job id, so there the second is refused, and the first goes on."""
     write_program(tmp_path, "train.py", SLEEPS)
     first = mpiexec(2, "train.py")
     wait_for_lines(first, 2)
@@ -218,7 +218,7 @@ def shown(on_hosts, tmp_path):
 
 
 def test_hosts_find_each_other(shown, package):
-    """Nothing is typed: the daemons of Open MPI 4 tell each other, version 5 answers by PMIx, and Hydra by PMI."""
+    """Nothing is typed: the daemons of Open MPI 4 exchange it, version 5 answers by PMIx, and Hydra by PMI."""
     output, _ = shown(MPIS[package][1], "--nproc", "2", "train.py")
     assert output == [
         *("sum 4 on n1 0 0 4 2 0 2", "sum 4 on n1 1 1 4 2 0 2"),

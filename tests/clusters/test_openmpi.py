@@ -1,4 +1,4 @@
-"""Open MPI 4 and 5."""
+"""Tests of detecting Open MPI 4 and 5."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any]]] = [
     (openmpi(1, 2, 1, 2), {"rank_assignment": RankAssignment(1, 2, 1, 2), "run_id": "prterun-n1-4711@1"}),
     # ``mpirun --npernode 1``, and ``--map-by ppr:1:node`` of version 5: one process a node is a node
     (openmpi(2, 3, 0, 1), {"nnodes": 3, "node_rank": 2, "rank_assignment": None, "address": None}),
-    # what version 4 told on two hosts; it does not say which one this is, nor whether all are used
+    # the variables of version 4 on two hosts; they do not say which one this is, nor whether all are used
     (
         {**openmpi(3, 4, 1, 2), "OMPI_MCA_orte_num_nodes": "2"},
         {"rank_assignment": RankAssignment(3, 4, 1, 2), "nnodes": None, "node_rank": None, "address": None},

@@ -1,4 +1,4 @@
-"""What Hydra is asked, and what it answers: MPICH 5.0 and Intel MPI 2021, on hosts."""
+"""Tests of requests to Hydra over PMI: MPICH 5.0 and Intel MPI 2021."""
 
 from __future__ import annotations
 

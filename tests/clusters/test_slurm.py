@@ -1,4 +1,4 @@
-"""Slurm: steps and what is none."""
+"""Tests of detecting Slurm: steps, batch scripts and interactive jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SRUN = "--nodes=2 --ntasks=2 --ntasks-per-node=1"
 FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
     # several tasks a node are ranks
     (SLURM_TASK, RANK_3, [SRUN]),
-    # ``srun bash -c …`` names the job so; peers take it for a shell in which somebody types
+    # ``srun bash -c …`` names the job so; other launchers take it for an interactive shell
     *(({**SLURM_TASK, "SLURM_JOB_NAME": name}, RANK_3, [SRUN]) for name in ("bash", "interactive")),
     ({**SLURM_TASK, "SLURM_RESTART_COUNT": "2"}, RANK_3, [SRUN]),
     *(({**SLURM_TASK, "SLURM_DISTRIBUTION": how}, RANK_3, [SRUN]) for how in ("block", "block:cyclic", "block,NoPack")),
@@ -81,7 +81,7 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
     ),
     # Slurm numbers the components of a heterogeneous job through (tests/slurm/test_run.py)
     (slurm_step("1(x3)", "n[1-3]", 3, 3, 2, 0, 2, **OF_HET_JOB), {"nnodes": 3, "node_rank": 2}, []),
-    # in a batch shell SLURM_PROCID is 0 and SLURM_NTASKS 4, and nobody has started any task
+    # in a batch shell SLURM_PROCID is 0 and SLURM_NTASKS 4, and no task has been started
     (SLURM_BATCH, {**A_SCRIPT, "variables": ("SLURM_JOB_ID",)}, [f"srun {SRUN}"]),
     ({**SLURM_BATCH, "SLURM_JOB_NODELIST": "n1"}, A_SCRIPT, []),
     ({**ON_OWN, "SLURMD_NODENAME": OWN}, A_SCRIPT, ["one of its 2 hosts"]),

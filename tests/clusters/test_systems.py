@@ -1,4 +1,4 @@
-"""What each system's variables say of a process: a table of what is found, and one of what cannot be."""
+"""Tests of detecting each cluster system by its variables: what is found, and what cannot be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands on submitted jobs, with stand-ins for Slurm's programs; tests/slurm/test_attach.py has the real ones."""
+"""Tests of commands for submitted jobs, with stand-ins for Slurm's programs; tests/slurm has real ones."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_scheduler_that_is_slow_has_one_deadline(cluster, monkeypatch):
 
 
 def test_a_controller_that_is_down(answers, cluster, tmp_path):
-    """It is said at once, and the log needs no controller."""
+    """It is reported at once, and the log needs no controller."""
     answers("submit", "train.py")
     write_program(tmp_path, "slurm-77.out", "one\n")
     write_program(cluster.folder, "down", "")

@@ -1,4 +1,4 @@
-"""Ranks in their debugger, and the person who types to them: at the job's own terminal, and by ``ddplaunch debug``."""
+"""Tests of ranks in their debugger: at the job's own terminal, and by ``ddplaunch debug``."""
 
 import fcntl
 import re

@@ -1,4 +1,4 @@
-"""What may go wrong while ranks are in their debugger: lines, clients, ranks and launchers that do not behave."""
+"""Tests of failures while ranks are in their debugger: of clients, ranks, launchers and their messages."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def frame(message):
 
 @contextmanager
 def attached(awaited: bytes = b"") -> Iterator[socket.socket]:
-    """A client of our own, which has been told that a rank has stopped, or more."""
+    """A client of the test that has got the message of a stopped rank, or more."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(scaled_timeout(10))
         client.connect(debug_socket())
@@ -118,7 +118,7 @@ def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(debug_
 
 
 def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_steps(debug_job):
-    """Its line has gone to the rank, which has not said yet that it steps."""
+    """Its line has gone to the rank, which has not reported yet that it steps."""
     job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(3):.0f}"))
     wait_for_stops(job)
     with attached(b"(rank 1)") as client:

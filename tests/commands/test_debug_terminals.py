@@ -1,4 +1,4 @@
-"""Debuggers that need a terminal (ipdb, pudb, IPython): a rank has its own, which is passed on to a person."""
+"""Tests of debuggers that need a terminal (ipdb, pudb, IPython), which is relayed to ``ddplaunch debug``."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Where time went, as the commands tell it: of a run, of a job of a scheduler, of all runs; hosts to leave out."""
+"""Tests of goodput as the commands report it: of a run, a scheduler's job, all runs; and of hosts to exclude."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_report_begins_with_the_effective_time(run_in_fork, tmp_path):
 
 
 def test_a_job_number_means_all_of_its_runs(in_job, run_in_fork):
-    """Requeued, its step has the run id of the one before; a run of somebody else's choice with that id is not its."""
+    """Requeued, its step has the run id of the one before; a run of another user with that id is not its."""
     in_job(f"{JOB}.0", code=1)
     in_job(f"{JOB}.0")
     in_job(f"{JOB}.0", None)

@@ -1,4 +1,4 @@
-"""``ddplaunch manifest``: what it prints, what it refuses, which defaults it reads."""
+"""Tests of ``ddplaunch manifest``: its output, refused options, and defaults from files."""
 
 from __future__ import annotations
 

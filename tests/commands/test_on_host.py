@@ -1,4 +1,4 @@
-"""Commands about a job over SSH, typed where it was started: an ssh of this machine stands in for OpenSSH's."""
+"""Tests of commands for a job over SSH on the machine where it was started, with a stand-in for ssh."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The page of a run: complete, harmless whatever a user has named, and good to read in a real browser."""
+"""Tests of the HTML report of a run: complete, safe with any input, and readable in a real browser."""
 
 import dataclasses
 import os
@@ -73,7 +73,7 @@ def evil(ranks: int = 4) -> RunRecord:
 
 
 def lived(ranks: int, attempts: int = 1, text: str = "step 1: loss 0.5\n") -> PageInputs:
-    """What goes with ``record``: rank 1 is behind, and nobody gets on in the last 25 s of an attempt."""
+    """What goes with ``record``: rank 1 is behind, and no rank makes progress in the last 25 s of an attempt."""
     readings = [
         NodeSample(BEGAN + 62 * number + at, 5.0, number, tuple(one(rank, at) for rank in range(ranks)), (gpu(at),))
         for number in range(attempts)

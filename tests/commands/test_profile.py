@@ -1,4 +1,4 @@
-"""``ddplaunch profile``: where a job spends its time, which it must not notice."""
+"""Tests of ``ddplaunch profile``: where a job spends its time, without slowing it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The commands for runs, typed: ps, logs, stop, wait, report, clean."""
+"""Tests of the commands for runs: ps, logs, stop, wait, report, clean."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""``ddplaunch report --serve``: the page of a job that runs, in a browser on this machine."""
+"""Tests of ``ddplaunch report --serve``: the page of a running job, in a browser on this machine."""
 
 import http.client
 import os

@@ -1,4 +1,4 @@
-"""``ddplaunch submit`` with stand-ins for Slurm's programs: what is printed, refused, followed and returned."""
+"""Tests of ``ddplaunch submit`` with stand-ins for Slurm's programs: output, refusals, following and exit codes."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ OTHER_UID = 54321
 
 @AS_ROOT
 def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
-    """CVE-2022-24765 of git: whoever can write above a folder would run commands as its user."""
+    """CVE-2022-24765 of git: a user who can write above a folder would run commands as its user."""
     (tmp_path / "deep").mkdir()
     evil = write_program(
         tmp_path, "deep/pyproject.toml", '[tool.ddplaunch.submit]\nsetup = "touch /tmp/owned"\nnodes = 7\n'

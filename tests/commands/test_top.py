@@ -1,4 +1,4 @@
-"""``ddplaunch top``: looking at a running job from another terminal, which it must not notice."""
+"""Tests of ``ddplaunch top``: a running job watched from another terminal, without slowing it."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def top(tmp_path, runtime_dir) -> Iterator[Top]:
 
 
 def name(job) -> str:
-    """What tells it from the jobs of other tests."""
+    """Its name, which no job of another test has."""
     return str(job.process.pid)
 
 
@@ -291,7 +291,7 @@ def test_which_job(job, top, run_in_fork):
 
 @pytest.mark.slow
 def test_nobody_looking_costs_nothing(job, top):
-    """The launcher has the switches of a job that nobody looks at, once the viewer has gone."""
+    """The launcher has the switches of a job that is not watched, once the viewer has gone."""
     mine = job("idle", WAITS, 2, "--no-history")  # for which it looks itself
 
     def switches() -> int:

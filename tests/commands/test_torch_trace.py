@@ -1,4 +1,4 @@
-"""What torch's profiler wrote, among our events: made files, as a rank's program may write there what it likes."""
+"""Tests of reading torch profiler's traces, with made-up files, among which are hostile ones."""
 
 import json
 

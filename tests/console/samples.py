@@ -1,4 +1,4 @@
-"""Records of runs that never were, for the page: as ``job/record.py`` has them."""
+"""Made-up records of runs for the HTML report, in the form of ``job/record.py``."""
 
 from ddplaunch.control.failure import FailureReport, RankFailure
 from ddplaunch.diagnosis.inspection import (

@@ -1,4 +1,4 @@
-"""One end of the control channel, played by a test: a node, or node 0, that says what no launcher of ours would."""
+"""One end of the control connection, played by a test: a node or node 0 that sends any message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clocks of two nodes: how far they are apart is told within the error that is stated, whatever happens to them."""
+"""Tests that clock offsets of two nodes are measured within the stated error, also under faults."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_clock_that_is_set(which, step):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("seconds", [1.0, 5000.0])
 def test_a_machine_whose_clocks_stood_still(which, seconds):
-    """A virtual machine that was stopped and continued: what was heard before is of no use."""
+    """A virtual machine that was stopped and continued: what was received before is of no use."""
     for phase in range(20):
         world = World(0.5)
         world.go_on(60 + phase * EVERY / 20)

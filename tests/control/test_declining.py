@@ -1,4 +1,4 @@
-"""A node that is refused before it can join: where something started all nodes together, it ends the job for all."""
+"""Tests that a node which is refused before it joins ends the job where all nodes were started together."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_reason_is_shown_at_once_and_ctrl_c_ends_the_wait(step):
 
 
 def test_the_token_is_asked_for_here_too(step):
-    """Whoever reaches the port could end the job else."""
+    """Otherwise any program that reaches the port could end the job."""
     zero = step(slurm(0), "--nproc", "1", "--token", "right")
     stranger = step(slurm(1), "--gpus", "7", "--token", "wrong")
     assert stranger.wait(20) == 2

@@ -1,4 +1,4 @@
-"""Hosts with a long way between them: who is slow is told as exactly as their clocks can be compared over it."""
+"""Tests of slow ranks on hosts with a high round-trip time, where clocks can be compared less exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DELAY = 20  # milliseconds, each way
 
 @pytest.fixture
 def run(network, tmp_path):
-    """Run a job of one rank on each of two hosts, the second with a clock of its own; return what node 0 said."""
+    """Run a job of one rank on each of two hosts, the second with a clock of its own; return node 0's stderr."""
     hosts = network(2).hosts
     hosts[1].delay(DELAY)
     write_program(tmp_path, "program.py", PROGRAM)

@@ -1,4 +1,4 @@
-"""What is well formed and cannot be: said by a node that joined, or by what answers as node 0. It is lost, no more."""
+"""Tests of well-formed messages with impossible content, from a node or from a false node 0."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def assert_clean(text: str) -> None:
 
 
 def decode_message(op: str, body: dict, accepted) -> object:
-    """A message as it is read on arrival."""
+    """Decode a message as on arrival."""
     return decode(json.dumps({"op": op, "body": body}).encode(), accepted)
 
 

@@ -1,4 +1,4 @@
-"""When node 0 looks at all ranks before they are stopped, and what follows on that."""
+"""Tests of when node 0 inspects all ranks before it stops them, and what follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real launchers that join: in any order, with whoever else knocks at the control port."""
+"""Tests of real launchers that join, in any order, while other programs connect to the control port."""
 
 from __future__ import annotations
 

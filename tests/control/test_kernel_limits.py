@@ -1,4 +1,4 @@
-"""What the kernel allows on node 0 of a job of many nodes: said where it is too little, and only there."""
+"""Tests of warnings about kernel limits on node 0 of a job of many nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's way to the others: what it is answered."""
+"""Tests of a node's control link and the answers to its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes without a typed rank: one launcher becomes node 0, the others are numbered as they join."""
+"""Tests of nodes without a given rank: one launcher becomes node 0, the others are numbered as they join."""
 
 from __future__ import annotations
 

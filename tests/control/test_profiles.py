@@ -1,4 +1,4 @@
-"""How node 0 brings the profiles of all ranks to the node that asked."""
+"""Tests of how node 0 collects the profiles of all ranks for the node that requested them."""
 
 from __future__ import annotations
 

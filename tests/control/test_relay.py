@@ -1,4 +1,4 @@
-"""A signal that comes to several nodes at once is one signal for their ranks."""
+"""Tests that a signal which comes to several nodes at once reaches each rank once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures that would come again are not restarted, and with --restart-on transient only those that may pass are."""
+"""Tests that a repeated failure is not restarted, and of ``--restart-on transient``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--spares: more nodes join than run, and one of them takes the place of each that is lost or fails."""
+"""Tests of ``--spares``: more nodes join than run, and one replaces each node that is lost or fails."""
 
 from __future__ import annotations
 

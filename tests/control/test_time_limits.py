@@ -1,4 +1,4 @@
-"""Time limits, as the coordinator of a job without processes keeps them."""
+"""Tests of the coordinator's time limits, without processes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Waiting:
         self.quiet: float | None = None  # seconds since a rank printed; None: as long as they wait
 
     def suspect(self, seconds: float) -> list[str]:
-        """A node's word after this much silence, at another collective than before; return what was said."""
+        """A node's word after this much silence, at another collective than before; return the notes."""
         self.steps += 1
         self.job.wait(STALL_CHECK_INTERVAL_S)
         self.job.send(0, messages.StallSuspected(0))

@@ -1,4 +1,4 @@
-"""``ddplaunch devices`` as a user meets it: the real command in a process of its own, over a fake NVML."""
+"""Tests of the real ``ddplaunch devices``, with a fake NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that was given GPUs, or asked for them, does not start on CPUs unless that is asked for."""
+"""Tests that a job which was given GPUs, or asked for them, does not start on CPUs by mistake."""
 
 from __future__ import annotations
 

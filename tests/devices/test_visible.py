@@ -1,4 +1,4 @@
-"""Which GPUs a job sees: every form of the vendors' variables and of --gpus, over made-up hardware."""
+"""Tests of which GPUs a job uses: every form of the vendors' variables and of --gpus, with made-up hardware."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_nvidia_comes_before_the_integrated_graphics_of_an_amd_processor() -> No
     ],
 )
 def test_gpus_flag(wanted: str, seen: list[int], mask: str) -> None:
-    """Programs read integers in the variable, so UUIDs are there only where somebody typed one."""
+    """Programs read integers in the variable, so UUIDs are there only where a user typed one."""
     visible = visible_gpus(machine(nvidia()), wanted, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert indices(visible) == seen
     order = {} if mask.startswith("GPU-") else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

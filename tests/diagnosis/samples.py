@@ -1,4 +1,4 @@
-"""Inspections of real hangs, from what ``capture.py`` has kept of them."""
+"""Reads the inspections of real hangs that ``capture.py`` has written."""
 
 import json
 from dataclasses import replace

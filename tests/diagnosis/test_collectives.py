@@ -1,4 +1,4 @@
-"""What torch's flight recorder writes, whole, of other backends, and broken."""
+"""Tests of reading torch's flight recorder: complete, of other backends, and damaged."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Whom a failure report names where all that failed had only waited."""
+"""Tests of the culprit in a failure report where all ranks that failed had only waited."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Slow ranks: found if there are some, none in a balanced job, as exact as the clocks are."""
+"""Tests of slow ranks: found where there are some, none in a balanced job, within the error of the clocks."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The page that ``ddplaunch stacks`` prints, and its JSON."""
+"""Tests of the page that ``ddplaunch stacks`` prints, and its JSON."""
 
 import json
 from dataclasses import replace

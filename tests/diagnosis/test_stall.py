@@ -1,4 +1,4 @@
-"""What counts as a stall, and what only looks like one."""
+"""Tests of what counts as a stall, and what only looks like one."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The sentences that a user reads, for real hangs and for what could not be captured."""
+"""Tests of the sentences about ranks that wait, for recorded hangs and made-up inspections."""
 
 import random
 import time
@@ -58,7 +58,7 @@ def entered(what, line, why=LOADING):
 
 
 def called(what, line, why=LOADING):
-    """The same of a function, where no recorder tells more."""
+    """The same of a function, where there is no recorder."""
     return [f"ranks 0, 1 wait in {what}, called at train.py:{line}; rank 2 has not called it: {why}"]
 
 

@@ -1,4 +1,4 @@
-"""Running an example by us, by plain python or torchrun; and what helps where several run at once."""
+"""Runs an example by ddplaunch, by plain python or by torchrun; limits threads where several run at once."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""docs/examples/bert_mlm.py: four ranks learn to fill in words, stop, go on, and start from weights in a folder."""
+"""Tests of docs/examples/bert_mlm.py: four ranks learn to fill in words, stop, resume, and load weights."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""docs/examples/digits.py: the same figures by whichever way the ranks find each other, also without a launcher."""
+"""Tests of docs/examples/digits.py: the same results with each way to start it, also without a launcher."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""docs/examples/dp_to_ddp.py: one model under one card, DataParallel and DDP, saved by each and loaded by each."""
+"""Tests of docs/examples/dp_to_ddp.py: one model on one GPU, in DataParallel and in DDP, with the same checkpoints."""
 
 import re
 import zipfile

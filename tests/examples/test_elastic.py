@@ -1,4 +1,4 @@
-"""docs/examples/elastic.py: whatever happens, every sample is seen once an epoch and the loss comes out the same."""
+"""Tests of docs/examples/elastic.py: each sample is seen once an epoch, and the loss is the same, after any fault."""
 
 import json
 import os
@@ -119,7 +119,7 @@ Start = Callable[..., Node]
 
 @pytest.fixture
 def start_on(tmp_path: Path, program: Path) -> Iterator[Start]:
-    """Start the job's launcher on a host; show what all said where a test fails."""
+    """Start the job's launcher on a host; show the output of all if a test fails."""
     with ExitStack() as stack:
 
         def begin(host: Host, *options: str, hold: object = None) -> Node:

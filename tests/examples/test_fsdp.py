@@ -1,4 +1,4 @@
-"""docs/examples/fsdp.py: ranks that each hold a part, take the same steps as one that holds all, and need less."""
+"""Tests of docs/examples/fsdp.py: sharded ranks take the same steps as one process, with less memory."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""docs/examples/template.py: what it promises to those who copy it."""
+"""Tests of docs/examples/template.py: each promise in its text."""
 
 import re
 import signal

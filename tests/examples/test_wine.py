@@ -1,4 +1,4 @@
-"""docs/examples/wine.py: trained by any number of ranks, started in any way, interrupted and resumed."""
+"""Tests of docs/examples/wine.py: any number of ranks, each way to start it, interrupted and resumed."""
 
 import re
 

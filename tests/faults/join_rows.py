@@ -1,4 +1,4 @@
-"""What happens before ranks run: during join, during start, and nodes that never find each other."""
+"""Faults before ranks run: while nodes join, while ranks start, and nodes that cannot connect."""
 
 import signal
 import sys
@@ -51,7 +51,7 @@ def _starting(trial: Trial) -> None:
 
 
 def _killed_while_joining(node: int) -> Callable[[Trial], None]:
-    """The other node goes on waiting, as the node may come back; here it is told to end."""
+    """The other node goes on waiting, as the node may come back; here it is stopped."""
 
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The launchers that the matrix is run with: how each is told the same thing."""
+"""The launchers that the fault matrix is run with, each with the same options."""
 
 import os
 import re
@@ -64,7 +64,7 @@ class Run(BackgroundCommand):
         return self.process.returncode
 
     def under_way(self) -> list[tuple[int, int, int]]:
-        """Rank, attempt and pid, as the host has it, of each rank that has said so."""
+        """Rank, attempt and pid on its host of each rank that has reported its start."""
         found = re.findall(r"under way: rank (\d+), attempt (\d+), pid (\d+)", self.stdout())
         return [(int(rank), int(attempt), int(pid)) for rank, attempt, pid in found]
 

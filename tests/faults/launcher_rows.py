@@ -1,4 +1,4 @@
-"""What happens to launchers while ranks run: killed, stopped, interrupted, told to end, also while they stop."""
+"""Faults of launchers while ranks run or stop: killed, suspended, interrupted, terminated."""
 
 import signal
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _FAILED = "rank 1 exited with code 3"
 
 
 def _repeated(node: int, number: int) -> Callable[[Trial], None]:
-    """Impatience is a node's own second signal: schedulers send the first to every node at once, and mean the grace."""
+    """Only a second signal on the same node kills at once, as schedulers send the first one to every node."""
 
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(number)
@@ -58,7 +58,7 @@ def _stopping(trial: Trial) -> None:
 
 
 def _failing(trial: Trial) -> None:
-    """A rank has failed on node 0, and those that ignore SIGTERM are waited for; everybody has been told."""
+    """A rank has failed on node 0, and those that ignore SIGTERM are waited for; both nodes know it."""
     trial.begin(0)
     trial.begin(1)
     trial.under_way()

@@ -1,4 +1,4 @@
-"""What happens to machines and to the network between them: node 1 is lost to node 0, and node 0 to node 1."""
+"""Faults of machines and of the network between them: node 1 or node 0 is lost."""
 
 from collections.abc import Callable
 

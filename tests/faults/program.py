@@ -1,4 +1,4 @@
-"""The training program of the fault matrix: four ranks that talk, compute silently, or are deaf to SIGTERM too.
+"""The training program of the fault matrix: four ranks that communicate, compute, or ignore SIGTERM.
 
 usage: program.py talk|silent|deaf|stubborn FOLDER. A file FOLDER/enough ends it with 0; FOLDER/rank3 holds an order.
 Only ranks that talk import torch: what becomes of the others is between the launchers.
@@ -41,7 +41,7 @@ def obey(order: str) -> None:
 
 
 def joined() -> Callable[[bool], bool]:
-    """Join the process group; what this returns is a step, and tells all ranks in the same one whether it is enough."""
+    """Join the process group; return a function that makes a step and returns, on all ranks alike, whether to end."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What happens to ranks: each is a failure of the job, and with --max-restarts 1 the reason for a second attempt."""
+"""Faults of ranks: each fails the job, or with --max-restarts 1 begins a second attempt."""
 
 import os
 import signal

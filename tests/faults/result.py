@@ -1,4 +1,4 @@
-"""The result of a row: how each launcher ended, and what is wrong with that."""
+"""The result of a row: how each launcher ended, and how that differs from what was expected."""
 
 import re
 from dataclasses import dataclass, field

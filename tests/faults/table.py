@@ -1,4 +1,4 @@
-"""The matrix as a table of Markdown."""
+"""Renders the fault matrix as a table in Markdown."""
 
 from collections.abc import Sequence
 

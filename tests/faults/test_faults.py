@@ -1,4 +1,4 @@
-"""Every row of the matrix, with and without a restart where that matters, held against the contract."""
+"""Tests each row of the fault matrix, with and without a restart where that matters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One row of the matrix under one launcher: started, broken, watched to its end, and what was left counted."""
+"""Runs one row of the matrix under one launcher, and counts what is left afterwards."""
 
 import re
 import time
@@ -53,7 +53,7 @@ class Trial:
         return run
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait, and notice meanwhile which launchers end."""
+        """Wait for a condition, and record which launchers end meanwhile."""
         deadline = time.monotonic() + scaled_timeout(self.timeout_s)
         while not condition():
             self.look()
@@ -74,7 +74,7 @@ class Trial:
             self.runs[number].fault_at = time.monotonic()
 
     def under_way(self, times: int = 1) -> None:
-        """Wait until each of the four ranks has said ``times`` times that it is under way."""
+        """Wait until each of the four ranks has reported its start ``times`` times."""
 
         def ready() -> bool:
             if ended := [run for run in self.runs[:2] if run.process.poll() is not None]:
@@ -115,7 +115,7 @@ class Trial:
         return run.pid_outside([pid for number, _, pid in run.under_way() if number == rank][-1])
 
     def enough(self) -> None:
-        """Tell the job to end well."""
+        """Let the job end with exit code 0."""
         (self.folder / "enough").touch()
 
     # Its end

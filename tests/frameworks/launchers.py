@@ -1,4 +1,4 @@
-"""Running a program under ddplaunch, under torchrun or alone, and reading what its ranks report."""
+"""Runs a program under ddplaunch, under torchrun or alone, and reads what its ranks report."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Samples and figures over ranks: webdataset and torchdata see each once, torchmetrics counts each once."""
+"""Tests of webdataset, torchdata and torchmetrics: each sample is seen and counted once over all ranks."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""`ddplaunch stacks` names the rank that others wait for, whatever stands between the program and torch."""
+"""Tests that ``ddplaunch stacks`` names the culprit in programs of each framework."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""accelerate and transformers' Trainer: the launcher's world, gradients accumulated, samples counted once, resumed."""
+"""Tests of accelerate and transformers' Trainer: world size, gradients, samples and resuming."""
 
 import pytest
 

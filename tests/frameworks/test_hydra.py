@@ -1,4 +1,4 @@
-"""A script with ``@hydra.main``: its configuration, its overrides, and one run folder for all ranks."""
+"""Tests of a script with ``@hydra.main``: its configuration, its overrides, and one run folder for all ranks."""
 
 from pathlib import Path
 

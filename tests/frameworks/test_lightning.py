@@ -1,4 +1,4 @@
-"""Lightning's Trainer and Fabric: in the launcher's world, with no processes of their own."""
+"""Tests of Lightning's Trainer and Fabric, which use the launcher's ranks and start no processes."""
 
 import pytest
 

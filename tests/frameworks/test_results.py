@@ -1,4 +1,4 @@
-"""What ranks compute is the same to the last digit, whether all was imported once for them or by each of them."""
+"""Tests that results are equal to the last digit with and without preloading."""
 
 import pytest
 

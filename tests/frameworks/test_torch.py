@@ -1,4 +1,4 @@
-"""What torch itself promises to torchrun's workers, and its parts that care where they run."""
+"""Tests of what torch documents for torchrun's workers, and of its parts that depend on the launcher."""
 
 import os
 
@@ -33,7 +33,7 @@ def test_every_documented_variable_is_as_under_torchrun(launchers):
         for key in ("elastic", "node_local_rank", "ranks"):
             assert our[key] == their[key]
         assert our["elastic"] is True
-        # docs/frameworks.md tells of the one that torchrun has more, and docs/fidelity.md of ours.
+        # docs/frameworks.md names the one that only torchrun has, and docs/fidelity.md of ours.
         assert set(their["set"]) - set(our["set"]) == {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
         assert set(our["set"]) - set(their["set"]) == {"NODE_RANK", "DDPLAUNCH_DEVICE", "DDPLAUNCH_PREEMPTED_FILE"}
 

@@ -1,4 +1,4 @@
-"""``ddplaunch submit --scheduler sge`` with a real qsub: from the login host to the ranks and back to an exit code."""
+"""Tests of ``ddplaunch submit --scheduler sge`` with a real qsub: from the login host to the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One interface of a host and the cable from it to a switch, with the faults that a cable can have."""
+"""One network interface of a virtual host and its cable to a switch, with faults."""
 
 import os
 import subprocess
@@ -133,7 +133,7 @@ class Cable:
 
 
 def wait_for_ready(process: subprocess.Popen[bytes], what: str) -> None:
-    """Wait until it says "ready"; raise what it said instead."""
+    """Wait until it prints "ready"; raise an error with any other output."""
     assert process.stdout is not None
     with process.stdout as pipe:
         line = pipe.readline()

@@ -1,4 +1,4 @@
-"""What clusters of virtual hosts have in common, whatever schedules their jobs: their end, and waiting for them."""
+"""The base class of clusters on virtual hosts: ends their daemons, and waits for their jobs."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Cluster:
             host.kill_all()
 
     def describe_state(self) -> str:
-        """What its daemons say of its jobs, and have logged lately."""
+        """Return the state of its jobs, and the daemons' last log lines."""
         raise NotImplementedError
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 30) -> None:

@@ -185,7 +185,7 @@ class Host:
         return init, network
 
     def power_off(self) -> None:
-        """Cut the cables, then kill everything: the others hear nothing more of it."""
+        """Cut the cables, then kill everything: the others receive nothing more of it."""
         for cable in self._cables:
             cable.cut()
         self.kill_all()

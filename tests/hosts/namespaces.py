@@ -1,4 +1,4 @@
-"""Linux namespaces, entered by a thread that is thrown away afterwards.
+"""Enters Linux namespaces in a thread that ends afterwards.
 
 Namespaces belong to threads, so a thread may enter a host, start a process there and end: the process is a direct
 child of ours, with its own exit status and its own pid, and nothing stands in between that signals have to get past.

@@ -18,7 +18,7 @@ from tests.hosts.namespaces import HostError, NetworkNamespace
 _SWITCH = "10.77.0.1"
 """The gateway of the hosts, which forwards nothing: what goes elsewhere vanishes."""
 _NAME_SERVER = "10.77.0.2"
-"""Nobody has this address, but the hosts believe to know its place on the switch, so that they really wait."""
+"""No host has this address, but the hosts believe to know its place on the switch, so that they really wait."""
 
 
 class Network:

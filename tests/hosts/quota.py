@@ -1,4 +1,4 @@
-"""Fewer CPUs for the processes of a host than the machine has, as a container has them: the time of a control group."""
+"""Limits the CPU time of a host by a control group, as a container's is limited."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Connections between virtual hosts, to see what a fault does to them."""
+"""Connections between virtual hosts, which show the effect of a fault."""
 
 import subprocess
 import sys

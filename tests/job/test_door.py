@@ -1,4 +1,4 @@
-"""Asking a running job, as its own user, as another, and as an attacker."""
+"""Tests of the control socket of a running job: requests of its user, of other users, and of attackers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Following what ranks print, and waiting for a job's end, at the door of a real run and of one that plays tricks."""
+"""Tests of following output and waiting for a job's end, with a real run and a misbehaving one."""
 
 import pytest
 

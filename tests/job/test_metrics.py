@@ -1,4 +1,4 @@
-"""The file of --metrics: what Prometheus' textfile collector reads."""
+"""Tests of the file of --metrics, as Prometheus' textfile collector reads it."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The readings in the history: what a real run leaves, what is kept of a month, and what harms nobody."""
+"""Tests of samples in the history: those of a real run, of a month, and damaged ones."""
 
 import os
 import random

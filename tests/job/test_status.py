@@ -1,4 +1,4 @@
-"""The status of a job, folded from its events."""
+"""Tests of the status of a job, folded from its events."""
 
 import random
 import signal

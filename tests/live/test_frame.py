@@ -1,4 +1,4 @@
-"""The live view's frames, drawn from made-up looks."""
+"""Tests of the live view's frames, drawn from made-up data."""
 
 import re
 import signal

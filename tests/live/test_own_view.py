@@ -1,4 +1,4 @@
-"""The live view below a run's own output (``run --ui``), as a person at a terminal sees it."""
+"""Tests of the live view below a run's own output (``run --ui``), at an emulated terminal."""
 
 import os
 import re

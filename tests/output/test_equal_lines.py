@@ -1,4 +1,4 @@
-"""Lines that several ranks print at the same time are shown once; none is lost, and each rank's keep their order."""
+"""Tests of merging equal lines of several ranks: shown once, none lost, and in each rank's order."""
 
 from __future__ import annotations
 

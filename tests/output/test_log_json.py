@@ -1,4 +1,4 @@
-"""``--log-json``: ddplaunch's own messages are one JSON object per line, and ranks' lines are unchanged."""
+"""Tests of ``--log-json``: one JSON object per message of ddplaunch, and unchanged lines of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If all nodes print into one log, as under mpirun, only node 0 reports what concerns the job."""
+"""Tests that only node 0 reports events of the job if all nodes print into one log, as under mpirun."""
 
 from __future__ import annotations
 

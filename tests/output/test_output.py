@@ -1,4 +1,4 @@
-"""Output of ranks on the screen: complete lines, progress bars, nothing lost, slow readers do not block a job."""
+"""Tests of ranks' output on the screen: complete lines, progress bars, nothing lost, and slow readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timestamps of output, and `ddplaunch logs --since`."""
+"""Tests of timestamps of output, and of ``ddplaunch logs --since``."""
 
 import time
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""docs/failure.svg: a job of four ranks in a terminal, one of which fails, and the report.
+"""Draws docs/failure.svg: a job of four ranks in a terminal, one of which fails, and the report.
 
 The job is real, and so is the terminal; of what is shown only the folder's name is another.
 """

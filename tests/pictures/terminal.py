@@ -1,4 +1,4 @@
-"""A terminal as a drawing: what a command shows on a pseudo-terminal, drawn by rich, without fonts from elsewhere."""
+"""Draws a terminal as SVG: what a command shows on a pseudo-terminal, rendered by rich."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning is a pure function: what was typed and what the machine said in, every rank and every source out."""
+"""Tests of the planner as a pure function of options and machine: every rank and every source."""
 
 from __future__ import annotations
 

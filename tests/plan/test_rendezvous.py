@@ -1,4 +1,4 @@
-"""Where rank 0's store is, and what is refused."""
+"""Tests of where rank 0's store is, and of addresses that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small tables of known packages, and installations to go with them, for the tests of what is admitted."""
+"""Small tables of known packages, and installations of them, for tests of the import selector."""
 
 import json
 import subprocess

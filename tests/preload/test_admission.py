@@ -1,4 +1,4 @@
-"""Which imports of a program one process may make for all ranks, by small tables and packages."""
+"""Tests of which imports of a program may be preloaded, with small tables and packages."""
 
 import json
 import os

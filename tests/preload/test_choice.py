@@ -1,4 +1,4 @@
-"""What is chosen to be imported once, as a dry run tells: by the table, options, and the number of ranks."""
+"""Tests of the preload plan in a dry run: by the table, the options, and the number of ranks."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""What a zygote makes of known packages that do what the table does not say: it starts over with torch alone."""
+"""Tests that a zygote starts again with torch alone if a package does what the table does not say."""
 
 import pytest
 
@@ -115,7 +115,7 @@ def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path):
 
 
 def test_dill_has_the_programs_main(tmp_path):
-    """It keeps that from its import on, and tells a program's own functions from others' by it."""
+    """It keeps that from its import on, and distinguishes a program's own functions by it."""
     made = Installation(tmp_path)
     made.add("dill", "import dill._dill", modules={"dill": [], "dill._dill": []})
     write_program(made.site, "dill/_dill.py", "import __main__ as _main_module")

@@ -1,4 +1,4 @@
-"""What a fork has of its process, where a program or a library changes it or asks for it: as plain Python has it."""
+"""Tests of the process state in forked ranks, where a program or a library changes or reads it."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Variables that a program sets before its imports hold for them in forked ranks as in plain Python."""
+"""Tests that variables which a program sets before its imports hold in forked ranks as in plain Python."""
 
 import sys
 

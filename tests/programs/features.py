@@ -1,4 +1,4 @@
-"""Does what programs do with processes, tracebacks and their own source; one line of JSON a rank: {feature: result}."""
+"""Uses processes, tracebacks and its own source as programs do; prints a line of JSON a rank: {feature: result}."""
 
 import asyncio
 import concurrent.futures

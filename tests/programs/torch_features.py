@@ -1,4 +1,4 @@
-"""Does what training scripts do with torch and numpy; one JSON file a rank: {feature: result}."""
+"""Uses torch and numpy as training scripts do; writes a JSON file a rank: {feature: result}."""
 
 import json
 import os

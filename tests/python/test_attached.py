@@ -1,4 +1,4 @@
-"""pytest's terminal and the debugger of ranks: ``--pdb`` and ``breakpoint()`` in marked tests, at a real terminal."""
+"""Tests of the debugger of ranks under pytest: ``--pdb`` and ``breakpoint()`` in marked tests, at a real terminal."""
 
 from __future__ import annotations
 

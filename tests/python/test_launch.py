@@ -1,4 +1,4 @@
-"""``ddplaunch.launch`` called by programs: results, errors, output."""
+"""Tests of ``ddplaunch.launch`` called by programs: results, errors, output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/notebooks.md: its cells are run in one Jupyter kernel, and show what the page has behind each."""
+"""Tests that the cells of docs/notebooks.md print what the page shows, in one Jupyter kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: tests whose bodies run in ranks, run by a pytest of their own."""
+"""Tests of the pytest plugin, which runs marked tests in ranks, in a pytest of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddplaunch.Session``: ranks that stay between calls."""
+"""Tests of ``ddplaunch.Session``, whose ranks stay between calls."""
 
 from __future__ import annotations
 

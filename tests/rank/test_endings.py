@@ -1,4 +1,4 @@
-"""However a program ends, it ends under the launcher as it does under plain ``python``: same code, same last words.
+"""Tests that a program ends under the launcher as under plain ``python``: same exit code, same last output.
 
 A fork of the zygote ends by our own hand and not the interpreter's (rank/worker.py, ``Life.leave``), so it is the one
 that needs watching; what the zygote has imported matters little to that, so most cases preload next to nothing.
@@ -372,7 +372,7 @@ def comparable(text: str) -> str:
 
 
 def assert_same(rank: Done, program: Done) -> None:
-    """The rank said what the plain program said, and the launcher returned what a shell would have made of its end."""
+    """The rank printed what the plain program printed, and the launcher returned the exit code of a shell."""
     assert comparable(rank.stdout or "") == comparable(program.stdout or "")
     assert comparable(REPORT.sub("", rank.stderr)) == comparable(program.stderr)
     code = program.returncode

@@ -1,4 +1,4 @@
-"""docs/reference.md, written from the code: commands, variables, exit codes, files, and ``ddplaunch.runtime``."""
+"""Renders docs/reference.md from the code: commands, variables, exit codes, files, and ``ddplaunch.runtime``."""
 
 import ast
 import inspect

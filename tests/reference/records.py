@@ -1,4 +1,4 @@
-"""What each field of a dry run, an event and a failure means; the fields themselves come from the code."""
+"""Descriptions of the fields of a dry run, an event and a failure; the fields come from the code."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Jobs that were submitted, seen and stopped from the login host: nothing but Slurm's own programs reaches them."""
+"""Tests of commands for submitted jobs on the login host, over Slurm's own programs only."""
 
 from __future__ import annotations
 

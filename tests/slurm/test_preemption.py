@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm that make room, are requeued, and end in the end as if nothing had happened."""
+"""Tests of jobs on a real Slurm that are preempted and requeued, with the same result as undisturbed ones."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, run_ddplaunch, tmp_pa
 
 
 def test_where_slurm_ends_a_preempted_job_by_sigterm(submit, tmp_path):  # noqa: F811
-    """Without preempt_send_user_signal nobody is warned, but the job comes back, and a failure then is one."""
+    """Without preempt_send_user_signal no rank is warned, but the job comes back, and a failure then is one."""
     cluster, start = submit(settings={"SlurmctldParameters": "enable_configless"})
     write_program(
         tmp_path,

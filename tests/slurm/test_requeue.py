@@ -1,4 +1,4 @@
-"""Frameworks that save on a scheduler's signal and have their job started again, with a task a node and a task a rank.
+"""Tests of frameworks that save on a scheduler's signal and are requeued, with a task a node and a task a rank.
 
 Nothing of Lightning, transformers and submitit is changed for it. Each program waits at its third step for the signal,
 in its first run.

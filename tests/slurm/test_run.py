@@ -1,4 +1,4 @@
-"""``ddplaunch run`` under a real srun: nothing typed about nodes, addresses or ports."""
+"""Tests of ``ddplaunch run`` under a real srun, without options for nodes, addresses or ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddplaunch submit`` with a real sbatch: from the login host to the ranks and back to an exit code."""
+"""Tests of ``ddplaunch submit`` with a real sbatch: from the login host to the exit code."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ SAVES = """
 
 
 def test_a_cancelled_job_has_its_grace(submit, tmp_path):
-    """Slurm tells every process of the step here, the zygotes too: the ranks live until they have saved.
+    """Slurm signals every process of the step here, the zygotes too: the ranks live until they have saved.
 
     Then the teardown runs, and the next job, which waits for its end, has a file of its own for stderr.
     """

@@ -1,4 +1,4 @@
-"""A job over SSH, started on n0 of a network of hosts, and what is left of it on each."""
+"""A job over SSH, started on n0 of a network of hosts, and its processes that are left on each."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What is made of an ssh, and of what it and its host say, held against a program that plays both."""
+"""Tests of the ssh client, with a program that plays ssh and its host."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""The debugger of a rank on another host: by SSH, from a host of the job and from one that has no part in it."""
+"""Tests of the debugger of a rank on another host, over SSH, from hosts inside and outside the job."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Commands without a name, typed where jobs over SSH were started."""
+"""Tests of commands without a run's name, on the machine where jobs over SSH were started."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""What people write of hosts, held against tables."""
+"""Tests of host lists and hostfiles, with tables."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""``ddplaunch.launch`` on hosts that only SSH leads to."""
+"""Tests of ``ddplaunch.launch`` on hosts that are reached over SSH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs over SSH where login shells and configurations of ssh are made for people."""
+"""Tests of jobs over SSH where login shells print text or ssh is configured for interactive use."""
 
 import re
 import shutil

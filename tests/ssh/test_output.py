@@ -1,4 +1,4 @@
-"""What ranks print over SSH, however slowly it is read."""
+"""Tests of the output of ranks over SSH, also with a slow reader."""
 
 import re
 import select

@@ -1,4 +1,4 @@
-"""``ddplaunch run --hosts``: jobs on hosts that only SSH leads to."""
+"""Tests of ``ddplaunch run --hosts``: jobs on hosts that are reached over SSH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-\\ in the terminal of a job over SSH: what the ranks of all hosts do."""
+"""Tests of Ctrl-\\ in the terminal of a job over SSH: the stacks of ranks on all hosts."""
 
 import os
 import pty

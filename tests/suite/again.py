@@ -1,4 +1,4 @@
-"""A test that failed is run once more, alone, when all others are done: what passes then is flaky, and is named.
+"""Runs a failed test once more, alone, after all others: one that passes then is flaky, and is named.
 
 It runs in the process that reports: pytest's own, or xdist's controller after its last worker.
 """

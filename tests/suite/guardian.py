@@ -1,4 +1,4 @@
-"""Waits for the end of a run of tests, and then ends what the run has left and removes its folder.
+"""Waits for the end of a test run, then ends its leftover processes and removes its folder.
 
 ``python -IS guardian.py NAME=FOLDER``: the run is over when stdin closes, as it does for a run that is killed; what is
 the run's has the variable. Prints what it had to end.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KILL_TIMEOUT_S = 5.0
-"""Seconds in which what the run has told to end may do so."""
+"""Seconds in which leftover processes may end after SIGTERM."""
 
 
 def list_leftovers(is_ours: "Callable[[str], bool]") -> "dict[int, str]":

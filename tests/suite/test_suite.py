@@ -1,4 +1,4 @@
-"""How a run of the tests ends: failures that are run again, what is said, and nothing left however it ends."""
+"""Tests of the end of a test run: reruns of failures, messages, and nothing left."""
 
 import os
 import re

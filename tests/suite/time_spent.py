@@ -1,4 +1,4 @@
-"""Where the time of a run went: a line for each part of ``tests/``, and the sum against a budget."""
+"""Reports the time of a test run: a line for each part of ``tests/``, and the sum against a budget."""
 
 import time
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""A function's arguments: what the source says before the start and what the function says in a rank must agree."""
+"""Tests that arguments are checked by the source before the start as by the function in a rank."""
 
 from __future__ import annotations
 

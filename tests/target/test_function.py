@@ -1,4 +1,4 @@
-"""What a name in a module is bound to, by the source alone."""
+"""Tests of finding what a name in a module is bound to, from the source alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading source and finding modules, with nothing of it run."""
+"""Tests of reading source and finding modules without running them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target means, found without running any of it."""
+"""Tests of parsing a target, without running it."""
 
 from __future__ import annotations
 

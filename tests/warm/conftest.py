@@ -1,4 +1,4 @@
-"""A shell that leads a session, as people have one, and a stand-in for torch: an import that takes no time."""
+"""A shell that leads a session, and a stand-in for torch whose import takes no time."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Shell:
         path.write_text(path.read_text() + text)
 
     def run(self, line: str = "", *, before: str = "", after: str = "") -> Done:
-        """Run a line, by default ``ddplaunch run --warm`` of a program that tells who imported torch for it."""
+        """Run a line, by default ``ddplaunch run --warm`` of a program that prints the process which imported torch."""
         out, err = (self.folder / f"{next(self._numbers)}.{name}" for name in ("out", "err"))
         typed = line or f"{before} {self.launch('shows.py')} {after}"
         code = self._say(f"( {typed} ) </dev/null >{out} 2>{err}; echo $?")

@@ -1,4 +1,4 @@
-"""``ddplaunch warm``, ``--warm``, and who gets no warm zygote at all."""
+"""Tests of ``ddplaunch warm``, of ``--warm``, and of runs that get no warm zygote."""
 
 from __future__ import annotations
 

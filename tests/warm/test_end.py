@@ -1,4 +1,4 @@
-"""How long a warm zygote stays: for its time, its session, while there is memory; and nothing is left of it."""
+"""Tests of when a warm zygote ends: its time, its session, lack of memory; nothing is left."""
 
 from __future__ import annotations
 

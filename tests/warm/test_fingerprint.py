@@ -1,4 +1,4 @@
-"""When a run may use what another has imported: where all that a fork inherits, and all that was read, is the same."""
+"""Tests of when a run may use a warm zygote: what a fork inherits, and what was read, must be the same."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_variable_that_an_import_reads_counts(tmp_path):
 
 @pytest.mark.slow
 def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
-    """It can be inherited, but nobody could be given it."""
+    """It can be inherited, but not passed to another process."""
     beyond = python("os.dup2(0, 700); import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 4096))")
     done = shared.run(f"{beyond} {shared.launch('--log-dir', 'beyond', 'shows.py')}")
     assert done.code == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What comes in at a warm zygote's socket and makes no sense: it serves on, waits for nobody, and keeps nothing."""
+"""Tests of malformed requests to a warm zygote: it goes on serving, without delay, and keeps nothing."""
 
 from __future__ import annotations
 

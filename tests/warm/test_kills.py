@@ -1,4 +1,4 @@
-"""Whatever is killed, nothing of a run stays: no rank, no process that one has started, in whatever session."""
+"""Tests that nothing of a run is left, whichever process is killed: no rank, and no process of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run from a warm zygote is a run: the same program, variables, output and end, whoever ran before it."""
+"""Tests that a run from a warm zygote is like any other: program, variables, output and end."""
 
 from __future__ import annotations
 

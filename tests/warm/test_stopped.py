@@ -1,4 +1,4 @@
-"""A warm zygote, or a run's, that is stopped (SIGSTOP, a debugger): nothing of a launcher's stays with it."""
+"""Tests of a stopped zygote (SIGSTOP, a debugger): it keeps no resources of a launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may come from another machine, tried at random: a message that is understood, or none."""
+"""Tests of random messages from another machine: each is accepted within its bounds or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages over real sockets: what arrives is what was sent, or nothing."""
+"""Tests of messages over real sockets: what arrives is what was sent, or nothing."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_threads_that_read_their_first_message_at_once():
 
 
 def test_a_connection_that_is_closed_is_forgotten():
-    """Whoever it calls mostly holds it: without the garbage collector nothing of it stays."""
+    """What it calls mostly holds it: without the garbage collector nothing of it stays."""
     loop = EventLoop()
     ours, theirs = socket.socketpair()
     connection: Connection[HeartbeatMessage] = Connection(

@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --save`` and ``--compare``: what is slower than it was is named, and noise is not."""
+"""Tests of ``ddplaunch doctor --save`` and ``--compare``: what became slower is reported, and noise is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddplaunch doctor bisect``: real commands on hosts of which some are bad; which are found is in test_halving.py."""
+"""Tests of ``ddplaunch doctor bisect`` with real commands on hosts of which some are bad."""
 
 from __future__ import annotations
 

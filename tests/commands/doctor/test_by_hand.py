@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --nnodes``: typed on each of several virtual hosts, with faults between them."""
+"""Tests of ``ddplaunch doctor --nnodes``, typed on each of several virtual hosts, with faults between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is named when several nodes are compared; what several machines would be needed for is in test_hosts.py."""
+"""Tests of comparing the facts of several nodes, with made-up facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the facts of one machine mean, by facts made up; that nodes tell such facts is in test_one_machine.py."""
+"""Tests of the findings about one machine, with made-up facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ways are faulty, and who is named for that, by figures made up; that faults give such figures: test_carried."""
+"""Tests of the findings about connections between nodes, with made-up figures."""
 
 from __future__ import annotations
 

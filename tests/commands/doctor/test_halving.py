@@ -1,4 +1,4 @@
-"""Which hosts are found bad, by made-up commands that fail on sets of hosts drawn at random."""
+"""Tests of the search for bad hosts, with made-up commands that fail on random sets of hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --hosts``: faults between virtual hosts, each found and named."""
+"""Tests of ``ddplaunch doctor --hosts``: faults between virtual hosts, each found and named."""
 
 from __future__ import annotations
 

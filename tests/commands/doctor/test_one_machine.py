@@ -1,4 +1,4 @@
-"""``ddplaunch doctor`` on this machine: what it says of GPUs and folders that are not well, and of a sound machine."""
+"""Tests of ``ddplaunch doctor`` on one machine: findings about GPUs and folders, and a machine without problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def look(folder, *words, env=None):
 
 @pytest.mark.ci
 def test_the_page_and_what_it_is_compared_with(tmp_path):
-    """What was saved, made a hundred times better, is told of: three figures of one machine."""
+    """What was saved, made a hundred times better, is reported: three figures of one machine."""
     code, page, found = look(tmp_path, "--save", "saved.json")
     assert found == "ddplaunch: examining this machine\nddplaunch: measuring all_reduce\n"
     assert code == bool(re.search(r"^\d+ errors?\b", page, re.MULTILINE))

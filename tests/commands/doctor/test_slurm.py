@@ -1,4 +1,4 @@
-"""``ddplaunch doctor`` in a Slurm job: the job's nodes, with nothing typed about them."""
+"""Tests of ``ddplaunch doctor`` in a Slurm job, where it finds the job's nodes itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --thorough``: what its facts of ports, the kernel's log and all nodes at once mean."""
+"""Tests of the findings of ``ddplaunch doctor --thorough``, with made-up facts."""
 
 from __future__ import annotations
 

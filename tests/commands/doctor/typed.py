@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --json`` as it is typed on a virtual host, and what it found."""
+"""Runs ``ddplaunch doctor --json`` on a virtual host, and returns its findings."""
 
 import json
 from collections.abc import Mapping, Sequence

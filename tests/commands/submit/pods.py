@@ -1,4 +1,4 @@
-"""The pods of a manifest: what the Job controller and the kubelet make of it, as far as a program can see."""
+"""Simulates the pods of a manifest: variables and files as the Job controller and the kubelet make them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for the programs of PBS and LSF, which cannot be had here: they answer as the manuals' examples do.
+"""Stand-ins for the programs of PBS and LSF, which answer as the examples in the manuals do.
 
 ``install`` puts them into a folder for PATH. A submitted job really runs, in a session of its own, on "hosts" that are
 addresses of this machine; pbsdsh and blaunch really start what they are told to, with as little as the real ones hand

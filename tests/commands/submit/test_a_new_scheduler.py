@@ -1,4 +1,4 @@
-"""A new scheduler is added by a file of its own and a line of ``queue/table.py``, as here in a copy of the package."""
+"""Tests that a new scheduler needs a file and a line of ``queue/table.py``, in a copy of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grid Engine alone: what the script of a job does, what its programs print, and ``submit --scheduler sge``."""
+"""Tests of Grid Engine: the script of a job, reading its programs' output, and ``submit --scheduler sge``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of Grid Engine, PBS and LSF, what is alike: their scripts, what is refused, and a job on two nodes.
+"""Tests of what Grid Engine, PBS and LSF share: job scripts, refused options, and a job on two nodes.
 
 ``python -m tests.commands.submit.test_hosts`` writes the golden files anew, to be read in the diff.
 """

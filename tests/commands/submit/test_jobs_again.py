@@ -1,4 +1,4 @@
-"""Jobs of PBS and LSF, seen and stopped by another shell than the one that submitted them.
+"""Tests of showing and stopping jobs of PBS and LSF from a shell that did not submit them.
 
 tests/gridengine does so with a real Grid Engine, tests/slurm with a real Slurm.
 """

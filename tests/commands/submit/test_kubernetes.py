@@ -1,4 +1,4 @@
-"""The manifest: compared with golden files, valid for Kubernetes' own schemas, and pods get of it what was meant.
+"""Tests of the manifest: compared with golden files, valid by Kubernetes' schemas, and correct in the pods.
 
 ``python -m tests.commands.submit.test_kubernetes`` writes the golden files anew, to be read in the diff.
 """
@@ -203,7 +203,7 @@ def broken_rules(job: dict[str, Any]) -> list[str]:
     [("job", "batch.kubernetes.io/job-name"), ("jobset", "jobset.sigs.k8s.io/jobset-name")],
 )
 def test_restricted_pods_meet_the_standard(manifest, kind, label):
-    """And are told from those of other jobs."""
+    """And are distinguished from those of other jobs."""
     mounts = "sets:/sets:ro,emptydir:/tmp,configmap/nccl:/etc/nccl"
     *_, found = read(manifest(f"--kind {kind} --container-mounts {mounts} {JOBS['restricted']}"))
     check(found)

@@ -1,4 +1,4 @@
-"""LSF alone: what its programs print."""
+"""Tests of reading the output of LSF's programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patches: merged as Kubernetes' own document says, comments kept, and refused with the line where they are wrong."""
+"""Tests of patches of a manifest: merged by Kubernetes' rules, comments kept, errors named by their line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pod(text: str) -> str:
 
 
 def test_the_keys_of_lists_are_those_of_kubernetes():
-    """Its OpenAPI document tells; ours is the table of what a Job can reach."""
+    """Its OpenAPI document has it; ours is the table of what a Job can reach."""
     text = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema/v1.37.0-local/_definitions.json"
     definitions = json.loads(text.read_text())["$defs"]
     found, left = {}, ["io.k8s.api.batch.v1.Job"]

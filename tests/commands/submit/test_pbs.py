@@ -1,4 +1,4 @@
-"""PBS alone: the units and names in the script of a job, and what its programs print."""
+"""Tests of PBS: the script of a job, and reading the output of its programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddplaunch run`` in the pods of its own manifest: each finds its place, and they meet though names come late."""
+"""Tests of ``ddplaunch run`` in simulated pods of its own manifest, also where names resolve late."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Cluster:
         return self.folder / f"pod-{index}.err"
 
     def name(self, address: str, *, on: int) -> None:
-        """Let the pod hear that node 0 is at ``address`` now."""
+        """Let the pod resolve node 0 to ``address`` now."""
         host, name = self.network.hosts[on], self.job[0].domain_name
         script = (
             f"grep -v {name} /etc/hosts > hosts-{on}; echo {address} {name} >> hosts-{on}; cat hosts-{on} > /etc/hosts"
@@ -176,7 +176,7 @@ def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_pod_that_is_deleted_ends_an_elastic_job_with_143(cluster):
-    """Which did not wait for a third pod that nobody starts."""
+    """Which did not wait for a third pod that is not started."""
     waits = REDUCES.replace("dist.destroy_process_group()", "import time; time.sleep(600)")
     started = cluster("--join-window", "1", nodes="2:3").start_all(waits)
     for process in started:

@@ -1,4 +1,4 @@
-"""What other machines are told to run is ddplaunch, whatever lies in the job's folder."""
+"""Tests that other machines run ddplaunch itself, whatever files are in the job's folder."""
 
 from __future__ import annotations
 

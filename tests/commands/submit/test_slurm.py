@@ -1,4 +1,4 @@
-"""The batch script: compared with golden files, valid for bash, and what srun gets of it is what was meant.
+"""Tests of the batch script: compared with golden files, valid for bash, and correct for srun.
 
 ``python -m tests.commands.submit.test_slurm`` writes the golden files anew, to be read in the diff.
 """

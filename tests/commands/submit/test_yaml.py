@@ -1,4 +1,4 @@
-"""YAML is read back by real parsers, of YAML 1.1 (PyYAML, kubectl's) and 1.2 (ruamel), and is what was meant."""
+"""Tests that written YAML is read back unchanged by parsers of YAML 1.1 (PyYAML, kubectl's) and 1.2 (ruamel)."""
 
 from __future__ import annotations
 

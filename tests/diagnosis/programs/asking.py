@@ -1,4 +1,4 @@
-"""Writes after four seconds what its rank is doing, as the launcher would be told, and ends it."""
+"""Writes the inspection of its own rank after four seconds, and ends the rank."""
 
 import _thread
 import faulthandler
