@@ -82,13 +82,13 @@ class TerminalEmulator:
         return termios.tcgetattr(self._slave)
 
     @property
-    def given_back(self) -> bool:
+    def is_restored(self) -> bool:
         """Whether its settings are as before, and each full screen was left."""
         pairs = ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h"))
         return self.settings == self.before and all(self.raw.count(on) == self.raw.count(off) for on, off in pairs)
 
     @property
-    def framed(self) -> bool:
+    def shows_frame(self) -> bool:
         """Whether the last row is one of a live view's cells, below its others."""
         return len(self.rows) >= 3 and bool(FRAME.match(self.rows[-3]))
 

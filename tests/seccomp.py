@@ -36,7 +36,7 @@ def without(error: str, *calls: str) -> list[str]:
     return [sys.executable, str(Path(__file__)), error, ",".join(calls)]
 
 
-def forbid(number: int, calls: Sequence[str]) -> None:
+def forbid_calls(number: int, calls: Sequence[str]) -> None:
     """Have these calls fail with errno ``number`` in this process and all that it starts."""
     column = 0 if platform.machine() == "x86_64" else 1
     statements = [(_LOAD, 0, 0, 0)]
@@ -51,5 +51,5 @@ def forbid(number: int, calls: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    forbid(getattr(errno, sys.argv[1]), sys.argv[2].split(","))
+    forbid_calls(getattr(errno, sys.argv[1]), sys.argv[2].split(","))
     os.execvp(sys.argv[3], sys.argv[3:])

@@ -23,7 +23,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
-def skewed(folder: Path, seconds: int) -> dict[str, str]:
+def skewed_environment(folder: Path, seconds: int) -> dict[str, str]:
     """Return the variables of a program whose clock is ``seconds`` ahead, and of all that it starts."""
     if shutil.which("cc") is None:
         pytest.skip("NO C COMPILER HERE: apt-get install gcc")

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.seccomp import without
 from tests.starts import FORKED
-from tests.warm.conftest import Shell, gone
+from tests.warm.conftest import Shell, wait_for_exit
 from tests.warm.test_kills import again, begin
 
 PIDFDS = ("pidfd_open", "pidfd_send_signal")
@@ -134,9 +134,9 @@ def test_warm_runs_without_pidfds(tmp_path, error):
         for killed in ("launcher", "zygote"):
             above, below = begin(shell)
             os.kill(above[killed], signal.SIGKILL)
-            gone(above["launcher"], above["zygote"], above["guardian"], *below)
+            wait_for_exit(above["launcher"], above["zygote"], above["guardian"], *below)
             assert again(shell) == above["warm"]
         shell.log_out()
-        gone(above["warm"])
+        wait_for_exit(above["warm"])
     finally:
         shell.close()

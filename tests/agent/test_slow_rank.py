@@ -14,7 +14,7 @@ from ddplaunch.job.client import JobNotResponding, send_request
 from ddplaunch.job.requests.inspection import InspectJobRequest
 from tests.conftest import free_port, wait_until, write_program
 from tests.impatient import launcher_with_constant
-from tests.skewed_clock import skewed
+from tests.skewed_clock import skewed_environment
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ def nodes(start, folder, *words, heartbeat="2", **environ):
 @pytest.mark.parametrize("ahead", [100, -3600])
 def test_clocks_of_two_nodes_that_are_apart(start_ddplaunch, tmp_path, ahead):
     """The heartbeats measure the offset, in the first two seconds."""
-    first, second = nodes(start_ddplaunch, tmp_path, "3", "0.05", "60", **skewed(tmp_path, ahead))
+    first, second = nodes(start_ddplaunch, tmp_path, "3", "0.05", "60", **skewed_environment(tmp_path, ahead))
     found = SENTENCE.search(first)
     assert found, first
     assert found[1] == "3"
@@ -145,7 +145,7 @@ def test_clocks_of_two_nodes_that_are_apart(start_ddplaunch, tmp_path, ahead):
 @pytest.mark.ci
 def test_clocks_of_two_nodes_that_were_not_compared(start_ddplaunch, tmp_path):
     """The run is over before two heartbeats."""
-    first, _ = nodes(start_ddplaunch, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed(tmp_path, 100))
+    first, _ = nodes(start_ddplaunch, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed_environment(tmp_path, 100))
     assert "their clocks have not been compared" in first
 
 

@@ -62,7 +62,7 @@ def test_a_breakpoint_stops_its_rank_and_has_a_prompt_below_what_the_others_prin
     each.until("[2] loss 1")
     each.type("\x04")
     assert each.end() == 0
-    assert each.given_back
+    assert each.is_restored
     assert "[2] loss 2" in each.history
 
 
@@ -95,7 +95,7 @@ def test_quit_ends_the_job_with_one_line(debug_terminal, tmp_path):
     assert each.end() == 128 + signal.SIGTERM
     after = each.history[each.history.index("(rank 1) q") + 1 :]
     assert [row for row in after if not row.startswith("[0]")] == ["ddplaunch: rank 1: q in the debugger ends the job"]
-    assert each.given_back
+    assert each.is_restored
 
 
 def test_ctrl_c_at_the_prompt_ends_the_job(debug_terminal, tmp_path):
@@ -105,7 +105,7 @@ def test_ctrl_c_at_the_prompt_ends_the_job(debug_terminal, tmp_path):
     each.type("p lo\x03")
     assert each.end() == 130
     assert f"[1] KeyboardInterrupt: step at train.py:{AT}" in each.history
-    assert each.given_back
+    assert each.is_restored
 
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on(debug_terminal, tmp_path):
@@ -234,7 +234,7 @@ def test_post_mortem_keeps_the_first_failure_and_its_frames(debug_terminal, tmp_
     each.type("q\r")
     assert each.end() == 1
     assert any("rank 1 failed" in row and "ValueError: bad 0" in row for row in each.history), each.history
-    assert each.given_back
+    assert each.is_restored
 
 
 OTHER_WAYS = """
@@ -309,7 +309,7 @@ def test_a_failure_of_another_rank_ends_the_prompt(debug_terminal, tmp_path):
     each.until("(rank 1) p lo")
     write_program(tmp_path, "fail", "")
     assert each.end() == 1
-    assert each.given_back
+    assert each.is_restored
     assert any("rank 0 failed" in row for row in each.history)
 
 
@@ -321,7 +321,7 @@ def test_a_client_takes_over_from_the_terminal(debug_terminal, tmp_path):
     assert "(rank 1) p loss\n0\n" in done.stdout
     assert each.end() == 0
     assert f"ddplaunch: {TAKEN_OVER}" in each.history
-    assert each.given_back
+    assert each.is_restored
 
 
 def test_interact_and_what_has_no_end(debug_terminal, tmp_path):

@@ -65,7 +65,7 @@ def test_ipdb_at_the_terminal_of_the_job(debug_terminal, home, tmp_path):
     each.until(lambda each: each.rows[-1] == "ipdb>")
     each.type("c\r")
     assert each.end() == 0
-    assert each.given_back
+    assert each.is_restored
     assert "[1] step 1 9" in each.history
     assert "[1] done False False" in each.history
 
@@ -78,7 +78,7 @@ def test_q_in_ipdb_ends_the_job_with_one_line(debug_terminal, home, tmp_path):
     assert each.end() == 128 + signal.SIGTERM
     assert any(row.startswith("ddplaunch: rank 1: q ") for row in each.history)
     assert not any("BdbQuit" in row for row in each.history)
-    assert each.given_back
+    assert each.is_restored
 
 
 def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
@@ -105,7 +105,7 @@ def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
     each.until(lambda each: each.rows[-1] == f"(rank {here})")
     each.type("detach\r")
     assert each.end() == 0
-    assert each.given_back
+    assert each.is_restored
     assert sum("step 1 9" in row for row in each.history) >= 1
 
 

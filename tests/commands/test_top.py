@@ -116,7 +116,7 @@ def test_a_look_and_away(job, top):
         assert re.fullmatch(rf" *{number} running +\d+ +\d+M +{pid} train.py:3 +up", each.rows[5 + number])
     each.type("q")
     assert each.end() == 0
-    assert each.given_back
+    assert each.is_restored
     assert each.rows[-1] == "0 .."
     assert each.raw.endswith(b"\n")
     assert mine.process.poll() is None
@@ -192,7 +192,7 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
     mine.signal(signal.SIGINT)
     assert each.end() == 0
     assert each.rows[-1] == "ddplaunch: suspended has ended, exit code 130"
-    assert each.given_back
+    assert each.is_restored
 
 
 def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
@@ -227,13 +227,13 @@ def test_signals_give_the_terminal_back(job, top, full):
         each.until(opened)
         if not full:
             each.type("z")
-            each.until(lambda each: each.framed)
+            each.until(lambda each: each.shows_frame)
         if number == signal.SIGINT:
             each.type("\x03")
         else:
             each.process.send_signal(number)
         assert each.end() == 128 + number
-        assert each.given_back
+        assert each.is_restored
         assert each.raw.count(b"\x1b[?1049h") == 1
     killed = top("signals")
     killed.until(opened)
@@ -286,7 +286,7 @@ def test_which_job(job, top, run_in_fork):
     each.until("first: train.py")
     each.type("q")
     assert each.end() == 0
-    assert each.given_back
+    assert each.is_restored
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from tests.agent.test_slow_rank import LONG, PROGRAM, SENTENCE
 from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.impatient import launcher_with_constant
 from tests.patience import scaled_timeout
-from tests.skewed_clock import skewed
+from tests.skewed_clock import skewed_environment
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -23,7 +23,7 @@ def run(network, tmp_path):
     hosts = network(2).hosts
     hosts[1].delay(DELAY)
     write_program(tmp_path, "program.py", PROGRAM)
-    environ = clean_environment(skewed(tmp_path, 50))
+    environ = clean_environment(skewed_environment(tmp_path, 50))
     executable = launcher_with_constant(tmp_path, LONG, 0.5)
 
     def launch(*words: str) -> str:

@@ -28,27 +28,27 @@ for words in json.loads(sys.argv[2]):
 """
 
 
-def by_us(folder: Path, *words: str | Path) -> str:
-    """What ``ddplaunch run WORDS`` prints."""
+def run_by_ddplaunch(folder: Path, *words: str | Path) -> str:
+    """Run ``ddplaunch run WORDS`` and return its output."""
     return _printed(Launchers(folder).run(ddplaunch_command("run", *words)))
 
 
-def by_python(folder: Path, *words: str | Path) -> str:
-    """What ``python WORDS`` prints, in ``folder``, which it may import from too."""
+def run_by_python(folder: Path, *words: str | Path) -> str:
+    """Run ``python WORDS`` in ``folder``, from which it may import; return its output."""
     return _printed(Launchers(folder).python(*words, env={"PYTHONPATH": str(folder)}))
 
 
-def by_python_in_turn(folder: Path, script: Path, *runs: Sequence[str | Path]) -> list[str]:
+def run_by_python_in_turn(folder: Path, script: Path, *runs: Sequence[str | Path]) -> list[str]:
     """What ``python SCRIPT WORDS`` prints with the words of each run; one interpreter runs them all.
 
     That imports torch once, which takes longer than these trainings.
     """
     words = json.dumps([[*map(str, run)] for run in runs])
-    return by_python(folder, "-c", _IN_TURN, script, words).split(f"{_END}\n")[:-1]
+    return run_by_python(folder, "-c", _IN_TURN, script, words).split(f"{_END}\n")[:-1]
 
 
-def by_torchrun(folder: Path, script: Path, *words: str | Path) -> str:
-    """What two ranks of torchrun print."""
+def run_by_torchrun(folder: Path, script: Path, *words: str | Path) -> str:
+    """Run two ranks by torchrun and return their output."""
     return _printed(Launchers(folder).torchrun(script, *words, env={"PYTHONPATH": str(folder)}))
 
 

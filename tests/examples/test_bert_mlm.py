@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.conftest import write_program
-from tests.examples.plain import EXAMPLES, ONE_THREAD, by_python, by_torchrun
+from tests.examples.plain import EXAMPLES, ONE_THREAD, run_by_python, run_by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
 
@@ -58,14 +58,14 @@ PARTS = f"""
 def test_parts_and_pretrained_weights_under_torchrun(tmp_path):
     """Sentences are cleaned and words are hidden; a folder in the hub's form stands for the hub."""
     (tmp_path / "mine.txt").write_text("".join(f"Number {i} is the one after {i - 1}. " for i in range(200)))
-    sentences, shares = by_python(tmp_path, write_program(tmp_path, "parts.py", PARTS)).splitlines()
+    sentences, shares = run_by_python(tmp_path, write_program(tmp_path, "parts.py", PARTS)).splitlines()
     assert sentences == "['A first sentence.', 'And another, of two lines.', 'Last.']"
     chosen, hidden, other, size = map(float, shares.split())
     assert chosen == pytest.approx(0.15, abs=0.01)
     assert hidden == pytest.approx(0.8 + 0.1 / size, abs=0.02)
     assert other == pytest.approx(0.1 * (1 - 2 / size), abs=0.02)
 
-    output = by_torchrun(tmp_path, BERT, "--pretrained", "weights", "--text", "mine.txt", "--epochs", "2")
+    output = run_by_torchrun(tmp_path, BERT, "--pretrained", "weights", "--text", "mine.txt", "--epochs", "2")
     assert re.search(r"world of 2: 180 sentences, \d+ word pieces, (\d\d),\d{3} parameters", output)
     assert len(EPOCH.findall(output)) == 2
 

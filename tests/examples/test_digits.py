@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import clean_environment, free_port, write_program
-from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, by_us
+from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_ddplaunch
 from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.timeout(300)
@@ -65,7 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("ways")
     ways = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{folder}/store"}
     program = write_program(folder, "each_way.py", EACH_WAY)
-    output = by_us(folder, *PRELOAD, "--nproc", "2", program, "--", *ways.values())
+    output = run_by_ddplaunch(folder, *PRELOAD, "--nproc", "2", program, "--", *ways.values())
     assert not (folder / "store").exists()
     printed = re.findall(r"2 ranks, joined by (\S+); 1437 digits(.*?held out: .*?)$", output, re.DOTALL | re.MULTILINE)
     assert [joined_by for joined_by, _ in printed] == list(ways.values())

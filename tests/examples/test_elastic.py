@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import STORE, BackgroundCommand, clean_environment, ddplaunch_command, write_program
-from tests.examples.plain import EXAMPLES, ONE_THREAD, by_python
+from tests.examples.plain import EXAMPLES, ONE_THREAD, run_by_python
 from tests.hosts.host import Host
 from tests.patience import scaled_timeout
 
@@ -64,7 +64,7 @@ def program(tmp_path: Path) -> Path:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
     """The loss at the end of a run by plain python."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return final_loss(by_python(folder, ELASTIC, "--checkpoint", "elastic.pt", "--epochs", str(EPOCHS)))
+    return final_loss(run_by_python(folder, ELASTIC, "--checkpoint", "elastic.pt", "--epochs", str(EPOCHS)))
 
 
 def final_loss(output: str) -> float:

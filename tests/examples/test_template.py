@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, ddplaunch_command, free_port, run_command, write_program
-from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, by_python_in_turn, by_torchrun
+from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_python_in_turn, run_by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -53,7 +53,7 @@ def test_plain_python_goes_on_or_begins_anew_accumulates_and_takes_a_model_of_on
         "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n",
     )
     small, net = ("--model", "mlp", "--epochs"), ("--reset", "--model", "cnn", "--epochs", "2")
-    first, second, anew, whole, parts, mine = by_python_in_turn(
+    first, second, anew, whole, parts, mine = run_by_python_in_turn(
         tmp_path,
         TEMPLATE,
         (*small, "1"),
@@ -141,4 +141,4 @@ def test_all_ranks_end_early_together(run_ddplaunch):
 
 @pytest.mark.ci
 def test_under_torchrun(tmp_path):
-    assert "2 ranks, rank 0 on cpu" in by_torchrun(tmp_path, TEMPLATE, "--epochs", "1", "--model", "mlp")
+    assert "2 ranks, rank 0 on cpu" in run_by_torchrun(tmp_path, TEMPLATE, "--epochs", "1", "--model", "mlp")

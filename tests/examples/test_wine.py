@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, write_program
-from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, by_python, by_torchrun, by_us
+from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_ddplaunch, run_by_python, run_by_torchrun
 from tests.patience import scaled_timeout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -33,7 +33,7 @@ def figures(output: str) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What two ranks on one node print, which run the script with SETTINGS."""
-    return by_us(tmp_path_factory.mktemp("trained"), WINE, "--nproc", "2", "--", *SETTINGS)
+    return run_by_ddplaunch(tmp_path_factory.mktemp("trained"), WINE, "--nproc", "2", "--", *SETTINGS)
 
 
 def test_trains_as_a_script(trained):
@@ -52,13 +52,13 @@ def test_one_rank_trains_as_plain_python_does(run_ddplaunch, tmp_path):
     done = run_ddplaunch("run", WINE, "--nproc", 1, "--", *SETTINGS, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     check_trained(done.stdout, 1)
-    assert figures(by_python(tmp_path, WINE, *SETTINGS)) == figures(done.stdout)
+    assert figures(run_by_python(tmp_path, WINE, *SETTINGS)) == figures(done.stdout)
 
 
 @pytest.mark.ci
 def test_trains_under_torchrun_as_under_us(trained, tmp_path):
     """Nothing in the example is ddplaunch's."""
-    assert figures(by_torchrun(tmp_path, WINE, *SETTINGS)) == figures(trained)
+    assert figures(run_by_torchrun(tmp_path, WINE, *SETTINGS)) == figures(trained)
 
 
 @pytest.mark.ci

@@ -67,19 +67,19 @@ def _late(trial: Trial) -> None:
     trial.begin(0)
     if trial.launcher == "ddplaunch":
         trial.wait_for_output(0, "1/2 nodes joined")
-    trial.lasts(HEARTBEAT)
+    trial.wait_seconds(HEARTBEAT)
     trial.begin(1)
-    trial.under_way()
+    trial.wait_for_ranks()
 
 
 def _late_zero(trial: Trial) -> None:
     trial.begin(1)
     if trial.launcher == "ddplaunch":
         trial.wait_for_output(0, "waiting for node 0")
-    trial.lasts(HEARTBEAT)
+    trial.wait_seconds(HEARTBEAT)
     trial.begin(0)
     trial.runs.reverse()
-    trial.under_way()
+    trial.wait_for_ranks()
 
 
 def _alone(trial: Trial) -> None:
@@ -118,7 +118,7 @@ def _two_jobs(trial: Trial) -> None:
     """The second job has the same hosts and port; the first must not mind."""
     trial.begin(0)
     trial.begin(1)
-    trial.under_way()
+    trial.wait_for_ranks()
     trial.begin(0)
     trial.begin(1)
     if trial.launcher == "ddplaunch":

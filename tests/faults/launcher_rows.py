@@ -28,9 +28,9 @@ def _repeated(node: int, number: int) -> Callable[[Trial], None]:
 def _paused(trial: Trial) -> None:
     trial.mark()
     trial.runs[1].signal(signal.SIGSTOP)
-    trial.lasts(HEARTBEAT / 2)
+    trial.wait_seconds(HEARTBEAT / 2)
     trial.runs[1].signal(signal.SIGCONT)
-    trial.lasts(HEARTBEAT)
+    trial.wait_seconds(HEARTBEAT)
 
 
 def _stopped(node: int) -> Callable[[Trial], None]:
@@ -50,7 +50,7 @@ def _stopping(trial: Trial) -> None:
     """Ranks that ignore SIGTERM have got it on both nodes, and their grace runs."""
     trial.begin(0)
     trial.begin(1)
-    trial.under_way()
+    trial.wait_for_ranks()
     trial.runs[0].signal(signal.SIGTERM)
     trial.wait_for_output(1, "SIGTERM on node 0")
     if trial.launcher == "ddplaunch":
@@ -61,7 +61,7 @@ def _failing(trial: Trial) -> None:
     """A rank has failed on node 0, and those that ignore SIGTERM are waited for; both nodes know it."""
     trial.begin(0)
     trial.begin(1)
-    trial.under_way()
+    trial.wait_for_ranks()
     trial.order(1, "exit")
     for number in (0, 1):
         trial.wait_for_output(number, _FAILED)

@@ -31,7 +31,7 @@ def _stopped(trial: Trial) -> None:
     pid = trial.rank_pid(3)
     trial.mark()
     os.kill(pid, signal.SIGSTOP)
-    trial.lasts(SILENCE)
+    trial.wait_seconds(SILENCE)
     os.kill(pid, signal.SIGCONT)
 
 

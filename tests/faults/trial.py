@@ -73,7 +73,7 @@ class Trial:
         for number in numbers or range(len(self.runs)):
             self.runs[number].fault_at = time.monotonic()
 
-    def under_way(self, times: int = 1) -> None:
+    def wait_for_ranks(self, times: int = 1) -> None:
         """Wait until each of the four ranks has reported its start ``times`` times."""
 
         def ready() -> bool:
@@ -87,12 +87,12 @@ class Trial:
         """Wait until a launcher has printed something that matches."""
         self.until(lambda: re.search(text, self.runs[number].stderr()), f"{text!r} from launcher {number}")
 
-    def goes_on(self, times: int = 2) -> None:
+    def wait_for_progress(self, times: int = 2) -> None:
         """Wait until the job has made progress from now on."""
         before = self.runs[0].steps()
         self.until(lambda: self.runs[0].steps() >= before + times, "progress of the job")
 
-    def lasts(self, seconds: float) -> None:
+    def wait_seconds(self, seconds: float) -> None:
         """Let time pass: the fault is that it does. All launchers must live on."""
         until = time.monotonic() + seconds
         self.until(lambda: time.monotonic() > until or any(run.verdict_at for run in self.runs), "time")
@@ -138,7 +138,7 @@ class Trial:
             return self.row.start(self)
         self.begin(0)
         self.begin(1)
-        self.under_way()
+        self.wait_for_ranks()
 
     def _follow(self) -> None:
         """Wait for the verdict, and for what comes after it."""
@@ -146,7 +146,7 @@ class Trial:
         if self.row.restarts and self.restarts:
             self._restarted()
         elif self.row.survives:
-            self.goes_on()
+            self.wait_for_progress()
             self.enough()
         if self.launcher == "ddplaunch":
             self.timeout_s = max(expect.within for _, expect in expected) + 2 * ALLOWANCE
@@ -163,8 +163,8 @@ class Trial:
 
         if self.launcher == "ddplaunch":
             self.until(announced, "the announcement of a restart")
-        self.under_way(2)
-        self.goes_on()
+        self.wait_for_ranks(2)
+        self.wait_for_progress()
         self.enough()
         for run in self.runs:
             self.until(lambda run=run: run.process.poll() is not None, "the end of the second attempt")  # type: ignore[misc]

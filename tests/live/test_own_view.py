@@ -49,10 +49,10 @@ def frames(each: TerminalEmulator) -> list[str]:
 
 def test_the_footer_stays_below_the_log(start_view):
     each = start_view("--nproc", "3", "chats.py", "400")
-    each.until(lambda each: any("line 100 of rank 0" in row for row in each.history) and each.framed)
+    each.until(lambda each: any("line 100 of rank 0" in row for row in each.history) and each.shows_frame)
     assert "green" in each.colours
     assert each.rows[-2:] == [". running: 3 ranks   ? help", "0 ..."]
-    each.until(lambda each: sum("has said all" in row for row in each.history) == 3 and each.framed)
+    each.until(lambda each: sum("has said all" in row for row in each.history) == 3 and each.shows_frame)
     assert len(frames(each)) == 1, "a frame was left among the lines"
     log = [row for row in each.history if row.startswith("[")]
     for rank in range(3):
@@ -62,10 +62,10 @@ def test_the_footer_stays_below_the_log(start_view):
 
 def test_the_last_frame_stays_and_the_terminal_is_as_before(start_view):
     each = start_view("--nproc", "2", "chats.py", "300", "ends", env={"NO_COLOR": "1"})
-    each.until(lambda each: each.framed)
+    each.until(lambda each: each.shows_frame)
     assert each.settings != each.before
     assert each.end() == 0
-    assert each.given_back
+    assert each.is_restored
     assert re.match(r"ended, exit code 0 \d\d:\d\d", each.rows[-3])
     assert each.rows[-2:] == ["e ended: 2 ranks", "0 ee"]
     assert each.raw.endswith(b"\r\n")
@@ -91,12 +91,12 @@ def test_a_failure_is_told_below_the_last_frame(start_view, tmp_path):
 
 def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(start_view):
     each = start_view("--nproc", "2", "chats.py", "1")
-    each.until(lambda each: each.framed)
+    each.until(lambda each: each.shows_frame)
     each.type("z")
     each.until("s stacks  l log")
     each.type("\x1c")
     each.until("inspecting the ranks")
-    each.until(lambda each: any("chats.py:7 (" in row for row in each.history) and each.framed)
+    each.until(lambda each: any("chats.py:7 (" in row for row in each.history) and each.shows_frame)
     assert each.process.poll() is None
     each.process.kill()  # it takes the job along, as the end of the tests makes sure
     each.process.wait()
@@ -106,14 +106,14 @@ def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(start_view):
 def test_ctrl_c(start_view, moment):
     each = start_view("--nproc", "2", "chats.py", "10")
     if moment != "at once":
-        each.until(lambda each: each.framed)
+        each.until(lambda each: each.shows_frame)
         each.type("z" if moment == "full screen" else "/12")
         each.until("s stacks  l log" if moment == "full screen" else "waiting: 12_")
     else:
         wait_until(lambda: each.settings != each.before or each.process.poll() is not None, "the keyboard")
     each.type("\x03")
     assert each.end() == 130
-    assert each.given_back
+    assert each.is_restored
     if moment == "while typing":
         assert any(row.startswith("ddplaunch: stopping 2 ranks") for row in each.history)
         assert "0 ee" in each.rows
@@ -122,20 +122,20 @@ def test_ctrl_c(start_view, moment):
 
 def test_the_full_screen_and_back(start_view):
     each = start_view("--nproc", "2", "chats.py", "250")
-    each.until(lambda each: each.framed)
+    each.until(lambda each: each.shows_frame)
     each.type("z")
     each.until("s stacks  l log")
     assert "chats.py 250" in each.rows[0]
     assert not [row for row in each.rows if row.startswith("[")]
     each.until(lambda each: any(re.match(r" +1 +running", row) for row in each.rows))
     each.type("\x1b")
-    each.until(lambda each: sum("has said all" in row for row in each.history) == 2 and each.framed)
+    each.until(lambda each: sum("has said all" in row for row in each.history) == 2 and each.shows_frame)
     assert b"\x1b[?1049l" in each.raw
 
 
 def test_keys(start_view):
     each = start_view("--nproc", "2", "chats.py", "1")
-    each.until(lambda each: each.framed)
+    each.until(lambda each: each.shows_frame)
     each.type("?")
     each.until("q  leave the view; the job runs on")
     each.type("xxyyf")  # what is typed ahead is not shown
@@ -178,13 +178,13 @@ def test_earlier_failures(start_view, tmp_path):
 
 def test_resizing(start_view):
     each = start_view("--nproc", "3", "chats.py", "2000")
-    each.until(lambda each: each.framed)
+    each.until(lambda each: each.shows_frame)
     for columns, rows in ((100, 30), (40, 10), (80, 3), (200, 50), (80, 24)):
         each.resize(columns, rows)
         before = len(each.raw)
         each.until(lambda each, before=before: b"running" in each.raw[before:])
         assert all(len(row) < columns for row in each.rows if "running" in row)
-    each.until(lambda each: each.framed)
+    each.until(lambda each: each.shows_frame)
     assert len([row for row in each.rows if FRAME.match(row)]) == 1
 
 
@@ -210,14 +210,14 @@ def test_suspended_and_continued(start_view, tmp_path):
         write_program(tmp_path, "chats.py", CHATS)
         shell.until("$")
         shell.type(" ".join(ddplaunch_command("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1")) + "\n")
-        shell.until(lambda each: each.framed)
+        shell.until(lambda each: each.shows_frame)
         shell.type("\x1a")
         shell.until("Stopped")
         shell.type("stty -a | grep -o ' icanon'; echo $((41 + 1))\n")
         shell.until("42")
         assert " icanon" in shell.rows
         shell.type("fg\n")
-        shell.until(lambda each: each.framed)
+        shell.until(lambda each: each.shows_frame)
         shell.type("?")
         shell.until("leave the view")
         shell.type("\x03")
@@ -232,12 +232,12 @@ def test_suspended_and_continued(start_view, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_give_the_terminal_back(start_view, number):
     each = start_view("--nproc", "2", "chats.py", "1")
-    each.until(lambda each: each.framed)
+    each.until(lambda each: each.shows_frame)
     each.type("z")
     each.until("s stacks  l log")
     each.process.send_signal(number)
     assert each.end() == 128 + number
-    assert each.given_back
+    assert each.is_restored
     assert each.raw.count(b"\x1b[?1049h") == 1
 
 

@@ -36,7 +36,7 @@ OWN = "/dev/shm/own"
 """A folder that each host has for itself."""
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -61,10 +61,10 @@ class Login:
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         return self.cluster.login.type(ddplaunch_command(*words), self.cluster.folder, self.environment)
 
-    def type(self, *words: str | Path) -> Done:
+    def type(self, *words: str | Path) -> CommandResult:
         process = self.start(*words)
         out, err = process.communicate(timeout=scaled_timeout(100))
-        return Done(process.returncode, out, err)
+        return CommandResult(process.returncode, out, err)
 
     def submit(self, *words: str | Path) -> int:
         done = self.type("submit", *words)
@@ -112,7 +112,7 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     assert f"job {next_one} waits: " in waiting.err
     assert ": no rank runs\n" in waiting.err
 
-    assert at.type("logs", number, "--rank", "3") == Done(0, "ready 3\n", "")
+    assert at.type("logs", number, "--rank", "3") == CommandResult(0, "ready 3\n", "")
     assert at.type("logs", number).out == cluster.output(job)
     following = at.start("logs", number, "--rank", "2", "--follow")
     assert following.stdout is not None
@@ -244,7 +244,7 @@ def test_a_job_of_a_script_of_ones_own_is_found(login):
     row = listed()
     assert (row["run"], row["state"], row["world_size"], row["code"]) == (str(job), "is running", 4, None)
     assert row["target"].endswith("waits.py")
-    assert at.type("logs", str(job), "--rank", "3") == Done(0, "ready 3\n", ""), "of the second node"
+    assert at.type("logs", str(job), "--rank", "3") == CommandResult(0, "ready 3\n", ""), "of the second node"
     assert "running: 4 ranks" in at.type("top", str(job)).out
     shown = at.type("stacks", str(job))
     assert shown.code == 0, shown.err

@@ -36,7 +36,7 @@ SHOWS = "import os, torch\nprint('made', torch.made, 'rank', os.environ['RANK'],
 WAITS = SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
 
 
-class Done(NamedTuple):
+class RunResult(NamedTuple):
     code: int
     stdout: str
     stderr: str
@@ -84,12 +84,12 @@ class Shell:
         path = self.modules / "torch/__init__.py"
         path.write_text(path.read_text() + text)
 
-    def run(self, line: str = "", *, before: str = "", after: str = "") -> Done:
+    def run(self, line: str = "", *, before: str = "", after: str = "") -> RunResult:
         """Run a line, by default ``ddplaunch run --warm`` of a program that prints the process which imported torch."""
         out, err = (self.folder / f"{next(self._numbers)}.{name}" for name in ("out", "err"))
         typed = line or f"{before} {self.launch('shows.py')} {after}"
         code = self._say(f"( {typed} ) </dev/null >{out} 2>{err}; echo $?")
-        return Done(int(code), out.read_text(errors="replace"), err.read_text(errors="replace"))
+        return RunResult(int(code), out.read_text(errors="replace"), err.read_text(errors="replace"))
 
     def begin(self, line: str) -> tuple[int, Path]:
         """Start a command in the background; return its pid and the file of all that it prints."""
@@ -100,10 +100,10 @@ class Shell:
     def launch(self, *words: str | Path, nproc: int = 2) -> str:
         return shlex.join(ddplaunch_command("run", "--warm", "--nproc", str(nproc), *words))
 
-    def warm(self, *words: str) -> Done:
+    def warm(self, *words: str) -> RunResult:
         return self.run(shlex.join(ddplaunch_command("warm", *words)))
 
-    def kept(self) -> list[int]:
+    def list_zygotes(self) -> list[int]:
         """The pids of the warm zygotes."""
         return [int(line.split()[0]) for line in self.warm().stdout.splitlines()[1:]]
 
@@ -141,7 +141,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell.close()
 
 
-def gone(*pids: int) -> None:
+def wait_for_exit(*pids: int) -> None:
     for pid in pids:
         wait_until(partial(_is_gone, pid), f"the end of {pid}")
 
@@ -150,7 +150,7 @@ def _is_gone(pid: int) -> bool:
     return not is_alive(pid)
 
 
-def printed(file: Path, text: str, times: int = 1) -> str:
+def wait_for_text(file: Path, text: str, times: int = 1) -> str:
     """Wait until a file holds ``text`` so many times; return all of it."""
     wait_until(
         lambda: file.exists() and file.read_text(errors="replace").count(text) >= times, f"{text!r} x {times} in {file}"

@@ -33,13 +33,13 @@ def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
     plain = shell.launch("--log-dir", "log", "shows.py").replace(" --warm ", " ")
     shell.run(plain)
     if ROOT:
-        assert shell.kept() == []
+        assert shell.list_zygotes() == []
         assert shell.reasons("log") == ["as root only --warm keeps a zygote"]
     shell.run(plain.replace(" run ", " run --no-warm "))
     shell.run(f"DDPLAUNCH_WARM=0 {plain}")
-    assert len(shell.kept()) == (not ROOT)
+    assert len(shell.list_zygotes()) == (not ROOT)
     made = shell.run(f"DDPLAUNCH_WARM=1 {plain}").made
-    assert shell.kept() == [made]
+    assert shell.list_zygotes() == [made]
     assert re.search(r" (5m00s|4m\d\ds) ", shell.warm().stdout)
 
 
@@ -83,7 +83,7 @@ def test_who_starts_cold(shared: Shell, why, tmp_path):
     assert done.stdout.count("ran") == 2, done.stderr
     assert why not in done.stderr
     assert shared.reasons(str(tmp_path)) == [why]
-    assert shared.kept() == []
+    assert shared.list_zygotes() == []
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_another_user_is_not_served_and_not_asked(shell: Shell):
         assert answer == b""
     for folder in (shell.runtime, path.parent):
         folder.chmod(0o700)
-    assert shell.kept() == [made]
+    assert shell.list_zygotes() == [made]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import ddplaunch
 from ddplaunch.warm.fingerprint import compute_fingerprint
 from tests.conftest import wait_until, write_program
-from tests.warm.conftest import ROOT, Shell, gone
+from tests.warm.conftest import ROOT, Shell, wait_for_exit
 
 needs_root = pytest.mark.skipif(not ROOT, reason="only root may")
 
@@ -81,9 +81,9 @@ def test_another_cgroup_starts_cold(shared: Shell, usual: int):
     try:
         other = shared.run(before=f"echo 0 >{group}/cgroup.procs;")
         assert other.made != usual
-        assert other.made in shared.kept()
+        assert other.made in shared.list_zygotes()
         os.kill(other.made, signal.SIGTERM)
-        gone(other.made)
+        wait_for_exit(other.made)
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of all in the cgroup")
         group.rmdir()
@@ -142,7 +142,7 @@ def test_a_changed_module_ends_it(shell: Shell):
     assert changed.stdout.count("value 22") == 2
     assert changed.made != first.made
     assert str(shell.modules / "helper.py") in shell.reasons("log")[0]
-    gone(first.made)
+    wait_for_exit(first.made)
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_a_line_that_takes_nothing_keeps_nobody_waiting(shell: Shell):
         file.write(b'{"fingerprint": {}}')
         file.flush()
         ask(path, frame(RUN), [file.fileno(), other.fileno(), full.fileno()])
-    assert shell.kept() == [made]
+    assert shell.list_zygotes() == [made]
 
 
 def _children(pid: int) -> list[str]:

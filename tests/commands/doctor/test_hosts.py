@@ -12,7 +12,7 @@ import pytest
 import ddplaunch
 from ddplaunch.commands.doctor.comparison import SLOW_FRACTION_WHEN_BUSY
 from tests.commands.doctor.findings import CPU_LIMIT, ITSELF, LARGE_LOST, NO_LOOPBACK, TOO_FAR
-from tests.commands.doctor.typed import Typed
+from tests.commands.doctor.typed import DoctorCommand
 from tests.conftest import wait_until, write_program
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -32,11 +32,11 @@ def doctor(sshd, tmp_path):
             host.run("mount", "--bind", os.devnull, Path("~/.bashrc").expanduser())  # what logins of this machine do
         spoil(hosts)
         words = ("--hosts", f"n[0-{count - 1}]", *words)
-        typed = Typed(hosts[0], tmp_path, *words, env=servers.environment, far=hosts[1:])
+        typed = DoctorCommand(hosts[0], tmp_path, *words, env=servers.environment, far=hosts[1:])
         if meanwhile:
-            typed.says("measuring all_reduce")
+            typed.wait_for_line("measuring all_reduce")
             meanwhile(hosts)
-        return typed.found()
+        return typed.read_result()
 
     return look
 
