@@ -35,7 +35,7 @@ def test_a_signal_comes_before_the_other_descriptors():
     assert len(calls) == 21
 
 
-def test_what_is_posted_comes_when_its_asker_is_done():
+def test_a_posted_call_comes_after_its_caller_is_done():
     """In order, in the same round, with what is posted meanwhile; and no round waits while something is posted."""
     loop, calls = EventLoop(), []
 
@@ -51,7 +51,7 @@ def test_what_is_posted_comes_when_its_asker_is_done():
     assert loop.is_idle
 
 
-def test_a_timer_that_is_put_off_wakes_nobody():
+def test_a_timer_that_is_put_off_does_not_wake_the_loop():
     loop, calls = EventLoop(), []
     reading, writing = os.pipe()
     timer = loop.call_later(0.0, lambda: calls.append("put off"))

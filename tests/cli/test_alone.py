@@ -50,7 +50,7 @@ def test_it_is_refused_before_anything_starts(run_in_fork, tmp_path):
         ("--cluster none", 1, 0),
     ],
 )
-def test_what_it_says_to_type_is_understood(run_in_fork, tmp_path, options, nnodes, node_rank):
+def test_the_suggested_commands_are_accepted(run_in_fork, tmp_path, options, nnodes, node_rank):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--dry-run", "--json", *options.split(), "train.py", env=NODE)
     assert done.returncode == 0, done.stderr

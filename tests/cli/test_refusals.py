@@ -252,7 +252,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
     ],
     ids=lambda value: value[:60],
 )  # fmt: skip
-def test_values_that_nobody_means(refused, tmp_path, line, expected):
+def test_values_that_no_user_means(refused, tmp_path, line, expected):
     write_program(tmp_path, "two.py", "def main(layers: tuple[int, int], guess=None): pass\n")
     error = refused(line)
     assert expected in error

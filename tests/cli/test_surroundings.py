@@ -123,7 +123,7 @@ def test_a_task_that_is_one_rank_already(planned):
     assert (rank["env"]["GROUP_RANK"], rank["env"]["GROUP_WORLD_SIZE"]) == ("1", "2")
 
 
-def test_a_rank_of_others_is_told_of_alone(run_in_fork, tmp_path):
+def test_an_external_rank_is_reported_alone(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--dry-run", "train.py", env=openmpi(1, 2))
     assert done.stdout.startswith(
@@ -243,7 +243,7 @@ def slurm_node(rank: int, port: int) -> dict[str, str]:
             "MASTER_PORT": str(port)}  # fmt: skip
 
 
-def test_what_srun_shows_of_all_nodes_is_said_once(start_ddplaunch, tmp_path):
+def test_what_srun_shows_of_all_nodes_is_printed_once(start_ddplaunch, tmp_path):
     """By node 0: warnings, restarts, the report; another says only what no other knows."""
     write_program(
         tmp_path,
@@ -269,7 +269,7 @@ def test_what_srun_shows_of_all_nodes_is_said_once(start_ddplaunch, tmp_path):
     assert second.stderr().splitlines() == [f"ddplaunch: kept in logs/4711.0/node-1 on {os.uname().nodename}"]
 
 
-def test_a_failure_is_said_once(start_ddplaunch, tmp_path):
+def test_a_failure_is_reported_once(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "import os; raise SystemExit(3 * int(os.environ['RANK']))\n")
     port = free_port()
     words = ("run", "--nproc", "1", "--start", "exec", "train.py")
@@ -306,7 +306,7 @@ def test_a_project_has_defaults(planned, run_in_fork, tmp_path):
     assert f"--log-dir {tmp_path}/logs --no-history" in deep.stdout, "beside the file that names it"
 
 
-def test_a_projects_defaults_are_said_once_a_run(run_ddplaunch, tmp_path):
+def test_a_projects_defaults_are_noted_once_a_run(run_ddplaunch, tmp_path):
     file = write_program(tmp_path, "pyproject.toml", "[tool.ddplaunch.run]\nnproc = 2\nmax-restarts = 1\nshow = '0'\n")
     write_program(
         tmp_path,

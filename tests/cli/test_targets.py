@@ -222,7 +222,7 @@ def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_s
         (EXEC, "fn.py:value", "fn.py:value is not a function: it is 2"),
     ],
 )
-def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_said_once(
+def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_reported_once(
     run_ddplaunch, out_of_sight, mode, words, message
 ):
     error = assert_refused(run_ddplaunch("run", *mode, "--nproc", "3", *words.split()))

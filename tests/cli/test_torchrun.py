@@ -217,7 +217,7 @@ def test_what_makes_no_sense(line, environ, message, run_in_fork, tmp_path):
         ("--rdzv-conf \"'timeout=60'\" train.py", "--rdzv-conf 'timeout=60'"),
     ],
 )
-def test_what_changes_nothing_is_told_of(line, note, run_in_fork, tmp_path):
+def test_options_without_effect_are_reported(line, note, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--dry-run", *shlex.split(line))
     assert f"note: no effect in ddplaunch: {note} (docs/torchrun.md)\n" in done.stdout, done.stderr

@@ -174,7 +174,7 @@ def test_four_become_four_ranks(mpiexec, tmp_path):
     assert re.search(f"ddplaunch: {found}", err)
 
 
-def test_one_that_fails_ends_all_and_is_told_once(mpiexec):
+def test_one_that_fails_ends_all_and_is_reported_once(mpiexec):
     run = mpiexec(3, PROGRAMS / "fails.py", "exit", "1")
     _, err = run.communicate(timeout=scaled_timeout(100))
     assert run.returncode == 7, err

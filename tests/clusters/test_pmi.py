@@ -107,7 +107,7 @@ def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra)
 @pytest.mark.parametrize(
     ("typed", "expected"), [("first.example", "first.example"), ("localhost", os.uname().nodename)]
 )
-def test_rank_0_tells_its_host_by_the_name_that_was_typed(hydra: Hydra, typed: str, expected: str) -> None:
+def test_rank_0_publishes_its_host_by_the_typed_name(hydra: Hydra, typed: str, expected: str) -> None:
     cluster_env = require_detected(mpich.detect({**task(0, 0, 2), "PMI_HOSTNAME": typed}))
     assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.node_rank) == (
         RankAssignment(0, 3, 0, 2),
@@ -127,7 +127,7 @@ def test_a_mapping_that_is_too_long_leaves_the_address(hydra: Hydra) -> None:
     )
 
 
-def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:
+def test_on_one_host_hydra_is_not_asked(hydra: Hydra) -> None:
     cluster_env = require_detected(
         mpich.detect({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]})
     )
@@ -136,7 +136,7 @@ def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:
     assert hydra.requests == []
 
 
-def test_hydra_that_hangs_up_is_as_if_nobody_could_be_asked(hydra: Hydra) -> None:
+def test_a_closed_connection_is_as_if_there_were_no_hydra(hydra: Hydra) -> None:
     hydra.close()
     cluster_env = require_detected(mpich.detect(task(2, 0, 1)))
     assert (cluster_env.nnodes, cluster_env.address) == (3, None)

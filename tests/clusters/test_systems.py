@@ -545,7 +545,7 @@ HOSTFILES = {
 
 
 @pytest.mark.parametrize("name", HOSTFILES)
-def test_a_script_is_told_of_its_hosts(name: str, hosts: Path) -> None:
+def test_a_script_gets_a_note_about_its_hosts(name: str, hosts: Path) -> None:
     job_id, file = HOSTFILES[name]
     job = {job_id: "4711", file: str(hosts)}
     hosts.write_text("n1 4 all.q@n1 UNDEFINED\nn1\nn2\nn2\n")

@@ -162,7 +162,7 @@ def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(run_dd
     assert "with --debug the rank waits " in done.stderr
 
 
-def test_nobody_comes(debug_job):
+def test_no_peer_comes(debug_job):
     """The rank goes on after --debug-timeout; meanwhile neither --timeout nor --straggler-timeout counts."""
     limits = ("--debug", "--debug-timeout", "4", "--timeout", "1.5", "--straggler-timeout", "1")
     job = debug_job(STEPS, "1", options=limits)
@@ -341,7 +341,7 @@ def test_interact_and_what_has_no_end(debug_terminal, tmp_path):
     assert sum(row.count("x") for row in each.history) >= 100_000
 
 
-def test_a_rank_that_was_to_stop_runs_on_when_nobody_awaits_it_any_more(debug_job, tmp_path):
+def test_a_rank_that_was_to_stop_runs_on_when_no_client_waits_for_it(debug_job, tmp_path):
     with write_program(tmp_path, "lock", "").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         job = debug_job(

@@ -205,7 +205,7 @@ if os.environ["RANK"] == "1":
 """
 
 
-def test_a_rank_that_stops_as_its_person_goes_is_told_again(debug_job):
+def test_a_rank_that_stops_as_its_user_leaves_is_announced_again(debug_job):
     """A rank looks for what the launcher says just before it asks at its terminal: here it comes just after."""
     job = debug_job(PLAYS)
     wait_for_stops(job)
@@ -215,7 +215,7 @@ def test_a_rank_that_stops_as_its_person_goes_is_told_again(debug_job):
     assert "DetachUser of pts" in job.stdout()
 
 
-def test_a_rank_whose_person_goes_as_it_asks_for_a_terminal_does_not_stop(tmp_path):
+def test_a_rank_whose_user_leaves_as_it_asks_for_a_terminal_does_not_stop(tmp_path):
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.bind(str(tmp_path / "talk"))
         launcher.listen()
@@ -241,7 +241,7 @@ NONSENSE = (
 )
 
 
-def test_clients_that_talk_nonsense_harm_nobody(debug_job, tmp_path):
+def test_clients_that_send_nonsense_do_no_harm(debug_job, tmp_path):
     """Each is dropped, and as with any client that goes, the rank runs on."""
     job = debug_job(
         "import os, time\nwhile not os.path.exists('over'):\n"

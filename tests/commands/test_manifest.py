@@ -47,7 +47,7 @@ def spec(manifest):
     return read
 
 
-def test_only_the_manifest_is_printed_and_a_dry_run_tells_more(manifest):
+def test_only_the_manifest_is_printed_and_a_dry_run_shows_more(manifest):
     done = manifest(f"{ASKED} --nodes 2 train.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert [each["kind"] for each in yaml.safe_load_all(done.stdout)] == ["Service", "Job"]

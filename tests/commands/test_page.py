@@ -337,7 +337,7 @@ def test_the_search(tmp_path):
 
 @needs_browser
 @pytest.mark.slow
-def test_the_browser_would_have_told(tmp_path):
+def test_the_browser_would_have_reported_it(tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(f"<!DOCTYPE html><body>{EVIL}<p style='width: 3000px'>wide</p></body>")
     seen = open_page(bad, tmp_path)

@@ -404,7 +404,7 @@ OTHER_UID = 54321
 
 
 @AS_ROOT
-def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
+def test_a_file_of_another_user_is_not_read(submit, cluster, tmp_path):
     """CVE-2022-24765 of git: a user who can write above a folder would run commands as its user."""
     (tmp_path / "deep").mkdir()
     evil = write_program(
@@ -422,7 +422,7 @@ def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
 
 
 @AS_ROOT
-def test_a_link_of_somebody_else_chooses_no_file_of_ours(dry, tmp_path):
+def test_a_link_of_another_user_chooses_no_file_of_ours(dry, tmp_path):
     write_program(tmp_path, "other/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
     (tmp_path / "pyproject.toml").symlink_to("other/pyproject.toml")
     assert "#SBATCH --nodes=7\n" in dry("train.py")[0]
@@ -431,7 +431,7 @@ def test_a_link_of_somebody_else_chooses_no_file_of_ours(dry, tmp_path):
 
 
 @AS_ROOT
-def test_a_file_of_somebody_else_without_a_word_of_us_is_no_news(dry, tmp_path):
+def test_a_file_of_another_user_without_our_table_is_not_reported(dry, tmp_path):
     os.chown(write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), OTHER_UID, OTHER_UID)
     assert "not read" not in "\n".join(dry("train.py")[1])
 
@@ -472,7 +472,7 @@ def test_a_file_that_is_named(dry, submit, files, tmp_path):
         assert_refused(submit(f"--config {name} train.py"), expected)
 
 
-def test_what_files_decide_is_said_when_a_job_is_submitted(submit, files):
+def test_what_files_decide_is_shown_when_a_job_is_submitted(submit, files):
     project, user = files
     done = submit("--nodes 2 train.py")
     assert done.returncode == 0, done.stderr

@@ -290,7 +290,7 @@ def test_which_job(job, top, run_in_fork):
 
 
 @pytest.mark.slow
-def test_nobody_looking_costs_nothing(job, top):
+def test_without_a_viewer_it_costs_nothing(job, top):
     """The launcher has the switches of a job that is not watched, once the viewer has gone."""
     mine = job("idle", WAITS, 2, "--no-history")  # for which it looks itself
 

@@ -121,14 +121,14 @@ def test_a_machine_whose_clocks_stood_still(which, seconds):
     HeartbeatMessage(0.0), HeartbeatMessage(1e11, 1e11, 604800.0), HeartbeatMessage(5.0, 1.79e9, 0.0),
     HeartbeatMessage(5.0, 0.0, 1e-9), HeartbeatMessage(5.0, None, 3.0),
 ])  # fmt: skip
-def test_what_answers_nothing_tells_nothing(beat):
+def test_a_reply_without_a_time_is_ignored(beat):
     peer = PeerClock()
     peer.next_heartbeat()
     peer.on_heartbeat(beat)
     assert peer.best_offset() is UNKNOWN
 
 
-def test_an_answer_from_before_the_question_tells_nothing():
+def test_a_reply_from_before_the_request_is_ignored():
     peer = PeerClock()
     ours = peer.next_heartbeat()
     peer.on_heartbeat(HeartbeatMessage(5.0, ours.clock, 1.0))

@@ -189,7 +189,7 @@ def test_mismatched_versions_can_be_allowed():
     ]
 
 
-def test_gpus_of_different_models_are_said():
+def test_gpus_of_different_models_are_noted():
     job = Job(min_nodes=2)
     job.coordinator = Coordinator(
         job.rules,
@@ -208,7 +208,7 @@ def test_gpus_of_different_models_are_said():
     )
 
 
-def test_the_first_failure_stops_all_and_is_told_to_all():
+def test_the_first_failure_stops_all_and_is_sent_to_all():
     job = joined(1)
     failure = job.fail(1, 2)
     assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 2
@@ -220,7 +220,7 @@ def test_the_first_failure_stops_all_and_is_told_to_all():
     assert (outcomes[0].verdict.first.rank, outcomes[0].verdict.stopped) == (2, 3)
 
 
-def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
+def test_a_failure_is_reported_at_once_when_ranks_stop_slowly():
     job = joined(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
     job.wait(EARLY_REPORT_DELAY_S)
@@ -328,7 +328,7 @@ def test_a_node_that_has_done_its_work_may_go():
     assert job.outcome(0).outcome.code == 0
 
 
-def test_who_finishes_early_hears_whom_he_waits_for():
+def test_a_node_that_finishes_early_gets_a_note_about_the_others():
     job = joined(1, 2)
     job.send(1, messages.RanksFinished(0))
     job.drain(1)
@@ -481,7 +481,7 @@ def test_growing_stops_the_ranks_to_take_a_node_in():
     assert job.take(messages.StartAttempt, 1)[0].assignment.nnodes == 2
 
 
-def test_a_stranger_to_a_running_job_does_it_no_harm():
+def test_a_node_of_another_job_does_not_disturb_a_running_job():
     job = joined(1)
     assert job.refusal(job.hello(1))
     assert job.refusal(job.hello(1, max_restarts=9))
@@ -533,7 +533,7 @@ def test_a_warning_reaches_all_nodes_once():
     assert {end.outcome.code for end in job.take(messages.EndJob)} == {75}
 
 
-def test_after_a_warning_a_failure_stops_nobody_until_the_grace_is_over():
+def test_after_a_preemption_notice_a_failure_stops_no_rank_until_the_grace_is_over():
     job = joined(1, max_restarts=3, preempt_grace=20)
     job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
     failure = job.fail(1, 3)
@@ -659,7 +659,7 @@ def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
     assert not job.take(messages.EndJob)
 
 
-def test_a_third_ctrl_c_waits_for_nobody():
+def test_a_third_ctrl_c_does_not_wait():
     job = joined(1)
     job.send(0, messages.StopRequested(signal.SIGINT))
     job.send(0, messages.StopRequested(signal.SIGINT, again=True))

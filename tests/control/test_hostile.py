@@ -111,7 +111,7 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_a_node_cannot_mean_is_garbled(op, body):
+def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
     """On arrival, or where it is compared with how the job stands."""
     job = joined(1)
     with pytest.raises(ProtocolError):
@@ -147,7 +147,7 @@ def test_so_many_and_so_long_texts_are_not_kept(started):
     assert launcher.wait(20) == 130
 
 
-def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_wants_to(started):
+def test_a_node_with_heartbeats_that_never_ends_is_waited_for_until_ctrl_c(started):
     launcher, peer = started("--grace", "60")
     for times in (1, 2):
         launcher.signal(signal.SIGINT)
@@ -248,7 +248,7 @@ def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
         ("EndJob", {"outcome": {"code": 0, "usage_error": ["no", None]}}),
     ],
 )
-def test_what_node_zero_cannot_mean_is_garbled(op, body):
+def test_an_impossible_message_of_node_0_is_a_protocol_error(op, body):
     with pytest.raises(ProtocolError):
         decode_message(op, body, FROM_NODE_ZERO)
 

@@ -73,7 +73,7 @@ def test_in_any_order_and_of_any_size(nodes):
     assert len({launcher.stdout().split()[-1] for launcher in launchers.values()}) == 1, "one run id"
 
 
-def test_a_log_tells_of_the_wait_when_something_changes(nodes):
+def test_a_log_shows_the_wait_when_something_changes(nodes):
     job = nodes(3, "--join-timeout", "60")
     first = job.start(0)
     wait_until(lambda: "1/3 nodes joined, waiting for node 1, 2 (00:00)" in first.stderr(), "the account")
@@ -96,7 +96,7 @@ BY_MPIRUN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [BY_SSH, BY_MPIRUN], ids=["ssh", "mpirun"])
-def test_nodes_that_are_started_at_once_have_a_moment_before_it_is_told(start_ddplaunch, tmp_path, environment):
+def test_nodes_that_are_started_at_once_have_a_moment_before_the_note(start_ddplaunch, tmp_path, environment):
     """Their first seconds are no news: some are up before the others."""
     assert QUIET_WAIT_S == 5
     sooner = launcher_with_constant(tmp_path, "cli.policy.QUIET_WAIT_S", 2.0)
@@ -135,7 +135,7 @@ def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):
     os.close(ours)
 
 
-def test_nobody_comes(nodes):
+def test_no_peer_comes(nodes):
     job = nodes(2, "--join-timeout", "1.5")
     first, second = job.start(0), nodes(2, "--join-timeout", "1.5").start(1)
     assert (first.wait(20), second.wait(20)) == (69, 69)
@@ -297,7 +297,7 @@ def test_two_jobs_on_one_port(nodes):
     assert (first.wait(20), second.wait(20)) == (0, 0)
 
 
-def test_a_preload_that_fails_on_one_node_is_told_on_all(start_ddplaunch, tmp_path):
+def test_a_preload_that_fails_on_one_node_is_reported_on_all(start_ddplaunch, tmp_path):
     write_program(tmp_path, "hello.py", HELLO)
     write_program(tmp_path, "here/extra.py", "")
     where = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))

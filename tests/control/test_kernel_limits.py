@@ -63,7 +63,7 @@ def test_a_kernel_that_says_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(find_low_limits(60_000) is None, reason="this kernel's limits are high enough for 60,000 nodes")
-def test_people_read_it_before_the_nodes_join(start_ddplaunch, tmp_path):
+def test_it_is_printed_before_the_nodes_join(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "")
     where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank", "0", "--nproc", "1")
     job = start_ddplaunch("run", *LIGHT, "--nnodes", "60000", *where, "train.py")

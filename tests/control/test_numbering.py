@@ -115,7 +115,7 @@ def test_nodes_come_and_go(start_ddplaunch, tmp_path):
     assert "has joined: stopping the ranks, to start again with it" in first.stderr()
 
 
-def test_one_too_many_is_told_so(start_ddplaunch, tmp_path):
+def test_one_node_too_many_is_refused(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", WAITS)
     words = c10d("1:2", f"127.0.0.1:{free_port()}", "--nproc-per-node", "1", "--start", "exec")
     jobs = [start_ddplaunch(*words, "train.py") for _ in range(2)]
@@ -128,7 +128,7 @@ def test_one_too_many_is_told_so(start_ddplaunch, tmp_path):
     assert [job.wait() for job in jobs] == [0, 0]
 
 
-def test_nobody_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, tmp_path):
+def test_no_launcher_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", SAYS)
     job = start_ddplaunch(*c10d("2", "192.0.2.1:29500", "--rdzv-conf", "join_timeout=1"), "--start", "exec", "train.py")
     assert job.wait() == 69

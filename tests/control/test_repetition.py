@@ -82,7 +82,7 @@ def test_another_failure_is_restarted(second):
 
 
 @pytest.mark.parametrize(("lived", "ends"), [(9.0, True), (13.0, True), (13.1, False)])
-def test_where_no_collective_is_known_time_tells(lived, ends):
+def test_where_no_collective_is_known_time_decides(lived, ends):
     remark = attempts(failure(collectives=None), failure(collectives=None, lived=lived))
     assert remark == (ENDED if ends else None)
 

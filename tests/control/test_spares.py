@@ -147,7 +147,7 @@ def test_a_machine_that_was_lost_twice_gets_no_ranks_when_it_joins_again():
     assert notes(job)[-1] == "node 1 (n1) has joined but is excluded: it failed 2 times"
 
 
-def test_a_failure_on_node_0_replaces_nobody():
+def test_a_failure_on_node_0_replaces_no_node():
     job = spared(2, 1, max_restarts=1)
     fail(job, 0, 0, 1)
     assert started(job) == [0, 1]

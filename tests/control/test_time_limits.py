@@ -147,7 +147,7 @@ class Waiting:
             self.job.send(0, messages.InspectReply(question.serial, Inspection(0.0, tuple(ranks), 2)))
 
 
-def test_ranks_that_wait_are_told_of_soon():
+def test_ranks_that_wait_are_reported_soon():
     waiting = Waiting()
     (found,) = waiting.suspect(24.0)
     assert found.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
@@ -186,7 +186,7 @@ def test_it_is_a_note_where_a_stall_timeout_ends_the_job():
     assert waiting.job.take(messages.StopAttempt)
 
 
-def test_all_hear_that_the_job_stands_still_and_that_it_goes_on():
+def test_all_nodes_are_notified_of_a_stall_and_of_its_end():
     """Once each: no node knows what the ranks of others do."""
     waiting = Waiting()
     waiting.job.send(0, messages.ProgressResumed(0))

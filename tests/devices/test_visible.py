@@ -59,7 +59,7 @@ def cuda(mask: str | None, gpus: Sequence[Gpu] | None = None, **environ: str) ->
 # CUDA_VISIBLE_DEVICES
 
 
-def test_all_gpus_where_nothing_is_said() -> None:
+def test_all_gpus_by_default() -> None:
     visible = cuda(None)
     assert tokens(visible) == list(UUIDS)
     assert visible.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
@@ -330,7 +330,7 @@ def test_gpus_flag_that_makes_no_sense(wanted: str, message: str, hint: str) -> 
 
 
 @pytest.mark.parametrize(("count", "have"), [(1, "1 GPU, 0"), (2, "2 GPUs, 0 and 1")])
-def test_small_machines_are_counted_as_people_do(count: int, have: str) -> None:
+def test_small_machines_are_counted_in_users_units(count: int, have: str) -> None:
     with pytest.raises(UsageError, match=f"this machine has {have}$"):
         visible_gpus(machine(nvidia(count)), "7", {})
 

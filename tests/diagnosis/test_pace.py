@@ -73,7 +73,7 @@ def test_the_slow_ranks_of_one_host_are_one_sentence():
     assert sentence.endswith("of the time waiting for them")
 
 
-def test_two_slow_ranks_are_told_apart():
+def test_two_slow_ranks_are_two_sentences():
     found = steps(8, slow={2: 0.040})
     more = list(found[6].gaps)
     for at in range(0, 1990, 10):

@@ -243,7 +243,7 @@ def test_many_reasons_are_bounded():
     assert text.endswith("; ranks 5 to 29 too")
 
 
-def test_nobody_waits():
+def test_no_rank_waits():
     assert describe_waits(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) == (NO_WAIT,)
 
 
@@ -354,7 +354,7 @@ def test_groups_without_a_description_are_named_by_their_number():
     )
 
 
-def test_only_stacks_with_a_torch_that_tells_nothing_else():
+def test_only_stacks_with_a_torch_that_has_nothing_else():
     ranks = [rank(n, 0, 0, *WAITING, answers=None, groups=()) for n in range(2)]
     ranks.append(rank(2, 0, 0, "load at data.py:2", answers=None, groups=()))
     assert describe_waits(together(*ranks)) == (

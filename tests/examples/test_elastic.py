@@ -172,7 +172,7 @@ def test_a_killed_rank_on_one_node(start_ddplaunch, program, tmp_path, undisturb
     assert check_trained(job.stdout(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]
 
 
-def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(program, tmp_path, undisturbed):
+def test_plain_python_stops_on_sigterm_and_resumes_with_the_next_step(program, tmp_path, undisturbed):
     words, environment = [sys.executable, str(program)], clean_environment({**ONE_THREAD, "PYTHONUNBUFFERED": "1"})
     hold = {"HOLD": json.dumps({"0": [2, 360]})}
     with subprocess.Popen(

@@ -268,7 +268,7 @@ def test_no_trouble_harms_the_run(tmp_path):
     keep(file, look, a_reading(2, 1, 0, random.Random(1)))
 
 
-def test_a_disk_that_hangs_holds_nobody_up(tmp_path):
+def test_a_disk_that_hangs_does_not_delay_the_job(tmp_path):
     """As a home on the network may: the reading after it is left out, and the launcher goes on."""
     history = Kept(tmp_path)
     file, look = SampleFile(history), CounterSnapshot(plan(), 0.0, 0.0)

@@ -77,7 +77,7 @@ def test_the_last_frame_stays_and_the_terminal_is_as_before(start_view):
     assert all(len(part) > 20 for part in drawn)
 
 
-def test_a_failure_is_told_below_the_last_frame(start_view, tmp_path):
+def test_a_failure_is_reported_below_the_last_frame(start_view, tmp_path):
     write_program(
         tmp_path, "fails.py", "import os, sys, time\ntime.sleep(2)\nsys.exit(3 if os.environ['RANK'] == '1' else 0)"
     )

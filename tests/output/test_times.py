@@ -58,7 +58,7 @@ def test_a_line_of_a_full_disk_is_left_out():
         ("2026-11-26 09:00", "2026-11-26 09:00:00"),
     ],
 )
-def test_times_that_people_type(text, expected):
+def test_times_that_users_type(text, expected):
     now = datetime.fromisoformat("2026-11-26 12:00:00").timestamp()
     assert moment(text, now) == datetime.fromisoformat(expected).timestamp()
 

@@ -197,7 +197,7 @@ def test_node_rank_variable_that_is_no_number():
     assert plan(environ={"NODE_RANK": "x"}).node_rank == 0
 
 
-def test_more_ranks_than_gpus_is_said():
+def test_more_ranks_than_gpus_is_noted():
     assert "more ranks than GPUs: 5 ranks on 4 GPUs" in plan(GPUS, nproc="5").notes[0]
     shared = plan(GPUS, nproc="5", backend="nccl", oversubscribe=True)
     assert "5 ranks share 4 GPUs" in shared.notes[0]

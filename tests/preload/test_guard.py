@@ -91,7 +91,7 @@ def test_an_import_sees_no_terminal_and_reads_nothing_of_what_is_for_a_rank(tmp_
     assert sorted(done.stdout.splitlines()) == [f"{sees} b'typed'", f"[0] {sees} b''"], done.stderr
 
 
-def test_what_the_log_tells(tmp_path):
+def test_what_the_log_shows(tmp_path):
     made = Installation(tmp_path)
     made.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
     write_program(tmp_path, "train.py", "import torch, changed, yaml\n")

@@ -270,7 +270,7 @@ def test_a_single_rank_has_the_launchers_terminal(start: str, tmp_path: Path) ->
 
 
 @forked_and_exec
-def test_several_ranks_are_read_by_a_person(start: str, tmp_path: Path) -> None:
+def test_output_of_several_ranks_is_for_readers(start: str, tmp_path: Path) -> None:
     """They have pipes, no terminal; their lines come at once, as on one."""
     master, slave = pty.openpty()
     options = {"stdin": slave, "stdout": slave, "stderr": slave}

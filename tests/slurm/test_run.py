@@ -64,7 +64,7 @@ PLACES = {
 """Words for srun and ours, and what ranks then print."""
 
 
-def test_a_terminal_of_srun_is_a_person_s_with_pty_alone(standing_slurm, tmp_path):
+def test_a_terminal_of_srun_is_interactive_with_pty_alone(standing_slurm, tmp_path):
     write_program(tmp_path, "train.py", "import os\nprint('seen', os.environ.get('DDPLAUNCH_TERMINAL'))\n")
     cluster = standing_slurm
     ours = ddplaunch_command("run", "--no-merge", "--nproc", "2", *LIGHT, "train.py")
@@ -99,7 +99,7 @@ def test_the_components_of_a_heterogeneous_job_are_one_world(standing_slurm, tmp
     assert "heterogeneous" not in err
 
 
-def test_a_rank_that_fails_ends_the_step_and_is_told(standing_slurm):
+def test_a_rank_that_fails_ends_the_step_and_is_reported(standing_slurm):
     ours = ddplaunch_command("run", PROGRAMS / "fails.py", "exit", "1")
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ours)
     _, err = step.communicate(timeout=scaled_timeout(100))

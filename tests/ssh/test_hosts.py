@@ -182,7 +182,7 @@ def test_what_stands_for_a_file(shell):
     assert "n1" in done.stdout
 
 
-def test_ctrl_c_while_nobody_writes(start_ddplaunch, tmp_path):
+def test_ctrl_c_while_no_process_writes(start_ddplaunch, tmp_path):
     os.mkfifo(tmp_path / "hosts")
     job = start_ddplaunch("run", "--hostfile", "hosts", "--no-python", "/bin/true")
 

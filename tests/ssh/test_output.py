@@ -72,7 +72,7 @@ def test_a_slow_link_is_not_taken_for_a_lost_host(sshd, tmp_path):
         assert own == [*(f"[{rank}] {rank} {number} {'x' * 1000}" for number in range(2000)), f"[{rank}] the end"]
 
 
-def test_ctrl_c_ends_a_job_whose_output_nobody_reads(sshd, tmp_path):
+def test_ctrl_c_ends_a_job_whose_output_is_not_read(sshd, tmp_path):
     write_program(tmp_path, "train.py", PRINTS)
     run = Job(sshd(2), tmp_path, "--hosts", "n1:2", "--grace", "2", *LIGHT, "train.py", "40000", pipe=True)
     assert run.process.stdout

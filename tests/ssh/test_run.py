@@ -323,7 +323,7 @@ def test_the_first_host_keeps_its_place(job, tmp_path):
 # ---------------------------------------------------------------------------------------------------------- before
 
 
-def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
+def test_every_problem_is_reported_before_anything_starts(sshd, job, tmp_path):
     import torch
 
     write_program(tmp_path, "there/here/train.py", "open('started', 'w')\n")

@@ -27,7 +27,7 @@ HANGS = """
 """
 
 
-def test_ctrl_backslash_tells_of_all_hosts_and_twice_stops(sshd, tmp_path):
+def test_ctrl_backslash_shows_all_hosts_and_twice_stops(sshd, tmp_path):
     write_program(tmp_path, "train.py", HANGS)
     ours, theirs = pty.openpty()
     job = Job(sshd(2), tmp_path, "--hosts", "n0:2,n1:2", "train.py", terminal=theirs)

@@ -130,7 +130,7 @@ def test_another_user_is_not_served_and_not_asked(shell: Shell):
 
 
 @pytest.mark.slow
-def test_a_socket_of_something_else_keeps_nobody_waiting(shell: Shell):
+def test_a_socket_of_something_else_delays_no_run(shell: Shell):
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
     shell.warm("--stop")

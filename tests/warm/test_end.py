@@ -91,7 +91,7 @@ def test_it_ends_on_a_signal_and_its_folder_with_the_last_one(shell: Shell):
     assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
-def test_whoever_removes_the_folder_is_in_no_launchers_way(tmp_path, monkeypatch):
+def test_a_removed_folder_does_not_disturb_a_launcher(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     monkeypatch.setattr(place, "socket_dir_candidates", lambda name: [str(tmp_path / name)])
     over = threading.Event()
@@ -113,7 +113,7 @@ def test_whoever_removes_the_folder_is_in_no_launchers_way(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_what_tells_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
+def test_a_signal_to_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
     """As systemd and schedulers do: SIGTERM for all, and the ranks are to have their grace."""
     write_program(shell.folder, "waits.py", WAITS)
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))

@@ -118,7 +118,7 @@ def _order(path: Path, body: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_a_line_that_takes_nothing_keeps_nobody_waiting(shell: Shell):
+def test_a_connection_that_does_not_read_delays_no_run(shell: Shell):
     """Where it would say why it declines."""
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()

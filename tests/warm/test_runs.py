@@ -105,7 +105,7 @@ def test_exit_codes_and_reports_are_the_same(shared: Shell, code):
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_it_behind_a_pipe(shell: Shell):
+def test_a_pipe_does_not_wait_for_it(shell: Shell):
     for _ in range(2):
         done = shell.run(f"{shell.launch('shows.py')} 2>&1 | cat")
         assert done.stdout.count("made") == 2
@@ -154,7 +154,7 @@ def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
 
 
 @pytest.mark.slow
-def test_two_at_once_and_nobody_waits(shell: Shell):
+def test_two_at_once_and_neither_waits(shell: Shell):
     write_program(shell.folder, "waits.py", WAITS)
     first, one = shell.begin("exec " + shell.launch("waits.py"))
     wait_for_text(one, "made", 2)
@@ -168,7 +168,7 @@ def test_two_at_once_and_nobody_waits(shell: Shell):
 
 
 @pytest.mark.slow
-def test_one_that_imports_keeps_nobody_waiting(shell: Shell):
+def test_one_that_imports_delays_no_run(shell: Shell):
     import_slowly(shell)
     first, out = shell.begin("exec " + shell.launch("shows.py"))
     wait_for_text(shell.folder / "importing", "\n")

@@ -18,7 +18,7 @@ from tests.warm.test_kills import import_slowly
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_a_stopped_one_behind_a_pipe(shell: Shell):
+def test_a_pipe_does_not_wait_for_a_stopped_one(shell: Shell):
     made = shell.run().made
     os.kill(made, signal.SIGSTOP)
     try:

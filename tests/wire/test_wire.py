@@ -43,13 +43,13 @@ SHARE = NodeSpec(1, "n1", ("cuda:0", "cuda:1"), "4")
         b'{"op": "os.system", "body": "true"}',
     ],
 )
-def test_anything_else_is_garbled(body):
+def test_anything_else_is_a_protocol_error(body):
     with pytest.raises(ProtocolError):
         decode(body, [HeartbeatMessage, FailureReported, StopRequested, StartAttempt])
 
 
 @pytest.mark.parametrize("field", ["n1", "cuda:1", "2:4", "mine", "train.py", "abc", "2.13", "H100"])
-def test_a_stranger_cannot_write_to_our_terminal(field):
+def test_a_peer_cannot_write_to_our_terminal(field):
     hello = messages.NodeHello(SHARE, "2:4", "mine", "train.py", "abc", 0, Versions("3.11", "2.13"), ("H100",))
     body = encode(hello)[4:]
     assert decode(body, [messages.NodeHello]) == hello

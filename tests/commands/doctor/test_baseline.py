@@ -93,7 +93,7 @@ def test_a_file_of_other_hosts():
         "[" * 100_000,
     ],
 )
-def test_a_garbled_file_is_refused(run_in_fork, tmp_path, text):
+def test_a_damaged_file_is_refused(run_in_fork, tmp_path, text):
     (tmp_path / "saved").write_text(text, encoding="latin-1")
     done = run_in_fork("doctor", "--compare", "saved")
     assert (done.returncode, done.stdout) == (2, "")

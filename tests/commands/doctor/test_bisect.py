@@ -77,7 +77,7 @@ sleep 600
 """
 
 
-def test_ctrl_c_tells_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path):
+def test_ctrl_c_shows_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path):
     check = write_program(tmp_path, "check.sh", SPREADS)
     job = start_ddplaunch("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")
     wait_until((tmp_path / "began").exists, "the run that does not end")

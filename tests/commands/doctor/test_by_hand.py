@@ -98,7 +98,7 @@ guest.recv(1)
 """
 
 
-def test_a_stranger_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
+def test_a_false_node_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
     from ddplaunch import __version__
 
     first = doctor(0, "--join-timeout", "8", nnodes=4)

@@ -69,7 +69,7 @@ def test_a_lost_gpu_is_the_one_finding():
         ({"quota": 0.25}, f"{CPU_LIMIT} 0.25 of 2 CPUs"),
     ],
 )
-def test_what_is_slow_for_want_of_time_is_told_as_that(held, text):
+def test_what_is_slow_for_want_of_cpu_time_is_reported_as_that(held, text):
     assert describe_findings(FACTS, FACTS, replace(FACTS, **held), **measured({2})) == [f"warning n2: {text}"]
 
 

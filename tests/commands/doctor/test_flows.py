@@ -107,7 +107,7 @@ def test_of_many_ways_a_few_are_named():
     ]
 
 
-def test_what_loss_brings_about_is_not_told():
+def test_effects_of_loss_are_not_reported():
     ways = (PathResult(0, 1, 29500, "silent", None), PathResult(1, 0, 29501, "stranger", None))
     assert describe_findings((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
 

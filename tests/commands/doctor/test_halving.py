@@ -115,7 +115,7 @@ def test_a_skipped_host_is_not_bad_and_others_are_found():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_ends_whatever_it_is_told(seed):
+def test_it_ends_whatever_the_commands_return(seed):
     draw = random.Random(seed)
     count = draw.randint(1, 12)
     found, tried = search(names(count), lambda hosts: draw.choice(list(TrialResult)))

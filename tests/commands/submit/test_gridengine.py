@@ -129,7 +129,7 @@ def test_how_jobs_stand():
         ("Eqw", "is in an error state, Eqw, and will not start: qstat -explain E says why"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_state(state, expected):
+def test_the_description_of_a_state(state, expected):
     assert describe_state(state) == expected
 
 

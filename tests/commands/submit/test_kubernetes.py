@@ -167,7 +167,7 @@ _PATCH = ("spec", "runtimePatches", 0)
         ("trainjob", (*_PATCH, "trainingRuntimeSpec", "spec"), {}),
     ],
 )
-def test_the_schemas_would_tell(name, path, value):
+def test_the_schemas_would_find_it(name, path, value):
     *_, job = read(golden(name))
     place = job
     for step in path[:-1]:
@@ -217,7 +217,7 @@ def test_restricted_pods_meet_the_standard(manifest, kind, label):
     assert spread["labelSelector"] == apart["labelSelector"] == {"matchLabels": {label: "train"}}
 
 
-def test_the_standard_would_tell():
+def test_the_standard_would_find_it():
     (other,) = read(golden("smallest"))
     assert broken_rules(other) == ["privilege escalation", "non-root", "seccomp", "capabilities"]
     assert "host namespaces" in broken_rules(read(golden("rdma"))[-1])

@@ -27,7 +27,7 @@ from tests.commands.submit.states import HELD, KILLED, OUT_OF_MEMORY
         ("EXIT|-|TERM_OWNER: job killed by owner", KILLED),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_job(shown, expected):
+def test_the_description_of_a_job(shown, expected):
     (record,) = parse_bjobs(f"4711|0|{shown}\n")
     assert record.description == expected
     assert (record.code is not None) == ("exit code" in expected)

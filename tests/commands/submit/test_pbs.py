@@ -46,7 +46,7 @@ SHOWN = """Job Id: 4711.pbs01
         ("F", "", DELETED),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_job(state, more, expected):
+def test_the_description_of_a_job(state, more, expected):
     (record,) = parse_qstat(SHOWN.format(state=state, more=more))
     assert record.description == expected
     assert (record.code is not None) == ("exit code" in expected)

@@ -234,7 +234,7 @@ RECORD = (
         ("PREEMPTED", "0:15", 75, "was preempted"),
     ],
 )  # fmt: skip
-def test_what_slurm_says_of_a_job(state, code, ended, expected):
+def test_the_state_of_a_job_in_slurm(state, code, ended, expected):
     job = parse_scontrol(RECORD.format(state=state, reason="None", code=code, preempted="None"))
     assert job is not None
     assert (job.code, job.log_path, job.number) == (ended, "/data/my wine/slurm-7.out", "7")
@@ -265,7 +265,7 @@ NEVER = "waits, and will never start:"
         ("PENDING", "JobHeldUser", "0:0", "None", None, f"{NEVER} JobHeldUser (you hold it: scontrol release JOB)"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_job(state, reason, code, preempted, ended, expected):
+def test_the_description_of_a_job(state, reason, code, preempted, ended, expected):
     job = parse_scontrol(RECORD.format(state=state, reason=reason, code=code, preempted=preempted))
     assert job is not None
     assert job.code == ended
