@@ -66,7 +66,7 @@ _SEARCH = """<!DOCTYPE html>
 
 @dataclass(frozen=True)
 class PageVisit:
-    """What came of opening a page."""
+    """The result of opening a page: screenshot, errors and requests."""
 
     console: list[str]  # what the browser, and scripts, said of it
     requests: list[str]  # the addresses that the page asked for
@@ -76,7 +76,7 @@ class PageVisit:
 
 @dataclass(frozen=True)
 class Layout:
-    """How large a page is, in CSS pixels."""
+    """The size of a page, in CSS pixels."""
 
     width: int  # with what does not fit
     height: int

@@ -175,7 +175,7 @@ def write_program(folder: Path, name: str, text: str) -> Path:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
@@ -199,7 +199,7 @@ def list_marked_pids(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequen
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
-    """Poll until a condition is true; fail with ``what`` was awaited."""
+    """Poll until a condition is true; fail with ``what`` after the timeout."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() > began + scaled_timeout(timeout):
@@ -228,7 +228,7 @@ def free_port() -> int:
 
 
 def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    """The events of the only run that has its log somewhere in a folder, or those of these kinds."""
+    """Read the events of the only run with a log below a folder, or those of these kinds."""
     (log,) = folder.rglob("events*.jsonl")
     found = [json.loads(line) for line in log.read_text().splitlines()]
     return [event for event in found if not kinds or event["event"] in kinds]
@@ -292,7 +292,7 @@ class BackgroundJob(BackgroundCommand):
         return min(found())
 
     def ranks(self) -> list[int]:
-        """The pids of its ranks, as their parent has them."""
+        """Return the pids of its ranks, from the children of its zygote."""
         children = Path(f"/proc/{self.zygote()}/task/{self.zygote()}/children").read_text().split()
         return [int(pid) for pid in children if not _cmdline(int(pid)).startswith(STORE)]
 
@@ -306,7 +306,7 @@ class BackgroundJob(BackgroundCommand):
         return find_leftover_processes(self.mark)
 
     def find(self, text: str) -> list[int]:
-        """Those of its processes with this text in their command lines."""
+        """Return its processes with this text in their command lines."""
         return find_marked_processes(self.mark, text)
 
     def assert_nothing_left(self, timeout: float = 10) -> None:
@@ -316,12 +316,12 @@ class BackgroundJob(BackgroundCommand):
 
 
 def find_leftover_processes(mark: str) -> list[int]:
-    """The processes with ``mark``, but for a warm zygote, which stays by intent."""
+    """Return the processes with ``mark`` without warm zygotes, which are meant to stay."""
     return [pid for pid in list_marked_pids(mark) if _cmdline(pid).strip() != "ddplaunch: warm zygote"]
 
 
 def find_marked_processes(mark: str, text: str) -> list[int]:
-    """The processes with ``mark`` that have this text in their command lines; others may end meanwhile."""
+    """Return the processes with ``mark`` that have this text in their command lines."""
     return [pid for pid in find_leftover_processes(mark) if text in _cmdline(pid)]
 
 

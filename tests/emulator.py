@@ -59,7 +59,7 @@ class TerminalEmulator:
 
     @property
     def rows(self) -> list[str]:
-        """The screen, without what is empty below."""
+        """The rows of the screen, without empty ones at the end."""
         shown = [row.rstrip() for row in self._screen.display]
         while shown and not shown[-1]:
             shown.pop()
@@ -67,7 +67,7 @@ class TerminalEmulator:
 
     @property
     def history(self) -> list[str]:
-        """What has been scrolled away, and the screen."""
+        """The rows that were scrolled away, and those of the screen."""
         width = self._screen.columns
         above = ["".join(row[column].data for column in range(width)).rstrip() for row in self._screen.history.top]
         return [*above, *self.rows]
@@ -134,5 +134,5 @@ class TerminalEmulator:
 
 
 def _make_controlling_terminal() -> None:
-    """The terminal is this session's, so that Ctrl-C typed there is a signal."""
+    """Make the terminal this session's, so that a typed Ctrl-C is a signal."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -26,7 +26,7 @@ _AT_START = ("LD_", "PYTHON")
 
 
 class ForkServerPool:
-    """Runs commands in forks, of as few interpreters as will do."""
+    """Runs commands in forks of a few interpreters, as many as are needed at once."""
 
     def __init__(self) -> None:
         self._forked: dict[tuple[tuple[str, str], ...], ForkServer] = {}

@@ -90,7 +90,7 @@ def first_job(environment: Path, folder: Path) -> None:
 
 
 def files(folder: Path) -> set[str]:
-    """All files below it, by their paths in it."""
+    """Return all files below a folder, by their relative paths."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
@@ -101,7 +101,7 @@ def in_git() -> set[str]:
 
 
 def same(what: str, one: set[str], other: set[str]) -> None:
-    """End with the files that only one of two has."""
+    """Exit with an error that names the files which only one of two has."""
     if different := sorted(one ^ other):
         sys.exit(f"{what} have different files: {', '.join(different[:10])}")
     print(f"{what}: {len(one)} files, the same")

@@ -37,7 +37,7 @@ def without(error: str, *calls: str) -> list[str]:
 
 
 def forbid_calls(number: int, calls: Sequence[str]) -> None:
-    """Have these calls fail with errno ``number`` in this process and all that it starts."""
+    """Make these calls fail with errno ``number`` in this process and its children."""
     column = 0 if platform.machine() == "x86_64" else 1
     statements = [(_LOAD, 0, 0, 0)]
     for name in calls:

@@ -58,7 +58,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; the defaults are what the targets are about.
+    """The sizes of the experiments; the targets hold for the defaults.
 
     Attributes:
         all_contenders: whether those that have no target take part beyond the start-up.

@@ -31,7 +31,7 @@ SAMPLING = 0.01
 
 
 class Failed(Exception):
-    """A contender did not do what was to be measured."""
+    """A contender failed to do what was to be measured."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,12 @@ class Job:
         return {mark.rank: mark.pid for mark in self.marks if mark.what == what and mark.attempt == attempt}
 
     def watch(self, seconds: float) -> None:
-        """Go on handling what comes in, for so long."""
+        """Handle events for this long."""
         over = time.monotonic() + seconds
         self._wait(lambda: time.monotonic() >= over, seconds + DEADLINE, wake_at=over)
 
     def release(self) -> None:
-        """Let go the ranks that hold."""
+        """Release the ranks that wait."""
         os.close(self._open.pop())
 
     def finish(self) -> int:
@@ -182,7 +182,7 @@ class Job:
             raise Failed(f"exit code {code}: {self.last_errors()}")
 
     def last_errors(self) -> str:
-        """The end of what came on stderr, on one line."""
+        """Return the last lines of stderr as one line."""
         lines = [line.strip() for line in self._stderr_path.read_text(errors="replace").splitlines() if line.strip()]
         return " / ".join(lines[-3:])[-300:] or "(nothing on stderr)"
 

@@ -35,7 +35,7 @@ DEVICES = ("cpu",)
 
 
 class Player:
-    """One node."""
+    """One simulated node."""
 
     def __init__(self, loop: EventLoop, hello: NodeHello, received: Counter[str]) -> None:
         """``received`` counts messages of all players by their names, and "dropped" and "refused" connections."""
@@ -86,7 +86,7 @@ class Player:
         self.say(FailureReported(0, failure, time.time()))
 
     def _found(self, serial: int) -> InspectReply:
-        """What it says of its rank, which waits."""
+        """Return its inspection of its rank, which waits."""
         share = self._hello.node_spec
         frame = Frame("wait", "train.py", 7, own=True)
         ranks = (RankInspection(share.node_rank, share.host, 1, ProcessCondition.ALIVE, threads=(Thread((frame,)),)),)

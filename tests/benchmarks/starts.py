@@ -42,7 +42,7 @@ def start_experiments(size: Size) -> list[Experiment]:
 
 
 def picture(all_results: list[Results]) -> str:
-    """The whole command of Hugging Face's Trainer, as each contender starts it."""
+    """Run the complete command of Hugging Face's Trainer with each contender."""
     found = {each.experiment.name: each for each in all_results}
     walls = {"ddplaunch --warm, from the second run on": found["warm-trainer"].numbers(OURS, "wall")}
     for contender in found["start-trainer"].turns:

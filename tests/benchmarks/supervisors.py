@@ -133,7 +133,7 @@ class Supervisors:
         return last, {process.returncode for process in self._processes.values()}
 
     def release(self) -> None:
-        """Let the ranks end well."""
+        """Let the ranks end with exit code 0."""
         if self._release >= 0:
             os.close(self._release)
             self._release = -1

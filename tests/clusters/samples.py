@@ -8,7 +8,7 @@ from ddplaunch.clusters.finding import ClusterEnv
 
 
 def require_detected(cluster_env: ClusterEnv | None) -> ClusterEnv:
-    """The cluster_env, where something was found."""
+    """Return the detected cluster environment; fail if there is none."""
     assert cluster_env
     return cluster_env
 
@@ -96,7 +96,7 @@ OPENMPI_4 = _variables("""
 def slurm_step(
     tasks: str, nodes: str, count: int, size: int, rank: int, local: int, node: int, **others: str
 ) -> dict[str, str]:
-    """A task of another step of the same job."""
+    """The variables of a task of another step of the same job."""
     return {
         **SLURM_TASK,
         "SLURM_STEP_TASKS_PER_NODE": tasks,

@@ -25,7 +25,7 @@ UNREACHED = Expect(LOST, rf"{JOIN_TIMEOUT:g} s \(--join-timeout\)", GIVEN_UP)
 
 
 def _nothing(trial: Trial) -> None:
-    """The way it was started is the fault."""
+    """No further fault: the start itself is the fault."""
 
 
 def _joining(trial: Trial) -> None:

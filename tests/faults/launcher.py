@@ -69,7 +69,7 @@ class Run(BackgroundCommand):
         return [(int(rank), int(attempt), int(pid)) for rank, attempt, pid in found]
 
     def steps(self) -> int:
-        """How often rank 0 has printed a step."""
+        """Return how many steps rank 0 has printed."""
         return self.stdout().count("step ")
 
     def pid_outside(self, inside: int) -> int:
@@ -97,7 +97,7 @@ class Run(BackgroundCommand):
 
 
 def command_line(pid: int) -> str:
-    """What a process is, for people."""
+    """Return the command line of a process, for messages."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
     except OSError:

@@ -46,7 +46,7 @@ WELL = Expect(0)
 
 
 def lost(number: int, within: float = SOCKET) -> Expect:
-    """It must say that this node was lost."""
+    """Return the pattern of the message that this node was lost."""
     return Expect(LOST, rf"node {number} .*was lost", within)
 
 

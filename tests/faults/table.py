@@ -40,5 +40,5 @@ def _node(seen: Seen, timeout_s: float, *, goes_on: bool, verdict: bool) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The whole of it."""
+    """Render the whole table."""
     return "\n".join([HEAD, *map(line, results)]) + "\n"

@@ -24,7 +24,7 @@ ALLOWANCE = 4.0
 
 
 class Stuck(Exception):
-    """What a row waits for did not happen."""
+    """Raised if the condition that a row waits for does not come."""
 
 
 class Trial:
@@ -63,13 +63,13 @@ class Trial:
         self.look()
 
     def look(self) -> None:
-        """Notice what has ended."""
+        """Record which launchers have ended."""
         for run in self.runs:
             if run.verdict_at is None and run.process.poll() is not None:
                 run.verdict_at = time.monotonic()
 
     def mark(self, *numbers: int) -> None:
-        """The fault is now, for these launchers or all."""
+        """Record the moment of the fault for these launchers, or all."""
         for number in numbers or range(len(self.runs)):
             self.runs[number].fault_at = time.monotonic()
 
@@ -93,7 +93,7 @@ class Trial:
         self.until(lambda: self.runs[0].steps() >= before + times, "progress of the job")
 
     def wait_seconds(self, seconds: float) -> None:
-        """Let time pass: the fault is that it does. All launchers must live on."""
+        """Wait, where the fault is a time without events; all launchers must survive it."""
         until = time.monotonic() + seconds
         self.until(lambda: time.monotonic() > until or any(run.verdict_at for run in self.runs), "time")
         if ended := [str(i) for i, run in enumerate(self.runs) if run.verdict_at]:
@@ -104,7 +104,7 @@ class Trial:
         self.until(lambda: self.runs[number].verdict_at, f"the end of launcher {number}")
 
     def order(self, rank: int, what: str) -> None:
-        """Let a rank do something: exit, raise, leave."""
+        """Order a rank to exit, raise or leave the process group."""
         path = self.folder / f"rank{rank}"
         path.with_suffix(".new").write_text(what)
         path.with_suffix(".new").rename(path)
@@ -170,7 +170,7 @@ class Trial:
             self.until(lambda run=run: run.process.poll() is not None, "the end of the second attempt")  # type: ignore[misc]
 
     def _seen(self, run: Run) -> Seen:
-        """How a launcher ended; what it left counts on hosts that are up."""
+        """Return how a launcher ended; leftovers count on hosts that are up."""
         seconds = None if run.verdict_at is None or run.fault_at is None else run.verdict_at - run.fault_at
         deadline = time.monotonic() + scaled_timeout(LEFTOVERS_TIMEOUT_S)
         while (pids := self._left(run)) and time.monotonic() < deadline:

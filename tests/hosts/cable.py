@@ -35,7 +35,7 @@ class Cable:
         inside.ip(f"link set {self.interface} up", *self.settings)
 
     def pull(self) -> None:
-        """Pull it out: the interface is gone, and the cable as new."""
+        """Pull the cable: the interface is gone, and the faults of the cable too."""
         self._stop_relay()
         if self.inside is not None:
             self.switch.ip(f"link del {self.port}")
@@ -80,7 +80,7 @@ class Cable:
         self.switch.call("tc", "qdisc", "replace", "dev", self.port, "root", *discipline.split())
 
     def heal(self) -> None:
-        """As new."""
+        """Undo all faults of the cable."""
         inside = self._plugged()
         self._stop_relay()
         if self._queues:

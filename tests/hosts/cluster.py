@@ -11,7 +11,7 @@ C = TypeVar("C", bound="Cluster")
 
 
 class ClusterError(Exception):
-    """A scheduler does not do what was asked."""
+    """A scheduler does not do what was requested."""
 
 
 class Cluster:
@@ -40,7 +40,7 @@ class Cluster:
         raise NotImplementedError
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
-        """Wait for what nothing announces; what its daemons say is in the error."""
+        """Poll until a condition is true; the error has the state of the daemons."""
         began, pause = time.monotonic(), 0.02
         while not condition():
             if time.monotonic() > began + scaled_timeout(timeout):

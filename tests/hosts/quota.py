@@ -10,7 +10,7 @@ _PERIOD = 100_000  # microseconds, as docker has it
 
 
 def _parents() -> Iterator[Path]:
-    """The roots of the control groups in which time can be limited, of version 2 or 1."""
+    """Return the roots of control groups with a CPU controller, of version 2 or 1."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount, kind, options, *_ = line.split()
         folder = Path(mount)

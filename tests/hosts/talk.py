@@ -70,7 +70,7 @@ class EchoConnection:
         return str(result)
 
     def begin(self, timeout: float) -> None:
-        """Ask, and leave the answer to :meth:`end`."""
+        """Send a request; :meth:`end` waits for the answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{timeout}\n")
         self.process.stdin.flush()
@@ -82,7 +82,7 @@ class EchoConnection:
 
 
 def echo(host: Host) -> None:
-    """Start the echo there."""
+    """Start the echo server on a host."""
     process = host.start([sys.executable, "-IS", "-c", ECHO], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

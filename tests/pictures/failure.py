@@ -46,5 +46,5 @@ def picture(folder: Path) -> str:
 
 
 def is_clear(drawn: str) -> bool:
-    """Ranks that lose their peer before they are stopped print more than a picture holds."""
+    """Whether the picture shows all lines: ranks that lose a peer before they are stopped print more."""
     return "3 other ranks were stopped" in lines(drawn)[-1]

@@ -51,7 +51,7 @@ STYLE = """\
 
 
 def house() -> str:
-    """The picture: commands at the top, the ground below all."""
+    """Return the picture: commands at the top, the lowest layer at the bottom."""
     ground, *floors = LAYERS
     drawn: list[str] = []
     top = GAP

@@ -37,7 +37,7 @@ class Installation:
         self.add("torch", TORCH)
 
     def write(self) -> Path:
-        """Write the table down."""
+        """Write the table to its file."""
         self._table.write_text(json.dumps({"packages": self._entries, "harmless": self._harmless}))
         return self._table
 

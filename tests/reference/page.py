@@ -35,7 +35,7 @@ OF_SCHEDULERS = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Render the whole page."""
     parts = (HEAD, *_commands(), *_variables(), *_exit_codes(), *_files(), *_runtime())
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 

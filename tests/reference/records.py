@@ -396,7 +396,7 @@ def plan_fields() -> list[str]:
 
 
 def devices_fields() -> list[str]:
-    """Those of ``ddplaunch devices --json``."""
+    """Return the fields of ``ddplaunch devices --json``."""
     user = GpuProcess(pid=1, name=None, user=None, memory=None)
     gpu = Gpu("nvidia", 0, "", mig=(MigInstance("", "", None),), processes=(user,))
     cpu = Cpu(None, logical=1, physical=1, allowed=(0,), numa=(NumaNode(0, (0,)),))
@@ -412,12 +412,12 @@ def runs_fields() -> list[str]:
 
 
 def record_fields() -> list[str]:
-    """Those of ``ddplaunch report --json``."""
+    """Return the fields of ``ddplaunch report --json``."""
     return list(_paths(json.loads(record_to_json(_record(), [], _record().spent)), ""))
 
 
 def inspection_fields() -> list[str]:
-    """Those of stacks.json."""
+    """Return the fields of stacks.json."""
     return list(_paths(json.loads(json.dumps(_inspection().to_json())), ""))
 
 

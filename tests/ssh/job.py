@@ -44,7 +44,7 @@ class Job(BackgroundCommand):
             )
 
     def left(self, hosts: Sequence[Host] | None = None) -> list[str]:
-        """What still runs of it."""
+        """Return its processes that still run."""
         return [
             f"{host.name}: {command_line(pid)}"
             for host in (self.hosts if hosts is None else hosts)
@@ -52,5 +52,5 @@ class Job(BackgroundCommand):
         ]
 
     def assert_nothing_left(self, hosts: Sequence[Host] | None = None, timeout: float = 10) -> None:
-        """Nothing of it runs on these hosts, or on all."""
+        """Assert that none of its processes is left on these hosts, or on all."""
         wait_until(lambda: not self.left(hosts), f"the end of {self.left(hosts)}", timeout)

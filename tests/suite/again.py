@@ -96,7 +96,7 @@ class RerunFailures:
             session.testsfailed += 1
 
     def _report_failure(self, session: pytest.Session, name: str) -> None:
-        """Report a failure after all, for it will not be run again."""
+        """Report a failure that will not be run again."""
         for report in self._tries[name].failed:
             report.outcome = "failed"
             session.config.hook.pytest_runtest_logreport(report=report)

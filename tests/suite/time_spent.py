@@ -15,7 +15,7 @@ SLOWEST = 25
 
 
 def part(nodeid: str) -> str:
-    """The folder of ``tests/`` that a test belongs to, or its file where it lies in none."""
+    """Return the folder of ``tests/`` that a test belongs to, or its file."""
     path = nodeid.partition("::")[0]
     return (path.partition("/")[2] or path).partition("/")[0]
 

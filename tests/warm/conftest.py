@@ -80,7 +80,7 @@ class Shell:
         return self.process.stdout.readline()
 
     def torch_also(self, text: str) -> None:
-        """What the stand-in for torch does besides, at its import."""
+        """Add code to the import of the stand-in for torch."""
         path = self.modules / "torch/__init__.py"
         path.write_text(path.read_text() + text)
 
@@ -104,11 +104,11 @@ class Shell:
         return self.run(shlex.join(ddplaunch_command("warm", *words)))
 
     def list_zygotes(self) -> list[int]:
-        """The pids of the warm zygotes."""
+        """Return the pids of the warm zygotes."""
         return [int(line.split()[0]) for line in self.warm().stdout.splitlines()[1:]]
 
     def reasons(self, log: str) -> list[str]:
-        """Why the runs with ``--log-dir log`` started cold."""
+        """Return why the runs with ``--log-dir log`` used no warm zygote."""
         events = (path.read_text() for path in (self.folder / log).rglob("events*.jsonl"))
         return re.findall(r'"cold": "(.*?)"', "".join(events))
 
@@ -135,7 +135,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """One for all tests of a module, which leave it as they find it."""
+    """A shell for all tests of a module, which do not change it."""
     shell = Shell(tmp_path_factory.mktemp("shared"))
     yield shell
     shell.close()

@@ -97,7 +97,7 @@ class Job:
             self.signal(number)
 
     def signal(self, number: int) -> None:
-        """Signal all processes that are still in the script's group."""
+        """Send a signal to all processes that are still in the script's group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int((self.folder / "pid").read_text()), number)
 
@@ -138,7 +138,7 @@ def qsub(folder: Path, words: list[str]) -> int:
 
 
 def _indices(array: str | None) -> list[str]:
-    """Those of 1-3 or of 1,3; one empty of a job that is not an array."""
+    """Return the indices of 1-3 or 1,3; one empty index for a job that is not an array."""
     if array is None:
         return [""]
     first, dash, last = array.partition("%")[0].partition("-")
@@ -183,7 +183,7 @@ def qstat(folder: Path, words: list[str]) -> int:
 
 
 def _of(folder: Path, number: str, each: bool) -> list[Job]:
-    """The job, and those of an array, which PBS calls 7[2].pbs01 and LSF 7[2]."""
+    """Return the job of this id, or a job of an array: 7[2].pbs01 in PBS, 7[2] in LSF."""
     jobs = (folder / "jobs").iterdir()
     ours = sorted(path.name for path in jobs if each and path.name.partition("[")[0] == number.partition("[")[0])
     return [Job(folder, name) for name in ours] or [Job(folder, number)]
