@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.plan.command import python_command
+from tests.commands.submit.states import REJECTED
 from tests.conftest import (
     assert_refused,
     clean_environment,
@@ -555,7 +556,7 @@ def test_sbatch_refuses(submit, refusal, hint):
     done = submit("--partition x --follow train.py", env={"REFUSAL": refusal})
     assert done.returncode == 2
     lines = done.stderr.splitlines()[-3:]
-    assert lines[:2] == [refusal, "Error: sbatch rejected the job (exit code 1)"]
+    assert lines[:2] == [refusal, f"Error: sbatch {REJECTED} 1)"]
     assert hint in lines[2]
 
 

@@ -18,6 +18,8 @@ from ddplaunch.control.rules import JobConfig
 from ddplaunch.control.waiting import FIRST_NOTICE_S
 from ddplaunch.plan.share import NodeSpec
 
+LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
+
 
 class Timer:
     def __init__(self, due: float, callback: Callable[[], None]) -> None:
@@ -824,7 +826,7 @@ def test_sigterm_takes_one_node_out_of_an_elastic_job():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
     job.take(messages.StartAttempt)
     terminate(job, 1)
-    assert notes_of(job) == ["SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"]
+    assert notes_of(job) == [LEAVES]
     assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 3
     job.drain(1, job.fail(1, 2, exit_code=None, signal=signal.SIGTERM))
     assert job.outcome(1).outcome.code == 143, "it need not wait for the others"

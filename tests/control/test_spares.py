@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ddplaunch.control import messages
-from tests.control.test_coordinator import Job
+from tests.control.test_coordinator import LEAVES, Job
 
 JOINED = "has joined as a spare"
 
@@ -244,7 +244,7 @@ def test_sigterm_on_a_spare_and_on_a_node_with_one():
     job.drain(1)
     lose(job, 1, 0)
     assert notes(job) == [
-        "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it",
+        LEAVES,
         "going on with 2 nodes: node 0 (n0), node 2 (n2)",
         "node 2 (n2) takes the place of node 1 (n1)",
     ]

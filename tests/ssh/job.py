@@ -16,6 +16,11 @@ LAUNCHER = r"from ddplaunch\.cli .* run "
 _OURS = r"-m ddplaunch|from ddplaunch\.|/(zygote|worker)\.py |train\.py|^(\S+/)?ssh "
 
 
+def refusal(failed: int, hosts: int) -> str:
+    """Return the first line about a job that was not started, as some hosts cannot run it."""
+    return f"ddplaunch: {failed} of {hosts} hosts cannot run the job; nothing was started"
+
+
 class Job(BackgroundCommand):
     """``ddplaunch run WORDS`` on n0, its output in files."""
 

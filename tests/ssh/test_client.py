@@ -14,8 +14,10 @@ import pytest
 import ddplaunch
 from ddplaunch.plan.command import REMOTE_STATEMENT, python_command
 from ddplaunch.ssh.remote import HostJob
+from tests.commands.doctor.findings import NO_REPLY
 from tests.conftest import clean_environment, ddplaunch_command, wait_until, write_program
 from tests.patience import scaled_timeout
+from tests.ssh.job import refusal
 
 PLAYS = f"""\
 #!{sys.executable}
@@ -47,7 +49,7 @@ def play(run_ddplaunch, tmp_path):
         write_program(tmp_path, "part", part)
         done = run_ddplaunch("run", "--hosts", "a:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env})
         first, *rows = done.stderr.splitlines()
-        assert first.startswith("ddplaunch: 1 of 1 hosts ")
+        assert first == refusal(1, 1)
         return done.returncode, "\n".join(rows)
 
     return run
@@ -64,13 +66,11 @@ def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start_
     assert job.stderr().strip() == ""
 
 
-NONE = "ddplaunch cannot read the reply of this host"
-
 PROBLEMS = [
-    ("facts('{}'); time.sleep(600)", 2, NONE),
-    ("facts('no json'); time.sleep(600)", 2, NONE),
-    ("facts('[' * 100000); time.sleep(600)", 2, NONE),
-    ('facts(\'{"problems": [7], "versions": {"python": "3"}}\'); time.sleep(600)', 2, NONE),
+    ("facts('{}'); time.sleep(600)", 2, NO_REPLY),
+    ("facts('no json'); time.sleep(600)", 2, NO_REPLY),
+    ("facts('[' * 100000); time.sleep(600)", 2, NO_REPLY),
+    ('facts(\'{"problems": [7], "versions": {"python": "3"}}\'); time.sleep(600)', 2, NO_REPLY),
     ("say('\\x1eddplaunch here 9.9.9'); time.sleep(600)", 2, f"ddplaunch 9.9.9 there, {ddplaunch.__version__} here"),
     (
         "say('\\x1eddplaunch here 9\\x1b[2J'); time.sleep(600)",

@@ -5,5 +5,6 @@ NO_LOOPBACK = "a connection to itself (127.0.0.1) gets no answer; no measurement
 LARGE_LOST = "connections work, but packets of full size are lost"
 TOO_FAR = "expected below 1 ms in one data center"
 CPU_LIMIT = "the control group limits CPU time to"
+NO_REPLY = "ddplaunch cannot read the reply of this host"
 SINCE = "since its counters were cleared"
 NO_GPU_ANSWER = "the driver cannot reach it"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.commands.doctor.findings import LARGE_LOST
+from tests.commands.doctor.findings import LARGE_LOST, NO_REPLY
 from tests.commands.doctor.typed import DoctorCommand
 from tests.conftest import write_program
 from tests.patience import scaled_timeout
@@ -109,7 +109,7 @@ def test_a_false_node_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
     code, found, result = first.read_result()
     assert code == 1
     assert sorted(result) == [
-        "n2: did not respond: ddplaunch cannot read the reply of this host",
+        f"n2: did not respond: {NO_REPLY}",
         "node 3: did not respond: no connection within 8 s (--join-timeout)",
     ]
     (absent,) = [each for each in found["findings"] if each["subject"] == "node 3"]

@@ -17,6 +17,7 @@ from ddplaunch.commands.submit.job import BatchJob, RequeueOptions, SetupCommand
 from ddplaunch.errors import UsageError
 from ddplaunch.queue.table import make_scheduler
 from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
+from tests.commands.submit.states import REJECTED
 from tests.conftest import assert_refused, conflict, write_program
 from tests.starts import LIGHT
 
@@ -242,9 +243,9 @@ def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
     ("scheduler", "theirs", "ours"),
     [
         ("pbs", "qsub: Unknown queue\n",
-         "qsub rejected the job (exit code 170)\n  see its message above; qstat -Q lists"),
+         f"qsub {REJECTED} 170)\n  see its message above; qstat -Q lists"),
         ("lsf", "nowhere: No such queue. Job not submitted.\n",
-         "bsub rejected the job (exit code 255)\n  see its message above; bqueues lists"),
+         f"bsub {REJECTED} 255)\n  see its message above; bqueues lists"),
     ],
 )  # fmt: skip
 def test_a_job_that_its_scheduler_refuses(run_in_fork, here, scheduler, theirs, ours):
