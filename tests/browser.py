@@ -1,4 +1,4 @@
-"""A real browser without a window, Debian's chromium: what it shows of a page, says of it, and asks the network for."""
+"""A real browser without a window, Debian's chromium: renders a page, and reports its errors and requests."""
 
 import html
 import json
@@ -66,7 +66,7 @@ _SEARCH = """<!DOCTYPE html>
 
 @dataclass(frozen=True)
 class PageVisit:
-    """What came of opening a page."""
+    """The result of opening a page: screenshot, errors and requests."""
 
     console: list[str]  # what the browser, and scripts, said of it
     requests: list[str]  # the addresses that the page asked for
@@ -76,7 +76,7 @@ class PageVisit:
 
 @dataclass(frozen=True)
 class Layout:
-    """How large a page is, in CSS pixels."""
+    """The size of a page, in CSS pixels."""
 
     width: int  # with what does not fit
     height: int
@@ -87,7 +87,7 @@ def open_page(page: Path, folder: Path, *, width: int = 1280, height: int = 1600
     """Open a file from the disk; what the browser leaves is in ``folder``."""
     picture, log = folder / f"{page.stem}-{width}{'-dark' * dark}.png", folder / "network.json"
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    said = _run(folder, page, width, height, f"--screenshot={picture}", "--dump-dom", f"--log-net-log={log}", *scheme)
+    done = _run(folder, page, width, height, f"--screenshot={picture}", "--dump-dom", f"--log-net-log={log}", *scheme)
     network = json.loads(log.read_text())
     names = {number: name for name, number in network["constants"]["logEventTypes"].items()}
     asked = [
@@ -96,8 +96,8 @@ def open_page(page: Path, folder: Path, *, width: int = 1280, height: int = 1600
         if names[each["type"]] == "URL_REQUEST_START_JOB"
         and each.get("params", {}).get("initiator", "not an origin") != "not an origin"  # the browser's own errands
     ]
-    console = re.findall(r":CONSOLE:\d+\] (.*)", said.stderr)
-    return PageVisit(console, asked, said.stdout, picture)
+    console = re.findall(r":CONSOLE:\d+\] (.*)", done.stderr)
+    return PageVisit(console, asked, done.stdout, picture)
 
 
 def measure_page(page: Path, folder: Path, *, width: int) -> Layout:

@@ -66,7 +66,7 @@ def ddplaunch_command(*words: str | Path) -> list[str]:
 
 
 def torchrun_command(folder: Path, *words: str | Path, nproc: int = 2) -> list[str]:
-    """A ``torchrun_command`` command line; its folder of logs, which it leaves, is in ``folder``."""
+    """The ``torchrun`` command line, run by this interpreter; its folder of logs is in ``folder``."""
     options = ("--standalone", f"--nproc-per-node={nproc}", "--log-dir", str(folder / "torchrun"))
     return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, words)]
 
@@ -114,7 +114,7 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 def run_ddplaunch(tmp_path: Path) -> Launch:
     """Run ``ddplaunch WORDS`` to its end in ``tmp_path`` and return it with its output as text.
 
-    Without what it says of a slow start: that depends on what else this machine does.
+    Its stderr is without messages about a slow start, which depend on the load of this machine.
     """
 
     def run(
@@ -146,15 +146,24 @@ def run_in_fork(_commands: ForkServerPool, tmp_path: Path) -> Launch:
     return run
 
 
-def assert_refused(done: subprocess.CompletedProcess[str], *said: str) -> str:
+def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> str:
     """Assert that a command has ended with a usage error whose message has all these words; return its stderr."""
     assert (done.returncode, done.stdout) == (2, ""), done
     refusal = done.stderr[done.stderr.index("Error: ") :]
     assert len(refusal.splitlines()) <= 3, refusal
     assert "Traceback" not in refusal
-    for part in said:
+    for part in parts:
         assert part in done.stderr
     return done.stderr
+
+
+def conflict(option: str, other: str) -> str:
+    """The message that refuses two options together, without the reason that may follow."""
+    return f"{option} does not work with {other}"
+
+
+NEWEST = "the newest run of this folder"
+"""What a command without a run's name writes first, and then the run that it found."""
 
 
 def write_program(folder: Path, name: str, text: str) -> Path:
@@ -166,7 +175,7 @@ def write_program(folder: Path, name: str, text: str) -> Path:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
@@ -190,7 +199,7 @@ def list_marked_pids(mark: str, variable: str = "DDPLAUNCH_TEST_MARK") -> Sequen
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
-    """Poll until a condition is true; fail with ``what`` was awaited."""
+    """Poll until a condition is true; fail with ``what`` after the timeout."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() > began + scaled_timeout(timeout):
@@ -219,7 +228,7 @@ def free_port() -> int:
 
 
 def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    """The events of the only run that has its log somewhere in a folder, or those of these kinds."""
+    """Read the events of the only run with a log below a folder, or those of these kinds."""
     (log,) = folder.rglob("events*.jsonl")
     found = [json.loads(line) for line in log.read_text().splitlines()]
     return [event for event in found if not kinds or event["event"] in kinds]
@@ -274,7 +283,7 @@ class BackgroundJob(BackgroundCommand):
             self.process = subprocess.Popen(ddplaunch_command(*words), **{**given, **options})
 
     def zygote(self) -> int:
-        """The pid of its zygote, once it is one: between fork and exec it looks like the launcher."""
+        """Wait for its zygote and return its pid; between fork and exec it looks like the launcher."""
 
         def found() -> list[int]:
             return self.find("zygote.py")
@@ -283,12 +292,12 @@ class BackgroundJob(BackgroundCommand):
         return min(found())
 
     def ranks(self) -> list[int]:
-        """The pids of its ranks, as their parent has them."""
+        """Return the pids of its ranks, from the children of its zygote."""
         children = Path(f"/proc/{self.zygote()}/task/{self.zygote()}/children").read_text().split()
         return [int(pid) for pid in children if not _cmdline(int(pid)).startswith(STORE)]
 
     def store(self) -> int:
-        """The pid of the process that holds its store, once there is one."""
+        """Wait for the process that holds its store and return its pid."""
         wait_until(lambda: self.find(STORE), "the store")
         (pid,) = self.find(STORE)
         return pid
@@ -297,7 +306,7 @@ class BackgroundJob(BackgroundCommand):
         return find_leftover_processes(self.mark)
 
     def find(self, text: str) -> list[int]:
-        """Those of its processes with this text in their command lines."""
+        """Return its processes with this text in their command lines."""
         return find_marked_processes(self.mark, text)
 
     def assert_nothing_left(self, timeout: float = 10) -> None:
@@ -307,12 +316,12 @@ class BackgroundJob(BackgroundCommand):
 
 
 def find_leftover_processes(mark: str) -> list[int]:
-    """The processes with ``mark``, but for a warm zygote, which stays by intent."""
+    """Return the processes with ``mark`` without warm zygotes, which are meant to stay."""
     return [pid for pid in list_marked_pids(mark) if _cmdline(pid).strip() != "ddplaunch: warm zygote"]
 
 
 def find_marked_processes(mark: str, text: str) -> list[int]:
-    """The processes with ``mark`` that have this text in their command lines; others may end meanwhile."""
+    """Return the processes with ``mark`` that have this text in their command lines."""
     return [pid for pid in find_leftover_processes(mark) if text in _cmdline(pid)]
 
 

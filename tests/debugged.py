@@ -1,4 +1,4 @@
-"""Ranks that stop at breakpoints, and who types to them: fixtures and programs of the debugger's tests."""
+"""Fixtures and programs for tests of the debugger: ranks at breakpoints, and a user at a terminal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ddplaunch.job.runs import list_running
 from tests.conftest import BackgroundJob, ddplaunch_command, list_marked_pids, run_command, wait_until, write_program
 from tests.emulator import TerminalEmulator
 from tests.starts import LIGHT
+
+TAKEN_OVER = "another terminal has taken over the debugger"
 
 AT = 10 if sys.version_info >= (3, 13) else 11
 """The line at which pdb stops, of STEPS."""
@@ -35,12 +37,12 @@ for n in range(2):
     print("loss", step(n), flush=True)
 """
 
-Person = Callable[..., TerminalEmulator]
+StartTerminal = Callable[..., TerminalEmulator]
 
 
 @pytest.fixture
 def runtime_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Doors of this test alone; a short path, as those of sockets are."""
+    """A folder for the control sockets of this test; a short path, as sockets need."""
     path: Path = tmp_path_factory.mktemp("r")
     path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
@@ -49,8 +51,8 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def debug_terminal(tmp_path: Path, runtime_dir: Path) -> Iterator[Person]:
-    """Type a command of ours at a terminal."""
+def debug_terminal(tmp_path: Path, runtime_dir: Path) -> Iterator[StartTerminal]:
+    """Start a ddplaunch command in a terminal."""
     begun: list[TerminalEmulator] = []
 
     def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> TerminalEmulator:
@@ -68,7 +70,7 @@ def debug_terminal(tmp_path: Path, runtime_dir: Path) -> Iterator[Person]:
 def debug_job(
     start_ddplaunch: Callable[..., BackgroundJob], tmp_path: Path, runtime_dir: Path
 ) -> Callable[..., BackgroundJob]:
-    """Start a job called calm, whose ranks may be debugged, and wait until it can be asked."""
+    """Start a job with the run id demo whose ranks can be debugged, and wait for its control socket."""
 
     def begin(
         program: str,
@@ -78,7 +80,7 @@ def debug_job(
         env: Mapping[str, str] | None = None,
     ) -> BackgroundJob:
         write_program(tmp_path, "train.py", program)
-        words = ("run", "--run-id", "calm", *options, *how, "--nproc", "2", "train.py", *arguments)
+        words = ("run", "--run-id", "demo", *options, *how, "--nproc", "2", "train.py", *arguments)
         job = start_ddplaunch(*words, env=env)
         wait_until(lambda: debug_socket() or job.process.poll() is not None, "its door")
         return job
@@ -87,8 +89,8 @@ def debug_job(
 
 
 def debug_socket() -> str:
-    """Where the job called calm can be asked; "" before that."""
-    return next((each.path for each in list_running() if each.run_id == "calm"), "")
+    """The control socket of the job demo; "" before there is one."""
+    return next((each.path for each in list_running() if each.run_id == "demo"), "")
 
 
 def wait_for_stops(job: BackgroundJob, times: int = 1) -> None:

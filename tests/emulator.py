@@ -1,4 +1,4 @@
-"""A person at a terminal: a command in a pseudo-terminal, and what an emulator (pyte) makes of its output."""
+"""A user at a terminal: runs a command in a pseudo-terminal and emulates its screen (with pyte)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TerminalEmulator:
 
     @property
     def rows(self) -> list[str]:
-        """The screen, without what is empty below."""
+        """The rows of the screen, without empty ones at the end."""
         shown = [row.rstrip() for row in self._screen.display]
         while shown and not shown[-1]:
             shown.pop()
@@ -67,7 +67,7 @@ class TerminalEmulator:
 
     @property
     def history(self) -> list[str]:
-        """What has been scrolled away, and the screen."""
+        """The rows that were scrolled away, and those of the screen."""
         width = self._screen.columns
         above = ["".join(row[column].data for column in range(width)).rstrip() for row in self._screen.history.top]
         return [*above, *self.rows]
@@ -78,17 +78,17 @@ class TerminalEmulator:
 
     @property
     def settings(self) -> list[Any]:
-        """Those of the terminal: ``before`` is what they were."""
+        """The terminal's settings now; ``before`` has those at the start."""
         return termios.tcgetattr(self._slave)
 
     @property
-    def given_back(self) -> bool:
+    def is_restored(self) -> bool:
         """Whether its settings are as before, and each full screen was left."""
         pairs = ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h"))
         return self.settings == self.before and all(self.raw.count(on) == self.raw.count(off) for on, off in pairs)
 
     @property
-    def framed(self) -> bool:
+    def shows_frame(self) -> bool:
         """Whether the last row is one of a live view's cells, below its others."""
         return len(self.rows) >= 3 and bool(FRAME.match(self.rows[-3]))
 
@@ -134,5 +134,5 @@ class TerminalEmulator:
 
 
 def _make_controlling_terminal() -> None:
-    """The terminal is this session's, so that Ctrl-C typed there is a signal."""
+    """Make the terminal this session's, so that a typed Ctrl-C is a signal."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

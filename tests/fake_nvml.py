@@ -112,9 +112,9 @@ def read_in(
 ) -> Hardware:
     """Return what ``read_hardware`` says in a process of its own: LD_LIBRARY_PATH counts only as one starts."""
     command = [sys.executable, "-c", READ, str(sysfs), str(dev), str(processes)]
-    said = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert said.returncode == 0, said.stderr
-    hardware = pickle.loads(base64.b64decode(said.stdout))
+    output = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert output.returncode == 0, output.stderr
+    hardware = pickle.loads(base64.b64decode(output.stdout))
     assert isinstance(hardware, Hardware)
     return hardware
 

@@ -1,4 +1,4 @@
-"""The ``ddplaunch`` command in a fork of an interpreter that has imported it: for what refuses, plans or explains.
+"""Runs the ``ddplaunch`` command in a fork of an interpreter that has imported it, for commands without ranks.
 
 That takes some 15 ms instead of 150. The command reads its own words, variables, folder and descriptors as ever, and
 ends by its own exit. ``python forked.py FD`` is that interpreter: it forks for each request on the socket FD.
@@ -26,7 +26,7 @@ _AT_START = ("LD_", "PYTHON")
 
 
 class ForkServerPool:
-    """Runs commands in forks, of as few interpreters as will do."""
+    """Runs commands in forks of a few interpreters, as many as are needed at once."""
 
     def __init__(self) -> None:
         self._forked: dict[tuple[tuple[str, str], ...], ForkServer] = {}

@@ -1,4 +1,4 @@
-"""What only a machine with a real NVIDIA GPU can prove. Run there: ``python -m tests.gpu_check``.
+"""Checks on a machine with a real NVIDIA GPU; run there: ``python -m tests.gpu_check``.
 
 Not part of the test suite, whose machines have no GPU. Prints one line a check and exits with the number of failures.
 """

@@ -16,7 +16,7 @@ def launcher_with_constant(folder: Path, constant: str, seconds: float, *others:
     module, _, name = constant.rpartition(".")
     program = write_program(
         folder,
-        "impatient",
+        "launcher",
         f"""
         #!{sys.executable}
         import sys

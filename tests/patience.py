@@ -14,7 +14,7 @@ _probed_at, _slowness = float("-inf"), 1.0
 
 
 def machine_slowness() -> float:
-    """How many times slower this machine is now than an idle one of 2024: at least 1; measured every minute."""
+    """Return how many times slower this machine is than an idle one of 2024, at least 1; measured every minute."""
     global _probed_at, _slowness
     if time.monotonic() - _probed_at > _FRESH:
         began = time.thread_time()  # CPU time: ``processes_per_core`` accounts for other processes
@@ -26,7 +26,7 @@ def machine_slowness() -> float:
 
 
 def processes_per_core() -> float:
-    """Load per core, at least 1."""
+    """Return the load per core, at least 1."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 

@@ -1,4 +1,4 @@
-"""``python -m tests.release``: build what would be released, and try it. ``.ci/run`` does, with build and twine.
+"""``python -m tests.release``: builds wheel and sdist, and tries them; .ci/run does, with build and twine.
 
 The sdist holds what git does. The wheel is made of the sdist, has all files of the package and declares what it needs:
 it is installed in a new environment that has these distributions alone, linked from ours so that no second torch is
@@ -56,8 +56,8 @@ def install(wheel: Path, folder: Path) -> Path:
         for name in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
             if not (site / name).exists():
                 (site / name).symlink_to(str(needed.locate_file(name)))
-    said = run([python, "-c", "import ddplaunch; print(ddplaunch.__file__)"], cwd=folder)
-    assert Path(said.strip()).is_relative_to(folder), said
+    output = run([python, "-c", "import ddplaunch; print(ddplaunch.__file__)"], cwd=folder)
+    assert Path(output.strip()).is_relative_to(folder), output
     return folder
 
 
@@ -84,13 +84,13 @@ def first_job(environment: Path, folder: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "XDG_STATE_HOME": str(folder / "state"),
     }
-    said = run(job.typed.split(), cwd=folder, env=variables)
-    if missing := not_printed(job.shown, said):
-        sys.exit(f"the README shows what the wheel does not print: {missing[0]}\n{said}")
+    output = run(job.typed.split(), cwd=folder, env=variables)
+    if missing := not_printed(job.shown, output):
+        sys.exit(f"the README shows what the wheel does not print: {missing[0]}\n{output}")
 
 
 def files(folder: Path) -> set[str]:
-    """All files below it, by their paths in it."""
+    """Return all files below a folder, by their relative paths."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
@@ -101,14 +101,14 @@ def in_git() -> set[str]:
 
 
 def same(what: str, one: set[str], other: set[str]) -> None:
-    """End with the files that only one of two has."""
+    """Exit with an error that names the files which only one of two has."""
     if different := sorted(one ^ other):
         sys.exit(f"{what} have different files: {', '.join(different[:10])}")
     print(f"{what}: {len(one)} files, the same")
 
 
 def run(command: Sequence[str | Path], cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run a command; end with what it said if it fails."""
+    """Run a command; exit with its output if it fails."""
     if env is not None and (found := shutil.which(command[0], path=env["PATH"])):
         command = [found, *command[1:]]
     print("$", *command, flush=True)

@@ -1,4 +1,4 @@
-"""Runs a command without some system calls, as an older kernel or a container's profile has it.
+"""Runs a command without some system calls, as on an older kernel or under a container's profile.
 
 ``python tests/seccomp.py ENOSYS pidfd_open,prctl COMMAND...``; each call then fails with this error.
 """
@@ -36,8 +36,8 @@ def without(error: str, *calls: str) -> list[str]:
     return [sys.executable, str(Path(__file__)), error, ",".join(calls)]
 
 
-def forbid(number: int, calls: Sequence[str]) -> None:
-    """Have these calls fail with errno ``number`` in this process and all that it starts."""
+def forbid_calls(number: int, calls: Sequence[str]) -> None:
+    """Make these calls fail with errno ``number`` in this process and its children."""
     column = 0 if platform.machine() == "x86_64" else 1
     statements = [(_LOAD, 0, 0, 0)]
     for name in calls:
@@ -51,5 +51,5 @@ def forbid(number: int, calls: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    forbid(getattr(errno, sys.argv[1]), sys.argv[2].split(","))
+    forbid_calls(getattr(errno, sys.argv[1]), sys.argv[2].split(","))
     os.execvp(sys.argv[3], sys.argv[3:])

@@ -1,4 +1,4 @@
-"""A machine whose clock is off, for tests: a library that ``LD_PRELOAD`` puts between programs and the system's."""
+"""A library for ``LD_PRELOAD`` that shifts the clock which a program sees."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
-def skewed(folder: Path, seconds: int) -> dict[str, str]:
+def skewed_environment(folder: Path, seconds: int) -> dict[str, str]:
     """Return the variables of a program whose clock is ``seconds`` ahead, and of all that it starts."""
     if shutil.which("cc") is None:
         pytest.skip("NO C COMPILER HERE: apt-get install gcc")

@@ -1,4 +1,4 @@
-"""How tests start ranks: as forks of a zygote that has imported next to nothing, or as fresh interpreters.
+"""The options by which tests start ranks: forked by a zygote with few imports, or as new interpreters.
 
 Torch takes the zygote over a second. Where neither torch nor the import is what a test is about, a zygote without it
 forks all the same.

@@ -1,4 +1,4 @@
-"""Our dataclasses beside those of the standard library: whatever is done with one must come out the same."""
+"""Tests that our dataclasses behave as those of the standard library."""
 
 import copy
 import dataclasses

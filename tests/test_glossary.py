@@ -1,4 +1,4 @@
-"""The terms of CONTRIBUTING.md and the names of How it works are those of the code; the words they replaced go."""
+"""Tests that the terms of CONTRIBUTING.md and How it works are those of the code, and replaced words are gone."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Size limits of the package: lengths of files and functions, imports inside functions."""
+"""Tests of size limits of the package: lengths of files and functions, imports inside functions."""
 
 import ast
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Who may import whom: a table, held by reading every import statement in the package."""
+"""Tests of which package may import which: a table, checked with every import statement of the package."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ NEVER = {
 
 
 def loaded(tmp_path, *words, **variables):
-    """Run the command where nobody asks it anything; return what it prints and the modules that it has loaded."""
+    """Run the command without any request to it; return what it prints and the modules that it has loaded."""
     read, write = os.pipe()
     with tempfile.TemporaryDirectory() as runtime, open(read, "rb") as noted:
         try:
@@ -297,8 +297,8 @@ def loaded(tmp_path, *words, **variables):
 @pytest.mark.parametrize("target", ["train.py", "train.py:main"])
 def test_a_dry_run_imports_next_to_nothing(tmp_path, target):
     write_program(tmp_path, "train.py", "import torch\ndef main(): pass\n")
-    told, modules = loaded(tmp_path, "--dry-run", "--json", "--nnodes", "2", "--nproc", "8", target)
-    assert json.loads(told)["world_size"] == 16
+    found, modules = loaded(tmp_path, "--dry-run", "--json", "--nnodes", "2", "--nproc", "8", target)
+    assert json.loads(found)["world_size"] == 16
     by_signature = (
         {"typing", "inspect", "ast", "dataclasses", "pathlib", "urllib", "ipaddress"} if ":" in target else set()
     )

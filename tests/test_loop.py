@@ -1,4 +1,4 @@
-"""The event loop: what comes first."""
+"""Tests of the event loop: order of callbacks, timers and sockets."""
 
 import os
 import signal
@@ -8,15 +8,15 @@ from ddplaunch.loop import EventLoop
 
 def test_a_signal_comes_before_the_other_descriptors():
     """A thousand ranks may have something to say when Ctrl-C comes."""
-    loop, heard = EventLoop(), []
+    loop, calls = EventLoop(), []
     previous = signal.getsignal(signal.SIGUSR1)
-    loop.add_signal_handlers([signal.SIGUSR1], lambda number: heard.append("signal"))
+    loop.add_signal_handlers([signal.SIGUSR1], lambda number: calls.append("signal"))
     pipes = [os.pipe() for _ in range(20)]
 
     def read(number):
-        heard.append(number)
+        calls.append(number)
         os.read(pipes[number][0], 1)
-        if len(heard) == 1:
+        if len(calls) == 1:
             signal.raise_signal(signal.SIGUSR1)
 
     for number, (reading, writing) in enumerate(pipes):
@@ -31,43 +31,43 @@ def test_a_signal_comes_before_the_other_descriptors():
         for pair in pipes:
             for fd in pair:
                 os.close(fd)
-    assert heard[1] == "signal"
-    assert len(heard) == 21
+    assert calls[1] == "signal"
+    assert len(calls) == 21
 
 
-def test_what_is_posted_comes_when_its_asker_is_done():
+def test_a_posted_call_comes_after_its_caller_is_done():
     """In order, in the same round, with what is posted meanwhile; and no round waits while something is posted."""
-    loop, heard = EventLoop(), []
+    loop, calls = EventLoop(), []
 
     def ask():
-        loop.call_soon(lambda: heard.append("answer"))
-        loop.call_soon(lambda: loop.call_soon(lambda: heard.append("and its own answer")))
-        heard.append("asked")
+        loop.call_soon(lambda: calls.append("answer"))
+        loop.call_soon(lambda: loop.call_soon(lambda: calls.append("and its own answer")))
+        calls.append("asked")
 
     loop.call_soon(ask)
     assert not loop.is_idle
     loop.run_once()
-    assert heard == ["asked", "answer", "and its own answer"]
+    assert calls == ["asked", "answer", "and its own answer"]
     assert loop.is_idle
 
 
-def test_a_timer_that_is_put_off_wakes_nobody():
-    loop, heard = EventLoop(), []
+def test_a_timer_that_is_put_off_does_not_wake_the_loop():
+    loop, calls = EventLoop(), []
     reading, writing = os.pipe()
-    timer = loop.call_later(0.0, lambda: heard.append("put off"))
+    timer = loop.call_later(0.0, lambda: calls.append("put off"))
     timer.when += 3600
-    loop.call_later(0.0, lambda: heard.append("on time"))
-    loop.watch_fd(reading, lambda: heard.append(os.read(reading, 1)))
+    loop.call_later(0.0, lambda: calls.append("on time"))
+    loop.watch_fd(reading, lambda: calls.append(os.read(reading, 1)))
     loop.run_once()
-    assert heard == ["on time"]
+    assert calls == ["on time"]
     os.write(writing, b"x")
     loop.run_once()
-    assert heard == ["on time", b"x"]
+    assert calls == ["on time", b"x"]
     timer.when = 0.0  # an earlier moment counts when the later one has come
     timer.cancel()
-    loop.call_later(0.0, lambda: heard.append("last"))
+    loop.call_later(0.0, lambda: calls.append("last"))
     loop.run_once()
-    assert heard[2:] == ["last"]
+    assert calls[2:] == ["last"]
     os.close(reading)
     os.close(writing)
 

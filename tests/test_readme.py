@@ -1,4 +1,4 @@
-"""README*.md, CONTRIBUTING.md and docs/*.md are true: their commands are run, and they print what the page shows.
+"""Tests that the commands of README*.md, CONTRIBUTING.md and docs/*.md print what the page shows.
 
 Read from each page's fenced blocks:
 
@@ -65,7 +65,7 @@ SET_UP = re.compile(r"^python3 -m venv \.venv && (\.venv/bin/pip install [^&]+ &
 FOR_A_SHELL = re.compile(r"[|&;<>$`()]")
 CTRL_C = "^C"
 MARK = "@@@ done"
-PATIENCE = 120  # a block may start several programs, each of which imports torch
+BLOCK_TIMEOUT_S = 120  # a block may start several programs, each of which imports torch
 
 waits_by_itself = pytest.mark.timeout(0)  # each wait of such a test has its end, which a loaded machine puts off
 
@@ -189,9 +189,9 @@ def pattern(line: str) -> re.Pattern[str]:
     return re.compile(".*".join(parts))
 
 
-def not_printed(shown: list[str], said: str) -> list[str]:
-    """Those of the shown lines that are not among what was said, where as many of a form must be as are shown."""
-    lines = [line.rstrip() for line in said.splitlines()]
+def not_printed(shown: list[str], printed: str) -> list[str]:
+    """Return the shown lines that were not printed; of equal forms, as many must be printed as are shown."""
+    lines = [line.rstrip() for line in printed.splitlines()]
     missing: list[str] = []
     needed: Counter[re.Pattern[str]] = Counter()
     for line in shown:
@@ -211,8 +211,8 @@ class Shell:
         variables: dict[str, str],
         start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
-        self._until = time.monotonic() + scaled_timeout(PATIENCE)
-        self._said = b""
+        self._until = time.monotonic() + scaled_timeout(BLOCK_TIMEOUT_S)
+        self._output = b""
         self._end = ExitStack()
         # What is killed leaves files.
         temporary = self._end.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
@@ -245,16 +245,16 @@ class Shell:
 
     def carry_out(self, command: Command) -> str:
         """Type a command; return what it printed until it was done or, in the background, until the shown was there."""
-        shown, self._said = command.shown, b""
+        shown, self._output = command.shown, b""
         # The status is carried over our own echo, so that `echo $?` means the command before.
         self._type(f"(exit $status); {command.typed}\nstatus=$?; echo; echo '{MARK}'")
         if CTRL_C in shown:
-            self._wait(lambda said: not not_printed(shown[: shown.index(CTRL_C)], said), command)
+            self._wait(lambda output: not not_printed(shown[: shown.index(CTRL_C)], output), command)
             os.killpg(self._bash.pid, signal.SIGINT)
-        said = self._wait(lambda said: f"\n{MARK}\n" in said, command)
+        output = self._wait(lambda output: f"\n{MARK}\n" in output, command)
         if command.typed.endswith("&"):
-            said = self._wait(lambda said: not not_printed(shown, said), command)
-        return said.replace(f"\n{MARK}\n", "", 1)
+            output = self._wait(lambda output: not not_printed(shown, output), command)
+        return output.replace(f"\n{MARK}\n", "", 1)
 
     def leave(self) -> None:
         """Wait until bash has ended, and all that could still print."""
@@ -268,18 +268,18 @@ class Shell:
         self._keyboard.flush()
 
     def _wait(self, enough: Callable[[str], bool], command: Command) -> str:
-        while not enough(said := self._said.decode(errors="replace")):
+        while not enough(output := self._output.decode(errors="replace")):
             if not self._more(f"$ {command.typed}"):
-                pytest.fail(f"bash ended in $ {command.typed}\n{said}")
-        return said
+                pytest.fail(f"bash ended in $ {command.typed}\n{output}")
+        return output
 
     def _more(self, what: str) -> bool:
         assert self._bash.stdout is not None
         ready, _, _ = select.select([self._bash.stdout], [], [], max(0.0, self._until - time.monotonic()))
         if not ready:
-            pytest.fail(f"waited too long for {what}\n{self._said.decode(errors='replace')}")
+            pytest.fail(f"waited too long for {what}\n{self._output.decode(errors='replace')}")
         more = os.read(self._bash.stdout.fileno(), 1 << 16)
-        self._said += more
+        self._output += more
         return bool(more)
 
 
@@ -304,11 +304,11 @@ def test_commands_print_what_the_page_shows(alike, folder, request):
         printed = [shell.carry_out(command) for command in alike[0].commands]
         shell.leave()
     for block in alike:
-        for command, said in zip(block.commands, printed, strict=True):
+        for command, output in zip(block.commands, printed, strict=True):
             if command.typed == "echo $?":
-                assert said.split() == command.shown, f"{block}: $ {command.typed}"
-            missing = not_printed(command.shown, said)
-            assert not missing, f"{block}: not printed: {missing[0]}\n$ {command.typed}\n{said}"
+                assert output.split() == command.shown, f"{block}: $ {command.typed}"
+            missing = not_printed(command.shown, output)
+            assert not missing, f"{block}: not printed: {missing[0]}\n$ {command.typed}\n{output}"
 
 
 @pytest.mark.slow
@@ -332,9 +332,9 @@ def test_commands_on_several_hosts(alike, folder, network, request):
             for command in block.commands
         ]
         for process, command in zip(started, block.commands, strict=True):
-            said, _ = process.communicate(timeout=scaled_timeout(PATIENCE))
-            missing = not_printed(command.shown, said)
-            assert not missing, f"{block}: not printed: {missing[0]}\nn{command.host}$ {command.typed}\n{said}"
+            output, _ = process.communicate(timeout=scaled_timeout(BLOCK_TIMEOUT_S))
+            missing = not_printed(command.shown, output)
+            assert not missing, f"{block}: not printed: {missing[0]}\nn{command.host}$ {command.typed}\n{output}"
 
 
 @pytest.mark.parametrize("alike", of_language("sh"))
@@ -384,7 +384,7 @@ def test_a_page_has_one_name():
 
 
 MAX_WORDS = 46_000
-"""Words of the README and of docs/*.md. What is said on one page is a link on the others."""
+"""Words of the README and of docs/*.md. What one page describes is a link on the others."""
 
 
 def test_the_pages_are_short():

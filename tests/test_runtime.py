@@ -1,4 +1,4 @@
-"""``ddplaunch.runtime`` as a program sees it: under ddplaunch, under torchrun, and alone."""
+"""Tests of ``ddplaunch.runtime`` in a program: under ddplaunch, under torchrun, and alone."""
 
 import re
 import sys
@@ -58,10 +58,10 @@ STEPS = """
 def test_progress_in_a_terminal(tmp_path):
     """One line of rank 0's that changes, and is gone in the end; our pipes do not hide that there is a terminal."""
     run = ddplaunch_command("run", *LIGHT, "--no-merge", "--nproc", "2", write_program(tmp_path, "t.py", STEPS))
-    said = run_in_terminal(run, tmp_path, {"NO_COLOR": "1"})
-    assert re.search(r"\[0\] epoch 1: 2/4, [\d.]+/s, \d+ s left", said), said
-    assert not re.search(r"\[1\] epoch", said)
-    assert said.count("sum 10") == 2
+    found = run_in_terminal(run, tmp_path, {"NO_COLOR": "1"})
+    assert re.search(r"\[0\] epoch 1: 2/4, [\d.]+/s, \d+ s left", found), found
+    assert not re.search(r"\[1\] epoch", found)
+    assert found.count("sum 10") == 2
 
 
 def test_progress_in_a_log(run_ddplaunch, tmp_path):

@@ -1,4 +1,4 @@
-"""Small words."""
+"""Tests of lists of names and near misses."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_ranks_in_few_words(numbers, text):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [
         (-1, "0.0 s"),
         (0.44, "0.4 s"),
@@ -40,5 +40,5 @@ def test_ranks_in_few_words(numbers, text):
         (90000, "1 d 1 h"),
     ],
 )
-def test_a_duration_in_a_sentence(seconds, said):
-    assert format_duration(seconds) == said
+def test_a_duration_in_a_sentence(seconds, expected):
+    assert format_duration(seconds) == expected

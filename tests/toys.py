@@ -1,4 +1,4 @@
-"""A copy of the package, to which a test adds a toy command, cluster or vendor, and the command of that copy."""
+"""Copies the package and runs the copy, for tests that add a toy command, cluster or vendor."""
 
 from __future__ import annotations
 

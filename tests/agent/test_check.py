@@ -1,4 +1,4 @@
-"""``--check``: what a node lacks before an attempt, and what becomes of the job then."""
+"""Tests of ``--check``: problems of a node that are found before an attempt, and how the job goes on."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def test_memory_of_gpus_is_waited_for_before_a_restart(start_ddplaunch, tmp_path
 
 
 def test_no_restart_where_it_stays_in_use(start_ddplaunch, tmp_path, gpu):
-    """The failure is told, and its exit code is the job's."""
+    """The failure is reported, and its exit code is the job's."""
     _, environ = gpu
     write_program(tmp_path, "train.py", FAILS_ONCE)
     words = ("--check", "--gpu-memory-timeout", "0", "--max-restarts", "1", *FORKED)
     job = start_ddplaunch("run", *words, "train.py", env=environ)
     assert job.wait() == 3
     assert job.stdout() == "attempt 0\n"
-    told = "no restart: GPU 0: 40.0 GiB of 79.6 GiB are in use after 0 s (--gpu-memory-timeout), by "
-    assert told in job.stderr()
+    expected = "no restart: GPU 0: 40.0 GiB of 79.6 GiB are in use after 0 s (--gpu-memory-timeout), by "
+    assert expected in job.stderr()
     assert job.stderr().count("ddplaunch: rank 0 exited with code 3\n") == 2
 
 
@@ -100,14 +100,14 @@ def test_ctrl_c_ends_the_wait(start_ddplaunch, tmp_path, gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "expected"),
     [
         (signal.SIGSTOP, "the GPU driver did not answer in 5 s"),
         (signal.SIGKILL, "the check of this machine ended unexpectedly at the GPU driver"),
     ],
 )
-def test_a_check_that_hangs(start_ddplaunch, tmp_path, gpu, number, said):
-    """The launcher waits for nobody who hangs."""
+def test_a_check_that_hangs(start_ddplaunch, tmp_path, gpu, number, expected):
+    """The launcher does not wait for a check that hangs."""
     held, environ = gpu
     held.touch()
     write_program(tmp_path, "train.py", "print('started')")
@@ -116,7 +116,7 @@ def test_a_check_that_hangs(start_ddplaunch, tmp_path, gpu, number, said):
     (child,) = job.find("agent.check")
     os.kill(child, number)
     assert (job.wait(), job.stdout()) == (2, "")
-    assert f"Error: {said}\n" in job.stderr()
+    assert f"Error: {expected}\n" in job.stderr()
     job.assert_nothing_left()
 
 
@@ -129,14 +129,14 @@ def test_without_the_option_gpus_are_not_checked(run_ddplaunch, tmp_path, gpu):
 
 
 @pytest.mark.parametrize(
-    ("which", "said"),
+    ("which", "expected"),
     [
         ("/dev/shm", "8 MiB free in /dev/shm (64 MiB needed)"),
         ("logs", "8 MiB free in --log-dir (logs/run) (50 MiB needed)"),
         ("tmp", "8 MiB free in TMPDIR ({tmp}) (50 MiB needed)"),
     ],
 )
-def test_what_a_node_lacks(start_ddplaunch, tmp_path, small, which, said):
+def test_what_a_node_lacks(start_ddplaunch, tmp_path, small, which, expected):
     write_program(tmp_path, "train.py", "print('started')")
     folders = {name: tmp_path / name for name in ("logs", "tmp")}
     for folder in folders.values():
@@ -146,7 +146,7 @@ def test_what_a_node_lacks(start_ddplaunch, tmp_path, small, which, said):
     environ = {"TMPDIR": str(folders["tmp"])}
     job = start_ddplaunch("run", *words, env=environ, preexec_fn=small(folder))
     assert (job.wait(), job.stdout()) == (2, "")
-    assert job.stderr().splitlines()[0] == "Error: " + said.format(**folders)
+    assert job.stderr().splitlines()[0] == "Error: " + expected.format(**folders)
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])

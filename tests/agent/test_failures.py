@@ -1,4 +1,4 @@
-"""The first cause is the headline: what a person reads when ranks fail, and the exit code that a script sees."""
+"""Tests of failed jobs: the report names the first cause, and the exit code is that of the first rank that failed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_single_rank_is_not_reported_twice(run_ddplaunch):
 
 
 def test_refusals_found_in_the_ranks_are_one_error(run_ddplaunch):
-    """What only torch can tell: one message for all ranks, exit code 2, no traceback."""
+    """An error that only torch can find: one message for all ranks, exit code 2, no traceback."""
     done = run_ddplaunch("run", "--nproc", "3", "--backend", "mpi", FAILS, "exit")
     assert done.returncode == 2
     assert done.stderr.count("mpi") == 1

@@ -1,4 +1,4 @@
-"""An exception that is on its way while its rank cleans up is the cause, however long that takes."""
+"""Tests that an exception raised while its rank still cleans up is reported as the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are asked what they are doing, whatever it is: by `ddplaunch stacks`, and before they are stopped."""
+"""Tests of inspections of running ranks: by ``ddplaunch stacks``, and before ranks are stopped."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port, is_alive, wait_until, write_program
+from tests.diagnosis.clauses import ALONE, CYCLE, HOLDS_GIL, NO_SIGNAL, NOT_PYTHON, ONLY_STACKS
 from tests.impatient import launcher_with_constant
 from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED, LIGHT
@@ -78,7 +79,7 @@ HANG = """
 WAIT = "ranks 0, 1 wait in all_reduce #4 of default_pg (float32[6]), entered at {reduce}"
 SENTENCES = {
     "sleep": f"{WAIT}; rank 2 has not entered it: step at {{sleep}}",
-    "gil": f"{WAIT}; rank 2 does not respond (native code holds the GIL): step at {{gil}}",
+    "gil": f"{WAIT}; rank 2 {HOLDS_GIL}: step at {{gil}}",
     "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
     "exec": f"{WAIT}; rank 2 has become another program",
     "ending": f"{WAIT}; rank 2 is ending",
@@ -87,15 +88,15 @@ SENTENCES = {
     "gone": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{gone}} "
     "(worker pid N has ended: exit code 0)",
     "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
-    "which no other rank has entered; ranks 0, 1 have not entered it: {end}",
+    f"{ALONE}; ranks 0, 1 have not entered it: {{end}}",
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
     "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}), broadcast from rank 1 on rank 1 ({roots}) "
-    "and broadcast from rank 2 on rank 2 ({roots}): they wait for each other",
+    "and broadcast from rank 2 on rank 2 ({roots}): " + CYCLE,
 }
 
 
 def sentence(what: str) -> str:
-    """What is to be said, with the lines that are marked in the program."""
+    """The expected sentence, with the lines that are marked in the program."""
     lines = dict((line.rpartition("# ")[2], f"train.py:{number}") for number, line in enumerate(HANG.splitlines()))
     return SENTENCES[what].format_map(lines)
 
@@ -107,13 +108,13 @@ def found(run_in_fork):
     def ask(job, sentence: str, *words: str):
         seen = [{}]
 
-        def said() -> bool:
+        def is_reported() -> bool:
             done = run_in_fork("stacks", str(job.process.pid), "--json", *words)
             seen[0] = json.loads(done.stdout) if done.returncode == 0 else {"sentences": [done.stderr]}
             return sentence in [re.sub(r"pid \d+", "pid N", each) for each in seen[0]["sentences"]]
 
         try:
-            wait_until(said, sentence, 20)
+            wait_until(is_reported, sentence, 20)
         finally:
             print("last:", *seen[0]["sentences"], sep="\n")
         return seen[0]
@@ -144,9 +145,9 @@ def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_pa
     found(job, sentence(what))
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    told = f"when it was stopped: {sentence(what)}"
-    assert f"ddplaunch: {told}" in job.stderr().splitlines()
-    assert told in run_in_fork("report", f"hang-{what}").stdout.splitlines()
+    expected = f"when it was stopped: {sentence(what)}"
+    assert f"ddplaunch: {expected}" in job.stderr().splitlines()
+    assert expected in run_in_fork("report", f"hang-{what}").stdout.splitlines()
     kept = json.loads((tmp_path / "logs" / f"hang-{what}" / "stacks.json").read_text())
     inside = "step" if what == "sleep" else "build"
     assert kept["ranks"][2]["threads"][0]["frames"][0]["function"] == inside
@@ -157,9 +158,11 @@ def test_without_torchs_recorder_the_report_has_stacks_only(start_ddplaunch, tmp
     job = start_ddplaunch(
         "run", "--nproc", "3", write_program(tmp_path, "train.py", HANG), "sleep", env={"TORCH_FR_BUFFER_SIZE": "0"}
     )
-    told = sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
-    said = found(job, told)
-    assert said["notes"] == ["no rank has reported its collectives: only stacks are known"]
+    expected = (
+        sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
+    )
+    result = found(job, expected)
+    assert result["notes"] == [ONLY_STACKS]
     job.process.kill()
     job.wait()
     job.assert_nothing_left()
@@ -224,16 +227,16 @@ def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
         time.sleep(600)
     """
     job = start_ddplaunch("run", "--nproc", "4", write_program(tmp_path, "train.py", text))
-    said = found(
+    result = found(
         job,
         "rank 2 waits in all_reduce #2 of mesh_tp (ranks 2, 3; float32[4]), entered at train.py:12; "
         "rank 3 has not entered it: train.py:11",
     )
-    assert said["sentences"][-1] == (
+    assert result["sentences"][-1] == (
         "rank 0 waits in all_reduce #2 of mesh_dp (ranks 0, 2; float32[4]), entered at train.py:13; "
         "rank 2 has not entered it: it waits in all_reduce #2 of mesh_tp, train.py:12"
     )
-    assert len(said["sentences"]) == 3
+    assert len(result["sentences"]) == 3
     job.process.kill()
     job.wait()
 
@@ -297,9 +300,9 @@ def stacks(answer, job):
 def test_stacks_without_torch(start_ddplaunch, run_in_fork, tmp_path, how):
     job = start_ddplaunch("run", *how, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
     job.wait_for("there", 2)
-    said = stacks(run_in_fork, job)
-    assert [rank["condition"] for rank in said["ranks"]] == ["alive"] * 2
-    for rank in said["ranks"]:
+    result = stacks(run_in_fork, job)
+    assert [rank["condition"] for rank in result["ranks"]] == ["alive"] * 2
+    for rank in result["ranks"]:
         stacks_of = [[frame["function"] for frame in thread["frames"]] for thread in rank["threads"]]
         assert stacks_of[0] == ["load_batch", "begin", "on_train_epoch_end", "<module>"]
         assert len(stacks_of) == 2
@@ -339,14 +342,14 @@ def test_where_tasks_wait_and_not_the_loop(start_ddplaunch, run_in_fork, tmp_pat
     job = start_ddplaunch("run", *LIGHT, "--nproc", "3", write_program(tmp_path, "train.py", text))
     job.wait_for("there", 3)
     page = run_in_fork("stacks", str(job.process.pid)).stdout
-    said = stacks(run_in_fork, job)
+    result = stacks(run_in_fork, job)
     own = [
         [[frame["function"] for frame in thread["frames"] if frame["own"]] for thread in rank["threads"]]
-        for rank in said["ranks"]
+        for rank in result["ranks"]
     ]
     assert own[:2] == [[["leaf", "fetch", "main", "<module>"], ["feed"]]] * 2
     assert own[2] == [["leaf", "fetch", "<module>"]]
-    assert [thread["name"] for thread in said["ranks"][0]["threads"]] == ["", "task fee  der"]
+    assert [thread["name"] for thread in result["ranks"][0]["threads"]] == ["", "task fee  der"]
     assert "leaf at train.py:7 (running)" in page
     assert "  another task fee  der:\n" in page
     job.signal(signal.SIGINT)
@@ -371,7 +374,7 @@ def test_asking_again_and_again_does_not_disturb(start_ddplaunch, run_in_fork, t
 def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork):
     job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
     job.wait_for("there", 2)
-    assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"it is not a Python program"}
+    assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NOT_PYTHON}
     job.signal(signal.SIGINT)
     assert job.wait() == 130
 
@@ -398,8 +401,8 @@ def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
 def test_no_inspect_is_shown_by_the_dry_run(run_in_fork, tmp_path):
     script = write_program(tmp_path, "train.py", "")
     assert "--no-inspect" not in run_in_fork("run", "--dry-run", "--nproc", "2", script).stdout
-    said = run_in_fork("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
-    assert "--no-inspect: `ddplaunch stacks` will not work" in said
+    output = run_in_fork("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
+    assert "--no-inspect: `ddplaunch stacks` will not work" in output
 
 
 def test_a_signal_that_the_program_catches_is_left_to_it(start_ddplaunch, run_in_fork, tmp_path):
@@ -435,7 +438,7 @@ TAKES_ALL = """
 def test_a_program_that_handles_all_signals_later_gets_a_stack_signal_once_at_most(
     start_ddplaunch, run_in_fork, tmp_path, what
 ):
-    """With torch a thread of ours tells. What the program prints of our signals would look like progress."""
+    """With torch a thread of ours answers. What the program prints of our signals would look like progress."""
     patient = launcher_with_constant(
         tmp_path, "agent.inspector.SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S"
     )  # the thread may have to wait for a core
@@ -443,7 +446,7 @@ def test_a_program_that_handles_all_signals_later_gets_a_stack_signal_once_at_mo
     job = start_ddplaunch("run", *words, executable=patient)
     job.wait_for("there", 2)
     for _ in range(3):
-        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {"no free signal for it"}
+        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NO_SIGNAL}
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
@@ -481,7 +484,7 @@ def test_a_program_that_closes_its_descriptors(start_ddplaunch, run_in_fork, tmp
 
 @pytest.mark.slow
 def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
-    """The kernel shows the end of a rank before its zygote has said how."""
+    """The kernel shows the end of a rank before its zygote has reported the exit code."""
     text = """
         import os, signal
 

@@ -1,4 +1,4 @@
-"""An observer, a request and sidecars that raise cost the job nothing: each is reported once and left out."""
+"""Tests that an observer, a request or a sidecar that raises is reported once, and the job goes on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     wait_until(lambda: {*job.find("sleep 600")} <= {job.process.pid}, "the end of the sidecar")
     (tmp_path / "go").touch()
     assert job.wait() == 3
-    said = job.stderr()
+    output = job.stderr()
     for what, times in (
         ("HistoryRecorder failed", 1),
         ("the answer to TailOutputRequest failed", 2),  # each request is one of its own
@@ -75,8 +75,8 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("stall detection failed", 1),
         ("the sidecars failed", 1),
     ):
-        assert said.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
-    assert said.count("Traceback (most recent call last)") == 7
-    assert "RuntimeError: an answer that comes later" in said
-    assert "rank 0 exited with code 3" in said or "rank 1 exited with code 3" in said
+        assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
+    assert output.count("Traceback (most recent call last)") == 7
+    assert "RuntimeError: an answer that comes later" in output
+    assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
     job.assert_nothing_left()

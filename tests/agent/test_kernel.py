@@ -1,4 +1,4 @@
-"""What an older kernel, or a container, does not have: jobs run without it, or the message names it."""
+"""Tests of jobs on kernels and in containers that lack system calls or parts of /proc."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.seccomp import without
 from tests.starts import FORKED
-from tests.warm.conftest import Shell, gone
+from tests.warm.conftest import Shell, wait_for_exit
 from tests.warm.test_kills import again, begin
 
 PIDFDS = ("pidfd_open", "pidfd_send_signal")
@@ -38,6 +38,11 @@ def test_ranks_of_any_kind_run_without_pidfds(tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
+def missing_call(call: str, error: int) -> str:
+    """Return the message about a system call that a launcher needs and that fails."""
+    return f"the system call {call} is needed to start ranks and fails: {os.strerror(error)}"
+
+
 @pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
 @pytest.mark.parametrize(
     ("call", "code"), [("socketpair", 71), ("prctl", 71), ("sched_getaffinity", 0), ("prlimit64", 0)]
@@ -46,10 +51,7 @@ def test_a_container_that_forbids_a_call(tmp_path, call, code, error):
     words = ddplaunch_command("run", "--nproc", "2", "--no-python", "true")
     done = run_command([*without(errno.errorcode[error], call), *words], tmp_path)
     assert done.returncode == code, done
-    refusal = (
-        f"Error: the system call {call} is needed to start ranks and fails: {os.strerror(error)}\n"
-        "  allow it in the container's seccomp profile\n"
-    )
+    refusal = f"Error: {missing_call(call, error)}\n  allow it in the container's seccomp profile\n"
     assert done.stderr == (refusal if code else "")
 
 
@@ -58,7 +60,7 @@ def test_a_container_that_forbids_prctl_to_a_program_and_the_doctor(tmp_path):
     """``launch()`` raises the reason, and the doctor's finding is the reason."""
     program = write_program(tmp_path, "calls.py", "from ddplaunch import launch\nlaunch(print, nproc=2)\n")
     done = run_command([*without("EPERM", "prctl"), sys.executable, program], tmp_path)
-    reason = "the system call prctl is needed to start ranks and fails: Operation not permitted"
+    reason = missing_call("prctl", errno.EPERM)
     assert done.stderr.splitlines()[-1] == f"ddplaunch.errors.LaunchError: {reason}"
     assert "OSError" not in done.stderr
     checked = run_command([*without("EPERM", "prctl"), *ddplaunch_command("doctor")], tmp_path)
@@ -134,9 +136,9 @@ def test_warm_runs_without_pidfds(tmp_path, error):
         for killed in ("launcher", "zygote"):
             above, below = begin(shell)
             os.kill(above[killed], signal.SIGKILL)
-            gone(above["launcher"], above["zygote"], above["guardian"], *below)
+            wait_for_exit(above["launcher"], above["zygote"], above["guardian"], *below)
             assert again(shell) == above["warm"]
         shell.log_out()
-        gone(above["warm"])
+        wait_for_exit(above["warm"])
     finally:
         shell.close()

@@ -1,4 +1,4 @@
-"""Ranks that end for want of memory, by limits of the kernel's own, and what the files of control groups say."""
+"""Tests of ranks that run out of memory, by limits of the kernel, and of reading the files of control groups."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from tests.conftest import PROGRAMS, wait_until, write_program
 from tests.patience import scaled_timeout
 from tests.starts import LIGHT, WARM
 
+NO_GROWTH = "no memory use grew by much"
+
 FAILS = PROGRAMS / "fails.py"
 MIB = 1 << 20
-NOBODY = 1 << 30  # no pid is as large
+NO_PID = 1 << 30  # no pid is as large
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup/unified")
 
@@ -37,7 +39,7 @@ limited = pytest.mark.skipif(
     not (os.access(V1, os.W_OK) and (V1 / "memory.limit_in_bytes").exists()),
     reason="needs a writable cgroup v1 memory controller to run out of memory",
 )
-told = pytest.mark.skipif(
+needs_kernel_log = pytest.mark.skipif(
     not os.access("/dev/kmsg", os.R_OK) or os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC,
     reason="needs the kernel's log, and its own numbers of processes",
 )
@@ -94,7 +96,7 @@ def test_the_report_of_a_rank_killed_for_memory_has_the_limit_and_the_usage(grou
 
 @limited
 @cold
-@pytest.mark.parametrize("where", ["elsewhere", pytest.param("in the same group", marks=told)])
+@pytest.mark.parametrize("where", ["elsewhere", pytest.param("in the same group", marks=needs_kernel_log)])
 def test_the_kill_of_another_process_is_not_taken_for_the_ranks(group, start_ddplaunch, tmp_path, where):
     ours, theirs = group(300), group(32)
     os.mkfifo(tmp_path / "gate")
@@ -201,7 +203,7 @@ def test_a_group_that_comes_near_its_limit_wakes_us(group, monkeypatch):
 
 @pytest.mark.skipif(not os.access(V2, os.W_OK), reason="needs a writable cgroup v2")
 def test_a_change_of_version_2s_events_wakes_us(tmp_path):
-    """No memory controller of version 2 is here, and the kernel tells of a change of any such file in the same way."""
+    """No memory controller of version 2 is here, and the kernel reports a change of any such file in the same way."""
     path = V2 / f"ddplaunch-test-{uuid4()}"
     path.mkdir()
     try:
@@ -265,17 +267,17 @@ def test_of_version_2_the_limit_of_a_group_above_counts(tmp_path):
         f"{job}/memory.events.local": "max 7\noom 0\noom_kill 0\n",
     })  # fmt: skip
     memory = RankMemory(EventLoop(), dict, root)
-    assert memory.explain_kill(signal.SIGKILL, "", 1, NOBODY, 60 << 30) is None  # that one was before
+    assert memory.explain_kill(signal.SIGKILL, "", 1, NO_PID, 60 << 30) is None  # that one was before
     events(tmp_path, f"{step}/memory.events", oom=0, oom_kill=2)
     events(tmp_path, f"{job}/memory.events.local", oom=1, oom_kill=0)
-    assert (memory.explain_kill(signal.SIGKILL, "", 1, NOBODY, 60 << 30) or "").splitlines() == [
+    assert (memory.explain_kill(signal.SIGKILL, "", 1, NO_PID, 60 << 30) or "").splitlines() == [
         "the kernel's out-of-memory killer ended it: control group /slurm/job_42 had used its 64.0 GiB (memory.max); "
         "oom_kill rose from 1 to 2",
         "rank 1 had 60.0 GiB, shared memory 4 MiB, page cache 1 MiB",
         "reduce host memory: log loss.item(), avoid growing lists, use smaller batches; "
         "or ask for more memory (sbatch --mem)",
     ]
-    assert memory.explain_kill(signal.SIGTERM, "", 1, NOBODY, 0) is None
+    assert memory.explain_kill(signal.SIGTERM, "", 1, NO_PID, 0) is None
     memory.close()
 
 
@@ -290,10 +292,10 @@ def test_of_version_1_as_well_and_a_container_sees_its_own_group_as_the_root(tmp
     })  # fmt: skip
     memory = RankMemory(EventLoop(), dict, root)
     events(tmp_path, "proc/vmstat", oom_kill=10)
-    assert memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 1) is None  # on the machine, but not of ours
+    assert memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None  # on the machine, but not of ours
     events(tmp_path, f"{top}/memory.oom_control", oom_kill=1)
     (tmp_path / top / "memory.failcnt").write_text("80\n")
-    what, who, _ = (memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or "").splitlines()
+    what, who, _ = (memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 5 << 30) or "").splitlines()
     assert "control group / had used its 8.0 GiB (memory.limit_in_bytes); oom_kill rose from 0 to 1" in what
     assert who == "rank 0 had 5.0 GiB, shared memory 1 MiB, page cache 2 MiB"
     memory.close()
@@ -357,20 +359,20 @@ def test_only_the_loss_of_a_worker_is_looked_into(tmp_path, text, lost):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n"})
     memory = RankMemory(EventLoop(), dict, root)
     events(tmp_path, "proc/vmstat", oom_kill=4)
-    assert bool(memory.explain_kill(0, text, 0, NOBODY, 0)) is lost
+    assert bool(memory.explain_kill(0, text, 0, NO_PID, 0)) is lost
     memory.close()
 
 
 def test_the_machines_count_is_for_where_no_group_counts(tmp_path):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
     memory = RankMemory(EventLoop(), dict, root)
-    assert memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 1) is None
+    assert memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None
     events(tmp_path, "proc/vmstat", oom_kill=4)
-    said = memory.explain_kill(signal.SIGKILL, "", 0, NOBODY, 5 << 30) or ""
-    assert said.startswith("the kernel's out-of-memory killer was active on this machine: probably out of memory")
-    assert "start fewer ranks on it" in said
-    assert is_transient(RankFailure(0, 0, "h", 1, 0, 1, None, "EOFError", None, 1.0, said))
-    killed = RankFailure(0, 0, "h", 1, 0, None, signal.SIGKILL, None, None, 1.0, said)
+    found = memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 5 << 30) or ""
+    assert found.startswith("the kernel's out-of-memory killer was active on this machine: probably out of memory")
+    assert "start fewer ranks on it" in found
+    assert is_transient(RankFailure(0, 0, "h", 1, 0, 1, None, "EOFError", None, 1.0, found))
+    killed = RankFailure(0, 0, "h", 1, 0, None, signal.SIGKILL, None, None, 1.0, found)
     assert killed.reason == "was ended by SIGKILL (probably out of memory)"
     memory.close()
 
@@ -405,7 +407,7 @@ def test_without_a_free_descriptor_there_is_no_sample_and_no_exception(tmp_path)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
         looking._on_alarm()
-        assert looking.explain_kill(signal.SIGKILL, "", 0, NOBODY, 1) is None
+        assert looking.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     looking.close()
@@ -425,8 +427,8 @@ def point(moment, own, children=0, shared=0, cache=0):
         ([point(0, 1, 2, 1), point(60, 1, 2, 9)], "shared memory grew from 1.0 GiB to 9.0 GiB", "prefetch_factor"),
         ([point(0, 1), point(60, 9, 0, 0, 8)], "rank 3 grew from 1.0 GiB to 9.0 GiB, page cache grew", "reduce host"),
         ([point(0, 40, 2), point(30, 40, 2)], None, "reduce host"),
-        ([point(0, 40, 2, 1, 1), point(30, 41, 2, 1, 1)], "no memory use grew by much", "reduce host"),
-        ([point(0, 2, 60), point(30, 3, 60)], "no memory use grew by much", "fewer DataLoader"),
+        ([point(0, 40, 2, 1, 1), point(30, 41, 2, 1, 1)], NO_GROWTH, "reduce host"),
+        ([point(0, 2, 60), point(30, 3, 60)], NO_GROWTH, "fewer DataLoader"),
         ([point(0, 90), point(700, 1, 1), point(900, 1, 5)], "in the last 3m20s its child", "fewer DataLoader"),
         ([point(0, 2, 40)], None, "fewer DataLoader"),
         ([], None, "reduce host"),
@@ -444,13 +446,13 @@ def test_older_points_show_growth_over_minutes():
     """Unless they show nothing: what forks copy of what they had in common shows only in their parts."""
     shortage = OutOfMemory(3, MemoryLimit(64 << 30), 0, 1)
     near = [point(590, 1, 20), point(600, 1, 22)]
-    said = explain_oom(shortage, near, [point(60, 1, 4), point(600, 1, 30)])
-    assert said[1] == "rank 3 had 1.0 GiB, its child processes 22.0 GiB"
-    assert said[2] == "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB"
-    said = explain_oom(shortage, near, [point(60, 1, 30), point(600, 1, 30)])
-    assert said[2] == "in the last 10s its child processes grew from 20.0 GiB to 22.0 GiB"
-    said = explain_oom(shortage, [point(600, 1)], [point(60, 1, 4), point(600, 1, 30)])
-    assert said[1:3] == (
+    found = explain_oom(shortage, near, [point(60, 1, 4), point(600, 1, 30)])
+    assert found[1] == "rank 3 had 1.0 GiB, its child processes 22.0 GiB"
+    assert found[2] == "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB"
+    found = explain_oom(shortage, near, [point(60, 1, 30), point(600, 1, 30)])
+    assert found[2] == "in the last 10s its child processes grew from 20.0 GiB to 22.0 GiB"
+    found = explain_oom(shortage, [point(600, 1)], [point(60, 1, 4), point(600, 1, 30)])
+    assert found[1:3] == (
         "rank 3 had 1.0 GiB, its child processes 30.0 GiB",
         "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB",
     )
@@ -474,7 +476,7 @@ def test_a_sample_has_the_memory_of_a_rank_and_its_children(tmp_path):
     rank.stdout.readline()
     memory.sample()
     events(tmp_path, "proc/vmstat", oom_kill=4)
-    said = memory.explain_kill(signal.SIGKILL, "", 0, rank.pid, 1 << 20) or ""
+    found = memory.explain_kill(signal.SIGKILL, "", 0, rank.pid, 1 << 20) or ""
     rank.communicate()
     memory.close()
-    assert re.search(r"in the last \S+ its child processes grew from \d+ MiB to (9|1\d)\d MiB", said), said
+    assert re.search(r"in the last \S+ its child processes grew from \d+ MiB to (9|1\d)\d MiB", found), found

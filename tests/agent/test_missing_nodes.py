@@ -1,4 +1,4 @@
-"""What srun prints of the tasks that live on some nodes, read."""
+"""Tests of reading what srun prints about tasks on the nodes that are left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told: the commands of --notify get each event, and are never the job's fate."""
+"""Tests of ``--notify``: its commands get each event, and their failures do not change the job's result."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.starts import LIGHT
 
 pytestmark = pytest.mark.slow
 
-TO_FILE = "sh -c 'cat >> told'"
+TO_FILE = "sh -c 'cat >> notified'"
 FAILS = """
 import os
 if os.environ["RANK"] == "1":
@@ -23,8 +23,8 @@ if os.environ["RANK"] == "1":
 """
 
 
-def told(tmp_path):
-    return [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+def read_notified(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "notified").read_text().splitlines()]
 
 
 def python(tmp_path, text):
@@ -36,7 +36,7 @@ def test_each_event_runs_the_command_once(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", FAILS)
     job = run_ddplaunch("run", "--nproc", "2", *LIGHT, "--max-restarts", "1", "--notify", TO_FILE, "t.py")
     assert job.returncode == 1
-    found = told(tmp_path)
+    found = read_notified(tmp_path)
     assert [each["event"] for each in found] == ["starts", "fails", "restarts", "fails", "ends"]
     _, first, again, second, end = found
     assert first["text"] == "rank 1 failed with ValueError: no luck (exit code 1)"

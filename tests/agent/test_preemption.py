@@ -1,4 +1,4 @@
-"""The scheduler wants the machines back: who is told, who is spared, and how the job ends."""
+"""Tests of preemption: which ranks get the notice, how long they have, and how the job ends."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_when_the_time_is_over_ranks_are_stopped(start_ddplaunch, tmp_path, mode
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
-    assert "--preempt-grace (0.1 s) expired: stopping the ranks" in job.stderr()
+    assert "--preempt-grace (0.1 s) expired" in job.stderr()
     job.assert_nothing_left()
 
 
@@ -129,7 +129,7 @@ def test_a_warning_before_the_first_rank(start_ddplaunch, asks, tmp_path):
 
 
 def test_a_warning_that_came_blocked_while_the_launcher_started(start_ddplaunch, asks):
-    """Whoever starts launchers and passes warnings on can block it until they listen."""
+    """A program that starts launchers and forwards notices can block the signal until they handle it."""
 
     def warned() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
@@ -240,8 +240,8 @@ def test_the_batch_script_learns_the_exit_code(start_ddplaunch, asks, tmp_path):
     """From node 0 alone; the scripts of other schedulers than Slurm, from a mark for a requeue."""
     write_program(tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + _dedent(ASKS))
     code, mark = write_program(tmp_path, "code", "something older"), tmp_path / "mark"
-    told = {"DDPLAUNCH_EXIT_FILE": str(code), "DDPLAUNCH_REQUEUE_FILE": str(mark)}
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py", env=told)
+    variables = {"DDPLAUNCH_EXIT_FILE": str(code), "DDPLAUNCH_REQUEUE_FILE": str(mark)}
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py", env=variables)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert (job.wait(), code.read_text(), mark.exists()) == (75, "75\n", True)

@@ -1,4 +1,4 @@
-"""The phases of an attempt: which may follow which."""
+"""Tests of the phases of an attempt: which may follow which."""
 
 from __future__ import annotations
 

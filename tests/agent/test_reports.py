@@ -1,4 +1,4 @@
-"""The failure report: each thing once, and what helps where a program stands on the wrong feet."""
+"""Tests of the failure report: each fact once, and hints for common mistakes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ranks_that_failed_alike_after_the_first_share_a_line():
 
 
 def test_a_failure_with_a_slow_stop_has_its_traceback_twice(run_ddplaunch, tmp_path):
-    """As the rank prints it, and in the report: what is said meanwhile is a line."""
+    """As the rank prints it, and in the report: messages meanwhile are lines of their own."""
     script = write_program(
         tmp_path,
         "slow_stop.py",
@@ -52,7 +52,7 @@ def test_a_failure_with_a_slow_stop_has_its_traceback_twice(run_ddplaunch, tmp_p
     done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 2
-    assert "ddplaunch: waiting up to 30 s (--grace) for the other ranks\n" in done.stderr
+    assert "ddplaunch: waiting up to 30 s (--grace)" in done.stderr
 
 
 def test_a_peer_that_ended_well_before_a_lost_connection_is_named(run_ddplaunch, tmp_path):
@@ -133,7 +133,7 @@ def test_an_empty_name_is_refused_and_a_number_with_a_dash_is_no_part(monkeypatc
 def test_an_empty_variable_is_not_the_newest_run(run_in_fork, name):
     refused = run_in_fork(name, "")
     assert refused.returncode == 2
-    assert "the name of the run is empty" in refused.stderr
+    assert "name of the run" in refused.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to name the machine")

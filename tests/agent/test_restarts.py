@@ -1,4 +1,4 @@
-"""Restarts: from the warm zygote, with a fresh store, counted, and not for ever."""
+"""Tests of restarts: forked from the same zygote, with a new store, counted and limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs beside the ranks: as long as the job, whatever ends it, and never in its way."""
+"""Tests of sidecars: they run as long as the job, end with it, and do not disturb it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_it_lives_through_a_restart(start_ddplaunch, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_ends_with_a_job_that_is_stopped(start_ddplaunch, number):
-    """Its children have the grace too; of those that do not heed SIGTERM nothing is told."""
+    """Its children have the grace too; those that ignore SIGTERM are not reported."""
     grace = f"{scaled_timeout(1):.1f}"
     job = start_ddplaunch(
         "run", *LIGHT, "--nproc", "2", "--grace", grace, "--sidecar", beside("tidy", "children"), SLEEPER
@@ -240,8 +240,8 @@ def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp
     wait_until(lambda: "to save a checkpoint" in job.stderr(), "the warning")
     (tmp_path / "go").touch()
     assert job.wait() == 75
-    said = job.stderr().splitlines()
-    assert said.index("[sh] it is there") > next(i for i, line in enumerate(said) if "may be run again" in line)
+    lines = job.stderr().splitlines()
+    assert lines.index("[sh] it is there") > next(i for i, line in enumerate(lines) if "may be run again" in line)
     job.assert_nothing_left()
 
 
@@ -262,7 +262,7 @@ def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(start_ddplaunch, tmp_
 
 
 def test_one_that_ends_early(start_ddplaunch, tmp_path, waits):
-    """It is told once, with its last line; the log folder has all that it printed, and when it ended."""
+    """It is reported once, with its last line; the log folder has all that it printed, and when it ended."""
     job = start_ddplaunch(
         *("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("errs"), "--sidecar", beside("tidy")),
         waits,
@@ -313,7 +313,7 @@ def test_many_lines_do_not_tear_those_of_the_ranks(start_ddplaunch, tmp_path):
 
 
 def test_ctrl_c_in_a_terminal_is_not_for_it(start_ddplaunch, tmp_path):
-    """It hears of the end when the ranks have come to theirs."""
+    """It gets its signal after the ranks have ended."""
     master, slave = pty.openpty()
     job = start_ddplaunch(
         *("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER, "finally"),
@@ -471,7 +471,7 @@ LOST_BOTH = """
 
 
 def test_both_zygotes_killed_while_one_is_starting(tmp_path):
-    """The end of the first sweeps all that is below the launcher; the second is nobody's to kill any more."""
+    """The end of the first sweeps all that is below the launcher; the second leaves nothing to kill."""
     write_program(tmp_path, "lost.py", LOST_BOTH)
     done = subprocess.run([sys.executable, "lost.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("well\n", "")

@@ -1,4 +1,4 @@
-"""Stacks of a rank that is at work: asked for a thousand times, they are whole, and it goes on."""
+"""Tests that stacks of a working rank are complete after a thousand dumps, and that the rank goes on."""
 
 from __future__ import annotations
 

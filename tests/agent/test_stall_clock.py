@@ -1,4 +1,4 @@
-"""When a node's clock wakes the launcher, with a clock that runs by itself nowhere."""
+"""Tests of when the stall detector of a node wakes the launcher, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_the_wall_clock_may_be_set(node, monkeypatch):
 
 
 def test_runtime_working_counts_as_output(node):
-    """``runtime.working`` wakes nobody; the launcher sees it when its time has come."""
+    """``runtime.working`` does not wake the launcher, which sees it when its time has come."""
     for _ in range(100):
         node.wait(19)
         node.worked = node.now
@@ -221,7 +221,7 @@ def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broke
     monkeypatch.setattr(StallDetector, broken, fail)
     node.wait(3600)
     assert len(node.notes) == 1
-    assert node.notes[0].startswith("bug in ddplaunch: stall detection failed and is left out, the job goes on")
+    assert node.notes[0].startswith("bug in ddplaunch: stall detection failed")
     assert not node.sent
 
 
@@ -247,4 +247,4 @@ def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called
         case "complete":
             assert node.clock.add_idle_times(inspections[0], node.ranks) == inspections[0]
     assert len(node.notes) == 1
-    assert "stall detection failed and is left out, the job goes on" in node.notes[0]
+    assert "stall detection failed" in node.notes[0]

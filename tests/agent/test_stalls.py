@@ -1,4 +1,4 @@
-"""A job that stalls is told of, or ended, by the rank that the others wait for; one that is only slow is left alone."""
+"""Tests of stalled jobs: the culprit is reported, or the job stopped, and a slow job is left alone."""
 
 from __future__ import annotations
 
@@ -88,12 +88,14 @@ def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
 
 
 def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, tmp_path):
-    """The job goes on; it is said anew when ranks have moved and stand still again. Commands are told too."""
-    told = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
-    job = start_ddplaunch("run", *REPORT, *told, "--nproc", "3", PROGRAM, "stop")
-    said = r"ddplaunch: no progress for \d\.\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 is stopped \(SIGSTOP\); "
+    """The job goes on; it is reported again when ranks have moved and stall again, also to commands of --notify."""
+    options = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
+    job = start_ddplaunch("run", *REPORT, *options, "--nproc", "3", PROGRAM, "stop")
+    expected = (
+        r"ddplaunch: no progress for \d\.\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 is stopped \(SIGSTOP\); "
+    )
     wait_until(job.stderr, "a word on the stall")
-    assert re.fullmatch(said + r"look closer with `ddplaunch stacks \S+`\n", job.stderr()), job.stderr()
+    assert re.fullmatch(expected + r"look closer with `ddplaunch stacks \S+`\n", job.stderr()), job.stderr()
     time.sleep(5)  # the thing tested is that nothing more is said
     assert job.stderr().count("\n") == 1
     stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
@@ -111,15 +113,15 @@ def test_a_job_of_one_rank_has_no_stall_detection(run_ddplaunch, tmp_path):
     done = run_ddplaunch(
         "run", *LIGHT, "--stall-timeout", "60", "--nproc", "1", write_program(tmp_path, "t.py", "print('done')")
     )
-    said = "ddplaunch: --stall-timeout has no effect in a job of one rank\n"
-    assert (done.returncode, done.stderr) == (0, said)
+    expected = "ddplaunch: --stall-timeout has no effect in a job of one rank\n"
+    assert (done.returncode, done.stderr) == (0, expected)
 
 
 def test_a_restart_mends_it(run_ddplaunch):
     done = run_ddplaunch("run", *SOON, "--on-stall", "restart", "--max-restarts", "1", "--nproc", "3", PROGRAM, "once")
     assert done.returncode == 0, done.stderr
-    told, restart = done.stderr.splitlines()
-    assert "rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at" in told
+    lines, restart = done.stderr.splitlines()
+    assert "rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at" in lines
     assert restart == "ddplaunch: restart 1 of 1"
 
 
@@ -151,7 +153,7 @@ def test_the_rank_may_be_on_another_node(start_ddplaunch):
 
 @pytest.mark.ci
 def test_the_launcher_sleeps_while_ranks_wait(start_ddplaunch):
-    """Its clock runs, and wakes nobody before its time; then it tells who waits for whom, and the job goes on."""
+    """Its clock does not wake it before its time; then it reports which ranks wait, and the job goes on."""
 
     def switches() -> str:
         status = Path(f"/proc/{job.process.pid}/status").read_text()
@@ -167,10 +169,10 @@ def test_the_launcher_sleeps_while_ranks_wait(start_ddplaunch):
         now = switches()
     assert now == before
     wait_until(job.stderr, "a word on the stall")
-    said = (
+    expected = (
         r"ddplaunch: no progress for \d\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 has not entered it: sleep at "
     )
-    assert re.match(said, job.stderr())
+    assert re.match(expected, job.stderr())
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     job.assert_nothing_left()

@@ -1,4 +1,4 @@
-"""Whatever ends a job, nothing of it is left: every way of ending, tried on a real process tree."""
+"""Tests that nothing of a job is left, however it ends, with real process trees."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def test_interrupt_reaches_the_program(start_ddplaunch, mode):
     job.signal(signal.SIGINT)
     assert job.wait() == 130
     assert job.stdout().count("cleaned up") == 3
-    said = sorted(re.sub(r"\d+$", "N", line) for line in job.stderr().splitlines() if "KeyboardInterrupt" in line)
-    assert said == [f"[{rank}] KeyboardInterrupt: {SLEEPER}:N" for rank in range(3)]
+    lines = sorted(re.sub(r"\d+$", "N", line) for line in job.stderr().splitlines() if "KeyboardInterrupt" in line)
+    assert lines == [f"[{rank}] KeyboardInterrupt: {SLEEPER}:N" for rank in range(3)]
     assert "Traceback" not in job.stderr()
     assert "ddplaunch: stopping 3 ranks; Ctrl-C again kills them now\n" in job.stderr()
     job.assert_nothing_left()
@@ -216,7 +216,7 @@ def test_interrupt_of_a_rank_that_waits_inside_torch(start_ddplaunch):
 
 
 def test_stopped_ranks_end(start_ddplaunch):
-    """A SIGSTOPped rank is continued to hear SIGTERM."""
+    """A stopped rank is continued so that it handles SIGTERM."""
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "600", SLEEPER, "finally")
     job.wait_for("ready", 2)
     for pid in job.ranks():
@@ -242,7 +242,7 @@ def test_a_stopped_zygote_is_named_and_does_not_hold_up_the_end(start_ddplaunch,
 
 
 def test_children_live_while_a_checkpoint_is_written(start_ddplaunch, mode):
-    """Only the leaders hear SIGTERM: a DataLoader's workers must serve until the checkpoint is done.
+    """Only the leaders get SIGTERM: a DataLoader's workers must serve until the checkpoint is done.
 
     The zygote may be told, too: systemd, and Slurm with proctrack/linuxproc, tell every process of a job.
     """
@@ -482,7 +482,7 @@ def test_a_rank_whose_main_thread_has_ended_is_no_zombie(start_ddplaunch, tmp_pa
 
 
 def test_impatience_with_what_is_left_behind(start_ddplaunch, tmp_path):
-    """Ctrl-C while a child of ranks that are done has its grace, on a node that then waits to hear what comes next."""
+    """Ctrl-C while a child of ranks that are done has its grace, on a node that then waits for the coordinator."""
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     write_program(
         tmp_path, "child.sh", "trap 'touch told' TERM\necho $$ >pid\nmv pid here\nwhile :; do sleep 0.01; done\n"
@@ -538,7 +538,7 @@ def count(text: str, *numbers: int) -> list[int]:
 
 
 def test_a_signal_for_the_ranks(start_ddplaunch, mode, tmp_path):
-    """It reaches those that catch it, once, and ends nobody; two real-time signals ask Python ranks for stacks."""
+    """It reaches those that catch it, once, and ends no process; two real-time signals ask Python ranks for stacks."""
     write_program(tmp_path, "t.py", CATCHES)
     job = start_ddplaunch("run", *mode, "--nproc", "3", "--preempt-signal", "none", "t.py", start_new_session=True)
     job.wait_for("ready", 3)

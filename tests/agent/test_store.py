@@ -1,4 +1,4 @@
-"""The store's port: ours before anyone hears of it, kept over attempts, free afterwards."""
+"""Tests of the store's port: bound before it is announced, kept over attempts, free afterwards."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_a_missing_loopback_is_reported_at_once(tmp_path):
     done = run_command(words, tmp_path)
     if "unshare failed" in done.stderr:
         pytest.skip("no network namespaces here")
-    said = "ddplaunch: the loopback interface is down: no rank can reach 127.0.0.1; type: ip link set lo up\n"
-    assert (done.returncode, done.stderr) == (0, said)
+    expected = "ddplaunch: the loopback interface is down: no rank can reach 127.0.0.1; type: ip link set lo up\n"
+    assert (done.returncode, done.stderr) == (0, expected)
     assert check_loopback() is None
 
 

@@ -1,4 +1,4 @@
-"""A rank that hangs in its last breath is named, with the process to look at."""
+"""Tests that a straggler is named, with the process that it waits for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from tests.impatient import launcher_with_constant
 from tests.patience import scaled_timeout
 from tests.starts import EXEC, FORKED, LIGHT
 
+STRAGGLER = "rank 2 still running 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
+
 pytestmark = pytest.mark.slow
 
 STRAGGLING = "agent.stragglers.NAME_DELAY_S"
 
-ENDS_WHEN_TOLD = """
+WAITS_FOR_PIPE = """
     import os
 
     print(os.environ["RANK"], os.getpid(), flush=True)
@@ -29,7 +31,7 @@ ENDS_WHEN_TOLD = """
 def test_those_that_still_run_are_named_once(start_ddplaunch, tmp_path):
     assert stragglers.NAME_DELAY_S == 30
     os.mkfifo(tmp_path / "end")
-    script = write_program(tmp_path, "train.py", ENDS_WHEN_TOLD)
+    script = write_program(tmp_path, "train.py", WAITS_FOR_PIPE)
     job = start_ddplaunch(
         "run",
         *LIGHT,
@@ -54,16 +56,16 @@ def test_with_several_nodes_its_host_is_named(start_ddplaunch, tmp_path):
     """Ranks 0 and 3 still run, one on each of two nodes."""
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     os.mkfifo(tmp_path / "end")
-    script = write_program(tmp_path, "train.py", ENDS_WHEN_TOLD)
+    script = write_program(tmp_path, "train.py", WAITS_FOR_PIPE)
     words = ("--nnodes", "2", *address, *LIGHT, "--nproc", "2")
     sooner = launcher_with_constant(tmp_path, STRAGGLING, scaled_timeout(2))
     nodes = [start_ddplaunch("run", *words, "--node-rank", rank, script, executable=sooner) for rank in "01"]
     here = f"the other ranks on {socket.gethostname()} are done; waiting for rank"
 
-    def told() -> bool:
+    def are_named() -> bool:
         return all(f"{here} {rank} (pid" in node.stderr() for node, rank in zip(nodes, "03", strict=True))
 
-    wait_until(told, "a word on ranks 0 and 3")
+    wait_until(are_named, "a word on ranks 0 and 3")
     (tmp_path / "end").open("w").close()
     assert [node.wait() for node in nodes] == [0, 0]
     for node in nodes:
@@ -86,11 +88,8 @@ def test_they_can_be_ended(run_ddplaunch, tmp_path):
     script = write_program(tmp_path, "train.py", RUNS_ON)
     done = run_ddplaunch("run", *LIGHT, "--straggler-timeout", "2", "--nproc", "3", script)
     assert done.returncode == 124
-    told, *trace = done.stderr.splitlines()
-    assert (
-        told
-        == "ddplaunch: rank 2 still running 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
-    )
+    lines, *trace = done.stderr.splitlines()
+    assert lines == f"ddplaunch: {STRAGGLER}"
     assert trace == ["  it was at", '    File "train.py", line 8, in <module>', '    File "train.py", line 5, in save']
 
 
@@ -102,8 +101,8 @@ def test_they_can_be_ended_on_another_node(start_ddplaunch, tmp_path, nproc):
     node_0 = start_ddplaunch(*words, "--nproc", "2", "--node-rank", "0", script)
     node_1 = start_ddplaunch(*words, "--nproc", nproc, "--node-rank", "1", script)
     assert [node.wait() for node in (node_0, node_1)] == [124, 124]
-    told = "rank 2 still running 2.0s after the others had ended (--straggler-timeout): save at train.py:5"
-    assert f"{told} (on {socket.gethostname()})" in node_0.stderr()
+    expected = STRAGGLER
+    assert f"{expected} (on {socket.gethostname()})" in node_0.stderr()
     for node in (node_0, node_1):
         node.assert_nothing_left()
 

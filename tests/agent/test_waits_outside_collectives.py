@@ -1,4 +1,4 @@
-"""Hangs outside collectives, as ``stacks`` names them: calls that no flight recorder has, and what the kernel knows."""
+"""Tests of hangs outside collectives: calls that no flight recorder has, and sleeping system calls."""
 
 import ctypes
 import fcntl
@@ -14,6 +14,7 @@ import pytest
 from ddplaunch.agent.system_calls import Sleep, read_sleeps
 from ddplaunch.agent.usage import read_tree_usage
 from tests.conftest import wait_until, write_program
+from tests.diagnosis.clauses import CHILD_WAIT, CYCLE, LOCK_WAIT
 from tests.starts import LIGHT
 
 PROGRAM = """
@@ -70,7 +71,7 @@ SENTENCES = {
     "local_group": "rank 1 waits in new_group (ranks 1, 2), called at {local}; rank 2 has not called it: "
     "step at {stuck}",
     "flock": "ranks 1, 2 wait in flock, called at {lock}; rank 0 holds the lock: it waits in all_reduce #2 of "
-    "default_pg, {reduce}; they wait for each other: 0 → 1 → 0",
+    f"default_pg, {{reduce}}; {CYCLE}: 0 → 1 → 0",
 }
 
 
@@ -109,10 +110,10 @@ def test_what_the_kernel_knows_of_a_sleeping_process(tmp_path):
     fcntl.flock(held, fcntl.LOCK_EX)
     os.mkfifo(tmp_path / "fifo")
     programs = {
-        1: ("import fcntl; fcntl.flock(open('lock'), fcntl.LOCK_EX)", Sleep("waits for a file lock", holder=0)),
+        1: ("import fcntl; fcntl.flock(open('lock'), fcntl.LOCK_EX)", Sleep(LOCK_WAIT, holder=0)),
         2: ("input()", Sleep("waits for input")),
         3: ("open('fifo').read()", Sleep("waits for the other end of a fifo")),
-        4: ("import os; os.system('exec sleep 60')", Sleep("waits for a child process")),
+        4: ("import os; os.system('exec sleep 60')", Sleep(CHILD_WAIT)),
         5: ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", Sleep("asleep")),
     }
     started = {
@@ -192,11 +193,11 @@ def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start_ddplaunch, r
     job = start_ddplaunch("run", "--nproc", "6", *LIGHT, write_program(tmp_path, "train.py", CHILDREN))
     states = {
         "rank 0: waits at its exit for a child process to end",
-        "waits for a child process",
+        CHILD_WAIT,
         "rank 2: waits at its exit until its queue is read",
         "waits for its process pool",
         "waits for a message from another process",
-        "waits for a file lock",
+        LOCK_WAIT,
     }
 
     def stacks() -> str:

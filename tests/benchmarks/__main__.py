@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks``: ddplaunch side by side with torchrun, torch.multiprocessing.spawn and plain python.
+"""``python -m tests.benchmarks``: compares ddplaunch with torchrun, torch.multiprocessing.spawn and plain python.
 
 Contenders take turns within each round (A B C, A B C, …) after one round that warms the page cache and does not count.
 It measures; it asserts nothing about seconds. The exit code is 1 where ddplaunch itself failed to do its part.
@@ -62,10 +62,10 @@ def _measure(experiment: Experiment, rounds: int, warm_up: bool) -> Results:
                 outcome = str(failed)
             if number >= 0:
                 results.add(contender, outcome)
-            said = outcome if isinstance(outcome, str) else ", ".join(f"{key} {it:.4g}" for key, it in outcome.items())
+            found = outcome if isinstance(outcome, str) else ", ".join(f"{key} {it:.4g}" for key, it in outcome.items())
             label = f"round {number + 1}" if number >= 0 else "warm-up"
             took = time.monotonic() - began
-            print(f"{experiment.name}, {label}, {contender} ({took:.1f} s): {said}", file=sys.stderr)
+            print(f"{experiment.name}, {label}, {contender} ({took:.1f} s): {found}", file=sys.stderr)
     return results
 
 

@@ -1,4 +1,4 @@
-"""Horizontal bars as plain SVG, the longest first."""
+"""Draws horizontal bars as plain SVG, the longest first."""
 
 from collections.abc import Mapping
 from html import escape

@@ -1,4 +1,4 @@
-"""Who competes: how each launcher is told to start N ranks of a program."""
+"""The launchers that are compared: the command by which each starts N ranks of a program."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What is measured: each experiment, its contenders, and the rows of the report that it fills.
+"""The experiments of the benchmark: their contenders, and the rows of the report that they fill.
 
 A contender's turn is a function that runs one job and returns numbers by name; all turns of an experiment follow each
 other within a round, so that a ratio compares neighbours in time.
@@ -58,7 +58,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; the defaults are what the targets are about.
+    """The sizes of the experiments; the targets hold for the defaults.
 
     Attributes:
         all_contenders: whether those that have no target take part beyond the start-up.

@@ -1,4 +1,4 @@
-"""What Linux tells about processes that are not ours to instrument: descendants, memory, switches, processor time."""
+"""Reads processes of others from /proc: descendants, memory, context switches, processor time."""
 
 import ctypes
 import os
@@ -139,6 +139,6 @@ class Traffic:
 def traffic(port: int) -> Traffic:
     """The traffic of all connections that ``port`` of this machine has accepted and that still stand; asks ss."""
     command = ["ss", "-tinH", "state", "established", "sport", "=", f":{port}"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     names = ("bytes_sent", "bytes_received", "data_segs_out", "data_segs_in")
-    return Traffic(*(sum(map(int, re.findall(rf"\b{name}:(\d+)", said))) for name in names))
+    return Traffic(*(sum(map(int, re.findall(rf"\b{name}:(\d+)", output))) for name in names))

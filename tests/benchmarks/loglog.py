@@ -1,4 +1,4 @@
-"""A plot with two logarithmic axes as plain SVG, and the straight line through points on it."""
+"""Draws a plot with two logarithmic axes as plain SVG, and fits the exponent of a power law."""
 
 import math
 from collections.abc import Sequence

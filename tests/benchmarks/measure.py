@@ -1,4 +1,4 @@
-"""One command, run and watched to the end of its last descendant: its marks, its times, its processor seconds.
+"""Runs one command and watches it to the end of its last descendant: its marks, times and processor seconds.
 
 The benchmark process is the subreaper of what it runs, and collects every process itself that nobody else waits for.
 So the resource usage of a job is complete: a child that a launcher reaped is counted with the launcher, one that it
@@ -31,7 +31,7 @@ SAMPLING = 0.01
 
 
 class Failed(Exception):
-    """A contender did not do what was to be measured."""
+    """A contender failed to do what was to be measured."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Job:
         self._partial = b""
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
         keeps, folder = folder is not None, folder or Path(self._folder.name)
-        self._said = folder / "stderr"
+        self._stderr_path = folder / "stderr"
         report, release = folder / "report", folder / "release"
         for pipe in (report, release):
             pipe.unlink(missing_ok=True)
@@ -103,7 +103,7 @@ class Job:
             "BENCH_HOLD": "1" if hold else "",
         }
         kernel.adopt_orphans(not keeps)
-        with open(self._said, "wb") as stderr, open(output or os.devnull, "wb") as stdout:
+        with open(self._stderr_path, "wb") as stderr, open(output or os.devnull, "wb") as stdout:
             self.began = time.monotonic()
             self._process = subprocess.Popen(
                 command,
@@ -138,7 +138,7 @@ class Job:
         self._wait(lambda: len(self.times(what, attempt)) >= ranks or self.ended is not None)
         if len(self.times(what, attempt)) < ranks:
             came = f"only {len(self.times(what, attempt))} of {ranks} ranks came to {what!r}"
-            raise Failed(f"{came} when the launcher ended: {self.said()}")
+            raise Failed(f"{came} when the launcher ended: {self.last_errors()}")
         return max(self.times(what, attempt))
 
     @property
@@ -155,12 +155,12 @@ class Job:
         return {mark.rank: mark.pid for mark in self.marks if mark.what == what and mark.attempt == attempt}
 
     def watch(self, seconds: float) -> None:
-        """Go on handling what comes in, for so long."""
+        """Handle events for this long."""
         over = time.monotonic() + seconds
         self._wait(lambda: time.monotonic() >= over, seconds + DEADLINE, wake_at=over)
 
     def release(self) -> None:
-        """Let go the ranks that hold."""
+        """Release the ranks that wait."""
         os.close(self._open.pop())
 
     def finish(self) -> int:
@@ -179,21 +179,21 @@ class Job:
         """Wait for its end, which has to be a good one."""
         code = self.finish()
         if code != 0:
-            raise Failed(f"exit code {code}: {self.said()}")
+            raise Failed(f"exit code {code}: {self.last_errors()}")
 
-    def said(self) -> str:
-        """The end of what came on stderr, on one line."""
-        lines = [line.strip() for line in self._said.read_text(errors="replace").splitlines() if line.strip()]
+    def last_errors(self) -> str:
+        """Return the last lines of stderr as one line."""
+        lines = [line.strip() for line in self._stderr_path.read_text(errors="replace").splitlines() if line.strip()]
         return " / ".join(lines[-3:])[-300:] or "(nothing on stderr)"
 
     # ---------------------------------------------------------------------------------------------------- the loop
 
-    def _wait(self, done: Callable[[], bool], patience: float = DEADLINE, wake_at: float | None = None) -> None:
-        deadline = time.monotonic() + patience
+    def _wait(self, done: Callable[[], bool], timeout_s: float = DEADLINE, wake_at: float | None = None) -> None:
+        deadline = time.monotonic() + timeout_s
         while not done():
             now = time.monotonic()
             if now > deadline:
-                raise Failed(f"nothing happened for {patience:.0f} s: {self.said()}")
+                raise Failed(f"nothing happened for {timeout_s:.0f} s: {self.last_errors()}")
             if self.ended is not None and self.gone is None and now > self.ended + LEFT_BEHIND:
                 self._leftovers = [kernel.describe(pid) for pid in kernel.descendants(os.getpid())]
                 self.gone = now

@@ -1,4 +1,4 @@
-"""Many nodes played by this process: each says what a supervisor would say, and runs no rank.
+"""Simulates many nodes in this process: each sends what a supervisor would send, and runs no rank.
 
 They read no more of a message than its name, so that the time goes into node 0, which is real.
 """
@@ -35,13 +35,13 @@ DEVICES = ("cpu",)
 
 
 class Player:
-    """One node."""
+    """One simulated node."""
 
-    def __init__(self, loop: EventLoop, hello: NodeHello, heard: Counter[str]) -> None:
-        """``heard`` counts messages of all players by their names, and "dropped" and "refused" connections."""
+    def __init__(self, loop: EventLoop, hello: NodeHello, received: Counter[str]) -> None:
+        """``received`` counts messages of all players by their names, and "dropped" and "refused" connections."""
         self._loop = loop
         self._hello = hello
-        self._heard = heard
+        self._received = received
         self._failures: tuple[RankFailure, ...] = ()
         self._stopped = 1
         self._drained = False
@@ -86,7 +86,7 @@ class Player:
         self.say(FailureReported(0, failure, time.time()))
 
     def _found(self, serial: int) -> InspectReply:
-        """What it says of its rank, which waits."""
+        """Return its inspection of its rank, which waits."""
         share = self._hello.node_spec
         frame = Frame("wait", "train.py", 7, own=True)
         ranks = (RankInspection(share.node_rank, share.host, 1, ProcessCondition.ALIVE, threads=(Thread((frame,)),)),)
@@ -103,7 +103,7 @@ class Player:
         if not data:
             self.close()
             if not self.over:
-                self._heard["dropped"] += 1
+                self._received["dropped"] += 1
                 self._loop.call_later(AGAIN, partial(self.call, port))
             return
         self._coming += data
@@ -114,7 +114,7 @@ class Player:
             name = bytes(self._coming[11:64]).partition(b'"')[0].decode()  # behind the length and {"op":"
             body = bytes(self._coming[4 : 4 + length]) if name == "InspectRequest" else b""
             del self._coming[: 4 + length]
-            self._heard[name] += 1
+            self._received[name] += 1
             match name:
                 case "Welcome":
                     self.say(self._hello)
@@ -134,7 +134,7 @@ class Players:
 
     def __init__(self, nodes: int, heartbeat_timeout: float = 15.0) -> None:
         """``heartbeat_timeout`` is node 0's."""
-        self.heard: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
         self._loop = EventLoop()
         self._beat_every = heartbeat_timeout / 4
         python = Versions(f"{sys.version_info.major}.{sys.version_info.minor}")
@@ -144,12 +144,12 @@ class Players:
             )
             for rank in range(1, nodes)
         ]
-        self.all = [Player(self._loop, hello, self.heard) for hello in hellos]
+        self.all = [Player(self._loop, hello, self.received) for hello in hellos]
         self._loop.call_later(self._beat_every, self._beat)
         self._tick()
 
     def call(self, port: int) -> None:
-        """All call node 0's control port at once, as a cluster's nodes do that were all told to start."""
+        """All call node 0's control port at once, as a cluster's nodes do that were all started."""
         for player in self.all:
             player.call(port)
 

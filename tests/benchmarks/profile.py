@@ -1,4 +1,4 @@
-"""What a rank loses by being profiled: in one run, times with and without a profile follow each other."""
+"""Measures what profiling costs a rank: in one run, steps with and without a profile follow each other."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ def profile_experiments(size: Size) -> list[Experiment]:
 
 
 def _steps(seconds: float) -> Values:
-    """The time of a step with a profile, from its begin until all ranks have told, over that without."""
+    """The time of a step with a profile, from its begin until all ranks have reported, over that without."""
     with Job(contenders.ddplaunch()(RANKS, "steps.py")) as job:
         job.until("block", 2)
         (door,) = [path for path in list_sockets() if path.endswith(f".{job.pid}")]
@@ -38,7 +38,7 @@ def _steps(seconds: float) -> Values:
             times[profiled].append((began, time.monotonic()))
         job.release()
         if job.finish():
-            raise Failed(job.said())
+            raise Failed(job.last_errors())
         blocks = [*pairwise(job.times("block"))]
     mean = {}
     for profiled, spans in times.items():

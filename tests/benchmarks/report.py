@@ -1,4 +1,4 @@
-"""What was measured, as a Markdown table: medians, the median of each round's ratio, and the target."""
+"""Renders the results as a Markdown table: medians, the median of each round's ratio, and the target."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Results:
         return [outcome for outcome in self.turns.get(contender, []) if isinstance(outcome, str)]
 
     def ratios(self, row: Row) -> list[float]:
-        """Ours over the other's, round by round."""
+        """Return the ratios of ddplaunch to the other, one for each round."""
         ours = self.numbers(OURS, row.value)
         others = self.numbers(row.over or "", row.over_value or row.value)
         return [one / two for one, two in zip(ours, others, strict=False) if one is not None and two]
@@ -97,7 +97,7 @@ def _known(numbers: list[float | None]) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Three digits that matter; whole numbers as they are."""
+    """Format a number with three significant digits, whole numbers in full."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.scale``: what more nodes cost, above all node 0; all supervisors on this machine.
+"""``python -m tests.benchmarks.scale``: measures what more nodes cost, above all node 0, on one machine.
 
 Real: N supervisors with one trivial rank each. All but node 0 are started first and wait for it, so that the price of
 starting N interpreters on one machine, which no job pays, is not in the figures. Played: node 0 is real, one process
@@ -70,10 +70,10 @@ def _all(title: str, sizes: list[int], experiment: Callable[[int], Values]) -> t
         load = os.getloadavg()[0]
         try:
             measured[nodes] = {**experiment(nodes), "load before": load}
-            said = ", ".join(f"{key} {value:.4g}" for key, value in measured[nodes].items())
+            found = ", ".join(f"{key} {value:.4g}" for key, value in measured[nodes].items())
         except Failed as failed:
-            said = f"FAILED: {failed}"
-        print(f"{nodes} nodes, {title}: {said}", file=sys.stderr, flush=True)
+            found = f"FAILED: {failed}"
+        print(f"{nodes} nodes, {title}: {found}", file=sys.stderr, flush=True)
     return measured, len(measured) < len(sizes)
 
 
@@ -132,7 +132,7 @@ def _join(job: Supervisors) -> Values:
 def _ended(job: Supervisors, began: float, expected: int) -> float:
     last, codes = job.finish()
     if codes != {expected}:
-        raise Failed(f"exit codes {sorted(codes)} instead of {expected}; node 0 says {job.said(0)[-300:]!r}")
+        raise Failed(f"exit codes {sorted(codes)} instead of {expected}; node 0 says {job.read_stderr(0)[-300:]!r}")
     return last - began
 
 
@@ -172,50 +172,50 @@ def play(nodes: int, rest: float) -> Values:
         values |= _at_rest(job.pid(0), job.control_port, rest, lambda s: players.until(lambda: False, s))
         began = time.monotonic()
         players.all[-1].fail()
-        values["s from a rank's death to the end told to all"] = _told(job, players, KILLED) - began
+        values["s from a rank's death to the end told to all"] = _play_to_end(job, players, KILLED) - began
     with Supervisors(nodes) as job, closing(Players(nodes)) as players:
         _gather(job, players)
         began = time.monotonic()
         for player in players.all:
             player.finish()
         job.release()
-        values["s from the end of all ranks to the end told to all"] = _told(job, players, 0) - began
+        values["s from the end of all ranks to the end told to all"] = _play_to_end(job, players, 0) - began
     return values
 
 
 def _gather(job: Supervisors, players: Players) -> Values:
     job.start(0)
-    job.until(lambda: bool(job.said(0)), "node 0 waits")
+    job.until(lambda: bool(job.read_stderr(0)), "node 0 waits")
     time.sleep(0.5)  # the process that will start its rank begins too
     others, before, began = job.nodes - 1, kernel.processor_ms(job.pid(0)), time.monotonic()
     players.call(job.control_port)
-    _play_until(players, lambda: players.heard["JoinAccepted"] >= others, "all were taken in")
+    _play_until(players, lambda: players.received["JoinAccepted"] >= others, "all were taken in")
     joined = time.monotonic()
-    _play_until(players, lambda: players.heard["StartAttempt"] >= others, "all were told to start")
-    told = time.monotonic()
+    _play_until(players, lambda: players.received["StartAttempt"] >= others, "all were told to start")
+    started_at = time.monotonic()
     job.until(lambda: job.all_run(1), "node 0's rank runs", pause=0)
     return {
         "s to all joined": joined - began,
-        "s to all told to start": told - began,
+        "s to all told to start": started_at - began,
         "node 0's CPU ms for joining": kernel.processor_ms(job.pid(0)) - before,
         "node 0's KB sent by then": kernel.traffic(job.control_port).bytes_out / 1e3,
-        "connections that node 0 dropped": float(players.heard["dropped"]),
+        "connections that node 0 dropped": float(players.received["dropped"]),
         **_memory(job.pid(0)),
     }
 
 
-def _told(job: Supervisors, players: Players, expected: int) -> float:
-    """Play to the end of the job; return when all had been told."""
-    _play_until(players, lambda: players.heard["EndJob"] >= job.nodes - 1, "all were told the end")
-    told = time.monotonic()
+def _play_to_end(job: Supervisors, players: Players, expected: int) -> float:
+    """Play to the end of the job; return when all knew."""
+    _play_until(players, lambda: players.received["EndJob"] >= job.nodes - 1, "all were told the end")
+    ended_at = time.monotonic()
     players.close()
-    _ended(job, told, expected)
-    return told
+    _ended(job, ended_at, expected)
+    return ended_at
 
 
 def _play_until(players: Players, done: Callable[[], bool], what: str) -> None:
     if not players.until(done, DEADLINE):
-        raise Failed(f"{what}: not in {DEADLINE:.0f} s, heard of node 0: {dict(players.heard)}")
+        raise Failed(f"{what}: not in {DEADLINE:.0f} s, heard of node 0: {dict(players.received)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ report

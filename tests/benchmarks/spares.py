@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.spares``: a machine loses power; how long until a spare machine trains in its place.
+"""``python -m tests.benchmarks.spares``: measures how soon a spare replaces a machine that lost its power.
 
 Three virtual hosts, two of which train; every 0.1 s they add up a number. Measured is the time from the loss of power
 to the first sum of the next attempt. torchrun gets what it has for this: ``--nnodes 2`` and a third agent. Both have
@@ -19,7 +19,7 @@ from tests.conftest import clean_environment, ddplaunch_command
 from tests.hosts.network import Network
 
 SILENCE = 15.0  # seconds after which a node is lost, for both
-PATIENCE = 90.0  # seconds that a launcher has to go on
+RECOVERY_TIMEOUT_S = 90.0  # seconds that a launcher has to go on
 
 PROGRAM = """
 import os, time
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _shown(seconds: float | None) -> str:
-    return f"not within {PATIENCE:g} s" if seconds is None else f"{seconds:.1f} s"
+    return f"not within {RECOVERY_TIMEOUT_S:g} s" if seconds is None else f"{seconds:.1f} s"
 
 
 def replaced_after(launcher: str) -> float | None:
@@ -103,7 +103,7 @@ def _words(launcher: str, node: int, address: str) -> list[str]:
 
 def _trains(out: Path, attempts: int) -> float | None:
     """When attempt number ``attempts`` began to train; None if it does not."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + RECOVERY_TIMEOUT_S
     while time.monotonic() < end:
         found = re.findall(r"attempt \d+ trains ([\d.]+)", out.read_text(errors="replace"))
         if len(found) >= attempts:

@@ -1,4 +1,4 @@
-"""How long a program that imports much takes to start, the first time as every time, and from a zygote kept warm.
+"""Measures the start of programs with many imports: the first, later ones, and from a warm zygote.
 
 Each job begins with an empty home, so that no figure is owed to what another run has left.
 """
@@ -42,7 +42,7 @@ def start_experiments(size: Size) -> list[Experiment]:
 
 
 def picture(all_results: list[Results]) -> str:
-    """The whole command of Hugging Face's Trainer, as each contender starts it."""
+    """Run the complete command of Hugging Face's Trainer with each contender."""
     found = {each.experiment.name: each for each in all_results}
     walls = {"ddplaunch --warm, from the second run on": found["warm-trainer"].numbers(OURS, "wall")}
     for contender in found["start-trainer"].turns:

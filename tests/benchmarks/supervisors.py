@@ -1,4 +1,4 @@
-"""N real supervisors on this machine, one rank each, which says that it runs and then waits."""
+"""Runs N real supervisors on this machine, each with one rank that reports its start and then waits."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Supervisors:
                 stderr=stderr,
             )
 
-    def said(self, node_rank: int) -> str:
-        """What a supervisor has said so far."""
+    def read_stderr(self, node_rank: int) -> str:
+        """What a supervisor has written to stderr so far."""
         return (self._folder / f"{node_rank}.stderr").read_text(errors="replace")
 
     def until(self, done: Callable[[], bool], what: str, pause: float = 0.005) -> float:
@@ -87,12 +87,12 @@ class Supervisors:
         deadline = time.monotonic() + DEADLINE
         while not done():
             if time.monotonic() > deadline:
-                raise Failed(f"{what}: not in {DEADLINE:.0f} s; node 0 says {self.said(0)[-300:]!r}")
+                raise Failed(f"{what}: not in {DEADLINE:.0f} s; node 0 says {self.read_stderr(0)[-300:]!r}")
             time.sleep(pause)
         return time.monotonic()
 
     def all_seek(self) -> bool:
-        """Whether all but node 0 have said that they wait for node 0."""
+        """Whether all but node 0 have reported that they wait for node 0."""
         return all((self._folder / f"{each}.stderr").stat().st_size for each in self._processes if each)
 
     def all_run(self, expected: int) -> bool:
@@ -133,7 +133,7 @@ class Supervisors:
         return last, {process.returncode for process in self._processes.values()}
 
     def release(self) -> None:
-        """Let the ranks end well."""
+        """Let the ranks end with exit code 0."""
         if self._release >= 0:
             os.close(self._release)
             self._release = -1

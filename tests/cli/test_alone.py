@@ -1,4 +1,4 @@
-"""Nobody trains alone without a word: what variables say of several nodes is refused, what they say of one is not."""
+"""Tests that a node of a job of several nodes does not train alone by mistake."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ def test_it_is_refused_before_anything_starts(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "open('started', 'w')\n")
     done = run_in_fork("run", "train.py", env=NODE)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines() == [
-        "Error: NODE_RANK=1, MASTER_ADDR=10.0.0.4: this may be one node of several, "
-        "but nothing says how many there are",
-        '  on every node: ddplaunch run --nnodes N --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" …',
-        "  this machine alone: ddplaunch run --standalone …, or --cluster none",
-    ]
+    message, every_node, one_machine = done.stderr.splitlines()
+    assert message.startswith("Error: NODE_RANK=1, MASTER_ADDR=10.0.0.4: ")
+    assert '--nnodes N --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"' in every_node
+    assert "--standalone" in one_machine
     assert not (tmp_path / "started").exists()
 
 
@@ -52,7 +50,7 @@ def test_it_is_refused_before_anything_starts(run_in_fork, tmp_path):
         ("--cluster none", 1, 0),
     ],
 )
-def test_what_it_says_to_type_is_understood(run_in_fork, tmp_path, options, nnodes, node_rank):
+def test_the_suggested_commands_are_accepted(run_in_fork, tmp_path, options, nnodes, node_rank):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--dry-run", "--json", *options.split(), "train.py", env=NODE)
     assert done.returncode == 0, done.stderr
@@ -71,8 +69,7 @@ def test_a_line_of_a_shells_profile_is_a_note_at_most(run_ddplaunch, run_in_fork
     write_program(tmp_path, "train.py", "import os; print(os.environ['MASTER_ADDR'])\n")
     done = run_ddplaunch("run", *EXEC, "train.py", env={"MASTER_ADDR": "gone.invalid", "MASTER_PORT": "29500"})
     assert (done.returncode, done.stdout) == (0, "127.0.0.1\n"), done.stderr
-    said = "ddplaunch: MASTER_ADDR=gone.invalid cannot be resolved and is not used: this job has one node\n"
-    assert done.stderr.count(said) == 1
+    assert done.stderr.count("ddplaunch: MASTER_ADDR=gone.invalid cannot be resolved") == 1
     own = run_in_fork("run", "--dry-run", "--json", "train.py", env={"MASTER_ADDR": "localhost"})
     assert json.loads(own.stdout)["notes"] == []
 
@@ -95,12 +92,12 @@ def test_an_address_is_looked_up(network, tmp_path):
     for other in ("n1", "10.77.0.11", "fd77::11"):
         code, out = run(other)
         assert code == 2
-        assert out.startswith(f"Error: MASTER_ADDR={other}: this may be one node of several")
+        assert out.startswith(f"Error: MASTER_ADDR={other}: ")
     for own in ("n0", "10.77.0.10", "fd77::10"):
         assert run(own) == (0, "trains\n")
     code, out = run("gone.example")
     assert code == 0
-    assert "MASTER_ADDR=gone.example cannot be resolved and is not used" in out
+    assert "MASTER_ADDR=gone.example" in out
 
 
 @pytest.mark.ci

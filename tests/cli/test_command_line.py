@@ -1,4 +1,4 @@
-"""Whose option is it? Every command line has one reading or is refused, and what a refusal suggests is accepted."""
+"""Tests of parsing a command line: which options are ddplaunch's, which the program's, and ambiguous ones."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from ddplaunch.cli.command_line import (
     command_with_dry_run_for_program,
 )
 from ddplaunch.errors import UsageError
+
+AMBIGUOUS = "could be ddplaunch's or an argument of train.py"
 
 OPTIONS = {
     "-m": False,
@@ -145,7 +147,7 @@ def test_one_of_the_few_further_on_is_refused_and_both_spellings_work(line, ours
 
 def test_the_option_in_question_is_named():
     message, _ = spellings("train.py --epochs 10 --nproc 4")
-    assert message == "--nproc could be ddplaunch's or an argument of train.py"
+    assert message == f"--nproc {AMBIGUOUS}"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_the_option_in_question_is_named():
 )
 def test_one_that_the_program_names_itself_is_never_swallowed(line, named):
     message, read = spellings(line, frozenset({named}))
-    assert message == f"{named} could be ddplaunch's or an argument of train.py"
+    assert message == f"{named} {AMBIGUOUS}"
     assert parts(read[0]) == parts(split(line))
     assert parts(read[1]) == ((), "train.py", tuple(shlex.split(line)[1:]))
 
@@ -251,8 +253,8 @@ def test_two_values(line, message):
     ],
 )
 def test_without_its_value_it_can_only_be_the_programs(line, message, program):
-    said, read = spellings(line)
-    assert said == message
+    found, read = spellings(line)
+    assert found == message
     expected = [((), "train.py", tuple(shlex.split(program or line.partition(" ")[2])))]
     assert [parts(each) for each in read] == expected
 
@@ -355,7 +357,7 @@ def test_submit_has_more_that_may_stand_behind(line, ours, program):
     ],
 )
 def test_what_is_guarded_may_not_unless_the_program_names_it(line, option):
-    with pytest.raises(UsageError, match=f"^{option} could be ddplaunch's or an argument of train.py") as refusal:
+    with pytest.raises(UsageError, match=f"^{option} {AMBIGUOUS}") as refusal:
         split_submit(line)
     for suggestion in (refusal.value.hint or "").splitlines():
         split_submit(suggestion.partition(":")[2].split(None, 2)[2])

@@ -1,4 +1,4 @@
-"""The dry run: the same facts as a table, as text and as JSON, and commands that can be planned again."""
+"""Tests of the dry run: the same facts as a table, as text and as JSON, and commands that can be planned again."""
 
 from __future__ import annotations
 

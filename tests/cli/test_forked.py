@@ -1,4 +1,4 @@
-"""What the other tests ask of a fork, the real command answers as well, to the letter: a line of each kind."""
+"""Tests that the real command gives the same output as the fork that other tests use."""
 
 from __future__ import annotations
 

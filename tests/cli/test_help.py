@@ -1,4 +1,4 @@
-"""Help, version, and what a shell completes."""
+"""Tests of help, version, and completion by a shell."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_option_stands_under_a_heading(run_in_fork, command, columns):
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 @pytest.mark.parametrize("command", [run, submit, manifest])
-def test_help_shows_what_most_people_need(run_in_fork, command, columns):
+def test_help_shows_what_most_users_need(run_in_fork, command, columns):
     lines = run_in_fork(command.name, "--help", env={"COLUMNS": columns}).stdout.splitlines()
     options = lines[lines.index("Options:") :]
     shown = [match[1] for line in options if (match := re.match(r"  (?:-\w, )?(--[\w-]+)", line))]

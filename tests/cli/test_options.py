@@ -1,4 +1,4 @@
-"""The values of options, their types, and where each comes from."""
+"""Tests of the values of options, their types, and where each comes from."""
 
 from __future__ import annotations
 
@@ -86,19 +86,19 @@ def test_what_is_inferred_goes_behind_what_is_set():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
-        ("--grow=1 train.py", "Option '--grow' does not take a value"),
-        ("--no-warm=1 train.py", "Option '--no-warm' does not take a value"),
+        ("--grow=1 train.py", "Option '--grow' does not take"),
+        ("--no-warm=1 train.py", "Option '--no-warm' does not take"),
         ("--control TCP train.py", "--control TCP: expected tcp or none"),
         ("--on-stall x --grace y train.py", "--on-stall x: expected stop, restart"),
-        ("--grace y --on-stall x train.py", "--grace y: expected a time from 0 up to a week"),
+        ("--grace y --on-stall x train.py", "--grace y: expected a time"),
     ],
 )
-def test_what_cannot_be_read(words, said):
+def test_what_cannot_be_read(words, expected):
     with pytest.raises(UsageError) as raised:
         options(*words.split())
-    assert raised.value.message.startswith(said)
+    assert raised.value.message.startswith(expected)
 
 
 def test_the_last_value_counts_and_each_of_those_that_may_be_repeated():

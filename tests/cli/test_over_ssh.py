@@ -1,4 +1,4 @@
-"""What ``--hosts`` and its like make of a command line, without a host to reach; tests/ssh/test_hosts.py has hosts."""
+"""Tests of the options for SSH, ``--hosts`` and others, without a host; tests/ssh/test_hosts.py has host lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.cli.over_ssh import forwarded_environment
 from ddplaunch.errors import UsageError
-from tests.conftest import assert_refused, write_program
+from tests.conftest import assert_refused, conflict, write_program
 
 WITHOUT = "leave it out"
 
@@ -18,18 +18,18 @@ REFUSED = [
     ("--hosts a,,b", "--hosts a,,b: a host has no name", "--hosts n1:4,n2:4"),
     ("--hostfile none", "--hostfile none: No such file", "a relative path starts at the current folder"),
     ("--hostfile wrong", "wrong:2: cannot read 'cpus=4'", "write one host a line: n1, n1:4, n1 slots=4"),
-    ("--hosts a --hostfile b", "--hosts a and --hostfile b contradict each other", "leave one of them out"),
+    ("--hosts a --hostfile b", "--hosts a and --hostfile b contradict each other", "leave one"),
     ("--include a", "--include works only with --hosts", "--hosts n1:4,n2:4"),
     ("--exclude a", "--exclude works only with --hosts", "--hosts n1:4,n2:4"),
     ("--env A=1", "--env works only with --hosts", "--hosts n1:4,n2:4"),
     ("--remote-python x", "--remote-python works only with --hosts", "--hosts n1:4,n2:4"),
     ("--hosts a --exclude a:0", "--exclude a:0: the number of slots of a is not known", "a:8"),
     ("--hosts a,b --exclude a@b", "--exclude a@b leaves no host", "leave at least one"),
-    ("--hosts a,b --nnodes 2", "--nnodes does not work with --hosts", WITHOUT),
-    ("--hosts a,b --node-rank 0", "--node-rank does not work with --hosts", WITHOUT),
-    ("--hosts a,b --control none", "--control none does not work with --hosts", WITHOUT),
-    ("--hosts a,b --stdin 0", "--stdin does not work with --hosts", WITHOUT),
-    ("--hosts a,b --cluster slurm", "--cluster does not work with --hosts", WITHOUT),
+    ("--hosts a,b --nnodes 2", conflict("--nnodes", "--hosts"), WITHOUT),
+    ("--hosts a,b --node-rank 0", conflict("--node-rank", "--hosts"), WITHOUT),
+    ("--hosts a,b --control none", conflict("--control none", "--hosts"), WITHOUT),
+    ("--hosts a,b --stdin 0", conflict("--stdin", "--hosts"), WITHOUT),
+    ("--hosts a,b --cluster slurm", conflict("--cluster", "--hosts"), WITHOUT),
     (
         "--hosts a,b --spares 1",
         "--spares 1 of 2 hosts leaves 1 for the ranks",
@@ -38,7 +38,7 @@ REFUSED = [
     ("--hosts a:2,b --nproc 2", "--nproc 2 and the slots of the hosts contradict each other", "give one"),
     ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the slots chosen contradict each other", "give one of them"),
     ("--hosts localhost,b", "localhost is another machine on each", "--master-addr"),
-    ("--hosts '[::1],b'", "::1 is another machine on each", "--master-addr"),
+    ("--hosts '[::1],b'", "::1 is another machine", "--master-addr"),
     ("--hosts a --env 1A=2", "'1A' is not the name of a variable", "--env NAME=VALUE"),
     (
         "--hosts a --env NO_SUCH_VARIABLE",

@@ -1,4 +1,4 @@
-"""Commands that make no sense: refused before anything starts, in three lines at most, saying what to type instead."""
+"""Tests of usage errors: refused before anything starts, in at most three lines, with what to type instead."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 import ddplaunch
 from ddplaunch.agent.limits import check_proc
 from ddplaunch.errors import LaunchError
-from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.conftest import clean_environment, conflict, ddplaunch_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 
 
 @pytest.fixture
 def refused(run_in_fork, run_ddplaunch, tmp_path):
-    """Run ``ddplaunch WORDS`` beside a few programs; return what it said after checking how it said it."""
+    """Run ``ddplaunch WORDS`` beside a few programs; return its stderr after checking its form."""
     touch = "open(__file__ + '.started', 'w').close()\n"
     write_program(tmp_path, "train.py", touch)
     main = "def main(rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int): pass\n"
@@ -44,11 +44,11 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("run", ("the target is missing", "ddplaunch run train.py")),
         ("run --nproc train.py", ("the target is missing; train.py was taken for the value of --nproc",)),
-        ("run --nproc train.py --dry-run", ("the target is missing; train.py was taken for the value of --nproc",)),
+        ("run --nproc train.py --dry-run", ("the target is missing; train.py was taken ", "--nproc")),
         ("run --nproc=2 --dry-run", ("the target is missing", "name a script")),
         ("submit train.py x --token s", ("ddplaunch's:   set DDPLAUNCH_TOKEN", "the program's: ddplaunch submit")),
         ("submit --mem=3 train.py 'ddplaunch run' --mem 4", ("submit --mem=3 --mem 4 train.py 'ddplaunch run'",)),
@@ -76,8 +76,8 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("submit --sidecar '' train.py", ("--sidecar has an empty value",)),
         ("run --tensorboard '' train.py", ("--tensorboard has an empty value",)),
         ("run --tensorboard /dev/null train.py", ("--tensorboard /dev/null is a file, not a folder",)),
-        ("run --tensorboard file train.py", ("--tensorboard file is a file, not a folder", "name its folder")),
-        ("submit --tensorboard file train.py", ("--tensorboard file is a file, not a folder",)),
+        ("run --tensorboard file train.py", ("--tensorboard file is a file", "name its folder")),
+        ("submit --tensorboard file train.py", ("--tensorboard file is a file",)),
         ("run trian.py", ("no such script: trian.py", "did you mean train.py?")),
         (
             "run python -u train.py --lr 1",
@@ -88,10 +88,10 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run fn.py:mian", ("fn.py has no function mian", "did you mean fn.py:main?")),
         ("run --token '' train.py", ("--token has an empty value",)),
         ("run --token ' ' train.py", ("--token is empty", "give a secret")),
-        ("run --gpus 0 train.py", ("--gpus 0: no GPU was found on this machine",)),
+        ("run --gpus 0 train.py", ("--gpus 0: no GPU",)),
         (
             "run --backend nccl train.py",
-            ("--backend nccl needs GPUs, and this machine has no visible GPU", "--backend gloo"),
+            ("--backend nccl needs GPUs", "--backend gloo"),
         ),
         ("run --master-addr no.such.host.invalid train.py", ("--master-addr no.such.host.invalid",)),
         ("run --json train.py", ("--json works only with --dry-run", "--dry-run")),
@@ -104,7 +104,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ),
         (
             "run --grace nan train.py",
-            ("--grace nan: expected a time from 0 up to a week, like 2.5 (seconds), 10m or 2h",),
+            ("--grace nan: expected a time",),
         ),
         ("run --timeout 0 train.py", ("--timeout 0: expected a time from 1 second up to a year, like 90",)),
         ("run --stall-timeout 10min train.py", ("--stall-timeout 10min: expected a time", "10m")),
@@ -113,11 +113,11 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
             "run --stall-timeout 10m --on-stall restart train.py",
             ("--on-stall restart works only with --max-restarts", "add --max-restarts 3"),
         ),
-        ("run --stall-timeout 9 --no-inspect train.py", ("--stall-timeout does not work with --no-inspect",)),
-        ("run --stall-timeout 9 --no-python sh", ("--stall-timeout does not work with --no-python",)),
+        ("run --stall-timeout 9 --no-inspect train.py", (conflict("--stall-timeout", "--no-inspect"),)),
+        ("run --stall-timeout 9 --no-python sh", (conflict("--stall-timeout", "--no-python"),)),
         (
             "run --stall-timeout 9 --control none --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 train.py",
-            ("--stall-timeout does not work with --control none",),
+            (conflict("--stall-timeout", "--control none"),),
         ),
         ("run --stall-timeout 9 --no-inspect --hosts n1:2 train.py", ("does not work with --no-inspect",)),
         ("run --max-restarts x train.py", ("--max-restarts x: expected a number from 0 up",)),
@@ -125,7 +125,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run --start zygot train.py", ("did you mean --start zygote?",)),
         ("completion tcsh", ("completion tcsh: expected bash, zsh or fish",)),
         ("-v", ("no such option: -v", "did you mean --version?")),
-        ("run --start exec --preload json train.py", ("--preload does not work with --start exec", "one of them out")),
+        ("run --start exec --preload json train.py", (conflict("--preload", "--start exec"), "one of them out")),
         ("run --preload json --no-python /bin/true", ("only Python can be forked",)),
         ("run --preload no_such_module train.py", ("--preload no_such_module: No module named 'no_such_module'",)),
         ("run --log-dir /proc/x train.py", ("--log-dir /proc/x:", "use a folder with write permission")),
@@ -135,22 +135,22 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run --nnodes 2 --node-rank 0 train.py", ("--master-addr is missing: where do the other nodes reach",)),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 192.0.2.7 train.py",
-            ("--master-addr 192.0.2.7 is not an address of this machine, which is node 0: it has", "--node-rank"),
+            ("--master-addr 192.0.2.7 is not an address", "--node-rank"),
         ),
         *(
-            (f"run {nodes} --master-addr {'a' * 64}.b train.py", (f"--master-addr {'a' * 64}.b is not a host name",))
+            (f"run {nodes} --master-addr {'a' * 64}.b train.py", (f"--master-addr {'a' * 64}.b", "host name"))
             for nodes in ("--nnodes 2 --node-rank 0", "--nnodes 2 --node-rank 1", "--nnodes 2 --node-rank auto", "")
         ),
-        (f"run --local-addr {'a' * 64} --nnodes 2 train.py", ("is not an address of this machine",)),
+        (f"run --local-addr {'a' * 64} --nnodes 2 train.py", ("is not an address",)),
         ("run --spares 1 train.py", ("--spares 1 works only with several nodes: a spare cannot replace node 0",)),
         (
             "run --nnodes 2 --spares 1 --control none --node-rank 0 train.py",
-            ("--spares 1 does not work with --control none: nodes do not notice lost nodes", "leave one of them out"),
+            (f"{conflict('--spares 1', '--control none')}: nodes do not notice lost nodes", "leave one"),
         ),
         (
             "run --nnodes 2 --spares 1 --node-rank 0 --nproc 8,4 train.py",
             (
-                "--nproc 8,4 does not work with --spares: a spare must have as many ranks as every other node",
+                f"{conflict('--nproc 8,4', '--spares')}: ",
                 "one number for all nodes",
             ),
         ),
@@ -164,18 +164,18 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ),
         ("run --nnodes 4:2 train.py", ("--nnodes 4:2: 4 is more than 2", "--nnodes 2:4")),
         ("run --nnodes 0:4 train.py", ("--nnodes 0:4: a job has at least one node", "--nnodes 1:4")),
-        ("run --nnodes 2:x train.py", ("--nnodes 2:x: expected a number like 2, or a range like 2:4",)),
-        ("run --nnodes 2 --grow train.py", ("--grow does not work with --nnodes 2", "--nnodes 2:3")),
-        ("run --grow train.py", ("--grow does not work with --nnodes 1", "--nnodes 1:2")),
-        ("run --nnodes 2:4 --control none train.py", ("--nnodes 2:4 does not work with --control none",)),
+        ("run --nnodes 2:x train.py", ("--nnodes 2:x: expected a number like 2",)),
+        ("run --nnodes 2 --grow train.py", (conflict("--grow", "--nnodes 2"), "--nnodes 2:3")),
+        ("run --grow train.py", (conflict("--grow", "--nnodes 1"), "--nnodes 1:2")),
+        ("run --nnodes 2:4 --control none train.py", (conflict("--nnodes 2:4", "--control none"),)),
         ("run --heartbeat-timeout 0 train.py", ("--heartbeat-timeout 0: expected 2 seconds or more",)),
         ("run --heartbeat-timeout 1.9 train.py", ("--heartbeat-timeout 1.9: expected 2 seconds or more",)),
         ("run --join-timeout -1 train.py", ("--join-timeout -1: expected a time",)),
-        ("run --control-port 0 train.py", ("--control-port 0: expected a port from 1 to 65535",)),
+        ("run --control-port 0 train.py", ("--control-port 0: expected a port",)),
         ("run --run-id a/b train.py", ("--run-id a/b: expected letters, digits, dots, dashes and underscores",)),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 65535 train.py",
-            ("--master-port 65535 leaves no port after it", "--control-port"),
+            ("--master-port 65535 leaves no port", "--control-port"),
         ),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --control-port 29500 train.py",
@@ -183,11 +183,11 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ),
         (
             "run --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --interface nosuch0 train.py",
-            ("--interface nosuch0: this machine has no such interface", "it has"),
+            ("--interface nosuch0: ", "it has"),
         ),
         (
             "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --interface nosuch0 train.py",
-            ("--interface nosuch0: this machine has no such interface", "it has"),
+            ("--interface nosuch0: ", "it has"),
         ),
         (
             "run --nnodes 2 --nproc 1 --node-rank 0 --master-addr a --control none train.py",
@@ -200,22 +200,22 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("--nproc 4 train.py", ("--nproc must follow a command", "ddplaunch run --nproc 4 train.py")),
     ],
 )
-def test_refused(refused, line, said):
+def test_refused(refused, line, expected):
     error = refused(line)
     assert error.startswith("Error: ")
-    for part in said:
+    for part in expected:
         assert part in error
 
 
 MANY = "9" * 5000
 NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
-"""What Python's int() takes, and nobody means."""
+"""Numbers that Python's int() takes and that a user does not mean."""
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
-        *((f"run --nproc '{text}' train.py", "expected a number, a list like 8,8,4") for text in NO_NUMBERS),
+        *((f"run --nproc '{text}' train.py", "expected a number, a list") for text in NO_NUMBERS),
         *((f"run --nnodes '{text}' train.py", ": expected a number like 2") for text in NO_NUMBERS),
         *((f"run --nnodes 2 --node-rank '{text}' train.py", ": expected a whole number") for text in NO_NUMBERS),
         *((f"run --master-port '{text}' train.py", ": expected a port") for text in NO_NUMBERS),
@@ -225,37 +225,37 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         *((f"run --nproc-per-node 1 -r '{text}:1' train.py", ": expected numbers of streams") for text in ("٣", MANY)),
         (f"run --init-method tcp://a:{MANY} train.py", "unknown --init-method"),
         ("run --nproc 4097 train.py", "a node runs at most 4,096 processes"),
-        ("run --nproc 1000000000000 train.py", "a node runs at most 4,096 processes"),
+        ("run --nproc 1000000000000 train.py", "at most 4,096 processes"),
         ("run --nnodes 1000000000 --node-rank 0 train.py", "a job has at most 65,536 nodes"),
         ("run --nnodes 1:1000000000000000000000 train.py", ": expected a number like 2"),
-        ("run --nnodes 4096 --nproc 100000 train.py", "a node runs at most 4,096 processes"),
-        ("run --nnodes 65536 --nproc 8 train.py", "a job has at most 262,144 ranks, not 524,288"),
+        ("run --nnodes 4096 --nproc 100000 train.py", "at most 4,096 processes"),
+        ("run --nnodes 65536 --nproc 8 train.py", "at most 262,144 ranks, not 524,288"),
         *((f"run --{name} '' train.py", f"--{name} has an empty value") for name in ("log-dir", "role", "preload")),
         ("submit --output '' train.py", "--output has an empty value"),
-        *((f"submit --nodes '{text}' train.py", "expected a number of nodes") for text in ("1٣", "1_0", "+1", MANY)),
+        *((f"submit --nodes '{text}' train.py", "expected a number") for text in ("1٣", "1_0", "+1", MANY)),
         (f"submit --time {MANY} train.py", "--time 9"),
-        (f"manifest --container-image i --gpus-per-node {MANY} train.py", "expected a number of GPUs"),
+        (f"manifest --container-image i --gpus-per-node {MANY} train.py", "expected a number"),
         (f"manifest --container-image i --mem {MANY} train.py", "expected a size"),
         ("run --interface nosuch0 train.py", "--interface nosuch0: this machine has no such interface"),
         ("run --preload , train.py", "--preload ,: '' is not the name of a module"),
-        ("run --preload train.py train.py", "--preload train.py: 'train.py' is not the name of a module"),
+        ("run --preload train.py train.py", "--preload train.py: 'train.py'"),
         ("run --preempt-forward none train.py", "--preempt-forward none: expected one of USR1"),
         ("run --backend :gloo train.py", "--backend :gloo: a device or a backend is empty"),
         ("run --backend gloo, train.py", "--backend gloo,: a device or a backend is empty"),
         ("run --hostfile fifo train.py", "--hostfile fifo: no process writes to this FIFO"),
         ("manifest --namespace A --container-image i train.py", "--namespace A: expected small letters"),
         ("run --backend gloo,gloo train.py", "--backend gloo,gloo needs a device for each backend"),
-        ("run --backend cpu:gloo,cpu:gloo train.py", "needs a device for each backend"),
+        ("run --backend cpu:gloo,cpu:gloo train.py", "a device for each backend"),
         ("run two.py:main --layers 1 --layers 2 --layers 3", "cannot take --layers: it has 2 values, and 3 are given"),
         (f"run two.py:main --layers 1 --layers {MANY}", "is not a valid integer"),
         (f"run two.py:main --guess {MANY} --layers 1", "it has 2 values, and 1 are given"),
     ],
     ids=lambda value: value[:60],
 )  # fmt: skip
-def test_values_that_nobody_means(refused, tmp_path, line, said):
+def test_values_that_no_user_means(refused, tmp_path, line, expected):
     write_program(tmp_path, "two.py", "def main(layers: tuple[int, int], guess=None): pass\n")
     error = refused(line)
-    assert said in error
+    assert expected in error
     assert len(error) < 1200, "values are cut"
 
 
@@ -306,17 +306,17 @@ def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("run --gpus 9 train.py", ("--gpus 9: this machine has 4 GPUs, 0 to 3", "ddplaunch devices")),
-        ("run --gpus ٣ train.py", ("this machine has no GPU ٣", "ddplaunch devices")),
-        (f"run --gpus {MANY} train.py", ("this machine has no GPU", "ddplaunch devices")),
+        ("run --gpus ٣ train.py", ("has no GPU ٣", "ddplaunch devices")),
+        (f"run --gpus {MANY} train.py", ("has no GPU 9", "ddplaunch devices")),
         ("run --gpus '' train.py", ("--gpus has an empty value",)),
     ],
 )
-def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, said):
+def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, expected):
     error = refused(line, env=fake_nvml.environ(4))
-    for part in said:
+    for part in expected:
         assert part in error
 
 
@@ -325,14 +325,14 @@ def test_without_tensorboard(refused, tmp_path, line):
     """A folder of that name is no package."""
     write_program(tmp_path, "site/sitecustomize.py", "import sys\nsys.modules['tensorboard'] = None\n")
     (tmp_path / "tensorboard").mkdir()
-    said = refused(line, real=True, env={"PYTHONPATH": str(tmp_path / "site")})
-    assert "the package tensorboard is not installed for " in said
-    assert "pip install tensorboard" in said
+    output = refused(line, real=True, env={"PYTHONPATH": str(tmp_path / "site")})
+    assert "the package tensorboard is not installed for " in output
+    assert "pip install tensorboard" in output
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root may write to")
 def test_init_method_in_a_place_that_cannot_be_written(refused):
-    """Whoever may not write is told so by the folder's rights, and root, whom rights do not stop, by the trial."""
+    """A user without write permission is refused by the folder's rights; root, whom they do not stop, by the trial."""
     error = refused("run --init-method file:///proc/store train.py")
     root, others = "cannot be written: ", ": /proc/store is not writable"
     assert re.search(f"--init-method file:///proc/store ?({root}|{others})", error)
@@ -355,8 +355,8 @@ def test_a_backend_that_this_torch_has_not(refused):
 
 
 @pytest.fixture
-def as_nobody():
-    """What to put before a command so that it has no privileges; root may read anything."""
+def unprivileged():
+    """The words before a command that take its privileges away, as root may read anything."""
     if os.geteuid() != 0:
         return []
     if not shutil.which("setpriv"):
@@ -369,12 +369,12 @@ def as_nobody():
 
 
 @pytest.mark.parametrize("locked", ["secret.py", "."])
-def test_a_script_that_may_not_be_read(as_nobody, locked):
+def test_a_script_that_may_not_be_read(unprivileged, locked):
     with tempfile.TemporaryDirectory() as folder:  # tmp_path is below a folder that is closed to others
         script = write_program(Path(folder), "secret.py", "")
         Path(folder).chmod(0o755)
         (Path(folder) / locked).chmod(0)
-        words = [*as_nobody, *ddplaunch_command("run", script)]
+        words = [*unprivileged, *ddplaunch_command("run", script)]
         done = subprocess.run(words, cwd="/", capture_output=True, text=True, env=clean_environment(), check=False)
         Path(folder).chmod(0o755)
     assert done.returncode == 2
@@ -432,11 +432,9 @@ def test_without_proc(monkeypatch):
         with pytest.raises(LaunchError, match="/proc is not mounted"):
             check_proc()
     monkeypatch.setattr(os, "readlink", lambda path: "4711")
-    with pytest.raises(
-        LaunchError, match=r"/proc belongs to another PID namespace: this process is \d+, but 4711 there"
-    ):
+    with pytest.raises(LaunchError, match=r"this process is \d+, but 4711 there"):
         check_proc()
 
 
 def test_help_takes_no_value(refused):
-    assert "Option '--help' does not take a value" in refused("run --help=yes t.py")
+    assert "Option '--help' does not take" in refused("run --help=yes t.py")

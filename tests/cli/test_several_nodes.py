@@ -1,4 +1,4 @@
-"""One command a node, with every value given: the shares of one job find each other."""
+"""Tests of jobs whose nodes are started by one command each, with every value given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import clean_environment, free_port, write_program
+from tests.conftest import clean_environment, conflict, free_port, write_program
 from tests.patience import scaled_timeout
 
 SCRIPT = """
@@ -26,7 +26,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "late"), [("zygote", 0), pytest.param("exec", 1, marks=pytest.mark.ci)])
 def test_two_nodes_of_different_size(start_ddplaunch, tmp_path, mode, late):
-    """Started in either order: whoever is early waits in torch's own rendezvous. The late one reads variables."""
+    """Started in either order: the early node waits in torch's own rendezvous. The late one reads variables."""
     write_program(tmp_path, "train.py", SCRIPT)
     port = str(free_port())
     run = ("run", "--nnodes", "2", "--nproc", "2,1", "--control", "none", "--start", mode)
@@ -57,7 +57,7 @@ def test_restarts_of_one_node_alone_are_refused(run_in_fork, tmp_path):
         "--nproc", "1", "--max-restarts", "3", "--control", "none", "train.py",
     )  # fmt: skip
     assert done.returncode == 2
-    assert "--max-restarts 3 does not work with --control none: each node would restart alone" in done.stderr
+    assert f"{conflict('--max-restarts 3', '--control none')}: each node would restart alone" in done.stderr
     assert "started" not in done.stdout
 
 
@@ -81,6 +81,6 @@ def test_a_node_started_by_hand_with_the_printed_variables(start_ddplaunch, run_
         for rank in plan["ranks"]
         if rank["node_rank"] == 1
     ]
-    said = [other.communicate(timeout=scaled_timeout(90))[0] for other in others]
+    output = [other.communicate(timeout=scaled_timeout(90))[0] for other in others]
     assert job.wait() == 0, job.stderr()
-    assert [text.strip() for text in said] == ["rank 1 of 3 sum 6", "rank 2 of 3 sum 6"]
+    assert [text.strip() for text in output] == ["rank 1 of 3 sum 6", "rank 2 of 3 sum 6"]

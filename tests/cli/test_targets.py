@@ -1,4 +1,4 @@
-"""Targets, run for real: a script, a module, a program, and functions that people already have."""
+"""Tests of real runs of each target: a script, a module, a program, and functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.starts import EXEC, FORKED, LIGHT
 MODES = pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
 
 
-def said(done) -> list[str]:
+def list_rank_lines(done) -> list[str]:
     """What the ranks of a job that ended well printed, without their prefixes, in order of the text."""
     assert done.returncode == 0, done.stderr
     return sorted(re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines())
@@ -32,7 +32,7 @@ def test_a_script(run_ddplaunch, tmp_path, mode, words):
     write_program(tmp_path, "train.py", "import os, sys\nprint(__name__, os.environ['RANK'], sys.argv)\n")
     done = run_ddplaunch("run", *mode, *words.split(), "--epochs", "10", "a b", "-x")
     argv = "['train.py', '--epochs', '10', 'a b', '-x']"
-    assert said(done) == [f"__main__ 0 {argv}", f"__main__ 1 {argv}"]
+    assert list_rank_lines(done) == [f"__main__ 0 {argv}", f"__main__ 1 {argv}"]
 
 
 @MODES
@@ -44,29 +44,29 @@ def test_a_module(run_ddplaunch, tmp_path, mode):
     )
     write_program(tmp_path, "pkg/other.py", "")
     done = run_ddplaunch("run", "--nproc", "2", *mode, "-m", "pkg.mod", "--lr", "1")
-    assert said(done) == ["__main__ pkg ['--lr', '1']"] * 2 + ["package"] * 2
+    assert list_rank_lines(done) == ["__main__ pkg ['--lr', '1']"] * 2 + ["package"] * 2
 
 
 def test_a_module_in_a_package_without_init(run_ddplaunch, tmp_path):
     write_program(
         tmp_path, "space/inner/leaf.py", "def main(rank): print(__name__, rank)\nif __name__ == '__main__': main(7)\n"
     )
-    assert said(run_ddplaunch("run", "-m", "space.inner.leaf")) == ["__main__ 7"]
-    assert said(run_ddplaunch("run", "space.inner.leaf:main")) == ["space.inner.leaf 0"]
+    assert list_rank_lines(run_ddplaunch("run", "-m", "space.inner.leaf")) == ["__main__ 7"]
+    assert list_rank_lines(run_ddplaunch("run", "space.inner.leaf:main")) == ["space.inner.leaf 0"]
 
 
 @pytest.mark.smoke
 def test_a_program(run_ddplaunch, tmp_path):
     write_program(tmp_path, "prog", '#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $*"\n').chmod(0o755)
     done = run_ddplaunch("run", "--nproc", "2", "--no-python", "./prog", "--lr", "1", "--", "x")
-    assert said(done) == ["rank 0 of 2: --lr 1 -- x", "rank 1 of 2: --lr 1 -- x"]
+    assert list_rank_lines(done) == ["rank 0 of 2: --lr 1 -- x", "rank 1 of 2: --lr 1 -- x"]
 
 
 def test_targets_with_the_names_of_commands(run_ddplaunch, tmp_path):
     write_program(tmp_path, "run", "import sys\nprint('I am run by', sys.executable)\n")
-    assert said(run_ddplaunch("run", "run")) == [f"I am run by {sys.executable}"]
+    assert list_rank_lines(run_ddplaunch("run", "run")) == [f"I am run by {sys.executable}"]
     write_program(tmp_path, "-odd.py", "import sys\nprint(sys.argv)\n")
-    assert said(run_ddplaunch("run", "--", "-odd.py", "--nproc", "4")) == ["['-odd.py', '--nproc', '4']"]
+    assert list_rank_lines(run_ddplaunch("run", "--", "-odd.py", "--nproc", "4")) == ["['-odd.py', '--nproc', '4']"]
 
 
 TUTORIAL = """
@@ -117,7 +117,7 @@ def test_functions_from_tutorials_run_unchanged(run_ddplaunch, tmp_path, paramet
     done = run_ddplaunch(
         *("run", "--nproc", "2", "multigpu.py:main", "--save-every", "3", "--total_epochs", "4", "--batch-size", "32")
     )
-    assert said(done) == ["sum 3 of 2 every 34 32"] * 2
+    assert list_rank_lines(done) == ["sum 3 of 2 every 34 32"] * 2
 
 
 @pytest.mark.slow
@@ -142,13 +142,16 @@ def test_injected_names(run_ddplaunch, tmp_path):
     )
     device = "device(type='cpu')"
     torch = ("run", "--start", "zygote", "--nproc", "2")  # imported once, for the device
-    assert [json.loads(line) for line in said(run_ddplaunch(*torch, "fn:everything"))] == [
+    assert [json.loads(line) for line in list_rank_lines(run_ddplaunch(*torch, "fn:everything"))] == [
         [rank, rank, rank, rank, rank, 2, 2, 2, 0, 1, device] for rank in range(2)
     ]
     for mode in (FORKED, EXEC):
         run = ("run", *mode, "--nproc", "2")
-        assert said(run_ddplaunch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
-        assert said(run_ddplaunch(*run, "fn.py:bare", "--any", "-x", "thing")) == ["['--any', '-x', 'thing']"] * 2
+        assert list_rank_lines(run_ddplaunch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
+        assert (
+            list_rank_lines(run_ddplaunch(*run, "fn.py:bare", "--any", "-x", "thing"))
+            == ["['--any', '-x', 'thing']"] * 2
+        )
 
 
 @pytest.mark.smoke
@@ -172,7 +175,7 @@ def test_every_kind_of_argument(run_ddplaunch, tmp_path):
     )
     words = "--steps 3 --lr -1e-3 --out a/b --mode SLOW --kind b --amp --name --y --layers 1 --layers 2 --limit 9"
     done = run_ddplaunch("run", "fn.py:main", *words.split(), "--guess", "2")
-    assert said(done) == [
+    assert list_rank_lines(done) == [
         "[0, 3, -0.001, PosixPath('a/b'), <Mode.SLOW: 2>, 'b', True, '--y', [1, 2], 9, 2.0]",
     ]
 
@@ -206,7 +209,7 @@ def out_of_sight(tmp_path):
 @pytest.mark.parametrize("function", ["decorated", "renamed", "run", "made"])
 def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_sight, function):
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", f"fn.py:{function}", "--steps", "3")
-    assert said(done) == ["rank 0 steps 3", "rank 1 steps 3"]
+    assert list_rank_lines(done) == ["rank 0 steps 3", "rank 1 steps 3"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +222,7 @@ def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_s
         (EXEC, "fn.py:value", "fn.py:value is not a function: it is 2"),
     ],
 )
-def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_said_once(
+def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_reported_once(
     run_ddplaunch, out_of_sight, mode, words, message
 ):
     error = assert_refused(run_ddplaunch("run", *mode, "--nproc", "3", *words.split()))
@@ -240,7 +243,7 @@ def test_a_click_command_reads_its_arguments_itself(run_ddplaunch, tmp_path):
             print("lr", lr)
         """,
     )
-    assert said(run_ddplaunch("run", *LIGHT, "--nproc", "2", "cmd.py:main", "--lr", "2")) == ["lr 2.0"] * 2
+    assert list_rank_lines(run_ddplaunch("run", *LIGHT, "--nproc", "2", "cmd.py:main", "--lr", "2")) == ["lr 2.0"] * 2
 
 
 PARSERS = {
@@ -276,7 +279,7 @@ def test_a_programs_own_option_is_never_swallowed(run_ddplaunch, tmp_path, how):
     """Whatever shows of it: silently, where the file names it, else with a note of whose it is."""
     write_program(tmp_path, "train.py", PARSERS[how]).open("a").write("print(token)\n")
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "train.py", "--token", "secret")
-    assert said(done) == ["secret", "secret"]
+    assert list_rank_lines(done) == ["secret", "secret"]
     note = "ddplaunch: note: --token goes to train.py; options of ddplaunch come before it\n"
     assert done.stderr == (note if how == "nothing" else "")
 
@@ -295,7 +298,7 @@ def test_a_parameter_named_like_one_of_ours(run_in_fork, tmp_path):
     """A function's parameters are known: what is theirs is asked for, what is nobody's is refused."""
     write_program(tmp_path, "train.py", "def main(rank, nproc: int = 3, log_dir=None): pass\n")
     done = run_in_fork("run", "--dry-run", "train.py:main", "--nproc", "2")
-    assert_refused(done, "--nproc could be ddplaunch's or an argument of train.py:main")
+    assert_refused(done, "--nproc could be ", "argument of train.py:main")
     assert run_in_fork("run", "--dry-run", "train.py:main", "--master-port", "4", "--log-dir", "x").returncode == 0
     done = run_in_fork("run", "--dry-run", "train.py:main", "--backend", "gloo")
     assert (done.returncode, done.stderr.splitlines()) == (

@@ -1,4 +1,4 @@
-"""Environments as real systems have given them, without what nobody reads."""
+"""Environments recorded on real systems, without variables that ddplaunch does not read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddplaunch.clusters.finding import ClusterEnv
 
 
 def require_detected(cluster_env: ClusterEnv | None) -> ClusterEnv:
-    """The cluster_env, where something was found."""
+    """Return the detected cluster environment; fail if there is none."""
     assert cluster_env
     return cluster_env
 
@@ -96,7 +96,7 @@ OPENMPI_4 = _variables("""
 def slurm_step(
     tasks: str, nodes: str, count: int, size: int, rank: int, local: int, node: int, **others: str
 ) -> dict[str, str]:
-    """A task of another step of the same job."""
+    """The variables of a task of another step of the same job."""
     return {
         **SLURM_TASK,
         "SLURM_STEP_TASKS_PER_NODE": tasks,
@@ -115,7 +115,7 @@ def slurm_step(
 
 
 def openmpi(rank: int, size: int, local: int, local_size: int, **others: str) -> dict[str, str]:
-    """A process of another mpirun, as version 5 tells it."""
+    """A process of another mpirun, with the variables of version 5."""
     return {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": str(size),
@@ -187,7 +187,7 @@ VERTEX_AI = {
     "MASTER_PORT": "2222",
 }
 NNODES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500", "NPROC_PER_NODE": "8"}
-"""As their manuals tell."""
+"""From their manuals."""
 
 TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 
@@ -345,7 +345,7 @@ NUMBERED = {
         "NGC_GPUS_PER_NODE": "8",
     },
 }
-"""As their manuals tell, but for the addresses."""
+"""From their manuals, but for the addresses."""
 
 
 def cluster_spec(role: str, index: int, **cluster: list[str]) -> str:

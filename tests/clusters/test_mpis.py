@@ -1,4 +1,4 @@
-"""Real MPIs start the launchers: Debian's, and those of the wheels that .ci/run puts beside the interpreter."""
+"""Tests of launchers started by real MPIs: Debian's, and those of the wheels that .ci/run installs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def on_hosts(launcher, started, package, sshd):
 
 
 def wait_for_lines(run: subprocess.Popen[str], count: int) -> None:
-    """Wait until so many ranks have said that they are up."""
+    """Wait until this number of ranks have printed a line."""
     assert run.stdout is not None
     up = 0
     while up < count:
@@ -174,7 +174,7 @@ def test_four_become_four_ranks(mpiexec, tmp_path):
     assert re.search(f"ddplaunch: {found}", err)
 
 
-def test_one_that_fails_ends_all_and_is_told_once(mpiexec):
+def test_one_that_fails_ends_all_and_is_reported_once(mpiexec):
     run = mpiexec(3, PROGRAMS / "fails.py", "exit", "1")
     _, err = run.communicate(timeout=scaled_timeout(100))
     assert run.returncode == 7, err
@@ -182,7 +182,7 @@ def test_one_that_fails_ends_all_and_is_told_once(mpiexec):
 
 
 def test_two_at_once(mpiexec, package, tmp_path):
-    """Jobs have ports of their own; MPICH tells no job, so there the second is refused, and the first goes on."""
+    """Jobs have ports of their own; MPICH gives no job id, so there the second is refused, and the first goes on."""
     write_program(tmp_path, "train.py", SLEEPS)
     first = mpiexec(2, "train.py")
     wait_for_lines(first, 2)
@@ -218,9 +218,9 @@ def shown(on_hosts, tmp_path):
 
 
 def test_hosts_find_each_other(shown, package):
-    """Nothing is typed: the daemons of Open MPI 4 tell each other, version 5 answers by PMIx, and Hydra by PMI."""
-    said, _ = shown(MPIS[package][1], "--nproc", "2", "train.py")
-    assert said == [
+    """Nothing is typed: the daemons of Open MPI 4 exchange it, version 5 answers by PMIx, and Hydra by PMI."""
+    output, _ = shown(MPIS[package][1], "--nproc", "2", "train.py")
+    assert output == [
         *("sum 4 on n1 0 0 4 2 0 2", "sum 4 on n1 1 1 4 2 0 2"),
         *("sum 4 on n2 2 0 4 2 1 2", "sum 4 on n2 3 1 4 2 1 2"),
     ]
@@ -229,15 +229,15 @@ def test_hosts_find_each_other(shown, package):
 def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(shown, package):
     """And may use MPI itself: that the launcher has asked PMI or PMIx before does not show."""
     library = [ROOT / package / "lib" / LIBRARY[package]] if package in WHEELS else []
-    said, by_mpi = shown(UNEVEN[package], "--start", "exec", "train.py", *library)
-    assert said == ["sum 3 on n1 0 0 3 2 0 2", "sum 3 on n1 1 1 3 2 0 2", "sum 3 on n2 2 0 3 1 1 2"]
+    output, by_mpi = shown(UNEVEN[package], "--start", "exec", "train.py", *library)
+    assert output == ["sum 3 on n1 0 0 3 2 0 2", "sum 3 on n1 1 1 3 2 0 2", "sum 3 on n2 2 0 3 1 1 2"]
     assert by_mpi == ["of 3 by MPI"] * (3 if library else 0)
 
 
 @only_debians
 def test_the_host_of_mpirun_may_be_one_of_them(shown, package):
-    said, _ = shown(["--host", "n1:1,n0:1", "-npernode", "1"], "train.py")
-    assert said == ["sum 2 on n0 0 0 2 1 0 2", "sum 2 on n1 1 0 2 1 1 2"]
+    output, _ = shown(["--host", "n1:1,n0:1", "-npernode", "1"], "train.py")
+    assert output == ["sum 2 on n0 0 0 2 1 0 2", "sum 2 on n1 1 0 2 1 1 2"]
 
 
 def test_one_that_fails_on_a_host_ends_all(on_hosts, package, tmp_path):

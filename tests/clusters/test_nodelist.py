@@ -1,4 +1,4 @@
-"""Slurm's lists, held against a table and, where there is one, against the real ``scontrol``."""
+"""Tests of Slurm's node lists, compared with a table and with the real ``scontrol``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open MPI 4 and 5."""
+"""Tests of detecting Open MPI 4 and 5."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any]]] = [
     (openmpi(1, 2, 1, 2), {"rank_assignment": RankAssignment(1, 2, 1, 2), "run_id": "prterun-n1-4711@1"}),
     # ``mpirun --npernode 1``, and ``--map-by ppr:1:node`` of version 5: one process a node is a node
     (openmpi(2, 3, 0, 1), {"nnodes": 3, "node_rank": 2, "rank_assignment": None, "address": None}),
-    # what version 4 told on two hosts; it does not say which one this is, nor whether all are used
+    # the variables of version 4 on two hosts; they do not say which one this is, nor whether all are used
     (
         {**openmpi(3, 4, 1, 2), "OMPI_MCA_orte_num_nodes": "2"},
         {"rank_assignment": RankAssignment(3, 4, 1, 2), "nnodes": None, "node_rank": None, "address": None},
@@ -143,7 +143,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK=x is not a number"),
         ({"OMPI_COMM_WORLD_RANK": "4"}, "openmpi's rank 4 and its size 4 contradict"),
@@ -151,6 +151,6 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local size 5 and .* size 4"),
     ],
 )
-def test_what_cannot_be(changed: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be(changed: dict[str, str], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         system.detect({**OPENMPI_4, **changed})

@@ -1,4 +1,4 @@
-"""Who goes before whom where several systems show, and what ``--cluster`` does about it."""
+"""Tests of which system wins where several are detected, and of ``--cluster``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.clusters.samples import (
 )
 from tests.toys import copy_package, run_copy
 
-PBS, LSF, CONDOR_TOLD, TF_CONFIG = (ALONE[name] for name in ("pbs", "lsf", "htcondor", "tfconfig"))
+PBS, LSF, CONDOR_VARIABLES, TF_CONFIG = (ALONE[name] for name in ("pbs", "lsf", "htcondor", "tfconfig"))
 
 RAY_TRAIN = {**TORCH, "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "ACCELERATE_TORCH_DEVICE": "cuda:1"}
 """A worker's, as python/ray/train/torch/config.py sets them: each worker is a rank."""
@@ -89,7 +89,7 @@ TOGETHER = [
     ("vertexai", {**VERTEX_AI, **PYTORCHJOB_OLD}),
     ("torchelastic", {**AWS_BATCH, **TORCHRUN}),
     ("openmpi", {**VOLCENGINE, **openmpi(3, 4, 1, 2)}),
-    ("openmpi", {**CONDOR_TOLD, **openmpi(3, 4, 1, 2)}),
+    ("openmpi", {**CONDOR_VARIABLES, **openmpi(3, 4, 1, 2)}),
     ("volcengine", {**VOLCENGINE, **TORCH_NODE}),
     ("lepton", {**KUBERNETES, "JOB_COMPLETION_INDEX": "1", **LEPTON}),
     ("modelarts", {**KUBERNETES, **MODELARTS}),
@@ -108,7 +108,7 @@ TOGETHER = [
 
 @pytest.fixture(autouse=True)
 def _rendezvous_of_determined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tells Determined's nodes is a file."""
+    """A file names Determined's nodes."""
     (tmp_path / "rendezvous.json").write_text('{"container_addrs": ["10.0.0.4", "10.0.0.5"], "container_rank": 1}')
     monkeypatch.setattr(nodes, "RENDEZVOUS", str(tmp_path / "rendezvous.json"))
 
@@ -137,7 +137,7 @@ def test_what_a_script_has_set_goes_before_a_refusal(environ_of_refused: Mapping
 
 
 def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
-    """Four ranks on two nodes of an allocation, told by Open MPI 4.1.4 on Slurm 22.05; rank 0 is on the first node."""
+    """Four ranks on two nodes of an allocation, as by Open MPI 4.1.4 on Slurm 22.05; rank 0 is on the first node."""
     for rank, local, node in (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1):
         daemon = slurm_step("1(x2)", "n[1-2]", 2, 2, node, 0, node)
         cluster_env = require_detected(detect({**daemon, **openmpi(rank, 4, local, 2)}))

@@ -1,4 +1,4 @@
-"""What Hydra is asked, and what it answers: MPICH 5.0 and Intel MPI 2021, on hosts."""
+"""Tests of requests to Hydra over PMI: MPICH 5.0 and Intel MPI 2021."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Hydra:
     """Its end of a process's socket."""
 
     def __init__(self, end: socket.socket, mapping: str) -> None:
-        self.heard: list[str] = []
+        self.requests: list[str] = []
         self.mapping, self._end, self._put = mapping, end, ""
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -53,7 +53,7 @@ class Hydra:
     def _serve(self) -> None:
         for line in self._end.makefile():
             fields = dict(field.partition("=")[::2] for field in line.split())
-            self.heard.append(fields["cmd"])
+            self.requests.append(fields["cmd"])
             if fields["cmd"] == "put":
                 self._put = fields["value"]
             value = self.mapping if fields.get("key") == "PMI_process_mapping" else self._put or "n1"
@@ -99,20 +99,22 @@ def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra)
     assert (cluster_env.address, cluster_env.run_id) == ("n1", "kvs_6_0_470486301_n0")
     assert cluster_env.port
     assert mpich.detect(task(2, 0, 1)) == cluster_env, "asked once: the barrier is the job's"
-    assert hydra.heard == ["get_my_kvsname", "get", "barrier_in", "get"], "no init, which is the program's"
+    assert hydra.requests == ["get_my_kvsname", "get", "barrier_in", "get"], "no init, which is the program's"
     pmi.finalize()
-    assert hydra.heard[4:] == ["finalize"]
+    assert hydra.requests[4:] == ["finalize"]
 
 
-@pytest.mark.parametrize(("typed", "told"), [("first.example", "first.example"), ("localhost", os.uname().nodename)])
-def test_rank_0_tells_its_host_by_the_name_that_was_typed(hydra: Hydra, typed: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("typed", "expected"), [("first.example", "first.example"), ("localhost", os.uname().nodename)]
+)
+def test_rank_0_publishes_its_host_by_the_typed_name(hydra: Hydra, typed: str, expected: str) -> None:
     cluster_env = require_detected(mpich.detect({**task(0, 0, 2), "PMI_HOSTNAME": typed}))
     assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.node_rank) == (
         RankAssignment(0, 3, 0, 2),
         2,
         0,
     )
-    assert cluster_env.address == told
+    assert cluster_env.address == expected
 
 
 def test_a_mapping_that_is_too_long_leaves_the_address(hydra: Hydra) -> None:
@@ -125,16 +127,16 @@ def test_a_mapping_that_is_too_long_leaves_the_address(hydra: Hydra) -> None:
     )
 
 
-def test_on_one_host_nobody_is_asked(hydra: Hydra) -> None:
+def test_on_one_host_hydra_is_not_asked(hydra: Hydra) -> None:
     cluster_env = require_detected(
         mpich.detect({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]})
     )
     assert cluster_env.address == "127.0.0.1"
     pmi.finalize()
-    assert hydra.heard == []
+    assert hydra.requests == []
 
 
-def test_hydra_that_hangs_up_is_as_if_nobody_could_be_asked(hydra: Hydra) -> None:
+def test_a_closed_connection_is_as_if_there_were_no_hydra(hydra: Hydra) -> None:
     hydra.close()
     cluster_env = require_detected(mpich.detect(task(2, 0, 1)))
     assert (cluster_env.nnodes, cluster_env.address) == (3, None)
@@ -151,4 +153,4 @@ def test_what_is_no_socket_is_left_alone(fd: str, hydra: Hydra, monkeypatch: pyt
 
 def test_the_socket_of_another_process_is_left_alone(hydra: Hydra) -> None:
     assert pmi.query_hydra({"PMI_FD": "8"}, 0, 2) is None
-    assert hydra.heard == []
+    assert hydra.requests == []

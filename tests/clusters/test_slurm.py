@@ -1,4 +1,4 @@
-"""Slurm: steps and what is none."""
+"""Tests of detecting Slurm: steps, batch scripts and interactive jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SRUN = "--nodes=2 --ntasks=2 --ntasks-per-node=1"
 FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
     # several tasks a node are ranks
     (SLURM_TASK, RANK_3, [SRUN]),
-    # ``srun bash -c …`` names the job so; peers take it for a shell in which somebody types
+    # ``srun bash -c …`` names the job so; other launchers take it for an interactive shell
     *(({**SLURM_TASK, "SLURM_JOB_NAME": name}, RANK_3, [SRUN]) for name in ("bash", "interactive")),
     ({**SLURM_TASK, "SLURM_RESTART_COUNT": "2"}, RANK_3, [SRUN]),
     *(({**SLURM_TASK, "SLURM_DISTRIBUTION": how}, RANK_3, [SRUN]) for how in ("block", "block:cyclic", "block,NoPack")),
@@ -81,10 +81,10 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
     ),
     # Slurm numbers the components of a heterogeneous job through (tests/slurm/test_run.py)
     (slurm_step("1(x3)", "n[1-3]", 3, 3, 2, 0, 2, **OF_HET_JOB), {"nnodes": 3, "node_rank": 2}, []),
-    # in a batch shell SLURM_PROCID is 0 and SLURM_NTASKS 4, and nobody has started any task
+    # in a batch shell SLURM_PROCID is 0 and SLURM_NTASKS 4, and no task has been started
     (SLURM_BATCH, {**A_SCRIPT, "variables": ("SLURM_JOB_ID",)}, [f"srun {SRUN}"]),
     ({**SLURM_BATCH, "SLURM_JOB_NODELIST": "n1"}, A_SCRIPT, []),
-    ({**ON_OWN, "SLURMD_NODENAME": OWN}, A_SCRIPT, ["runs on one of its 2 hosts"]),
+    ({**ON_OWN, "SLURMD_NODENAME": OWN}, A_SCRIPT, ["one of its 2 hosts"]),
     # salloc's shell runs in a step of Slurm's own where the site has that (LaunchParameters=use_interactive_step)
     *(({**SLURM_TASK, "SLURM_STEP_ID": step}, A_SCRIPT, ["use all: srun"]) for step in ("4294967290", "4294967291")),
     (
@@ -107,7 +107,7 @@ def test_what_is_found(environ: Mapping[str, str], expected: Mapping[str, Any], 
 
 def test_a_batch_shell_runs_where_slurm_says() -> None:
     """``sbatch --batch`` chooses its host; one that has its variables elsewhere was started by something else."""
-    with pytest.raises(UsageError, match=f"the script of slurm job 1 runs on n1, and this is {OWN}: it may be one of"):
+    with pytest.raises(UsageError, match=f"slurm job 1 runs on n1, and this is {OWN}"):
         system.detect({**ON_OWN, "SLURMD_NODENAME": "n1"})
 
 

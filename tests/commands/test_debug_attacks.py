@@ -1,4 +1,4 @@
-"""What may go wrong while ranks are in their debugger: lines, clients, ranks and launchers that do not behave."""
+"""Tests of failures while ranks are in their debugger: of clients, ranks, launchers and their messages."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.conftest import (
     wait_until,
     write_program,
 )
-from tests.debugged import AT, STEPS, debug_socket, pipe_to_debugger, wait_for_stops
+from tests.debugged import AT, STEPS, TAKEN_OVER, debug_socket, pipe_to_debugger, wait_for_stops
 from tests.debugged import debug_job as debug_job
 from tests.debugged import debug_terminal as debug_terminal
 from tests.debugged import runtime_dir as runtime_dir
@@ -69,7 +69,7 @@ def test_a_breakpoint_in_what_the_debugger_evaluates(debug_job, tmp_path):
     job = debug_job(NESTED, how=EXEC)
     wait_for_stops(job, 2)
     lines = "p inner(loss)\ninteract\ninner(2)\n\x04\ndebug inner(3)\nc\np n\nw\nc\np loss\n@all detach\n"
-    done = pipe_to_debugger(tmp_path, lines, "calm")
+    done = pipe_to_debugger(tmp_path, lines, "demo")
     assert re.search(r"\(rank \d\) p inner\(loss\)\n42\n", done.stdout), done.stdout
     assert re.search(r"\(\(rank \d\)\) p n\n3\n", done.stdout), done.stdout
     assert re.search(r"\(rank \d\) p loss\n6\n", done.stdout), done.stdout
@@ -80,7 +80,7 @@ def test_a_breakpoint_in_what_the_debugger_evaluates(debug_job, tmp_path):
 def test_a_breakpoint_in_what_is_evaluated_after_a_failure(debug_job, tmp_path):
     program = NESTED.replace("    breakpoint()\n    return loss", "    return loss")
     job = debug_job(program, options=("--post-mortem",), env={"FAILS": "1"})
-    done = pipe_to_debugger(tmp_path, "p inner(5)\nn\np n\nc\np 40 + 4\nq\n", "calm")
+    done = pipe_to_debugger(tmp_path, "p inner(5)\nn\np n\nc\np 40 + 4\nq\n", "demo")
     assert re.search(r"\(\(rank \d\)\) p n\n5\n", done.stdout), done.stdout
     assert re.search(r"\(rank \d\) p 40 \+ 4\n44\n", done.stdout), done.stdout
     assert job.wait() == 1
@@ -94,20 +94,20 @@ def frame(message):
 
 @contextmanager
 def attached(awaited: bytes = b"") -> Iterator[socket.socket]:
-    """A client of our own, which has been told that a rank has stopped, or more."""
+    """A client of the test that has got the message of a stopped rank, or more."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(scaled_timeout(10))
         client.connect(debug_socket())
         client.sendall(frame({"op": "DebugRanks", "body": {}}))
-        said = client.recv(1 << 16)
-        while awaited not in said:
-            said += client.recv(1 << 16)
+        found = client.recv(1 << 16)
+        while awaited not in found:
+            found += client.recv(1 << 16)
         yield client
 
 
 def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(debug_job, debug_terminal):
     job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(3):.0f}"))
-    each = debug_terminal("debug", "calm")
+    each = debug_terminal("debug", "demo")
     for _ in range(2 if AT == 10 else 1):  # pdb may have stopped at breakpoint() itself
         each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
         each.type("n\r")
@@ -118,7 +118,7 @@ def test_time_limits_run_again_when_a_client_is_killed_while_a_rank_steps(debug_
 
 
 def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_steps(debug_job):
-    """Its line has gone to the rank, which has not said yet that it steps."""
+    """Its line has gone to the rank, which has not reported yet that it steps."""
     job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(3):.0f}"))
     wait_for_stops(job)
     with attached(b"(rank 1)") as client:
@@ -129,7 +129,7 @@ def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_
 
 def test_a_step_that_outlasts_its_client_stops_nowhere(debug_job, tmp_path):
     job = debug_job(WORKS + "    work()\n    breakpoint()\n    print('again', flush=True)\n")
-    client = TerminalEmulator(ddplaunch_command("debug", "calm"), tmp_path)
+    client = TerminalEmulator(ddplaunch_command("debug", "demo"), tmp_path)
     client.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     client.type("n\r" * (2 if AT == 10 else 1))
     client.until(lambda each: each.rows[-1:] != ["(rank 1)"])
@@ -143,16 +143,16 @@ def test_a_step_that_outlasts_its_client_stops_nowhere(debug_job, tmp_path):
 def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_terminal, tmp_path):
     """Typed, a read of the terminal ends within a character."""
     job = debug_job(STEPS, "1")
-    each = debug_terminal("debug", "calm")
+    each = debug_terminal("debug", "demo")
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
     each.type(f"p len('{'é' * 700}')\r")
     each.until(lambda each: "700" in each.rows)
     long = f"p len('{'é' * 4200}')"
-    said = pipe_to_debugger(tmp_path, f"{long}\np '{'x' * 70_000}'\np 6 * 7\n", "calm").stdout
-    assert "\n4200\n" in said
-    assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in said
-    assert "(rank 1) p 6 * 7\n42\n" in said
-    each.until("another terminal has taken over the debugger")
+    output = pipe_to_debugger(tmp_path, f"{long}\np '{'x' * 70_000}'\np 6 * 7\n", "demo").stdout
+    assert "\n4200\n" in output
+    assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in output
+    assert "(rank 1) p 6 * 7\n42\n" in output
+    each.until(TAKEN_OVER)
     each.type("\x03")
     assert job.wait() == 0
 
@@ -163,7 +163,7 @@ def test_what_a_prompt_and_a_place_may_hold(debug_job, tmp_path):
                                        "os.fsdecode(b'o\\xff.py'), 'exec'))\n")  # fmt: skip
     job = debug_job(STEPS.replace("breakpoint()", "__import__('other').stop()"), "1")
     printed = ("'y' * 9000", "'\\x1b[31m'", "'\\r'", "'\\udcff'")
-    done = pipe_to_debugger(tmp_path, "".join(f"!print({each}, end='')\n" for each in printed) + "p 6 * 7\n", "calm")
+    done = pipe_to_debugger(tmp_path, "".join(f"!print({each}, end='')\n" for each in printed) + "p 6 * 7\n", "demo")
     assert "42\n" in done.stdout, done.stdout
     assert done.stdout.count("y") >= 9000
     assert job.wait() == 0
@@ -174,7 +174,7 @@ def test_who_only_asks_for_pdb_finds_it_as_it_is_and_the_rank_still_stops(debug_
     """As programs do that ask whether IPython is there; the second question is that of ``python -m pdb``."""
     asks = "import importlib.util as u\nassert u.find_spec('pdb').loader.get_code('pdb')\n"
     job = debug_job(asks + STEPS.replace("breakpoint()", "import pdb; pdb.set_trace()"), "1")
-    assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "calm").stdout
+    assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "demo").stdout
     assert job.wait() == 0, job.stderr()
 
 
@@ -185,7 +185,7 @@ def say(op, **fields):
     body = json.dumps({"op": op, "body": {"rank": 1, **fields}}).encode()
     talk.sendall(struct.pack("!I", len(body)) + body)
 
-def hear():
+def receive():
     size, = struct.unpack("!I", talk.recv(4, socket.MSG_WAITALL))
     return json.loads(talk.recv(size, socket.MSG_WAITALL))
 
@@ -194,18 +194,18 @@ if os.environ["RANK"] == "1":
     os.chdir(os.path.dirname(sys.breakpointhook.__self__._path))  # the path may be too long
     talk.connect("debugger")
     say("RankStopped", file="train.py", line=1, function="")
-    while hear()["op"] != "DetachUser":
+    while receive()["op"] != "DetachUser":
         pass
     say("RankResumed", is_stepping=True)
     say("TerminalRequest")
-    path = hear()["body"]["path"]
+    path = receive()["body"]["path"]
     say("RankStopped", file="train.py", line=2, function="", tool="pudb")
-    print(hear()["op"], "of", os.path.basename(os.path.dirname(path)), flush=True)
+    print(receive()["op"], "of", os.path.basename(os.path.dirname(path)), flush=True)
     say("RankResumed")
 """
 
 
-def test_a_rank_that_stops_as_its_person_goes_is_told_again(debug_job):
+def test_a_rank_that_stops_as_its_user_leaves_is_announced_again(debug_job):
     """A rank looks for what the launcher says just before it asks at its terminal: here it comes just after."""
     job = debug_job(PLAYS)
     wait_for_stops(job)
@@ -215,7 +215,7 @@ def test_a_rank_that_stops_as_its_person_goes_is_told_again(debug_job):
     assert "DetachUser of pts" in job.stdout()
 
 
-def test_a_rank_whose_person_goes_as_it_asks_for_a_terminal_does_not_stop(tmp_path):
+def test_a_rank_whose_user_leaves_as_it_asks_for_a_terminal_does_not_stop(tmp_path):
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.bind(str(tmp_path / "talk"))
         launcher.listen()
@@ -241,16 +241,16 @@ NONSENSE = (
 )
 
 
-def test_clients_that_talk_nonsense_harm_nobody(debug_job, tmp_path):
+def test_clients_that_send_nonsense_do_no_harm(debug_job, tmp_path):
     """Each is dropped, and as with any client that goes, the rank runs on."""
     job = debug_job(
         "import os, time\nwhile not os.path.exists('over'):\n"
         "    if os.environ['RANK'] == '1':\n        breakpoint()\n    time.sleep(0.01)\n"
     )
     wait_for_stops(job)
-    for said in NONSENSE:
+    for nonsense in NONSENSE:
         with attached() as client:
-            client.sendall(said if isinstance(said, bytes) else frame(said))
+            client.sendall(nonsense if isinstance(nonsense, bytes) else frame(nonsense))
             try:
                 client.sendall(b"\xff\xff\xff\xff")  # where the first was only passed over
                 while client.recv(1 << 16):
@@ -258,7 +258,7 @@ def test_clients_that_talk_nonsense_harm_nobody(debug_job, tmp_path):
             except (ConnectionResetError, BrokenPipeError):
                 pass
     assert "Traceback" not in job.stderr()
-    assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "calm").stdout
+    assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "demo").stdout
     write_program(tmp_path, "over", "")
     assert job.wait() == 0, job.stderr()
 
@@ -266,11 +266,11 @@ def test_clients_that_talk_nonsense_harm_nobody(debug_job, tmp_path):
 def test_two_clients_at_once(debug_job, debug_terminal):
     """Who came last is asked; when they leave, the ranks run on, and the one before is asked at the next stop."""
     job = debug_job(STEPS.replace("range(2)", "range(3)"), "1")
-    first = debug_terminal("debug", "calm")
+    first = debug_terminal("debug", "demo")
     first.until(lambda each: each.rows[-1:] == ["(rank 1)"])
-    second = debug_terminal("debug", "calm")
+    second = debug_terminal("debug", "demo")
     second.until(lambda each: each.rows[-1:] == ["(rank 1)"])
-    first.until("another terminal has taken over the debugger")
+    first.until(TAKEN_OVER)
     first.type("p 1\r")
     second.type("p 2 + 3\r")
     second.until("5")
@@ -285,13 +285,13 @@ def test_a_suspended_client_while_a_rank_prints_ten_megabytes(debug_job, tmp_pat
     """The job goes on as fast as ever, and the client has all of it when it goes on."""
     job = debug_job(STEPS, "1")
     wait_for_stops(job)
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "said").open("wb") as output:
         client = subprocess.Popen(
-            ddplaunch_command("debug", "calm"),
+            ddplaunch_command("debug", "demo"),
             cwd=tmp_path,
             env=clean_environment({}),
             stdin=subprocess.PIPE,
-            stdout=said,
+            stdout=output,
         )
     assert client.stdin
     wait_until(lambda: b"(rank 1)" in (tmp_path / "said").read_bytes() or client.stdin.write(b"p 6 * 7\n")
@@ -300,7 +300,7 @@ def test_a_suspended_client_while_a_rank_prints_ten_megabytes(debug_job, tmp_pat
     client.stdin.flush()
     wait_until((tmp_path / "begun").exists, "the print")
     client.send_signal(signal.SIGSTOP)
-    done = run_command(ddplaunch_command("stacks", "calm"), timeout=30)
+    done = run_command(ddplaunch_command("stacks", "demo"), timeout=30)
     assert done.returncode == 0, done.stderr
     client.send_signal(signal.SIGCONT)
     client.stdin.close()
@@ -313,7 +313,7 @@ def test_nothing_stays_of_a_parked_rank_when_its_launcher_is_killed(debug_job):
     job = debug_job(STEPS, "0", "1")
     wait_for_stops(job, 2)
     client = subprocess.Popen(
-        ddplaunch_command("debug", "calm"), env=clean_environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ddplaunch_command("debug", "demo"), env=clean_environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert client.stdout
     assert client.stdin
@@ -333,7 +333,7 @@ def test_a_parked_rank_that_is_killed_and_one_that_is_started_again(debug_job, t
     os.kill(before[1], signal.SIGKILL)
     wait_for_stops(job, 4)
     assert not any(map(is_alive, before))
-    done = pipe_to_debugger(tmp_path, "@all p rank * 3 + 1\n@all detach\n", "calm")
+    done = pipe_to_debugger(tmp_path, "@all p rank * 3 + 1\n@all detach\n", "demo")
     assert "rank 0: 1\nrank 1: 4\n" in done.stdout
     assert job.wait() == 0
     job.assert_nothing_left()
@@ -343,14 +343,14 @@ def test_a_rank_of_another_node_is_named_with_the_node(start_ddplaunch, tmp_path
     """Each launcher but node 0's knows only its own ranks: their numbers are not its own ranks' places."""
     write_program(tmp_path, "train.py", STEPS + "import time\nwhile not os.path.exists('over'): time.sleep(0.01)\n")
     shared = ("--debug", "--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1")
-    shared = (*shared, "--master-port", str(free_port()), "--run-id", "calm")
+    shared = (*shared, "--master-port", str(free_port()), "--run-id", "demo")
     jobs = [start_ddplaunch("run", *shared, "--node-rank", number, *LIGHT, "train.py") for number in "01"]
     for job in jobs:
         job.wait_for("loss", 2)
     for node, rank, theirs in ((1, 0, 0), (1, 1, 0), (0, 2, 1)):
         done = pipe_to_debugger(tmp_path, "", str(jobs[node].process.pid), "--rank", str(rank))
         assert done.returncode == 2, done.stdout + done.stderr
-        assert f"rank {rank} is on another node: run `ddplaunch debug calm --rank {rank}` on " in done.stdout, theirs
+        assert f"rank {rank} is on another node: run `ddplaunch debug demo --rank {rank}` on " in done.stdout, theirs
     for rank in ("3", "9"):
         refused = pipe_to_debugger(tmp_path, "", str(jobs[1].process.pid), "--rank", rank)
         assert (refused.returncode, f"there is no rank {rank}: this job has ranks 0 to 2" in refused.stdout) == (

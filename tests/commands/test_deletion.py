@@ -1,4 +1,4 @@
-"""Each command can be taken away, and everything else works: it has a room of its own, which no other one needs."""
+"""Tests that each command can be deleted with its folder, and all others still work."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Where time went, as the commands tell it: of a run, of a job of a scheduler, of all runs; hosts to leave out."""
+"""Tests of goodput as the commands report it: of a run, a scheduler's job, all runs; and of hosts to exclude."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_a_report_begins_with_the_effective_time(run_in_fork, tmp_path):
     out = run_in_fork("report", MINE).stdout.splitlines()
     assert re.match(r"goodput \d+ %: \S+ s of \S+ s", out[0])
     assert out[1] == f"{MINE}: succeeded"
-    told = json.loads(run_in_fork("report", MINE, "--json").stdout)
-    assert told["runs"] == [MINE]
-    assert sum(value for name, value in told["spent"].items() if name != "restarts") == pytest.approx(
-        told["ended"] - told["began"], abs=1e-3
+    result = json.loads(run_in_fork("report", MINE, "--json").stdout)
+    assert result["runs"] == [MINE]
+    assert sum(value for name, value in result["spent"].items() if name != "restarts") == pytest.approx(
+        result["ended"] - result["began"], abs=1e-3
     )
     run_in_fork("report", MINE, "--html", "page.html")
     assert f"<p>{out[0]}" in (tmp_path / "page.html").read_text()
@@ -62,13 +62,13 @@ def test_a_report_begins_with_the_effective_time(run_in_fork, tmp_path):
 
 
 def test_a_job_number_means_all_of_its_runs(in_job, run_in_fork):
-    """Requeued, its step has the run id of the one before; a run of somebody else's choice with that id is not its."""
+    """Requeued, its step has the run id of the one before; a run of another user with that id is not its."""
     in_job(f"{JOB}.0", code=1)
     in_job(f"{JOB}.0")
     in_job(f"{JOB}.0", None)
-    told = json.loads(run_in_fork("report", JOB, "--json").stdout)
-    assert (told["run"], told["runs"]) == (f"{JOB}.0.2", [f"{JOB}.0.1", f"{JOB}.0.2"])
-    assert told["spent"]["queued"] > 0, "between them"
+    result = json.loads(run_in_fork("report", JOB, "--json").stdout)
+    assert (result["run"], result["runs"]) == (f"{JOB}.0.2", [f"{JOB}.0.1", f"{JOB}.0.2"])
+    assert result["spent"]["queued"] > 0, "between them"
     out = run_in_fork("report", JOB).stdout
     assert re.search(rf"^{JOB}\.0\.1  .* failed with exit code 1$", out, re.MULTILINE)
     alone = json.loads(run_in_fork("report", f"{JOB}.0.1", "--json").stdout)
@@ -83,9 +83,9 @@ def test_a_submitted_job_was_queued_before_it_began(in_job, run_in_fork, known):
     time.sleep(0.05)  # the time that is measured
     for _ in range(2):
         in_job("night", JOB if known else None)
-    told = json.loads(run_in_fork("report", JOB, "--json").stdout)
-    assert told["runs"] == ["night.2", "night.3"]
-    assert 0.05 <= told["spent"]["queued"] < 60
+    result = json.loads(run_in_fork("report", JOB, "--json").stdout)
+    assert result["runs"] == ["night.2", "night.3"]
+    assert 0.05 <= result["spent"]["queued"] < 60
 
 
 def fail(host: str, run_id: str) -> None:
@@ -108,22 +108,22 @@ def test_all_runs_lately(run_in_fork):
     hosts = out.partition("HOST")[2].splitlines()[1:]
     assert [line.split()[:2] for line in hosts] == [["n3", "2"], ["n4", "1"]]
     assert "rank 3 was ended by SIGKILL" in hosts[0]
-    told = json.loads(run_in_fork("report", "--since", "1h", "--json").stdout)
-    assert (len(told["runs"]), [each["host"] for each in told["hosts"]]) == (4, ["n3", "n4"])
+    result = json.loads(run_in_fork("report", "--since", "1h", "--json").stdout)
+    assert (len(result["runs"]), [each["host"] for each in result["hosts"]]) == (4, ["n3", "n4"])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--since", "soon"), "Error: --since soon: expected a time, like 12h or 7d\n"),
         (("--since", "7d", "mine"), "Error: --since 7d is of all runs: not with a run, here mine\n"),
         (("--since", "7d", "--html", "x.html"), "Error: --since 7d is of all runs: not with --html\n"),
     ],
 )
-def test_what_makes_no_sense_of_all_runs(run_in_fork, words, said):
+def test_what_makes_no_sense_of_all_runs(run_in_fork, words, expected):
     done = run_in_fork("report", *words)
     assert done.returncode == 2
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(expected)
 
 
 def test_submit_names_hosts_that_failed_again_and_again(run_in_fork, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""``ddplaunch manifest``: what it prints, what it refuses, which defaults it reads."""
+"""Tests of ``ddplaunch manifest``: its output, refused options, and defaults from files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import shlex
 import pytest
 import yaml
 
-from tests.conftest import assert_refused, write_program
+from tests.conftest import assert_refused, conflict, write_program
+
+MANIFEST = "ddplaunch manifest"
 
 ASKED = "--container-image img:1"
 
@@ -45,7 +47,7 @@ def spec(manifest):
     return read
 
 
-def test_only_the_manifest_is_printed_and_a_dry_run_tells_more(manifest):
+def test_only_the_manifest_is_printed_and_a_dry_run_shows_more(manifest):
     done = manifest(f"{ASKED} --nodes 2 train.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert [each["kind"] for each in yaml.safe_load_all(done.stdout)] == ["Service", "Job"]
@@ -150,21 +152,21 @@ TRAINJOBS = {
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("train.py", ("--container-image is missing", "REGISTRY/NAME:TAG")),
         (f"{ASKED}", ("the target is missing", "ddplaunch manifest train.py")),
-        (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number of nodes",)),
+        (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number",)),
         (f"{ASKED} --nodes 4:2 train.py", ("--nodes 4:2: the range is reversed", "--nodes 2:4")),
-        (f"{ASKED} --nodes 2: train.py", ("--nodes 2:: expected a number of nodes",)),
-        (f"{ASKED} --grow --nodes 2 train.py", ("--grow does not work with --nodes 2", "--nodes 2:3")),
+        (f"{ASKED} --nodes 2: train.py", ("--nodes 2:: expected a number",)),
+        (f"{ASKED} --grow --nodes 2 train.py", (conflict("--grow", "--nodes 2"), "--nodes 2:3")),
         (f"{ASKED} --time 90 train.py", ("--time 90: minutes or seconds?",)),
-        (f"{ASKED} --nnodes 2 train.py", ("--nnodes does not work with ddplaunch manifest", "--nodes N")),
-        (f"{ASKED} --node-rank 0 train.py", ("--node-rank does not work with", "the scheduler numbers the nodes")),
-        (f"{ASKED} --token x train.py", ("--token does not work with", "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY")),
-        (f"{ASKED} --hosts a,b train.py", ("--hosts does not work with", "the scheduler starts the nodes, not SSH")),
-        (f"{ASKED} --exclude n07 train.py", ("--exclude does not work with", "--constraint kubernetes.io/hostname!=")),
-        (f"{ASKED} --json --dry-run train.py", ("--json does not work with", "the output is YAML")),
+        (f"{ASKED} --nnodes 2 train.py", (conflict("--nnodes", MANIFEST), "--nodes N")),
+        (f"{ASKED} --node-rank 0 train.py", (conflict("--node-rank", MANIFEST), "numbers the nodes")),
+        (f"{ASKED} --token x train.py", (conflict("--token", MANIFEST), "--env-secret DDPLAUNCH_TOKEN=SECRET:KEY")),
+        (f"{ASKED} --hosts a,b train.py", (conflict("--hosts", MANIFEST), "the scheduler starts the nodes, not SSH")),
+        (f"{ASKED} --exclude n07 train.py", (conflict("--exclude", MANIFEST), "--constraint kubernetes.io/hostname!=")),
+        (f"{ASKED} --json --dry-run train.py", (conflict("--json", MANIFEST), "the output is YAML")),
         (f"{ASKED} --partition x train.py", ("--partition works only with ddplaunch submit",)),
         (f"{ASKED} -N2 train.py", ("no such option: -N2", "did you mean -N 2?")),
         (f"{ASKED} --job-name My_Job train.py", ("My_Job: expected small", "at most 61", "--job-name my-job")),
@@ -195,7 +197,7 @@ TRAINJOBS = {
         (f"{ASKED} --kind jobset --job-name {'a' * 60} train.py", ("at most 54", f"--job-name {'a' * 54}")),
         (f"{ASKED} --kind cronjob train.py", ("--kind cronjob: expected job, jobset, trainjob or pytorchjob",)),
         *(
-            (f"{ASKED} --kind pytorchjob {words} train.py", (f"{option} does not work with --kind pytorchjob",))
+            (f"{ASKED} --kind pytorchjob {words} train.py", (conflict(option, "--kind pytorchjob"),))
             for words, option in {"--nodes 2:3": "--nodes as a range", "--gang volcano": "--gang",
                                   "--restricted": "--restricted"}.items()
         ),
@@ -210,7 +212,7 @@ TRAINJOBS = {
         (f"{ASKED} --request rdma/hca=1 train.py", ("--request rdma/hca=1: expected cpu=N", "equals the limit")),
         (f"{ASKED} --request cpu=x train.py", ("--request cpu=x: expected cpu=32 or cpu=500m",)),
         (f"{ASKED} --request cpu=9 --cpus-per-task 8 train.py", ("cpu=9 is more than the limit of 8", "--cpus-per")),
-        (f"{ASKED} --request memory=2T --mem 9G train.py", ("memory=2Ti is more than the limit of 9Gi", "--mem")),
+        (f"{ASKED} --request memory=2T --mem 9G train.py", ("memory=2Ti is more than ", "--mem")),
         (f"{ASKED} --shm-size 9G --mem 900M train.py", ("--shm-size 9Gi is more than --mem 900Mi", "raise --mem")),
         (f"{ASKED} --shm-size big train.py", ("--shm-size big: expected a size like 200G",)),
         (f"{ASKED} --toleration :NoSchedule train.py", ("expected KEY[=VALUE][:EFFECT]", "kubectl describe node")),
@@ -225,7 +227,7 @@ TRAINJOBS = {
         (f"{ASKED} --runtime torch-distributed --kind job train.py",
          ("--runtime torch-distributed is for a TrainJob",)),
         *(
-            (f"{ASKED} --kind trainjob {words} train.py", (f"{option} does not work with --kind trainjob",))
+            (f"{ASKED} --kind trainjob {words} train.py", (conflict(option, "--kind trainjob"),))
             for words, option in TRAINJOBS.items()
         ),
         (f"{ASKED} --run-as me train.py", ("--run-as me: expected a number, or two", "id shows yours")),
@@ -238,18 +240,18 @@ TRAINJOBS = {
         (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
         (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
         (f"{ASKED} --ttl unlimited train.py", ("--ttl unlimited: expected a time above 0",)),
-        (f"{ASKED} --ttl 1w train.py", ("--ttl 1w: expected a time with a unit",)),
+        (f"{ASKED} --ttl 1w train.py", ("--ttl 1w: expected a time",)),
         (f"{ASKED} --env-secret A=b train.py", ("--env-secret A=b: expected SECRET", "NAME=SECRET:KEY")),
         (f"{ASKED} --env-secret A_B train.py", ("--env-secret A_B: expected SECRET",)),
         (f"{ASKED} --env-secret MASTER_ADDR=a:b train.py", ("ddplaunch sets MASTER_ADDR in each pod",)),
         (f"{ASKED} --env A=1 --env-secret A=b:c train.py", ("--env-secret A=b:c: --env also sets A",)),
         (f"{ASKED} --env-secret A=b:c --env A=1 train.py", ("--env-secret A=b:c: --env also sets A",)),
-        (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither an absolute path",)),
+        (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither ",)),
         (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
     ],
 )  # fmt: skip
-def test_refused(manifest, line, said):
-    assert_refused(manifest(line), *said)
+def test_refused(manifest, line, expected):
+    assert_refused(manifest(line), *expected)
 
 
 def test_bytes_that_are_no_text(manifest):
@@ -281,16 +283,16 @@ def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
     assert (job["metadata"]["namespace"], job["metadata"]["labels"]["team"]) == ("me", "wine")
     assert job["spec"]["completions"] == 2
     assert {"name": "NCCL_DEBUG", "value": "INFO"} in job["spec"]["template"]["spec"]["containers"][0]["env"]
-    said = [
+    expected = [
         f"nodes: 2 ({project})",
         f"namespace: me ({user})",
         f"label: team=wine ({project})",
         f"container-image: img:1 ({project})",
         f"env: NCCL_DEBUG=INFO ({project})",
     ]
-    assert done.stderr.splitlines() == [f"ddplaunch: {line}" for line in said]
+    assert done.stderr.splitlines() == [f"ddplaunch: {line}" for line in expected]
     dry = manifest("--dry-run --nodes 4 train.py")
-    assert dry.stderr.splitlines() == ["nodes: 4 (--nodes)", said[1], "job-name: train (the target)", *said[2:]]
+    assert dry.stderr.splitlines() == ["nodes: 4 (--nodes)", expected[1], "job-name: train (the target)", *expected[2:]]
 
 
 def test_defaults_of_a_pool(manifest, tmp_path):
@@ -318,9 +320,9 @@ def test_defaults_of_a_pool(manifest, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
-        ("job-name = 'A B'\n", "--job-name A B: expected small letters, digits and dashes"),
+        ("job-name = 'A B'\n", "--job-name A B: expected small letters"),
         ("constraint = 'big'\n", "--constraint big: expected KEY=VALUE, like nvidia.com"),
         ("env = ['?']\n", "--env ?: expected NAME=VALUE"),
         ("container-image = ' '\n", "--container-image  : expected an image"),
@@ -328,10 +330,10 @@ def test_defaults_of_a_pool(manifest, tmp_path):
         ("dry-run = true\n", "unknown key dry-run in [manifest]"),
     ],
 )
-def test_a_file_that_makes_no_sense(manifest, tmp_path, text, said):
+def test_a_file_that_makes_no_sense(manifest, tmp_path, text, expected):
     image = "" if "container-image" in text else "container-image = 'img:1'\n"
     file = write_program(tmp_path, "config/ddplaunch.toml", f"[manifest]\n{text}{image}")
-    assert_refused(manifest("train.py"), said, str(file))
+    assert_refused(manifest("train.py"), expected, str(file))
 
 
 # -------------------------------------------------------------------------------------------------- beside submit
@@ -341,7 +343,7 @@ SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF 
 
 
 @pytest.mark.parametrize(
-    ("line", "file", "said"),
+    ("line", "file", "expected"),
     [
         ("--scheduler kubernetes", "", f"--scheduler kubernetes: {SUBMIT_IS_FOR}\n  ddplaunch manifest prints"),
         ("", "[submit]\nscheduler = 'kubernetes'\n", f"{SUBMIT_IS_FOR} (FILE)\n  ddplaunch manifest prints"),
@@ -350,9 +352,9 @@ SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF 
         ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
     ],
 )
-def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, said):
+def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, expected):
     path = write_program(tmp_path, "config/ddplaunch.toml", file)
-    assert_refused(call(f"submit {line} train.py"), said.replace("FILE", str(path)))
+    assert_refused(call(f"submit {line} train.py"), expected.replace("FILE", str(path)))
 
 
 def test_a_scheduler_of_slurm_may_still_be_typed(call, tmp_path):

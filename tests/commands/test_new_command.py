@@ -1,4 +1,4 @@
-"""A new command is its file and its line in the table: a toy one, added to a copy of the package."""
+"""Tests that a new command needs its file and its line in the table, in a copy of the package."""
 
 from __future__ import annotations
 

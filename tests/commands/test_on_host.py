@@ -1,4 +1,4 @@
-"""Commands about a job over SSH, typed where it was started: an ssh of this machine stands in for OpenSSH's."""
+"""Tests of commands for a job over SSH on the machine where it was started, with a stand-in for ssh."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.conftest import clean_environment, ddplaunch_command, wait_until, write_program
+from tests.conftest import NEWEST, clean_environment, ddplaunch_command, wait_until, write_program
 from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
@@ -77,43 +77,40 @@ def test_commands_go_to_the_first_host(place, environment):
         )
 
     def rows():
-        return [row for row in json.loads(ask("ps", "--json").stdout) if row["run"] == "calm"]
+        return [row for row in json.loads(ask("ps", "--json").stdout) if row["run"] == "demo"]
 
-    words = ("run", "--hosts", "n1:2", "--run-id", "calm", *LIGHT, "train.py")
+    words = ("run", "--hosts", "n1:2", "--run-id", "demo", *LIGHT, "train.py")
     with (place / "out").open("wb") as out:
         job = subprocess.Popen(ddplaunch_command(*words), cwd=place, env=environment, stdout=out, stderr=out)
     try:
         wait_until(lambda: (place / "out").read_text().count("ready") == 2, "both ranks", 60)
         (row,) = rows()
-        assert (row["run"], row["state"], row["pid"], row["hosts"]) == ("calm", "running", job.pid, ["n1"])
+        assert (row["run"], row["state"], row["pid"], row["hosts"]) == ("demo", "running", job.pid, ["n1"])
         page = [line.split() for line in ask("ps").stdout.splitlines()]
         assert ["RUN", "STATE", "BEGAN", "HOSTS", "TARGET"] in page
-        assert [["running"], ["n1", "train.py"]] in [[line[1:2], line[-2:]] for line in page if line[:1] == ["calm"]]
-        for word in ("calm", str(job.pid)):
+        assert [["running"], ["n1", "train.py"]] in [[line[1:2], line[-2:]] for line in page if line[:1] == ["demo"]]
+        for word in ("demo", str(job.pid)):
             done = ask("stacks", word)
             assert done.returncode == 0, done.stderr
             assert "train.py:4" in done.stdout
-            assert done.stderr == "ddplaunch: calm runs on n1; connecting to n1 over SSH\n"
-        assert "running: 2 ranks" in ask("top", "cal").stdout
-        assert "[1] ready" in ask("logs", "calm").stdout
+            assert done.stderr == "ddplaunch: demo runs on n1; connecting to n1 over SSH\n"
+        assert "running: 2 ranks" in ask("top", "dem").stdout
+        assert "[1] ready" in ask("logs", "demo").stdout
         newest = ask("logs", "--rank", "1")
         assert newest.stdout == "ready\n"
-        assert (
-            newest.stderr
-            == "the newest run of this folder: calm\nddplaunch: calm runs on n1; connecting to n1 over SSH\n"
-        )
-        refused = ask("report", "calm", "--html", "page.html")
+        assert newest.stderr == f"{NEWEST}: demo\nddplaunch: demo runs on n1; connecting to n1 over SSH\n"
+        refused = ask("report", "demo", "--html", "page.html")
         assert refused.returncode == 2
-        assert "calm runs on n1: run the command with --html there" in refused.stderr
-        assert "ssh n1 ddplaunch report calm --html page.html" in refused.stderr
+        assert "demo runs on n1: run the command with --html there" in refused.stderr
+        assert "ssh n1 ddplaunch report demo --html page.html" in refused.stderr
         (place / "over").touch()
         assert job.wait(scaled_timeout(30)) == 3, (place / "out").read_text()
         (row,) = rows()
         assert (row["state"], row["code"]) == ("failed", 3)
-        for words in (["report", "calm"], ["report"]):
+        for words in (["report", "demo"], ["report"]):
             report = ask(*words)
             assert report.returncode == 0, report.stderr
-            assert "calm: failed with exit code 3" in report.stdout
+            assert "demo: failed with exit code 3" in report.stdout
         assert ask("wait").returncode == 3
         run_here = ask("run", "--run-id", "later", *LIGHT, "train.py")
         assert run_here.returncode == 3, run_here.stderr
@@ -152,7 +149,7 @@ def test_stop_ends_the_jobs_from_where_they_were_started(place, environment):
         for name in ("one", "two", "here"):
             assert f"{name} has ended" in done.stderr
             assert jobs[name].wait(scaled_timeout(30)) == 128 + signal.SIGINT, (place / name).read_text()
-        assert "you have no running jobs on this machine" in stop("--all").stderr
+        assert "no running jobs" in stop("--all").stderr
         assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
     finally:
         for job in jobs.values():

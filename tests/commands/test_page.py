@@ -1,4 +1,4 @@
-"""The page of a run: complete, harmless whatever a user has named, and good to read in a real browser."""
+"""Tests of the HTML report of a run: complete, safe with any input, and readable in a real browser."""
 
 import dataclasses
 import os
@@ -56,7 +56,7 @@ def evil(ranks: int = 4) -> RunRecord:
     rows = tuple(dataclasses.replace(each, host=EVIL) for each in only.ranks)
     seen = inspection(ranks, 2, BEGAN + 59, where=EVIL)
     thread = dataclasses.replace(seen.ranks[2].threads[0], name=EVIL)
-    told = dataclasses.replace(seen.ranks[2], threads=(thread, thread), host=EVIL)
+    output = dataclasses.replace(seen.ranks[2], threads=(thread, thread), host=EVIL)
     quiet = dataclasses.replace(seen.ranks[3], threads=(), no_stack=EVIL)
     return dataclasses.replace(
         base,
@@ -68,12 +68,12 @@ def evil(ranks: int = 4) -> RunRecord:
         log_dir=EVIL,
         notes=(EVIL, "a\x1b[31mred\x00\u202eone"),
         attempts=(dataclasses.replace(only, ranks=rows, why=EVIL),),
-        inspections=(dataclasses.replace(seen, ranks=(*seen.ranks[:2], told, quiet), silent=(EVIL,)),),
+        inspections=(dataclasses.replace(seen, ranks=(*seen.ranks[:2], output, quiet), silent=(EVIL,)),),
     )
 
 
 def lived(ranks: int, attempts: int = 1, text: str = "step 1: loss 0.5\n") -> PageInputs:
-    """What goes with ``record``: rank 1 is behind, and nobody gets on in the last 25 s of an attempt."""
+    """What goes with ``record``: rank 1 is behind, and no rank makes progress in the last 25 s of an attempt."""
     readings = [
         NodeSample(BEGAN + 62 * number + at, 5.0, number, tuple(one(rank, at) for rank in range(ranks)), (gpu(at),))
         for number in range(attempts)
@@ -324,9 +324,9 @@ def test_a_browser_opens_it(run, width, dark, written, tmp_path):
 @needs_browser
 @pytest.mark.slow
 def test_the_search(tmp_path):
-    said = {0: b"step 1\nloss 0.5\n", 1: b"step 1\n<b>LOSS</b> is nan\n", 2: b"nothing\n"}
+    outputs = {0: b"step 1\nloss 0.5\n", 1: b"step 1\n<b>LOSS</b> is nan\n", 2: b"nothing\n"}
     path = tmp_path / "a page.html"
-    path.write_text(render_page([record(4)], PageInputs(printed=said, failed_first=(2,))), encoding="utf-8")
+    path.write_text(render_page([record(4)], PageInputs(printed=outputs, failed_first=(2,))), encoding="utf-8")
     assert search_page(path, tmp_path, ["", "loss", "<b>", "zebra"]) == [
         ["rank 2|nothing", "rank 0|step 1\nloss 0.5", "rank 1|step 1\n<b>LOSS</b> is nan"],
         ["rank 0|loss 0.5", "rank 1|<b>LOSS</b> is nan"],
@@ -337,7 +337,7 @@ def test_the_search(tmp_path):
 
 @needs_browser
 @pytest.mark.slow
-def test_the_browser_would_have_told(tmp_path):
+def test_the_browser_would_have_reported_it(tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(f"<!DOCTYPE html><body>{EVIL}<p style='width: 3000px'>wide</p></body>")
     seen = open_page(bad, tmp_path)

@@ -1,4 +1,4 @@
-"""``ddplaunch profile``: where a job spends its time, which it must not notice."""
+"""Tests of ``ddplaunch profile``: where a job spends its time, without slowing it."""
 
 import json
 import re
@@ -158,9 +158,9 @@ def test_a_client_that_is_killed_and_a_launcher(job, run_in_fork, tmp_path):
         assert client.stderr.readline().startswith("taking a profile of ")
         wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
         begun.process.kill()
-        _, said = client.communicate(timeout=scaled_timeout(20))
+        _, output = client.communicate(timeout=scaled_timeout(20))
     assert client.returncode == 1
-    assert "no rank could be profiled\n  the job ended meanwhile" in said, said
+    assert "no rank could be profiled\n  the job ended meanwhile" in output, output
     begun.assert_nothing_left()
 
 
@@ -217,21 +217,21 @@ def test_py_spy_records_ranks_too(job, run_ddplaunch, run_in_fork, tmp_path):
     looked = run_ddplaunch("stacks", str(begun.process.pid), "--locals")
     assert re.search(r"rank \d, by py-spy:\n(.*\n)*.*\bpause: 0.02", looked.stdout), looked.stdout
     absent = "--py-spy 0,7: not on this machine: rank 7\n  here: ranks 0, 1"
-    for ranks, said in (("0,7", absent), ("x", "--py-spy x: expected ranks")):
-        assert_refused(run_in_fork("profile", *words, "--py-spy", ranks), said)
+    for ranks, expected in (("0,7", absent), ("x", "--py-spy x: expected ranks")):
+        assert_refused(run_in_fork("profile", *words, "--py-spy", ranks), expected)
     (tmp_path / "enough").touch()
     assert begun.wait() == 0, begun.stderr()
     begun.assert_nothing_left()
 
 
 def test_wrong_words(run_in_fork):
-    for words, said in (
+    for words, expected in (
         (("--seconds", "0"), "--seconds 0: expected 0.1 to 60"),
         (("--torch", "--seconds", "6"), "--seconds 6: expected 0.1 to 5 with --torch"),
         (("--output", "/nowhere"), "--output /nowhere: there is no such folder, or it cannot be written to"),
         (("no-such-run",), "no run is called no-such-run"),
     ):
-        assert_refused(run_in_fork("profile", *words), said)
+        assert_refused(run_in_fork("profile", *words), expected)
 
 
 TRAIN = """
@@ -283,9 +283,7 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start_ddplaunch, run_in_fo
     results = re.findall(r"result (\w+)", nodes[0].stdout())
     assert (len(results), len({*results})) == (4, 1)
     late = line(TRAIN, "late")
-    assert re.search(rf"rank 1 differs: \d+ % of its time is in load at {late}, of the others' 0 %", done.stdout), (
-        done.stdout
-    )
+    assert re.search(rf"rank 1 differs: \d+ % .* load at {late}, .* 0 %", done.stdout), done.stdout
     assert "rank 1 was last in" in done.stdout
     found = rows(done.stdout)
     assert found[late][2] > 50 > found[late][1]

@@ -1,4 +1,4 @@
-"""``ddplaunch report --html FILE``, typed."""
+"""Tests of ``ddplaunch report --html FILE`` on the command line."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""``ddplaunch report --serve``: the page of a job that runs, in a browser on this machine."""
+"""Tests of ``ddplaunch report --serve``: the page of a running job, in a browser on this machine."""
 
 import http.client
 import os
@@ -109,11 +109,11 @@ def test_what_is_refused(run_in_fork):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        for words, said in (
+        for words, expected in (
             (("--serve", "x"), "--serve x: expected a port"),
             (("--serve", "70000"), "--serve 70000: expected a port"),
             (("--serve", port), f"--serve {port}: Address already in use"),
             (("--serve", "0", "--json"), "--serve and --json contradict each other"),
             (("--html", "a.html", "--serve"), "--serve and --html contradict each other"),
         ):
-            assert_refused(run_in_fork("report", RUN, *words), said)
+            assert_refused(run_in_fork("report", RUN, *words), expected)

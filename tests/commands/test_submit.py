@@ -1,4 +1,4 @@
-"""``ddplaunch submit`` with stand-ins for Slurm's programs: what is printed, refused, followed and returned."""
+"""Tests of ``ddplaunch submit`` with stand-ins for Slurm's programs: output, refusals, following and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.plan.command import python_command
-from tests.conftest import assert_refused, clean_environment, ddplaunch_command, run_command, wait_until, write_program
+from tests.commands.submit.states import REJECTED
+from tests.conftest import (
+    assert_refused,
+    clean_environment,
+    conflict,
+    ddplaunch_command,
+    run_command,
+    wait_until,
+    write_program,
+)
 from tests.patience import scaled_timeout
 
 SBATCH = """
@@ -147,11 +156,11 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("", ("the target is missing", "ddplaunch submit train.py")),
         ("--nodes 2 train.py --time 3", ("--time could be", "submit --nodes 2 --time 3 train.py", "-- --time 3")),
-        ("train.py -p a100", ("-p could be ddplaunch's or an", "submit -p a100 train.py", "train.py -- -p a100")),
+        ("train.py -p a100", ("-p could be ", "submit -p a100 train.py", "train.py -- -p a100")),
         ("train.py --node 2", ("--node could be ddplaunch's --nodes", "submit --nodes 2 train.py", "-- --node 2")),
         ("--nodes 2 --gpus 8 train.py",
          ("--gpus 8 does not request GPUs: it selects", "--gpus-per-node 8 requests 8 on each node")),
@@ -163,24 +172,24 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("-N2 train.py", ("no such option: -N2", "did you mean -N 2?")),
         ("--ntasks-per-node 8 train.py", ("no such option: --ntasks-per-node", "did you mean --nproc?")),
         ("--xyzzy train.py", ("ddplaunch submit --help",)),
-        ("train.py --nnodes 2", ("--nnodes does not work with ddplaunch submit", "--nodes N")),
-        ("--node-rank 0 train.py", ("--node-rank does not work with", "the scheduler numbers the nodes")),
-        ("--master-addr=a train.py", ("--master-addr does not work with", "leave it out")),
-        ("--token x train.py", ("--token does not work with", "set DDPLAUNCH_TOKEN")),
-        ("--dry-run --json train.py", ("--json does not work with", "--dry-run prints the script")),
+        ("train.py --nnodes 2", (conflict("--nnodes", "ddplaunch submit"), "--nodes N")),
+        ("--node-rank 0 train.py", (conflict("--node-rank", "ddplaunch submit"), "the scheduler numbers the nodes")),
+        ("--master-addr=a train.py", (conflict("--master-addr", "ddplaunch submit"), "leave it out")),
+        ("--token x train.py", (conflict("--token", "ddplaunch submit"), "set DDPLAUNCH_TOKEN")),
+        ("--dry-run --json train.py", (conflict("--json", "ddplaunch submit"), "--dry-run prints the script")),
         ("trian.py", ("no such script: trian.py", "did you mean train.py?")),
         ("-m train.py", ("-m takes a module", "ddplaunch submit train.py")),
         ("fn.py:main", ("fn.py:main needs --lr", "its signature")),
         ("fn.py:main --lr x", ("cannot take --lr: 'x'",)),
-        ("--start exec --preload json train.py", ("--preload does not work with --start exec",)),
+        ("--start exec --preload json train.py", (conflict("--preload", "--start exec"),)),
         ("--nodes 0 train.py", ("--nodes 0: expected a number of nodes, 1 or more",)),
         ("--time 90 train.py", ("--time 90: minutes or seconds?", "--time 90m for minutes, --time 90s for seconds")),
         ("-t 4x train.py", ("--time 4x: expected a time with a unit like 4h", "like 4:00:00")),
         ("--time 1:2:3:4 train.py", ("--time 1:2:3:4: expected",)),
         ("--mem lots train.py", ("--mem lots: expected a size", "200G")),
-        ("--gpus-per-node eight train.py", ("--gpus-per-node eight: expected a number of GPUs",)),
+        ("--gpus-per-node eight train.py", ("--gpus-per-node eight: expected a number",)),
         ("--array a train.py", ("--array a: expected a list",)),
-        ("--array 0-3 --follow train.py", ("--follow does not work with --array 0-3", "leave one of them out")),
+        ("--array 0-3 --follow train.py", (conflict("--follow", "--array 0-3"), "leave one")),
         ("--sbatch-arg contiguous train.py", ("contiguous: expected an option of sbatch", "--sbatch-arg=--contiguous")),
         ("--sbatch-arg=--time=5 train.py", ("ddplaunch has --time itself", "use --time")),
         ("--sbatch-arg=--gres=gpu:1 train.py", ("ddplaunch has --gres itself", "use --gres")),
@@ -209,10 +218,10 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
          ("--time 2:0 is 120 s", "the signal comes 120 s before the end", "longer --time")),
         ("--requeue 2 --preempt-grace 60 --grace 5 --time 0:1:5 train.py",
          ("65 s before the end (--preempt-grace 60 and",)),
-        ("--requeue 2 --preempt-signal none train.py", ("--requeue 2 does not work with --preempt-signal none",)),
+        ("--requeue 2 --preempt-signal none train.py", (conflict("--requeue 2", "--preempt-signal none"),)),
         ("--requeue 2 --preempt-signal TERM train.py", ("--preempt-signal TERM", "a cancelled job must not come back")),
         ("--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
-         ("--signal=USR1@9 does not work with --requeue 2", "--preempt-grace")),
+         (conflict("--signal=USR1@9", "--requeue 2"), "--preempt-grace")),
         ("--sbatch-arg='-p x' train.py", ("ddplaunch has --partition itself",)),
         ("--sbatch-arg=--ntasks-per-node=4 train.py", ("ddplaunch sets --ntasks-per-node itself", "--nproc")),
         ("--setup evn.sh train.py", ("--setup evn.sh: no such file in ",)),
@@ -222,8 +231,8 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--output folder train.py", ("cannot write the log: ", "folder: Is a directory")),
     ],
 )  # fmt: skip
-def test_refused(submit, cluster, line, said):
-    error = assert_refused(submit(line), *said)
+def test_refused(submit, cluster, line, expected):
+    error = assert_refused(submit(line), *expected)
     refusal = error[error.index("Error: ") :]
     assert len(refusal.splitlines()) <= 3
     assert not (cluster.folder / "script").exists(), "it was submitted"
@@ -363,13 +372,13 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[submit]\npartitoin = 'x'\n", ("unknown key partitoin in [submit]", "did you mean partition?")),
         ("[submit]\ngpus_per_node = 8\n", ("unknown key gpus_per_node in", "did you mean gpus-per-node?")),
         ("[submit]\nnodes = [2]\n", ("[submit] nodes = [2]: expected a string or a number",)),
-        ("[submit]\nnodes = true\n", ("nodes = True: expected a string or a number",)),
-        ("[submit]\nnodes = 'two'\n", ("--nodes two: expected a number of nodes, 1 or more (", "ddplaunch.toml)")),
+        ("[submit]\nnodes = true\n", ("nodes = True: expected a string",)),
+        ("[submit]\nnodes = 'two'\n", ("--nodes two: expected a number", "ddplaunch.toml)")),
         ("[submit]\nfollow = 1\n", ("follow = 1: expected true or false",)),
         ("[submit]\nsetup = [1]\n", ("setup = [1]: expected a list of strings",)),
         ("[submit]\nsbatch-arg = 'x'\n", ("--sbatch-arg x: expected an option of sbatch (", "ddplaunch.toml)")),
@@ -380,9 +389,9 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
         ("nodes =\n", ("ddplaunch.toml: TOML syntax error: Invalid value (at line 1",)),
     ],
 )
-def test_a_file_that_makes_no_sense(submit, tmp_path, text, said):
+def test_a_file_that_makes_no_sense(submit, tmp_path, text, expected):
     file = write_program(tmp_path, "config/ddplaunch.toml", text)
-    assert_refused(submit("--dry-run train.py"), str(file), *said)
+    assert_refused(submit("--dry-run train.py"), str(file), *expected)
 
 
 def test_a_project_without_a_word_of_us(dry, tmp_path):
@@ -391,40 +400,40 @@ def test_a_project_without_a_word_of_us(dry, tmp_path):
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-SOMEBODY = 54321
+OTHER_UID = 54321
 """A user that no machine has."""
 
 
 @AS_ROOT
-def test_a_file_of_somebody_else_is_not_read(submit, cluster, tmp_path):
-    """CVE-2022-24765 of git: whoever can write above a folder would run commands as its user."""
+def test_a_file_of_another_user_is_not_read(submit, cluster, tmp_path):
+    """CVE-2022-24765 of git: a user who can write above a folder would run commands as its user."""
     (tmp_path / "deep").mkdir()
     evil = write_program(
         tmp_path, "deep/pyproject.toml", '[tool.ddplaunch.submit]\nsetup = "touch /tmp/owned"\nnodes = 7\n'
     )
     write_program(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\npartition = "general"\n')
-    os.chown(evil, SOMEBODY, SOMEBODY)
+    os.chown(evil, OTHER_UID, OTHER_UID)
     done = submit("../train.py", cwd=tmp_path / "deep")
     assert done.returncode == 0, done.stderr
     assert "owned" not in cluster.read("script")
     assert "#SBATCH --partition=general\n" in cluster.read("script"), "the next above is read"
-    note = f"{evil} was not read: it belongs to user {SOMEBODY}, not to you; to read it: --config {evil}"
+    note = f"{evil} was not read: it belongs to user {OTHER_UID}, not to you; to read it: --config {evil}"
     assert f"ddplaunch: {note}\n" in done.stderr
     assert "#SBATCH --nodes=7\n" in submit(f"--dry-run --config {evil} ../train.py", cwd=tmp_path / "deep").stdout
 
 
 @AS_ROOT
-def test_a_link_of_somebody_else_chooses_no_file_of_ours(dry, tmp_path):
+def test_a_link_of_another_user_chooses_no_file_of_ours(dry, tmp_path):
     write_program(tmp_path, "other/pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
     (tmp_path / "pyproject.toml").symlink_to("other/pyproject.toml")
     assert "#SBATCH --nodes=7\n" in dry("train.py")[0]
-    os.lchown(tmp_path / "pyproject.toml", SOMEBODY, SOMEBODY)
+    os.lchown(tmp_path / "pyproject.toml", OTHER_UID, OTHER_UID)
     assert "#SBATCH --nodes=1\n" in dry("train.py")[0]
 
 
 @AS_ROOT
-def test_a_file_of_somebody_else_without_a_word_of_us_is_no_news(dry, tmp_path):
-    os.chown(write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), SOMEBODY, SOMEBODY)
+def test_a_file_of_another_user_without_our_table_is_not_reported(dry, tmp_path):
+    os.chown(write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), OTHER_UID, OTHER_UID)
     assert "not read" not in "\n".join(dry("train.py")[1])
 
 
@@ -456,11 +465,15 @@ def test_a_file_that_is_named(dry, submit, files, tmp_path):
     assert "account" not in script
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
-    for name, said in ("nosuch", "cannot read"), ("pipe", "is not a regular file"), ("large", "has more than 1 MiB"):
-        assert_refused(submit(f"--config {name} train.py"), said)
+    for name, expected in (
+        ("nosuch", "cannot read"),
+        ("pipe", "is not a regular file"),
+        ("large", "has more than 1 MiB"),
+    ):
+        assert_refused(submit(f"--config {name} train.py"), expected)
 
 
-def test_what_files_decide_is_said_when_a_job_is_submitted(submit, files):
+def test_what_files_decide_is_shown_when_a_job_is_submitted(submit, files):
     project, user = files
     done = submit("--nodes 2 train.py")
     assert done.returncode == 0, done.stderr
@@ -510,10 +523,10 @@ def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
         ).stdout
 
     printed = run("--dry-run")
-    said = run()
+    output = run()
     assert printed == (cluster.folder / "script").read_bytes()
     assert b'#SBATCH --chdir="' + folder in printed
-    assert folder + b"/slurm-77.out" in said
+    assert folder + b"/slurm-77.out" in output
 
 
 def test_an_array_and_a_cluster_of_many(submit, tmp_path):
@@ -543,7 +556,7 @@ def test_sbatch_refuses(submit, refusal, hint):
     done = submit("--partition x --follow train.py", env={"REFUSAL": refusal})
     assert done.returncode == 2
     lines = done.stderr.splitlines()[-3:]
-    assert lines[:2] == [refusal, "Error: sbatch rejected the job (exit code 1)"]
+    assert lines[:2] == [refusal, f"Error: sbatch {REJECTED} 1)"]
     assert hint in lines[2]
 
 
@@ -571,9 +584,9 @@ def test_followed_to_its_end(submit, cluster):
     done = submit("--follow --cpus-per-task 2 train.py")
     assert done.returncode == 3
     assert done.stdout == "one\ntwo\n\udcffthree\n"
-    said = [line.removeprefix("ddplaunch: job 77") for line in done.stderr.splitlines()]
-    assert said[0] == ": train.py on 1 node"
-    assert said[-6:] == [
+    lines = [line.removeprefix("ddplaunch: job 77") for line in done.stderr.splitlines()]
+    assert lines[0] == ": train.py on 1 node"
+    assert lines[-6:] == [
         " waits: Resources",
         " is running",
         " is completing",
@@ -597,29 +610,29 @@ def test_stderr_that_is_apart(submit, cluster, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "said"),
+    ("last", "code", "expected"),
     [
         ("say TIMEOUT TimeLimit 0:15", 143, "job 77 reached its time limit (exit code 143)"),
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm no longer knows job 77"),
     ],
 )
-def test_ends(submit, cluster, last, code, said):
+def test_ends(submit, cluster, last, code, expected):
     cluster.plays(last)
     done = submit("--follow train.py")
     assert done.returncode == code
-    assert said in done.stderr
+    assert expected in done.stderr
 
 
 def test_a_site_without_pyxis(submit, cluster):
     def srun(text):
         write_program(cluster.folder, "bin/srun", f"#!/bin/sh\n{text}\n").chmod(0o755)
 
-    said = "srun has no --container-image here"
+    expected = "srun has no --container-image here"
     srun("echo '  --cpu-bind=…  Bind tasks'")
-    assert said in submit("--container-image img train.py").stderr
-    assert said not in submit("train.py").stderr
+    assert expected in submit("--container-image img train.py").stderr
+    assert expected not in submit("train.py").stderr
     srun("echo '  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH'")
-    assert said not in submit("--container-image img train.py").stderr
+    assert expected not in submit("--container-image img train.py").stderr
 
 
 def test_a_reader_that_has_read_enough(cluster, tmp_path):

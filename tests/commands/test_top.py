@@ -1,4 +1,4 @@
-"""``ddplaunch top``: looking at a running job from another terminal, which it must not notice."""
+"""Tests of ``ddplaunch top``: a running job watched from another terminal, without slowing it."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.loop import EventLoop
 from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, write_program
 from tests.debugged import runtime_dir as runtime_dir
+from tests.diagnosis.clauses import NO_WAIT
 from tests.emulator import TerminalEmulator
 from tests.starts import LIGHT
 
@@ -60,7 +61,7 @@ def top(tmp_path, runtime_dir) -> Iterator[Top]:
 
 
 def name(job) -> str:
-    """What tells it from the jobs of other tests."""
+    """Its name, which no job of another test has."""
     return str(job.process.pid)
 
 
@@ -79,7 +80,7 @@ while time.monotonic() < until:
 
 
 def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
-    """Another command has the terminal, and Ctrl-C, until its person leaves it."""
+    """Another command has the terminal, and Ctrl-C, until the user leaves it."""
     write_program(tmp_path, "train.py", BUSY)
     mine = start_ddplaunch("run", "--debug", "--nproc", "2", *LIGHT, "train.py")
     mine.wait_for("up", 2)
@@ -90,12 +91,12 @@ def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path
     each.type("p until > 0\r")
     each.until("True")
     each.type("\x03")
-    each.until("Enter shows the ranks again")
+    each.until("Enter shows the ranks")
     each.type("\r")
     each.until(opened)
     each.type("p")
     each.until("TIME")
-    each.until("Enter shows the ranks again")
+    each.until("Enter shows the ranks")
     each.type("\rq")
     assert each.end() == 0
     mine.signal(signal.SIGTERM)
@@ -115,7 +116,7 @@ def test_a_look_and_away(job, top):
         assert re.fullmatch(rf" *{number} running +\d+ +\d+M +{pid} train.py:3 +up", each.rows[5 + number])
     each.type("q")
     assert each.end() == 0
-    assert each.given_back
+    assert each.is_restored
     assert each.rows[-1] == "0 .."
     assert each.raw.endswith(b"\n")
     assert mine.process.poll() is None
@@ -136,8 +137,8 @@ def test_keys(job, top):
 
     press("l1\r", "[1] up")
     press("l7\r", "ddplaunch: rank 7 has no output in memory on this node")
-    press("f", "ddplaunch: no rank has failed")
-    press("s", "no rank waits for another rank")
+    press("f", "no rank has failed")
+    press("s", NO_WAIT)
     press("?", "leave the view")
     each.type("\x1b[B\x1b[Bl\r")  # the second rank is chosen
     press("", "[1] up")
@@ -178,7 +179,7 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        each.until(f"suspended: continue it with fg in its terminal, or kill -CONT {mine.process.pid}")
+        each.until(f"kill -CONT {mine.process.pid}")
         assert re.match(r"suspended \d\d:\d\d", each.rows[1]), each.rows
         each.until(lambda each: sum(bool(re.match(r" +[01] stopped ", row)) for row in each.rows) == 2)
         each.type("?")
@@ -191,7 +192,7 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
     mine.signal(signal.SIGINT)
     assert each.end() == 0
     assert each.rows[-1] == "ddplaunch: suspended has ended, exit code 130"
-    assert each.given_back
+    assert each.is_restored
 
 
 def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
@@ -226,13 +227,13 @@ def test_signals_give_the_terminal_back(job, top, full):
         each.until(opened)
         if not full:
             each.type("z")
-            each.until(lambda each: each.framed)
+            each.until(lambda each: each.shows_frame)
         if number == signal.SIGINT:
             each.type("\x03")
         else:
             each.process.send_signal(number)
         assert each.end() == 128 + number
-        assert each.given_back
+        assert each.is_restored
         assert each.raw.count(b"\x1b[?1049h") == 1
     killed = top("signals")
     killed.until(opened)
@@ -285,12 +286,12 @@ def test_which_job(job, top, run_in_fork):
     each.until("first: train.py")
     each.type("q")
     assert each.end() == 0
-    assert each.given_back
+    assert each.is_restored
 
 
 @pytest.mark.slow
-def test_nobody_looking_costs_nothing(job, top):
-    """The launcher has the switches of a job that nobody looks at, once the viewer has gone."""
+def test_without_a_viewer_it_costs_nothing(job, top):
+    """The launcher has the switches of a job that is not watched, once the viewer has gone."""
     mine = job("idle", WAITS, 2, "--no-history")  # for which it looks itself
 
     def switches() -> int:

@@ -1,4 +1,4 @@
-"""What torch's profiler wrote, among our events: made files, as a rank's program may write there what it likes."""
+"""Tests of reading torch profiler's traces, with made-up files, among which are hostile ones."""
 
 import json
 
@@ -17,7 +17,7 @@ def test_threads_and_streams_are_tracks_of_the_rank(tmp_path):
     def named(what, pid, tid, args):
         return {"ph": "M", "name": what, "ts": 0.0, "pid": pid, "tid": tid, "args": args}
 
-    told = events(
+    output = events(
         tmp_path,
         {
             "baseTimeNanoseconds": 999_000_000_000,
@@ -34,15 +34,15 @@ def test_threads_and_streams_are_tracks_of_the_rank(tmp_path):
             ],
         },
     )
-    assert {each["pid"] for each in told} == {3}
-    threads = {each["tid"]: each["args"]["name"] for each in told if each["ph"] == "M"}
+    assert {each["pid"] for each in output} == {3}
+    threads = {each["tid"]: each["args"]["name"] for each in output if each["ph"] == "M"}
     assert sorted(threads.values()) == ["torch: CPU thread 4711 (python)", "torch: GPU 1 stream 7"]
-    slices = {each["name"]: (each["ts"], threads[each["tid"]]) for each in told if each["ph"] == "X"}
+    slices = {each["name"]: (each["ts"], threads[each["tid"]]) for each in output if each["ph"] == "X"}
     assert slices == {
         "aten::add": (500_000.5, "torch: CPU thread 4711 (python)"),
         "add_kernel": (500_003.0, "torch: GPU 1 stream 7"),
     }
-    assert [each["id"] for each in told if each["ph"] == "s"] == ["3.5"]
+    assert [each["id"] for each in output if each["ph"] == "s"] == ["3.5"]
 
 
 @pytest.mark.parametrize(

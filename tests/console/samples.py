@@ -1,4 +1,4 @@
-"""Records of runs that never were, for the page: as ``job/record.py`` has them."""
+"""Made-up records of runs for the HTML report, in the form of ``job/record.py``."""
 
 from ddplaunch.control.failure import FailureReport, RankFailure
 from ddplaunch.diagnosis.inspection import (
@@ -21,15 +21,17 @@ _LOOP = (Frame("train", "train.py", 88, True), Frame("<module>", "train.py", 120
 
 
 def verdict(rank: int, ranks: int, message: str, attempt: int) -> FailureReport:
-    """That of a rank that raised ``ValueError(message)``."""
-    said = f"ValueError: {message}"
-    traceback = f'Traceback (most recent call last):\n  File "train.py", line 88, in train\n    check(batch)\n{said}'
-    first = RankFailure(rank, rank, "n0", 4000 + rank, attempt, 1, None, said, traceback, BEGAN + 60, None)
+    """Return the failure report of a rank that raised ``ValueError(message)``."""
+    expected = f"ValueError: {message}"
+    traceback = (
+        f'Traceback (most recent call last):\n  File "train.py", line 88, in train\n    check(batch)\n{expected}'
+    )
+    first = RankFailure(rank, rank, "n0", 4000 + rank, attempt, 1, None, expected, traceback, BEGAN + 60, None)
     return FailureReport(first, (), (), ranks - 1, ranks)
 
 
 def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -> Inspection:
-    """All ranks but one wait in a collective."""
+    """Return an inspection in which all ranks but one wait in a collective."""
 
     def one(rank: int) -> RankInspection:
         entered = 4120 if rank == absent else 4121
@@ -53,7 +55,7 @@ def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -
 def record(
     ranks: int, attempts: int = 1, *, target: str = "train.py --lr 0.1", message: str = "no labels"
 ) -> RunRecord:
-    """A run whose attempts last a minute each, with 2 s between them; rank 2 fails in all of them."""
+    """Return the record of a run whose attempts last a minute, 2 s apart; rank 2 fails in each."""
     tries = []
     for number in range(attempts):
         began = BEGAN + 62 * number

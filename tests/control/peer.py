@@ -1,4 +1,4 @@
-"""One end of the control channel, played by a test: a node, or node 0, that says what no launcher of ours would."""
+"""One end of the control connection, played by a test: a node or node 0 that sends any message."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def make_node_spec(number: int, host: str = "evil", ranks: int = 1) -> dict[str,
 
 
 def make_assignment(number: int, nnodes: int = 2, world_size: int = 2) -> dict[str, Any]:
-    """Where a node of one rank stands among others of one rank."""
+    """Return the node assignment of a node of one rank among others of one rank."""
     return {"node_rank": number, "nnodes": nnodes, "first_rank": number, "world_size": world_size}
 
 
 def make_hello(number: int = 1, **changed: Any) -> dict[str, Any]:
-    """What a node says that fits to any job of two nodes here."""
+    """Return a hello that fits to any job of two nodes in these tests."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     body: dict[str, Any] = {
         "node_spec": make_node_spec(number), "nnodes": "2", "run_id": None, "target": "x.py", "fingerprint": None,
@@ -74,7 +74,7 @@ def make_hello(number: int = 1, **changed: Any) -> dict[str, Any]:
 
 
 def make_failure(rank: int = 1, **changed: Any) -> dict[str, Any]:
-    """A failure of a rank of that node."""
+    """Return the failure of a rank of that node."""
     body = {
         "rank": rank, "local_rank": 0, "host": "evil", "pid": 1, "attempt": 0, "exit_code": 3, "signal": None,
         "message": "ValueError: no", "traceback": None, "moment": 1e9, "hint": None,
@@ -83,7 +83,7 @@ def make_failure(rank: int = 1, **changed: Any) -> dict[str, Any]:
 
 
 def make_arrivals(rank: int = 1, **changed: Any) -> dict[str, Any]:
-    """When a rank of that node came to its last collectives."""
+    """Return the last collective arrivals of a rank of that node."""
     return {"rank": rank, "group": "0", "description": "", "number": 1, "began": 1e9, "gaps": [5], **changed}
 
 

@@ -1,4 +1,4 @@
-"""The clocks of two nodes: how far they are apart is told within the error that is stated, whatever happens to them."""
+"""Tests that clock offsets of two nodes are measured within the stated error, also under faults."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class World:
                 continue
             late = self.delays[number] + self._chance.expovariate(1 / self.jitter) if self.jitter else 0.0
             arrives = self.now + self.delays[number] + late
-            said = self.ends[number].peer.next_heartbeat()
-            heapq.heappush(self._events, (arrives, next(self._order), 1 - number, said))
+            heartbeat = self.ends[number].peer.next_heartbeat()
+            heapq.heappush(self._events, (arrives, next(self._order), 1 - number, heartbeat))
             heapq.heappush(self._events, (self.now + EVERY, next(self._order), number, None))
         self.now = until
 
@@ -107,7 +107,7 @@ def test_a_clock_that_is_set(which, step):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("seconds", [1.0, 5000.0])
 def test_a_machine_whose_clocks_stood_still(which, seconds):
-    """A virtual machine that was stopped and continued: what was heard before is of no use."""
+    """A virtual machine that was stopped and continued: what was received before is of no use."""
     for phase in range(20):
         world = World(0.5)
         world.go_on(60 + phase * EVERY / 20)
@@ -121,14 +121,14 @@ def test_a_machine_whose_clocks_stood_still(which, seconds):
     HeartbeatMessage(0.0), HeartbeatMessage(1e11, 1e11, 604800.0), HeartbeatMessage(5.0, 1.79e9, 0.0),
     HeartbeatMessage(5.0, 0.0, 1e-9), HeartbeatMessage(5.0, None, 3.0),
 ])  # fmt: skip
-def test_what_answers_nothing_tells_nothing(beat):
+def test_a_reply_without_a_time_is_ignored(beat):
     peer = PeerClock()
     peer.next_heartbeat()
     peer.on_heartbeat(beat)
     assert peer.best_offset() is UNKNOWN
 
 
-def test_an_answer_from_before_the_question_tells_nothing():
+def test_a_reply_from_before_the_request_is_ignored():
     peer = PeerClock()
     ours = peer.next_heartbeat()
     peer.on_heartbeat(HeartbeatMessage(5.0, ours.clock, 1.0))

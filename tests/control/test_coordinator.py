@@ -18,6 +18,8 @@ from ddplaunch.control.rules import JobConfig
 from ddplaunch.control.waiting import FIRST_NOTICE_S
 from ddplaunch.plan.share import NodeSpec
 
+LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
+
 
 class Timer:
     def __init__(self, due: float, callback: Callable[[], None]) -> None:
@@ -154,7 +156,7 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"nnodes": "3"}, "--nnodes differs: node 0 (n0) has 2, node 1 (n1) has 3"),
         ({"run_id": "x"}, "the run id differs: node 0 (n0) has none, node 1 (n1) has x"),
@@ -171,12 +173,12 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ),
     ],
 )
-def test_disagreement_ends_the_job_for_all_who_are_there(changed, said):
+def test_disagreement_ends_the_job_for_all_who_are_there(changed, expected):
     job = Job(min_nodes=2)
-    assert said in job.refusal(job.hello(1, **changed)).message
+    assert expected in job.refusal(job.hello(1, **changed)).message
     outcome = job.outcome(0).outcome
     assert outcome.code == 2
-    assert said in outcome.usage_error[0]
+    assert expected in outcome.usage_error[0]
 
 
 def test_mismatched_versions_can_be_allowed():
@@ -189,7 +191,7 @@ def test_mismatched_versions_can_be_allowed():
     ]
 
 
-def test_gpus_of_different_models_are_said():
+def test_gpus_of_different_models_are_noted():
     job = Job(min_nodes=2)
     job.coordinator = Coordinator(
         job.rules,
@@ -208,7 +210,7 @@ def test_gpus_of_different_models_are_said():
     )
 
 
-def test_the_first_failure_stops_all_and_is_told_to_all():
+def test_the_first_failure_stops_all_and_is_sent_to_all():
     job = joined(1)
     failure = job.fail(1, 2)
     assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 2
@@ -220,7 +222,7 @@ def test_the_first_failure_stops_all_and_is_told_to_all():
     assert (outcomes[0].verdict.first.rank, outcomes[0].verdict.stopped) == (2, 3)
 
 
-def test_a_failure_is_told_at_once_when_ranks_take_their_time_to_stop():
+def test_a_failure_is_reported_at_once_when_ranks_stop_slowly():
     job = joined(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
     job.wait(EARLY_REPORT_DELAY_S)
@@ -328,7 +330,7 @@ def test_a_node_that_has_done_its_work_may_go():
     assert job.outcome(0).outcome.code == 0
 
 
-def test_who_finishes_early_hears_whom_he_waits_for():
+def test_a_node_that_finishes_early_gets_a_note_about_the_others():
     job = joined(1, 2)
     job.send(1, messages.RanksFinished(0))
     job.drain(1)
@@ -411,7 +413,7 @@ def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
     job.wait(0)
     assert [share.node_rank for share in job.take(messages.StartAttempt)[0].node_specs] == [0, 2]
     job.join(1)
-    assert "it takes part when the ranks start next" in job.take(messages.NoteMessage, 1)[-1].text
+    assert "has joined; it takes part when the ranks start next" in job.take(messages.NoteMessage, 1)[-1].text
     job.drain(2, job.fail(2, 2, attempt=1), attempt=1)
     job.drain(0, attempt=1)
     job.wait(0)
@@ -481,7 +483,7 @@ def test_growing_stops_the_ranks_to_take_a_node_in():
     assert job.take(messages.StartAttempt, 1)[0].assignment.nnodes == 2
 
 
-def test_a_stranger_to_a_running_job_does_it_no_harm():
+def test_a_node_of_another_job_does_not_disturb_a_running_job():
     job = joined(1)
     assert job.refusal(job.hello(1))
     assert job.refusal(job.hello(1, max_restarts=9))
@@ -513,7 +515,7 @@ def test_a_node_that_comes_again_gets_the_rank_that_it_had():
 def test_one_more_than_an_elastic_job_has_places_for():
     job = joined(1, min_nodes=1, max_nodes=2)
     assert job.refusal(job.hello(1, has_node_rank=False)).message == "all 2 nodes of the job have joined already"
-    assert job.refusal(job.hello(2)).message == "node rank 2 is out of range: 0 to 1"
+    assert job.refusal(job.hello(2)).message.startswith("node rank 2 is out of range")
 
 
 def test_a_warning_reaches_all_nodes_once():
@@ -533,7 +535,7 @@ def test_a_warning_reaches_all_nodes_once():
     assert {end.outcome.code for end in job.take(messages.EndJob)} == {75}
 
 
-def test_after_a_warning_a_failure_stops_nobody_until_the_grace_is_over():
+def test_after_a_preemption_notice_a_failure_stops_no_rank_until_the_grace_is_over():
     job = joined(1, max_restarts=3, preempt_grace=20)
     job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
     failure = job.fail(1, 3)
@@ -633,7 +635,8 @@ def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
     assert job.outcome(0).outcome.code == 130
     assert job.outcome(2).outcome.code == 130
     (note,) = [note.text for note in job.take(messages.NoteMessage, 0) if "lost" in note.text]
-    assert note == "node 1 (n1) was lost: it did not report the end of its ranks within 37 s"
+    assert note.startswith("node 1 (n1) was lost: ")
+    assert "37 s" in note
 
 
 def test_one_that_never_says_so_after_all_have_done_their_work():
@@ -658,7 +661,7 @@ def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
     assert not job.take(messages.EndJob)
 
 
-def test_a_third_ctrl_c_waits_for_nobody():
+def test_a_third_ctrl_c_does_not_wait():
     job = joined(1)
     job.send(0, messages.StopRequested(signal.SIGINT))
     job.send(0, messages.StopRequested(signal.SIGINT, again=True))
@@ -704,7 +707,7 @@ def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
     assert job.outcome(1).outcome.usage_error == (left_out, "remove something")
     job.take(messages.CheckNode)
     job.join(1)
-    assert not job.take(messages.CheckNode), "it is asked when the ranks start next"
+    assert not job.take(messages.CheckNode), "it is asked at the next start"
 
 
 def test_too_few_have_what_their_ranks_need():
@@ -823,7 +826,7 @@ def test_sigterm_takes_one_node_out_of_an_elastic_job():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
     job.take(messages.StartAttempt)
     terminate(job, 1)
-    assert notes_of(job) == ["SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"]
+    assert notes_of(job) == [LEAVES]
     assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 3
     job.drain(1, job.fail(1, 2, exit_code=None, signal=signal.SIGTERM))
     assert job.outcome(1).outcome.code == 143, "it need not wait for the others"
@@ -836,7 +839,7 @@ def test_sigterm_takes_one_node_out_of_an_elastic_job():
     starts = job.take(messages.StartAttempt)
     assert [(start.attempt, start.assignment.nnodes) for start in starts] == [(1, 2), (1, 2)]
     job.join(1)
-    assert "it takes part when the ranks start next" in notes_of(job)[-1]
+    assert "it takes part" in notes_of(job)[-1]
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
     assert (job.disconnected, job.take(messages.StopAttempt)) == ([1], [])

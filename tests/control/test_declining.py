@@ -1,4 +1,4 @@
-"""A node that is refused before it can join: where something started all nodes together, it ends the job for all."""
+"""Tests that a node which is refused before it joins ends the job where all nodes were started together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def step(start_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("bad", "words", "said"),
+    ("bad", "words", "expected"),
     [
         (0, ("--nproc", "gpu"), "--nproc gpu"),
         (1, ("--gpus", "7"), "--gpus 7"),
@@ -52,16 +52,16 @@ def step(start_ddplaunch, tmp_path):
         (1, ("--log-dir", "hello.py/logs"), "--log-dir hello.py/logs: Not a directory"),
     ],
 )
-def test_its_reason_ends_the_job(step, bad, words, said):
+def test_its_reason_ends_the_job(step, bad, words, expected):
     jobs = []
     for rank in (0, 1):
         own = words if rank == bad else ("--nproc", "1")
         target = {"target": own[0]} if own == ("missing.py",) else {}
         jobs.append(step(slurm(rank), *(() if target else own), **target))
     assert [job.wait(20) for job in jobs] == [2, 2], jobs[0].stderr() + jobs[1].stderr()
-    assert f"Error: node {bad} ({HOST}): {said}" in jobs[1 - bad].stderr()
+    assert f"Error: node {bad} ({HOST}): {expected}" in jobs[1 - bad].stderr()
     late = "--log-dir" in words and bad == 1  # it makes its folder when it has joined, and leaves the word to node 0
-    assert late or f"Error: {said}" in jobs[bad].stderr()
+    assert late or f"Error: {expected}" in jobs[bad].stderr()
     for rank, job in enumerate(jobs):
         assert "Traceback" not in job.stderr()
         assert job.stdout() == "" or (late and rank == 0), "a rank there may have begun meanwhile"
@@ -88,7 +88,7 @@ def test_the_reason_is_shown_at_once_and_ctrl_c_ends_the_wait(step):
 
 
 def test_the_token_is_asked_for_here_too(step):
-    """Whoever reaches the port could end the job else."""
+    """Otherwise any program that reaches the port could end the job."""
     zero = step(slurm(0), "--nproc", "1", "--token", "right")
     stranger = step(slurm(1), "--gpus", "7", "--token", "wrong")
     assert stranger.wait(20) == 2

@@ -1,4 +1,4 @@
-"""Over several nodes: what came first is the headline, also where the launcher's own processes are in trouble."""
+"""Tests that the report of a job of several nodes names the first cause, also if a launcher fails."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_zygote_that_stands_still_while_a_rank_elsewhere_fails(jobs, tmp_path)
 
 @pytest.mark.ci
 def test_a_rank_that_fails_while_its_own_zygote_stands_still(jobs, tmp_path):
-    """Nobody tells of its end, but what it raised is on record."""
+    """Its end is not reported, but what it raised is on record."""
     both = jobs(first=0, stops=True)
     (tmp_path / "go").touch()
     assert_the_cause(both, os.uname().nodename)

@@ -1,4 +1,4 @@
-"""Silence: a peer that has died is found out, and time that we did not have ourselves is held against nobody."""
+"""Tests of heartbeats: a lost peer is found, and time that the launcher itself did not run does not count."""
 
 from __future__ import annotations
 

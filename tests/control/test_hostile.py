@@ -1,4 +1,4 @@
-"""What is well formed and cannot be: said by a node that joined, or by what answers as node 0. It is lost, no more."""
+"""Tests of well-formed messages with impossible content, from a node or from a false node 0."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def assert_clean(text: str) -> None:
     assert escape_control_chars(text) == text
 
 
-def as_said(op: str, body: dict, accepted) -> object:
-    """A message as it is read on arrival."""
+def decode_message(op: str, body: dict, accepted) -> object:
+    """Decode a message as on arrival."""
     return decode(json.dumps({"op": op, "body": body}).encode(), accepted)
 
 
@@ -111,11 +111,13 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_a_node_cannot_mean_is_garbled(op, body):
+def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
     """On arrival, or where it is compared with how the job stands."""
     job = joined(1)
     with pytest.raises(ProtocolError):
-        job.send(1, as_said(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, FROM_NODE))
+        job.send(
+            1, decode_message(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, FROM_NODE)
+        )
 
 
 def test_a_warning_by_a_signal_without_a_name(started):
@@ -145,7 +147,7 @@ def test_so_many_and_so_long_texts_are_not_kept(started):
     assert launcher.wait(20) == 130
 
 
-def test_a_node_that_beats_and_never_ends_is_waited_for_no_longer_than_somebody_wants_to(started):
+def test_a_node_with_heartbeats_that_never_ends_is_waited_for_until_ctrl_c(started):
     launcher, peer = started("--grace", "60")
     for times in (1, 2):
         launcher.signal(signal.SIGINT)
@@ -164,10 +166,10 @@ EVIL = "\x1b[2J\x1b]0;mine\x07\r\u202e\x85ddplaunch: all is well\nddplaunch: ran
 
 def test_what_is_printed_of_a_rank_elsewhere_is_harmless(started):
     launcher, peer = started()
-    said = make_failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
-    peer.send("FailureReported", attempt=0, failure=said, clock=1e9)
+    evil_failure = make_failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
+    peer.send("FailureReported", attempt=0, failure=evil_failure, clock=1e9)
     assert peer.receive("StopAttempt")
-    peer.send("AttemptReport", attempt=0, failures=[said], stopped=0, clock=1e9)
+    peer.send("AttemptReport", attempt=0, failures=[evil_failure], stopped=0, clock=1e9)
     assert launcher.wait(20) == 3
     shown = launcher.stderr()
     assert_clean(shown)
@@ -246,9 +248,9 @@ def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
         ("EndJob", {"outcome": {"code": 0, "usage_error": ["no", None]}}),
     ],
 )
-def test_what_node_zero_cannot_mean_is_garbled(op, body):
+def test_an_impossible_message_of_node_0_is_a_protocol_error(op, body):
     with pytest.raises(ProtocolError):
-        as_said(op, body, FROM_NODE_ZERO)
+        decode_message(op, body, FROM_NODE_ZERO)
 
 
 def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):

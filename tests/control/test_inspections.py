@@ -1,4 +1,4 @@
-"""When node 0 looks at all ranks before they are stopped, and what follows on that."""
+"""Tests of when node 0 inspects all ranks before it stops them, and what follows."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_loss_that_ends_the_look_is_judged_with_it(job):
     assert "node 1 (n1) was lost" in outcome.remark
 
 
-def test_whoever_asks_is_answered(job):
+def test_each_request_gets_a_reply(job):
     job.send(1, InspectRequest(7, Detail.STATE, 3.0))
     serial = asked(job)[0][1].serial
     for number in (0, 1):
@@ -134,7 +134,7 @@ def test_whoever_asks_is_answered(job):
     assert [rank.rank for rank in answer.inspection.ranks] == [0, 2]
 
 
-def test_what_a_node_says_of_ranks_of_another_is_garbled(job):
+def test_a_report_about_ranks_of_another_node_is_a_protocol_error(job):
     job.fail(0, 0)
     with pytest.raises(ProtocolError):
         job.send(1, found(asked(job)[0][1].serial, 0))

@@ -1,4 +1,4 @@
-"""What the kernel allows on node 0 of a job of many nodes: said where it is too little, and only there."""
+"""Tests of warnings about kernel limits on node 0 of a job of many nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings(folder: Path, **changed: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({}, []),
         ({"somaxconn": 128}, [f"net.core.somaxconn: 128, {NEED}"]),
@@ -42,11 +42,11 @@ def settings(folder: Path, **changed: int) -> str:
         ),
     ],
 )
-def test_what_is_too_low(tmp_path, monkeypatch, changed, said):
+def test_what_is_too_low(tmp_path, monkeypatch, changed, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (9999, 9999))
     text = find_low_limits(2000, settings(tmp_path, **changed))
     lines = (text or "").splitlines()[1:]
-    assert [line.strip().startswith(each) for line, each in zip(lines, said, strict=True)] == [True] * len(said)
+    assert [line.strip().startswith(each) for line, each in zip(lines, expected, strict=True)] == [True] * len(expected)
     assert find_low_limits(999, str(tmp_path)) is None
 
 
@@ -63,12 +63,12 @@ def test_a_kernel_that_says_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(find_low_limits(60_000) is None, reason="this kernel's limits are high enough for 60,000 nodes")
-def test_people_read_it_before_the_nodes_join(start_ddplaunch, tmp_path):
+def test_it_is_printed_before_the_nodes_join(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "")
     where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank", "0", "--nproc", "1")
     job = start_ddplaunch("run", *LIGHT, "--nnodes", "60000", *where, "train.py")
     wait_until(lambda: "1/60000 nodes joined" in job.stderr(), "the wait")
-    said = job.stderr()
-    assert said.index("node 0 serves 60,000 nodes; raise on this machine") < said.index("1/60000 nodes joined")
+    output = job.stderr()
+    assert output.index("node 0 serves 60,000 nodes; raise on this machine") < output.index("1/60000 nodes joined")
     job.signal(signal.SIGINT)
     assert job.wait() == 130

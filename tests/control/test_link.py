@@ -1,4 +1,4 @@
-"""A node's way to the others: what it is answered."""
+"""Tests of a node's control link and the answers to its requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.job.samples import plan
 
 
 def test_an_answer_never_comes_within_the_question():
-    loop, heard = EventLoop(), []
-    link = make_link(loop, plan(ranks=1), JobConfig(), heard.append)
+    loop, received = EventLoop(), []
+    link = make_link(loop, plan(ranks=1), JobConfig(), received.append)
 
     def answered() -> list[type]:
-        assert not heard
-        while not heard:
+        assert not received
+        while not received:
             loop.run_once()
-        kinds = [type(message) for message in heard]
-        heard.clear()
+        kinds = [type(message) for message in received]
+        received.clear()
         return kinds
 
     link.start()

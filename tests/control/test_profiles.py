@@ -1,4 +1,4 @@
-"""How node 0 brings the profiles of all ranks to the node that asked."""
+"""Tests of how node 0 collects the profiles of all ranks for the node that requested them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_node_that_is_late_is_named_and_one_that_is_lost_is_not_waited_for(job
     assert answers(job, 0)[-1] == ProfileReply(8, is_last=True)
 
 
-def test_ranks_of_others_and_contradictions_are_garbled(job):
+def test_ranks_of_others_and_contradictions_are_protocol_errors(job):
     with pytest.raises(ProtocolError):
         job.send(1, ProfileReply(serial(job), RankProfile(0, "n0")))
     with pytest.raises(ValueError, match="contradicts"):

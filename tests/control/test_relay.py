@@ -1,4 +1,4 @@
-"""A signal that comes to several nodes at once is one signal for their ranks."""
+"""Tests that a signal which comes to several nodes at once reaches each rank once."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def test_one_that_came_to_the_ranks_by_itself_is_not_passed_on_once():
     assert not direct.consume(USR1)
 
 
-def test_the_zygote_hears_those_that_are_for_ranks():
+def test_the_zygote_gets_those_that_are_for_ranks():
     assert zygote.FORWARDED_SIGNALS == FORWARDED_SIGNALS

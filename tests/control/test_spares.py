@@ -1,4 +1,4 @@
-"""--spares: more nodes join than run, and one of them takes the place of each that is lost or fails."""
+"""Tests of ``--spares``: more nodes join than run, and one replaces each node that is lost or fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import signal
 import pytest
 
 from ddplaunch.control import messages
-from tests.control.test_coordinator import Job
+from tests.control.test_coordinator import LEAVES, Job
+
+JOINED = "has joined as a spare"
 
 
 def started(job: Job) -> list[int]:
@@ -65,7 +67,7 @@ def test_a_job_starts_without_the_spares_that_do_not_come():
     job.wait(2)
     assert started(job) == [0, 1]
     job.join(3)
-    assert notes(job)[-1] == "node 3 (n3) has joined as a spare"
+    assert notes(job)[-1] == f"node 3 (n3) {JOINED}"
     lose(job, 1, 0)
     assert started(job) == [0, 3]
 
@@ -136,7 +138,7 @@ def test_a_machine_that_was_lost_twice_gets_no_ranks_when_it_joins_again():
     lose(job, 1, 0)
     assert started(job) == [0, 2]
     job.join(1)
-    assert notes(job)[-1] == "node 1 (n1) has joined as a spare"
+    assert notes(job)[-1] == f"node 1 (n1) {JOINED}"
     lose(job, 2, 0, attempt=1)
     assert started(job) == [0, 1]
     lose(job, 1, 0, attempt=2)
@@ -145,7 +147,7 @@ def test_a_machine_that_was_lost_twice_gets_no_ranks_when_it_joins_again():
     assert notes(job)[-1] == "node 1 (n1) has joined but is excluded: it failed 2 times"
 
 
-def test_a_failure_on_node_0_replaces_nobody():
+def test_a_failure_on_node_0_replaces_no_node():
     job = spared(2, 1, max_restarts=1)
     fail(job, 0, 0, 1)
     assert started(job) == [0, 1]
@@ -242,7 +244,7 @@ def test_sigterm_on_a_spare_and_on_a_node_with_one():
     job.drain(1)
     lose(job, 1, 0)
     assert notes(job) == [
-        "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it",
+        LEAVES,
         "going on with 2 nodes: node 0 (n0), node 2 (n2)",
         "node 2 (n2) takes the place of node 1 (n1)",
     ]

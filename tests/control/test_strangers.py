@@ -1,4 +1,4 @@
-"""Who knocks at the control port and must leave: soon gone, and never in the way of the job's own."""
+"""Tests of connections to the control port that do not belong to the job: they are closed soon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def held(launcher) -> int:
 
 
 def refused(job, count: int, body) -> list[FakePeer]:
-    """Connections that are told to leave, and stay."""
+    """Connections that are asked to close, and stay open."""
     peers = [FakePeer(job.call()) for _ in range(count)]
     for peer in peers:
         peer.send("NodeHello", body)
@@ -90,7 +90,7 @@ def test_ranks_find_descriptors_however_many_strangers_there_are(start_ddplaunch
 
 
 def _gone(sock) -> bool:
-    """Whether the other side has closed; what it said first is read."""
+    """Whether the other side has closed; its last message is read first."""
     sock.setblocking(False)
     try:
         while sock.recv(4096):

@@ -1,4 +1,4 @@
-"""Time limits, as the coordinator of a job without processes keeps them."""
+"""Tests of the coordinator's time limits, without processes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Waiting:
         self.quiet: float | None = None  # seconds since a rank printed; None: as long as they wait
 
     def suspect(self, seconds: float) -> list[str]:
-        """A node's word after this much silence, at another collective than before; return what was said."""
+        """A node's word after this much silence, at another collective than before; return the notes."""
         self.steps += 1
         self.job.wait(STALL_CHECK_INTERVAL_S)
         self.job.send(0, messages.StallSuspected(0))
@@ -147,11 +147,11 @@ class Waiting:
             self.job.send(0, messages.InspectReply(question.serial, Inspection(0.0, tuple(ranks), 2)))
 
 
-def test_ranks_that_wait_are_told_of_soon():
+def test_ranks_that_wait_are_reported_soon():
     waiting = Waiting()
-    (said,) = waiting.suspect(24.0)
-    assert said.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
-    assert "look closer with `ddplaunch stacks id`" in said
+    (found,) = waiting.suspect(24.0)
+    assert found.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
+    assert "`ddplaunch stacks id`" in found
     waiting.steps -= 1
     assert not waiting.suspect(300.0), "once"
 
@@ -163,8 +163,8 @@ def test_the_bar_is_ten_times_the_usual_gap():
     waiting.job.wait(25.9)
     assert not waiting.job.take(messages.InspectRequest)
     waiting.job.wait(0.1)
-    (said,) = waiting.answer(50.0)
-    assert said.startswith("no progress for 50s: ")
+    (found,) = waiting.answer(50.0)
+    assert found.startswith("no progress for 50s: ")
 
 
 def test_a_wait_that_ended_by_itself_raises_the_bar_of_its_place():
@@ -186,7 +186,7 @@ def test_it_is_a_note_where_a_stall_timeout_ends_the_job():
     assert waiting.job.take(messages.StopAttempt)
 
 
-def test_all_hear_that_the_job_stands_still_and_that_it_goes_on():
+def test_all_nodes_are_notified_of_a_stall_and_of_its_end():
     """Once each: no node knows what the ranks of others do."""
     waiting = Waiting()
     waiting.job.send(0, messages.ProgressResumed(0))
@@ -218,8 +218,8 @@ def test_a_long_wait_is_announced_although_a_rank_prints():
     assert not waiting.suspect(299.0)
     assert not waiting.suspect(400.0)
     waiting.job.wait(200.0)
-    (said,) = waiting.answer(600.0)
-    assert said.startswith("no progress for 10m00s: rank 0 waits in all_reduce #6 of default_pg")
+    (found,) = waiting.answer(600.0)
+    assert found.startswith("no progress for 10m00s: rank 0 waits in all_reduce #6 of default_pg")
     assert not waiting.job.take(messages.StopAttempt)
 
 

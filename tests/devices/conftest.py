@@ -1,4 +1,4 @@
-"""What the tests of the readers share: made trees of kernel files, and the fake NVML."""
+"""Fixtures for tests of device readers: made-up trees of kernel files, and the fake NVML."""
 
 from __future__ import annotations
 

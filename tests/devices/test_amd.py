@@ -1,4 +1,4 @@
-"""The AMD reader over made trees of KFD and amdgpu files."""
+"""Tests of the AMD reader, with made-up trees of KFD and amdgpu files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Apple reader; off a Mac the system is made up."""
+"""Tests of the Apple reader, with a made-up system where this is not a Mac."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processors, from made trees and from this machine."""
+"""Tests of the CPU reader, with made-up trees and on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ddplaunch devices`` as a user meets it: the real command in a process of its own, over a fake NVML."""
+"""Tests of the real ``ddplaunch devices``, with a fake NVML."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_mig_instances_have_lines_of_their_own(say: Answer, fake_nvml: FakeNvml)
 def test_a_lost_gpu(say: Answer, fake_nvml: FakeNvml) -> None:
     text = say(fake_nvml.environ(4, lost=1))
     assert [line.split()[1] for line in lines_of(text, "gpu ")] == ["0", "2", "3"]
-    assert "note: NVIDIA GPU 1 could not be read and is left out: GPU is lost.\n" in text
+    assert "note: NVIDIA GPU 1 could not be read" in text
 
 
 @pytest.mark.parametrize(("error", "notes"), [(0, 0), (DRIVER_NOT_LOADED, 1)])
@@ -184,7 +184,7 @@ def test_table_fits_its_terminal(fake_nvml: FakeNvml, tmp_path: Path, columns: i
 def test_table_without_gpus_and_with_a_note(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     environ = fake_nvml.environ(1, init_error=DRIVER_NOT_LOADED)
     text = COLOUR.sub("", run_in_terminal(ddplaunch_command("devices"), tmp_path, environ))
-    assert "No GPU found: a job runs on the CPUs." in text
+    assert "No GPU found: " in text
     assert "\n! The NVIDIA driver did not list its GPUs: Driver Not Loaded;" in text
 
 

@@ -1,4 +1,4 @@
-"""The Intel reader over made trees of i915 and xe files."""
+"""Tests of the Intel reader, with made-up trees of i915 and xe files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new vendor's GPU is a file with its reader and variables, and its place in the table: nothing else."""
+"""Tests that a new GPU vendor needs a file with its reader and variables, and a line in the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NUMA nodes from made trees, and the kernel's lists of CPUs."""
+"""Tests of NUMA nodes, with made-up trees, and of the kernel's CPU lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The NVIDIA reader against a fake NVML, in processes of their own."""
+"""Tests of the NVIDIA reader, with a fake NVML, in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes and GPUs use while a job runs, and a driver that never answers."""
+"""Tests of the usage of processes and GPUs while a job runs, and of a driver that does not answer."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ class Asked:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         self.loop = EventLoop()
-        self.heard = 0
-        self.watch = GpuUsageQuery(self.loop, self._hear)
+        self.replies = 0
+        self.watch = GpuUsageQuery(self.loop, self._on_reply)
 
-    def _hear(self) -> None:
-        self.heard += 1
+    def _on_reply(self) -> None:
+        self.replies += 1
 
     def ask(self):
         """What it knows once the question is answered, or given up."""
-        before = self.heard
+        before = self.replies
         self.watch.query()
         ends = self.loop.call_later(scaled_timeout(30), lambda: pytest.fail("no answer"))
-        while self.heard == before:
+        while self.replies == before:
             self.loop.run_once()
         ends.cancel()
         return self.watch.usage
@@ -101,7 +101,7 @@ def test_no_gpu_is_asked_for_once(fake_nvml: FakeNvml, monkeypatch, trouble):
 
 
 def test_a_wedged_driver(fake_nvml: FakeNvml, monkeypatch, tmp_path):
-    """The child is killed, and nobody asks again; the loop goes on meanwhile."""
+    """The child is killed, and not asked again; the loop goes on meanwhile."""
     monkeypatch.setattr(gpu_usage, "QUERY_TIMEOUT_S", 0.3)
     asked = Asked(monkeypatch, {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(tmp_path / "wedged")})
     assert asked.ask()[0].busy == 0

@@ -1,4 +1,4 @@
-"""Which GPUs a job sees: every form of the vendors' variables and of --gpus, over made-up hardware."""
+"""Tests of which GPUs a job uses: every form of the vendors' variables and of --gpus, with made-up hardware."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ddplaunch.devices.vendor import VisibleGpus
 from ddplaunch.devices.visible import single_device_environments, visible_gpus
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.hardware import Cpu, Gpu, Hardware, MigInstance, NumaNode
+
+NO_SUCH_GPU = "this machine has no GPU"
 
 CPU = Cpu(name=None, logical=2, physical=2, allowed=(0, 1), numa=(NumaNode(0, (0, 1)),))
 
@@ -57,7 +59,7 @@ def cuda(mask: str | None, gpus: Sequence[Gpu] | None = None, **environ: str) ->
 # CUDA_VISIBLE_DEVICES
 
 
-def test_all_gpus_where_nothing_is_said() -> None:
+def test_all_gpus_by_default() -> None:
     visible = cuda(None)
     assert tokens(visible) == list(UUIDS)
     assert visible.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
@@ -261,7 +263,7 @@ def test_nvidia_comes_before_the_integrated_graphics_of_an_amd_processor() -> No
     ],
 )
 def test_gpus_flag(wanted: str, seen: list[int], mask: str) -> None:
-    """Programs read integers in the variable, so UUIDs are there only where somebody typed one."""
+    """Programs read integers in the variable, so UUIDs are there only where a user typed one."""
     visible = visible_gpus(machine(nvidia()), wanted, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert indices(visible) == seen
     order = {} if mask.startswith("GPU-") else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -311,10 +313,10 @@ def test_gpus_flag_with_mig() -> None:
         ("0,1,0", "--gpus 0,1,0: 0 is named twice", "name each GPU once"),
         ("0,GPU-8932f9", "--gpus 0,GPU-8932f9: GPU-8932f9 is named twice", "name each GPU once"),
         ("GPU-8932", "--gpus GPU-8932: GPU-8932 matches 2 UUIDs", "give more of the UUID"),
-        ("GPU-ffff", "--gpus GPU-ffff: this machine has no GPU GPU-ffff", "give indices, "),
-        ("0-3", "--gpus 0-3: this machine has no GPU 0-3", "give indices, "),
-        ("-1", "--gpus -1: this machine has no GPU -1", "give indices, "),
-        ("MIG-1", "--gpus MIG-1: this machine has no GPU MIG-1", "give indices, "),
+        ("GPU-ffff", f"--gpus GPU-ffff: {NO_SUCH_GPU} GPU-ffff", "give indices, "),
+        ("0-3", f"--gpus 0-3: {NO_SUCH_GPU} 0-3", "give indices, "),
+        ("-1", f"--gpus -1: {NO_SUCH_GPU} -1", "give indices, "),
+        ("MIG-1", f"--gpus MIG-1: {NO_SUCH_GPU} MIG-1", "give indices, "),
         ("0,,1", "--gpus 0,,1: an entry is empty", "give indices, "),
         ("", "--gpus names no GPU", "give indices, "),
     ],
@@ -328,7 +330,7 @@ def test_gpus_flag_that_makes_no_sense(wanted: str, message: str, hint: str) -> 
 
 
 @pytest.mark.parametrize(("count", "have"), [(1, "1 GPU, 0"), (2, "2 GPUs, 0 and 1")])
-def test_small_machines_are_counted_as_people_do(count: int, have: str) -> None:
+def test_small_machines_are_counted_in_users_units(count: int, have: str) -> None:
     with pytest.raises(UsageError, match=f"this machine has {have}$"):
         visible_gpus(machine(nvidia(count)), "7", {})
 

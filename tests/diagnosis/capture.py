@@ -1,4 +1,4 @@
-"""Runs each hang of ``programs/train.py`` and keeps what its ranks were doing in ``samples``.
+"""Runs each hang of ``programs/train.py`` and writes the inspections of its ranks to ``samples``.
 
 Type ``python -m tests.diagnosis.capture [HANG …]``, on a quiet machine, after a change of a hang or for another torch.
 Paths of this machine do not stay in the samples.

@@ -1,4 +1,4 @@
-"""Inspections of real hangs, from what ``capture.py`` has kept of them."""
+"""Reads the inspections of real hangs that ``capture.py`` has written."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
 
 def cheap_inspection(kind: str, version: str = NEWEST) -> Inspection:
-    """A hang as the two cheap readings show it: stacks and numbers."""
+    """Return a hang as a cheap inspection shows it: stacks and group progress."""
     sample = _sample(kind, version)
     return Inspection(1_800_000_000.0, tuple(_rank(rank, each) for rank, each in enumerate(sample)), 3)
 
@@ -41,7 +41,7 @@ def with_collectives(inspection: Inspection, kind: str, version: str = NEWEST) -
 
 
 def with_rank_changed(inspection: Inspection, number: int, **fields: Any) -> Inspection:
-    """The same with other facts of one rank."""
+    """Return an inspection with other facts of one rank."""
     ranks = (replace(rank, **fields) if rank.rank == number else rank for rank in inspection.ranks)
     return replace(inspection, ranks=tuple(ranks))
 

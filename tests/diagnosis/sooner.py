@@ -17,7 +17,7 @@ from tests.diagnosis.capture import HANGS, KINDS
 from tests.diagnosis.test_waits import EXPECTED
 
 ASIDE = {"gil": "native code that holds the GIL for 8 s is over by then", "ran_longer": "two ranks have ended: 30 s"}
-PATIENCE = 90.0  # seconds
+JOB_TIMEOUT_S = 90.0  # seconds
 BEGIN = "def begin(folder, rank):\n    print('begins', flush=True)\n"
 
 
@@ -27,7 +27,7 @@ def measure_detection_delay(kind: str) -> tuple[float | None, bool, str]:
         for name in ("train.py", "data.py"):
             shutil.copy(HANGS / name, folder)
         (Path(folder) / "asking.py").write_text(BEGIN)
-        words = ddplaunch_command("run", "--nproc", "3", "--timeout", f"{PATIENCE:g}", "train.py", kind, folder)
+        words = ddplaunch_command("run", "--nproc", "3", "--timeout", f"{JOB_TIMEOUT_S:g}", "train.py", kind, folder)
         with subprocess.Popen(
             words, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as job:

@@ -1,4 +1,4 @@
-"""What torch's flight recorder writes, whole, of other backends, and broken."""
+"""Tests of reading torch's flight recorder: complete, of other backends, and damaged."""
 
 import json
 import random
@@ -79,7 +79,7 @@ def test_a_send_is_in_torchs_count_and_not_in_the_number():
     assert (last.number, last.alone) == (5, False)
 
 
-def test_nccl_has_entries_for_sends_and_tells_what_completed():
+def test_nccl_has_entries_for_sends_and_shows_what_completed():
     dump = entries(
         {"profiling_name": "nccl:all_reduce", "state": "completed"},
         {"profiling_name": "nccl:send 0->1", "is_p2p": True, "op_id": 6, "p2p_seq_id": 1},
@@ -106,7 +106,7 @@ def test_tensors_in_the_words_of_python(types, sizes, expected):
     assert last.tensors == expected
 
 
-def test_groups_that_a_real_torch_tells():
+def test_groups_of_a_real_torch():
     rank = full_inspection("subgroup").ranks[0]
     assert [(each.group, each.description) for each in rank.known] == [("0", "default_pg"), ("1", "pair")]
     assert [(each.group, each.enqueued) for each in rank.groups] == [("0", 4), ("1", 1)]

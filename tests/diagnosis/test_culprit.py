@@ -1,4 +1,4 @@
-"""Whom a failure report names where all that failed had only waited."""
+"""Tests of the culprit in a failure report where all ranks that failed had only waited."""
 
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ def test_all_that_waited_have_failed_in_backward():
     assert found.text == f"rank 2 did not enter collective #5, which 2 ranks waited for: {LOADING}"
 
 
-def test_all_that_waited_for_what_only_their_own_lines_tell_have_failed():
+def test_all_that_waited_for_what_only_their_own_lines_show_have_failed():
     text = TIMED_OUT.split('  File "/venv')[0] + TIMED_OUT.splitlines()[-1]
     found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], timed_out=True, folder="/job")
     assert found.text == (f"rank 2 did not reach the point where 2 ranks waited until the timeout (600 s): {LOADING}")
@@ -185,7 +185,7 @@ def test_the_timeout_in_torchs_words(words):
     assert "until the timeout (600 s)" in found.text
 
 
-def test_nobody_is_blamed_without_a_reason():
+def test_no_rank_is_the_culprit_without_a_reason():
     assert find_culprit(Inspection(0.0, (), 2)) is None
     assert find_culprit(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) is None
     lost = ended(full_inspection("absent"), 0, 1, 2)
@@ -201,7 +201,7 @@ def test_a_rank_that_waits_or_gets_on_is_not_blamed():
         assert find_culprit(gone, [(0, traceback())]) is None
 
 
-def test_of_sends_only_one_that_waits_for_nobody_is_named():
+def test_of_sends_only_one_that_waits_for_no_rank_is_named():
     waits = rank(0, 0, 0, "recv", "get at train.py:3", answers=None, groups=())
     works = rank(1, 0, 0, "f at a.py:1", answers=None, groups=())
     assert find_culprit(together(waits, works)).text == (

@@ -1,4 +1,4 @@
-"""Slow ranks: found if there are some, none in a balanced job, as exact as the clocks are."""
+"""Tests of slow ranks: found where there are some, none in a balanced job, within the error of the clocks."""
 
 import json
 import math
@@ -12,6 +12,8 @@ from ddplaunch.diagnosis.arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.diagnosis.pace import RankClock, describe_slow_ranks, mean_lateness, measure_lateness, typical_gap
 from tests.conftest import write_program
+
+UNDECIDED = "cannot determine which node is slow: their clocks"
 
 EPOCH = 1.79e9
 
@@ -71,7 +73,7 @@ def test_the_slow_ranks_of_one_host_are_one_sentence():
     assert sentence.endswith("of the time waiting for them")
 
 
-def test_two_slow_ranks_are_told_apart():
+def test_two_slow_ranks_are_two_sentences():
     found = steps(8, slow={2: 0.040})
     more = list(found[6].gaps)
     for at in range(0, 1990, 10):
@@ -140,9 +142,9 @@ def test_clocks_that_are_apart():
 def test_clocks_that_are_not_known_well_enough():
     found = steps(4, slow={2: 0.03, 3: 0.03})
     vague = {rank: RankClock(rank // 2, 0.0, 0.04 * (rank // 2)) for rank in range(4)}
-    assert describe(found, vague) == ("cannot determine which node is slow: their clocks are known to 40 ms only",)
+    assert describe(found, vague) == (f"{UNDECIDED} are known to 40 ms only",)
     unknown = {rank: RankClock(rank // 2, 0.0, math.inf if rank > 1 else 0.0) for rank in range(4)}
-    assert describe(found, unknown) == ("cannot determine which node is slow: their clocks have not been compared yet",)
+    assert describe(found, unknown) == (f"{UNDECIDED} have not been compared yet",)
     assert describe(steps(4), vague) == (), "no rank waits, so no report is needed"
 
 

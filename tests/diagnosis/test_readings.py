@@ -1,4 +1,4 @@
-"""Thinning keeps what matters of any readings; who is behind, from how far ranks are."""
+"""Tests of thinning samples, and of finding the rank that is behind."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Stacks as faulthandler writes them, by the Python that runs the tests and by others."""
+"""Tests of reading faulthandler's stacks, of this Python and of other versions."""
 
 import random
 import subprocess

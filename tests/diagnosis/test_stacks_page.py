@@ -1,4 +1,4 @@
-"""The page that ``ddplaunch stacks`` prints, and its JSON."""
+"""Tests of the page that ``ddplaunch stacks`` prints, and its JSON."""
 
 import json
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 
 from ddplaunch.console.stacks import render_stacks, stacks_to_json
 from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread, Worker
+from tests.diagnosis.clauses import NOT_PYTHON, ONLY_STACKS
 from tests.diagnosis.samples import full_inspection, stack, with_rank_changed
 from tests.diagnosis.test_waits import WAITING, in_library, rank, together
 
@@ -115,7 +116,7 @@ def test_deep_recursion_is_cut():
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"no_stack": "it is not a Python program"}, "  no stack: it is not a Python program"),
+        ({"no_stack": NOT_PYTHON}, f"  no stack: {NOT_PYTHON}"),
         ({"condition": ProcessCondition.STOPPED}, "rank 2: stopped (SIGSTOP)"),
         ({"condition": ProcessCondition.EXITED, "code": 0}, "rank 2: ended (exit code 0)"),
         ({"condition": ProcessCondition.PENDING}, "rank 2: not started"),
@@ -140,7 +141,7 @@ def test_notes_on_what_was_not_inspected(fields, note):
 
 def test_a_torch_without_collective_states_is_noted():
     old = together(*(replace(each, answers=None, groups=(), last=()) for each in full_inspection("absent").ranks))
-    assert "note: no rank has reported its collectives: only stacks are known" in page(old).splitlines()
+    assert f"note: {ONLY_STACKS}" in page(old).splitlines()
     assert "note:" not in page(full_inspection("no_init"))
 
 

@@ -1,4 +1,4 @@
-"""What counts as a stall, and what only looks like one."""
+"""Tests of what counts as a stall, and what only looks like one."""
 
 from dataclasses import replace
 
@@ -128,7 +128,7 @@ def test_who_waits_may_be_busy():
     assert check_stall(found(*spinning, rank(2, 4)), TIMEOUT, strict=False).stall
 
 
-def test_one_that_cannot_be_killed_is_told():
+def test_one_that_cannot_be_killed_is_reported():
     stall = check_stall(found(*WAITING, rank(2, 4, condition=ProcessCondition.BLOCKED)), TIMEOUT, strict=True).stall
     assert stall
     assert not stall.killable
@@ -144,12 +144,12 @@ def test_a_short_wait_is_looked_at_again():
     assert check_stall(found(*WAITING, rank(2, 4, quiet=280.0)), TIMEOUT, strict=False) == (None, pytest.approx(20.0))
 
 
-def test_the_last_to_come_counts_where_nobody_is_missing():
+def test_the_last_to_come_counts_where_no_rank_is_missing():
     late = replace(WAITING[1], standstill=250.0)
     assert check_stall(found(WAITING[0], late), TIMEOUT, strict=False) == (None, pytest.approx(50.0))
 
 
-def test_idle_ranks_that_wait_for_nobody_are_a_stall_where_that_was_asked_for():
+def test_idle_ranks_that_wait_for_no_rank_are_a_stall_where_that_was_asked_for():
     idle = found(rank(0, 4), rank(1, 4))
     assert check_stall(idle, TIMEOUT, strict=False) == (None, None)
     stall = check_stall(idle, TIMEOUT, strict=True).stall

@@ -1,4 +1,4 @@
-"""The sentences that a user reads, for real hangs and for what could not be captured."""
+"""Tests of the sentences about ranks that wait, for recorded hangs and made-up inspections."""
 
 import random
 import time
@@ -23,6 +23,19 @@ from ddplaunch.diagnosis.inspection import (
 from ddplaunch.diagnosis.sentences import describe_waits
 from ddplaunch.diagnosis.stall import describe_activity
 from ddplaunch.diagnosis.waits import find_waits, ranks_to_query
+from tests.diagnosis.clauses import (
+    ALL_WAIT,
+    ALONE,
+    CHILD_WAIT,
+    COMPLETE,
+    CYCLE,
+    HOLDS_GIL,
+    LOCK_WAIT,
+    NO_SIGNAL,
+    NO_WAIT,
+    NOT_INSPECTED,
+    ON_ITS_WAY,
+)
 from tests.diagnosis.samples import (
     RECORDING,
     SAMPLES,
@@ -45,7 +58,7 @@ def entered(what, line, why=LOADING):
 
 
 def called(what, line, why=LOADING):
-    """The same of a function, where no recorder tells more."""
+    """The same of a function, where there is no recorder."""
     return [f"ranks 0, 1 wait in {what}, called at train.py:{line}; rank 2 has not called it: {why}"]
 
 
@@ -64,21 +77,20 @@ EXPECTED = {
     ],
     "circle": [
         f"ranks 1, 2 wait in {STEP}; rank 0 has not entered it: it waits in all_reduce #1 of pair, "
-        "circle at train.py:87; they wait for each other: 0 → 1 → 0",
+        f"circle at train.py:87; {CYCLE}: 0 → 1 → 0",
         "rank 0 waits in all_reduce #1 of pair (ranks 0, 1; float32[2, 3]), entered at train.py:87; "
         "rank 1 has not entered it: it waits in all_reduce #5 of default_pg, step at train.py:16",
     ],
     "coalesced": entered("all_reduce #5 of default_pg (float32[2, 0], float32[2, 1] and 4 more)", 135),
     "ddp": entered("all_reduce #12 of default_pg (float32[20])", 112),
     "fsdp": entered("all_gather #9 of default_pg (float32[20])", 123),
-    "gil": [f"ranks 0, 1 wait in {STEP}; rank 2 does not respond (native code holds the GIL): hold at data.py:13"],
+    "gil": [f"ranks 0, 1 wait in {STEP}; rank 2 {HOLDS_GIL}: hold at data.py:13"],
     "loader": entered(
         "all_reduce #5 of default_pg (float32[6])", 16, "it waits for its DataLoader, loader at data.py:37"
     ),
     "lock": entered("all_reduce #5 of default_pg (float32[6])", 16, "again at data.py:22"),
     "mismatch": [
-        "#5 of default_pg is all_reduce on ranks 0, 1 (train.py:16) and all_gather on rank 2 (train.py:45): "
-        "they wait for each other"
+        f"#5 of default_pg is all_reduce on ranks 0, 1 (train.py:16) and all_gather on rank 2 (train.py:45): {CYCLE}"
     ],
     "monitored_barrier": called("monitored_barrier", 141),
     "no_init": called("init_process_group", 152),
@@ -89,7 +101,7 @@ EXPECTED = {
         f"rank 2 has not entered it: {LOADING}; "
         "rank 1 has not entered it: it waits in recv from rank 2, point_to_point at train.py:63",
     ],
-    "ran_longer": [f"rank 2 waits in {STEP}, which no other rank has entered; ranks 0, 1 have ended (exit code 0)"],
+    "ran_longer": [f"rank 2 waits in {STEP}, {ALONE}; ranks 0, 1 have ended (exit code 0)"],
     "subgroup": [
         "rank 0 waits in all_reduce #1 of pair (ranks 0, 1; float32[2, 3]), entered at train.py:71; "
         f"rank 1 has not entered it: {LOADING}",
@@ -110,20 +122,17 @@ WITHOUT_RECORDER = {
     "chain": called("all_reduce", "79, train.py:81"),
     "circle": [
         "ranks 0 to 2 wait in all_reduce, called at train.py:87, train.py:16; "
-        "all ranks are in it: the data is on its way, or their groups differ"
+        f"all ranks are in it: {ON_ITS_WAY}, or their groups differ"
     ],
     "coalesced": called("all_reduce_coalesced", 135),
     "ddp": [BEGUN.format(11, LOADING, 12)],
     "fsdp": called("all_gather_into_tensor", 123),
-    "gil": [
-        "ranks 0, 1 wait in all_reduce, called at train.py:16; "
-        "rank 2 does not respond (native code holds the GIL): hold at data.py:13"
-    ],
+    "gil": [f"ranks 0, 1 wait in all_reduce, called at train.py:16; rank 2 {HOLDS_GIL}: hold at data.py:13"],
     "loader": called("all_reduce", 16, "it waits for its DataLoader, loader at data.py:37"),
     "lock": called("all_reduce", 16, "again at data.py:22"),
     "mismatch": [
-        "ranks 0, 1 wait in all_reduce, called at train.py:16; all other ranks wait too",
-        "rank 2 waits in all_gather, called at train.py:45; all other ranks wait too",
+        f"ranks 0, 1 wait in all_reduce, called at train.py:16; {ALL_WAIT}",
+        f"rank 2 waits in all_gather, called at train.py:45; {ALL_WAIT}",
     ],
     "monitored_barrier": EXPECTED["monitored_barrier"],
     "no_init": EXPECTED["no_init"],
@@ -162,7 +171,7 @@ def test_a_real_hang(kind, version):
         ({"condition": ProcessCondition.EXITED}, "rank 2 has ended"),
         ({"condition": ProcessCondition.PENDING}, "rank 2 has not started"),
         ({"condition": ProcessCondition.REPLACED}, "rank 2 has become another program"),
-        ({"answers": False}, "rank 2 does not respond (native code holds the GIL)"),
+        ({"answers": False}, f"rank 2 {HOLDS_GIL}"),
     ],
 )
 def test_a_rank_without_a_stack(fields, text):
@@ -184,7 +193,7 @@ def test_a_rank_that_has_left_its_process_group():
 
 def test_a_rank_that_has_just_moved_is_not_awaited():
     assert describe_waits(with_rank_changed(full_inspection("absent"), 2, moved=True)) == (
-        f"ranks 0, 1 wait in {STEP}; all its ranks have entered it: the data is on its way",
+        f"ranks 0, 1 wait in {STEP}; {COMPLETE}",
     )
 
 
@@ -193,7 +202,7 @@ def test_two_that_are_missing_for_different_reasons():
         full_inspection("absent"), 1, threads=stack("save at train.py:7"), groups=(GroupState("0", 4, 4),)
     )
     assert describe_waits(both) == (
-        f"rank 0 waits in {STEP}, which no other rank has entered; rank 1 has not entered it: save at train.py:7; "
+        f"rank 0 waits in {STEP}, {ALONE}; rank 1 has not entered it: save at train.py:7; "
         f"rank 2 has not entered it: {LOADING}",
     )
 
@@ -234,17 +243,13 @@ def test_many_reasons_are_bounded():
     assert text.endswith("; ranks 5 to 29 too")
 
 
-def test_nobody_waits():
-    assert describe_waits(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) == (
-        "no rank waits for another rank",
-    )
+def test_no_rank_waits():
+    assert describe_waits(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) == (NO_WAIT,)
 
 
 def test_all_get_on():
     ranks = [rank(n, 8, 7, *WAITING, moved=True) for n in range(4)]
-    assert describe_waits(together(*ranks)) == (
-        "no rank waits for another rank: 4 of 4 have completed collectives in the last 0.1 s",
-    )
+    assert describe_waits(together(*ranks)) == (f"{NO_WAIT}: 4 of 4 have completed collectives in the last 0.1 s",)
     assert ranks_to_query(together(*ranks)) == ()
 
 
@@ -283,9 +288,7 @@ def test_what_torch_counts_as_completed_may_be_late_for_ever():
         "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
         "rank 1 has not entered it: load at data.py:2",
     )
-    assert describe_waits(together(rank(0, 8, 6, "f at a.py:1"), rank(1, 8, 7, "f at a.py:1"))) == (
-        "no rank waits for another rank",
-    )
+    assert describe_waits(together(rank(0, 8, 6, "f at a.py:1"), rank(1, 8, 7, "f at a.py:1"))) == (NO_WAIT,)
 
 
 def test_who_is_asked_for_more():
@@ -321,22 +324,21 @@ def test_tensors_that_do_not_fit():
     ]
     assert describe_waits(together(*ranks)) == (
         "#8 of default_pg is all_reduce of float32[6] on ranks 0, 1 (train.py:3) and all_reduce of float32[7] on "
-        "rank 2 (train.py:3): they wait for each other",
+        f"rank 2 (train.py:3): {CYCLE}",
     )
 
 
 def test_tensors_that_may_differ():
     ranks = [rank(n, 8, 7, *WAITING, last=(collective(8, "scatter", f"float32[{n}]"),)) for n in range(2)]
     assert describe_waits(together(*ranks)) == (
-        "ranks 0, 1 wait in scatter #8 of default_pg (float32[0]), entered at train.py:3; "
-        "all its ranks have entered it: the data is on its way",
+        f"ranks 0, 1 wait in scatter #8 of default_pg (float32[0]), entered at train.py:3; {COMPLETE}",
     )
 
 
 def test_the_rest_of_a_group_is_elsewhere():
     other = together(rank(0, 8, 7, *WAITING), world_size=2, node_only=True)
     assert describe_waits(other) == (
-        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; not all of its ranks could be inspected",
+        f"rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; {NOT_INSPECTED}",
     )
 
 
@@ -352,7 +354,7 @@ def test_groups_without_a_description_are_named_by_their_number():
     )
 
 
-def test_only_stacks_with_a_torch_that_tells_nothing_else():
+def test_only_stacks_with_a_torch_that_has_nothing_else():
     ranks = [rank(n, 0, 0, *WAITING, answers=None, groups=()) for n in range(2)]
     ranks.append(rank(2, 0, 0, "load at data.py:2", answers=None, groups=()))
     assert describe_waits(together(*ranks)) == (
@@ -362,9 +364,9 @@ def test_only_stacks_with_a_torch_that_tells_nothing_else():
 
 def test_a_rank_that_cannot_be_asked_may_have_entered_it():
     closed = with_rank_changed(
-        full_inspection("absent"), 2, threads=(), groups=(), last=(), answers=None, no_stack="no free signal for it"
+        full_inspection("absent"), 2, threads=(), groups=(), last=(), answers=None, no_stack=NO_SIGNAL
     )
-    assert describe_waits(closed) == (f"ranks 0, 1 wait in {STEP}; not all of its ranks could be inspected",)
+    assert describe_waits(closed) == (f"ranks 0, 1 wait in {STEP}; {NOT_INSPECTED}",)
 
 
 def test_all_are_in_init_process_group():
@@ -378,7 +380,7 @@ def test_all_are_in_init_process_group():
 def test_one_that_receives_from_ranks_which_wait_for_it():
     waits_for = rank(2, 7, 7, "recv", "get at train.py:5")
     assert describe_waits(together(rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING), waits_for)) == (
-        "rank 2 waits in recv, called at train.py:5; all other ranks wait too",
+        f"rank 2 waits in recv, called at train.py:5; {ALL_WAIT}",
         "ranks 0, 1 wait in all_reduce #8 of default_pg, entered at train.py:3; "
         "rank 2 has not entered it: it waits in recv, get at train.py:5",
     )
@@ -405,7 +407,7 @@ def test_a_cycle_is_named_by_the_ranks_in_their_order():
         )
     )
     first, *others = describe_waits(found)
-    assert first.endswith("; they wait for each other: 0 → 1 → 3 → 2 → 0")
+    assert first.endswith(f"; {CYCLE}: 0 → 1 → 3 → 2 → 0")
     assert len(others) == 3
     assert not any("each other" in each for each in others)
     blamed = find_culprit(found)
@@ -420,7 +422,7 @@ def test_who_waits_for_a_cycle_is_not_in_it():
     ranks = [calls(0, "recv", 1), calls(1, "recv", 0), calls(2, "recv", 0), calls(3, "send", 2)]
     assert describe_waits(together(*ranks)) == (
         "ranks 0 to 2 wait in recv (0 from 1, 1 from 0, 2 from 0), called at ring.py:0, ring.py:1, ring.py:2; "
-        "they wait for each other: 0 → 1 → 0",
+        f"{CYCLE}: 0 → 1 → 0",
         "rank 3 waits in send to rank 2, called at ring.py:3; "
         "rank 2 does not receive: it waits in recv from rank 0, step at ring.py:2",
     )
@@ -431,7 +433,7 @@ def test_a_ring_of_sends(size):
     ring = together(*(calls(number, "send", (number + 1) % size) for number in range(size)))
     (text,) = describe_waits(ring)
     arrows = "0 → 1 → 2 → 0" if size == 3 else "0 → 1 → 2 → 3 → 4 → 5 → 6 → … → 63 → 0"
-    assert text.endswith(f"; they wait for each other: {arrows}")
+    assert text.endswith(f"; {CYCLE}: {arrows}")
     assert (
         find_culprit(ring).text
         == f"ranks 0 to {size - 1} waited for each other, {arrows}: ranks 0 to {size - 1} in send"
@@ -443,7 +445,7 @@ def test_of_sends_that_wait_for_a_collective_the_cycle_is_named():
     assert describe_waits(together(*ranks))[0] == (
         "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
         "rank 1 has not entered it: it waits in recv from rank 0, step at ring.py:1; "
-        "they wait for each other: 0 → 1 → 0"
+        f"{CYCLE}: 0 → 1 → 0"
     )
 
 
@@ -463,9 +465,8 @@ def test_a_send_and_its_recv():
     found = together(calls(0, "send", 1), calls(1, "recv", 0))
     assert describe_waits(found) == (
         "rank 0 waits in send to rank 1, called at ring.py:0; "
-        "rank 1 receives from it: the data is on its way, or the tags differ",
-        "rank 1 waits in recv from rank 0, called at ring.py:1; "
-        "rank 0 sends to it: the data is on its way, or the tags differ",
+        f"rank 1 receives from it: {ON_ITS_WAY}, or the tags differ",
+        f"rank 1 waits in recv from rank 0, called at ring.py:1; rank 0 sends to it: {ON_ITS_WAY}, or the tags differ",
     )
     assert find_culprit(found) is None
 
@@ -478,13 +479,13 @@ def test_broadcasts_with_different_roots():
     found = together(one(0, 0), one(1, 1), one(2, 0))
     assert describe_waits(found) == (
         "#8 of default_pg is broadcast from rank 0 on ranks 0, 2 (train.py:3) and broadcast from rank 1 on rank 1 "
-        "(train.py:3): they wait for each other",
+        f"(train.py:3): {CYCLE}",
     )
     assert find_culprit(found).ranks == (1,)
     same = together(one(0, 0), one(1, 0))
-    assert "all its ranks have entered it" in describe_waits(same)[0]
+    assert COMPLETE in describe_waits(same)[0]
     other = replace(one(1, 3), inside=ActiveCall("send", "send", 3))
-    assert "all its ranks have entered it" in describe_waits(together(one(0, 0), other))[0]
+    assert COMPLETE in describe_waits(together(one(0, 0), other))[0]
 
 
 def test_stacks_beside_a_recorder_that_is_off():
@@ -517,7 +518,7 @@ def test_of_ranks_that_differ_only_inside_a_library_its_functions_are_named():
     ranks = [waits, in_library(1, "fetch", "download", "train"), in_library(2, "tokenise", "train")]
     found = together(*ranks, in_library(3, "read", "download", "train"))
     assert describe_waits(found) == (
-        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3, which no other rank has entered; "
+        f"rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3, {ALONE}; "
         "ranks 1, 3 have not entered it: train.py:3, in download at lab/download.py:7; "
         "rank 2 has not entered it: train.py:3, in tokenise at lab/tokenise.py:7",
     )
@@ -542,12 +543,12 @@ def test_who_is_at_a_line_of_its_own_is_named_by_that():
 @pytest.mark.parametrize(
     ("called", "state"),
     [
-        ("poll at /usr/lib/python3.11/multiprocessing/popen_fork.py:27", "waits for a child process"),
+        ("poll at /usr/lib/python3.11/multiprocessing/popen_fork.py:27", CHILD_WAIT),
         (
             "wait at /usr/lib/python3.11/threading.py:1, get at /usr/lib/python3.11/queue.py:2",
             "waits for a queue to fill",
         ),
-        ("wait at /venv/lib/python3/site-packages/torch/utils/file_baton.py:44", "waits for a file lock"),
+        ("wait at /venv/lib/python3/site-packages/torch/utils/file_baton.py:44", LOCK_WAIT),
         ("rpc_sync at /venv/lib/python3/site-packages/torch/distributed/rpc/api.py:842", "waits for an RPC"),
     ],
 )
@@ -577,7 +578,7 @@ def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
             ["waits in all_reduce #5"] * 2 + ["waits in all_gather #5"],
         ),
         ("ran_longer", ["ended (exit code 0)"] * 2 + ["waits in all_reduce #5"]),
-        ("gil", ["waits in all_reduce #5"] * 2 + ["does not respond (native code holds the GIL)"]),
+        ("gil", ["waits in all_reduce #5"] * 2 + [HOLDS_GIL]),
         ("loader", ["waits in all_reduce #5"] * 2 + ["waits for its DataLoader"]),
         ("no_init", ["waits in init_process_group"] * 2 + ["running"]),
     ],
@@ -592,7 +593,7 @@ def test_a_rank_that_left_out_a_new_group_comes_first():
     found = together(rank(0, 5, 4, *WAITING), making, rank(2, 5, 4, *WAITING))
     assert describe_waits(found)[0] == (
         "rank 1 waits in new_group (ranks 1, 2), called at train.py:8; rank 2 has not called it: it waits in "
-        "all_reduce #5 of default_pg, step at train.py:3; they wait for each other: 1 → 2 → 1"
+        f"all_reduce #5 of default_pg, step at train.py:3; {CYCLE}: 1 → 2 → 1"
     )
 
 

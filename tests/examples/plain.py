@@ -1,4 +1,4 @@
-"""Running an example by us, by plain python or torchrun; and what helps where several run at once."""
+"""Runs an example by ddplaunch, by plain python or by torchrun; limits threads where several run at once."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from tests.frameworks.launchers import Done, Launchers
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
-CALM = {"OMP_NUM_THREADS": Launchers.calm["OMP_NUM_THREADS"]}
+ONE_THREAD = {"OMP_NUM_THREADS": Launchers.variables["OMP_NUM_THREADS"]}
 
 PRELOAD = ("--preload", "torch,torch._dynamo,sklearn.datasets")
 """Options that import once for all ranks what most examples need."""
@@ -28,27 +28,27 @@ for words in json.loads(sys.argv[2]):
 """
 
 
-def by_us(folder: Path, *words: str | Path) -> str:
-    """What ``ddplaunch run WORDS`` prints."""
+def run_by_ddplaunch(folder: Path, *words: str | Path) -> str:
+    """Run ``ddplaunch run WORDS`` and return its output."""
     return _printed(Launchers(folder).run(ddplaunch_command("run", *words)))
 
 
-def by_python(folder: Path, *words: str | Path) -> str:
-    """What ``python WORDS`` prints, in ``folder``, which it may import from too."""
+def run_by_python(folder: Path, *words: str | Path) -> str:
+    """Run ``python WORDS`` in ``folder``, from which it may import; return its output."""
     return _printed(Launchers(folder).python(*words, env={"PYTHONPATH": str(folder)}))
 
 
-def by_python_in_turn(folder: Path, script: Path, *runs: Sequence[str | Path]) -> list[str]:
+def run_by_python_in_turn(folder: Path, script: Path, *runs: Sequence[str | Path]) -> list[str]:
     """What ``python SCRIPT WORDS`` prints with the words of each run; one interpreter runs them all.
 
     That imports torch once, which takes longer than these trainings.
     """
     words = json.dumps([[*map(str, run)] for run in runs])
-    return by_python(folder, "-c", _IN_TURN, script, words).split(f"{_END}\n")[:-1]
+    return run_by_python(folder, "-c", _IN_TURN, script, words).split(f"{_END}\n")[:-1]
 
 
-def by_torchrun(folder: Path, script: Path, *words: str | Path) -> str:
-    """What two ranks of torchrun print."""
+def run_by_torchrun(folder: Path, script: Path, *words: str | Path) -> str:
+    """Run two ranks by torchrun and return their output."""
     return _printed(Launchers(folder).torchrun(script, *words, env={"PYTHONPATH": str(folder)}))
 
 

@@ -1,11 +1,11 @@
-"""docs/examples/bert_mlm.py: four ranks learn to fill in words, stop, go on, and start from weights in a folder."""
+"""Tests of docs/examples/bert_mlm.py: four ranks learn to fill in words, stop, resume, and load weights."""
 
 import re
 
 import pytest
 
 from tests.conftest import write_program
-from tests.examples.plain import CALM, EXAMPLES, by_python, by_torchrun
+from tests.examples.plain import EXAMPLES, ONE_THREAD, run_by_python, run_by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
 
@@ -58,25 +58,25 @@ PARTS = f"""
 def test_parts_and_pretrained_weights_under_torchrun(tmp_path):
     """Sentences are cleaned and words are hidden; a folder in the hub's form stands for the hub."""
     (tmp_path / "mine.txt").write_text("".join(f"Number {i} is the one after {i - 1}. " for i in range(200)))
-    sentences, shares = by_python(tmp_path, write_program(tmp_path, "parts.py", PARTS)).splitlines()
+    sentences, shares = run_by_python(tmp_path, write_program(tmp_path, "parts.py", PARTS)).splitlines()
     assert sentences == "['A first sentence.', 'And another, of two lines.', 'Last.']"
     chosen, hidden, other, size = map(float, shares.split())
     assert chosen == pytest.approx(0.15, abs=0.01)
     assert hidden == pytest.approx(0.8 + 0.1 / size, abs=0.02)
     assert other == pytest.approx(0.1 * (1 - 2 / size), abs=0.02)
 
-    said = by_torchrun(tmp_path, BERT, "--pretrained", "weights", "--text", "mine.txt", "--epochs", "2")
-    assert re.search(r"world of 2: 180 sentences, \d+ word pieces, (\d\d),\d{3} parameters", said)
-    assert len(EPOCH.findall(said)) == 2
+    output = run_by_torchrun(tmp_path, BERT, "--pretrained", "weights", "--text", "mine.txt", "--epochs", "2")
+    assert re.search(r"world of 2: 180 sentences, \d+ word pieces, (\d\d),\d{3} parameters", output)
+    assert len(EPOCH.findall(output)) == 2
 
 
 def test_four_ranks_learn_and_go_on_after_a_stop(run_ddplaunch, tmp_path):
     words = ("run", "--nproc", 4, *PRELOAD, BERT, "--", "--checkpoint", tmp_path / "bert.pt")
-    first = run_ddplaunch(*words, "--epochs", 3, env=CALM, timeout=200)
+    first = run_ddplaunch(*words, "--epochs", 3, env=ONE_THREAD, timeout=200)
     assert first.returncode == 0, first.stderr
     assert "world of 4:" in first.stdout
     assert [path.name for path in tmp_path.glob("bert.pt*")] == ["bert.pt"]
-    rest = run_ddplaunch(*words, "--epochs", 6, env=CALM, timeout=200)
+    rest = run_ddplaunch(*words, "--epochs", 6, env=ONE_THREAD, timeout=200)
     assert rest.returncode == 0, rest.stderr
     shown = [tuple(map(float, each)) for each in EPOCH.findall(first.stdout + rest.stdout)]
     assert [epoch for epoch, _, _ in shown] == [1, 2, 3, 4, 5, 6]

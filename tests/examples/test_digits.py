@@ -1,4 +1,4 @@
-"""docs/examples/digits.py: the same figures by whichever way the ranks find each other, also without a launcher."""
+"""Tests of docs/examples/digits.py: the same results with each way to start it, also without a launcher."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import clean_environment, free_port, write_program
-from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_us
+from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_ddplaunch
 from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.timeout(300)
@@ -65,11 +65,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("ways")
     ways = {"env": "env://", "tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{folder}/store"}
     program = write_program(folder, "each_way.py", EACH_WAY)
-    output = by_us(folder, *PRELOAD, "--nproc", "2", program, "--", *ways.values())
+    output = run_by_ddplaunch(folder, *PRELOAD, "--nproc", "2", program, "--", *ways.values())
     assert not (folder / "store").exists()
-    said = re.findall(r"2 ranks, joined by (\S+); 1437 digits(.*?held out: .*?)$", output, re.DOTALL | re.MULTILINE)
-    assert [joined_by for joined_by, _ in said] == list(ways.values())
-    return dict(zip(ways, (figures(each) for _, each in said), strict=True))
+    printed = re.findall(r"2 ranks, joined by (\S+); 1437 digits(.*?held out: .*?)$", output, re.DOTALL | re.MULTILINE)
+    assert [joined_by for joined_by, _ in printed] == list(ways.values())
+    return dict(zip(ways, (figures(each) for _, each in printed), strict=True))
 
 
 @pytest.mark.ci
@@ -86,7 +86,9 @@ def test_learns_to_read_however_the_script_joins(trained):
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"], ids=["tcp", "file"])
 def test_the_launcher_joins_by_every_init_method(run_ddplaunch, tmp_path, trained, method):
     method = method.format(port=free_port(), folder=tmp_path)
-    done = run_ddplaunch("run", *PRELOAD, "--nproc", 2, "--init-method", method, DIGITS, "--", "--epochs", 2, env=CALM)
+    done = run_ddplaunch(
+        "run", *PRELOAD, "--nproc", 2, "--init-method", method, DIGITS, "--", "--epochs", 2, env=ONE_THREAD
+    )
     assert done.returncode == 0, done.stderr
     assert "joined by the launcher;" in done.stdout
     assert figures(done.stdout) == trained["env"]
@@ -101,16 +103,16 @@ def test_ranks_started_by_hand(tmp_path, trained):
         subprocess.Popen(
             words,
             cwd=tmp_path,
-            env=clean_environment({**CALM, "RANK": rank, "WORLD_SIZE": "2"}),
+            env=clean_environment({**ONE_THREAD, "RANK": rank, "WORLD_SIZE": "2"}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         for rank in "01"
     ]
-    said = [rank.communicate(timeout=scaled_timeout(100))[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert figures(said[0]) == trained["env"]
+    output = [rank.communicate(timeout=scaled_timeout(100))[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], output
+    assert figures(output[0]) == trained["env"]
 
 
 def test_whose_init_method_it_is(run_in_fork):
@@ -131,7 +133,7 @@ def test_mnist_is_downloaded_by_one_rank_while_the_others_wait(run_ddplaunch, tm
     write_program(tmp_path, "torchvision/datasets.py", TORCHVISION)
     done = run_ddplaunch(
         "run", *PRELOAD, "--nproc", 2, DIGITS, "--", "--epochs", 2, "--mnist", tmp_path / "data",
-        env={**CALM, "PYTHONPATH": str(tmp_path)},
+        env={**ONE_THREAD, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "1500 digits to train on" in done.stdout

@@ -1,4 +1,4 @@
-"""docs/examples/dp_to_ddp.py: one model under one card, DataParallel and DDP, saved by each and loaded by each."""
+"""Tests of docs/examples/dp_to_ddp.py: one model on one GPU, in DataParallel and in DDP, with the same checkpoints."""
 
 import re
 import zipfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.plain import CALM, EXAMPLES, by_python_in_turn, by_torchrun
+from tests.examples.plain import EXAMPLES, ONE_THREAD, run_by_python_in_turn, run_by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
 
@@ -28,7 +28,7 @@ def first_name(path: Path) -> str:
 def test_one_card_to_data_parallel_to_ddp(run_ddplaunch, tmp_path):
     """Each goes on where the one before ended, and takes the steps that one card would take there."""
     short = ("--epochs", "2")
-    first, second, instead, whole, in_parallel = by_python_in_turn(
+    first, second, instead, whole, in_parallel = run_by_python_in_turn(
         tmp_path,
         EXAMPLE,
         ("--save", "model.pt", *short),
@@ -44,17 +44,19 @@ def test_one_card_to_data_parallel_to_ddp(run_ddplaunch, tmp_path):
 
     # As a function here, as a script under torchrun.
     words = ("--parallel", "ddp", "--load-from", "dp.pt", "--save-to", "ddp.pt", *short)
-    ours = run_ddplaunch("run", f"{EXAMPLE}:main", "--nproc", 2, "--", *words, env=CALM)
+    ours = run_ddplaunch("run", f"{EXAMPLE}:main", "--nproc", 2, "--", *words, env=ONE_THREAD)
     assert ours.returncode == 0, ours.stderr
     assert ours.stdout.count("saved ddp.pt") == 1
     assert "whose first name is module.0.weight" in ours.stdout
     assert first_name(tmp_path / "ddp.pt") == "0.weight"
     words = ("--parallel", "ddp", "--load", "dp.pt", "--save", "wrapped.pt", "--wrapped", *short)
-    theirs = by_torchrun(tmp_path, EXAMPLE, *words)
+    theirs = run_by_torchrun(tmp_path, EXAMPLE, *words)
     assert first_name(tmp_path / "wrapped.pt") == "module.0.weight"
     assert losses(ours.stdout) == losses(theirs) == pytest.approx(losses(instead), abs=2e-4)
 
-    last, again = by_python_in_turn(tmp_path, EXAMPLE, ("--load", "ddp.pt", *short), ("--load", "wrapped.pt", *short))
+    last, again = run_by_python_in_turn(
+        tmp_path, EXAMPLE, ("--load", "ddp.pt", *short), ("--load", "wrapped.pt", *short)
+    )
     assert "loaded wrapped.pt, whose first name is module.0.weight" in again
     assert losses(last) == losses(again)
     all_losses = [losses(output)[-1] for output in (first, second, ours.stdout, last)]

@@ -1,4 +1,4 @@
-"""docs/examples/elastic.py: whatever happens, every sample is seen once an epoch and the loss comes out the same."""
+"""Tests of docs/examples/elastic.py: each sample is seen once an epoch, and the loss is the same, after any fault."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BackgroundCommand, clean_environment, ddplaunch_command, write_program
-from tests.examples.plain import CALM, EXAMPLES, by_python
+from tests.conftest import STORE, BackgroundCommand, clean_environment, ddplaunch_command, write_program
+from tests.examples.plain import EXAMPLES, ONE_THREAD, run_by_python
 from tests.hosts.host import Host
 from tests.patience import scaled_timeout
 
@@ -64,7 +64,7 @@ def program(tmp_path: Path) -> Path:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
     """The loss at the end of a run by plain python."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return final_loss(by_python(folder, ELASTIC, "--checkpoint", "elastic.pt", "--epochs", str(EPOCHS)))
+    return final_loss(run_by_python(folder, ELASTIC, "--checkpoint", "elastic.pt", "--epochs", str(EPOCHS)))
 
 
 def final_loss(output: str) -> float:
@@ -100,7 +100,7 @@ class Node(BackgroundCommand):
             self.process = host.start(
                 ddplaunch_command("run", *limits, *options, *words, *address),
                 cwd=folder,
-                env=clean_environment({**CALM, "HOLD": json.dumps(hold), "TMPDIR": str(folder)}),
+                env=clean_environment({**ONE_THREAD, "HOLD": json.dumps(hold), "TMPDIR": str(folder)}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -110,7 +110,7 @@ class Node(BackgroundCommand):
         """The pids of its ranks."""
         (zygote,) = self.host.find("zygote.py")
         children = [int(pid) for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()]
-        stores = self.host.find("ddplaunch: store of a run")
+        stores = self.host.find(STORE)
         return [pid for pid in children if pid not in stores]
 
 
@@ -119,7 +119,7 @@ Start = Callable[..., Node]
 
 @pytest.fixture
 def start_on(tmp_path: Path, program: Path) -> Iterator[Start]:
-    """Start the job's launcher on a host; show what all said where a test fails."""
+    """Start the job's launcher on a host; show the output of all if a test fails."""
     with ExitStack() as stack:
 
         def begin(host: Host, *options: str, hold: object = None) -> Node:
@@ -156,7 +156,7 @@ def test_without_grow_a_node_waits_for_the_next_restart(network, start_on, tmp_p
     nodes[0].wait_for("attempt 1 is held")
     hosts[1].boot()
     nodes[1] = start_on(hosts[1], *options, hold=hold)
-    nodes[0].wait_for("has joined; it takes part when the ranks start next")
+    nodes[0].wait_for("has joined; it takes part")
     os.kill(nodes[0].ranks()[0], signal.SIGKILL)
     assert [node.wait() for node in nodes] == [0, 0]
     attempts = check_trained(nodes[0].stdout(), tmp_path, undisturbed)
@@ -165,15 +165,15 @@ def test_without_grow_a_node_waits_for_the_next_restart(network, start_on, tmp_p
 
 def test_a_killed_rank_on_one_node(start_ddplaunch, program, tmp_path, undisturbed):
     hold = json.dumps({"0": [2, 360]})
-    job = start_ddplaunch("run", "--max-restarts", "1", program, "--nproc", "2", env={**CALM, "HOLD": hold})
+    job = start_ddplaunch("run", "--max-restarts", "1", program, "--nproc", "2", env={**ONE_THREAD, "HOLD": hold})
     job.wait_for("attempt 0 is held")
     os.kill(max(job.ranks()), signal.SIGKILL)
     assert job.wait() == 0, job.stderr()
     assert check_trained(job.stdout(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]
 
 
-def test_plain_python_stops_when_told_and_goes_on_with_the_next_step(program, tmp_path, undisturbed):
-    words, environment = [sys.executable, str(program)], clean_environment({**CALM, "PYTHONUNBUFFERED": "1"})
+def test_plain_python_stops_on_sigterm_and_resumes_with_the_next_step(program, tmp_path, undisturbed):
+    words, environment = [sys.executable, str(program)], clean_environment({**ONE_THREAD, "PYTHONUNBUFFERED": "1"})
     hold = {"HOLD": json.dumps({"0": [2, 360]})}
     with subprocess.Popen(
         words, cwd=tmp_path, env={**environment, **hold}, stdout=subprocess.PIPE, text=True

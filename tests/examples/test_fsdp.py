@@ -1,10 +1,10 @@
-"""docs/examples/fsdp.py: ranks that each hold a part, take the same steps as one that holds all, and need less."""
+"""Tests of docs/examples/fsdp.py: sharded ranks take the same steps as one process, with less memory."""
 
 import re
 
 import pytest
 
-from tests.examples.plain import CALM, EXAMPLES
+from tests.examples.plain import EXAMPLES, ONE_THREAD
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
 
@@ -28,7 +28,7 @@ def test_more_ranks_hold_less_and_take_the_same_steps(run_ddplaunch, tmp_path):
 
     def run(ranks: int, steps: int, *words: str) -> str:
         small = ("--width", 128, "--layers", 4)
-        done = run_ddplaunch("run", FSDP, "--nproc", ranks, "--", "--steps", steps, *small, *words, env=CALM)
+        done = run_ddplaunch("run", FSDP, "--nproc", ranks, "--", "--steps", steps, *small, *words, env=ONE_THREAD)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -50,10 +50,10 @@ def test_more_ranks_hold_less_and_take_the_same_steps(run_ddplaunch, tmp_path):
 
 def test_a_model_too_large_for_ddp_fits_where_it_is_divided(run_ddplaunch):
     large = ("--memory", 180, "--steps", 2)
-    whole = run_ddplaunch("run", FSDP, "--nproc", 2, "--", "--parallel", "ddp", *large, env=CALM)
+    whole = run_ddplaunch("run", FSDP, "--nproc", 2, "--", "--parallel", "ddp", *large, env=ONE_THREAD)
     assert whole.returncode == 1
     assert re.search(r"rank \d failed with RuntimeError: (.*can't allocate memory|std::bad_alloc)", whole.stderr)
-    parts = run_ddplaunch("run", FSDP, "--nproc", 2, "--", *large, env=CALM)
+    parts = run_ddplaunch("run", FSDP, "--nproc", 2, "--", *large, env=ONE_THREAD)
     assert parts.returncode == 0, parts.stderr
     assert list(losses(parts.stdout)) == [1, 2]
     sizes = [float(size) for size in re.findall(r" MB of ([\d.]+)", parts.stdout)]

@@ -1,4 +1,4 @@
-"""docs/examples/template.py: what it promises to those who copy it."""
+"""Tests of docs/examples/template.py: each promise in its text."""
 
 import re
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, ddplaunch_command, free_port, run_command, write_program
-from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python_in_turn, by_torchrun
+from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_python_in_turn, run_by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,7 +32,7 @@ def tensors(path: Path) -> list[bytes]:
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_it_learns_on_two_ranks_with_curves(run_ddplaunch, tmp_path):
     words = ("--epochs", "4", "--accumulate", "2", "--workers", "1", "--tensorboard", "curves")
-    done = run_ddplaunch("run", "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
+    done = run_ddplaunch("run", "--nproc", "2", TEMPLATE, "--", *words, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     assert float(re.findall(r"epoch 4: .* ([\d.]+)% right", done.stdout)[0]) > 70
     assert done.stdout.count("finished") == 1
@@ -53,7 +53,7 @@ def test_plain_python_goes_on_or_begins_anew_accumulates_and_takes_a_model_of_on
         "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n",
     )
     small, net = ("--model", "mlp", "--epochs"), ("--reset", "--model", "cnn", "--epochs", "2")
-    first, second, anew, whole, parts, mine = by_python_in_turn(
+    first, second, anew, whole, parts, mine = run_by_python_in_turn(
         tmp_path,
         TEMPLATE,
         (*small, "1"),
@@ -66,7 +66,7 @@ def test_plain_python_goes_on_or_begins_anew_accumulates_and_takes_a_model_of_on
     assert "at epoch 0 step 0" in first
     assert "at epoch 1 step 0" in second
     assert "at epoch 0 step 0" in anew
-    losses = [float(re.findall(r"epoch 2: loss ([\d.]+)", said)[0]) for said in (whole, parts)]
+    losses = [float(re.findall(r"epoch 2: loss ([\d.]+)", output)[0]) for output in (whole, parts)]
     assert losses[0] == pytest.approx(losses[1], abs=2e-3)
     assert "finished" in mine
 
@@ -78,7 +78,7 @@ GATED = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-siz
 def gated(tmp_path):
     """The data of GATED, and the variables with which it is found."""
     write_program(tmp_path, "gated.py", (PROGRAMS / "gated.py").read_text())
-    return {**CALM, "PYTHONPATH": str(tmp_path)}
+    return {**ONE_THREAD, "PYTHONPATH": str(tmp_path)}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def undisturbed(tmp_path_factory):
     done = run_command(
         ddplaunch_command("run", "--nproc", "2", TEMPLATE, "--", *GATED),
         folder,
-        {**CALM, "PYTHONPATH": str(folder)},
+        {**ONE_THREAD, "PYTHONPATH": str(folder)},
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
@@ -134,11 +134,11 @@ def test_a_spare_goes_on_from_the_checkpoint(start_ddplaunch, tmp_path, gated, u
 def test_all_ranks_end_early_together(run_ddplaunch):
     """Nothing is learned at a learning rate of 0, so no epoch is better than the first."""
     words = ("--lr", "0", "--patience", "2", "--epochs", "50", "--model", "mlp")
-    done = run_ddplaunch("run", *PRELOAD, "--nproc", "2", TEMPLATE, "--", *words, env=CALM)
+    done = run_ddplaunch("run", *PRELOAD, "--nproc", "2", TEMPLATE, "--", *words, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"epoch (\d+):", done.stdout) == ["1", "2", "3"]
 
 
 @pytest.mark.ci
 def test_under_torchrun(tmp_path):
-    assert "2 ranks, rank 0 on cpu" in by_torchrun(tmp_path, TEMPLATE, "--epochs", "1", "--model", "mlp")
+    assert "2 ranks, rank 0 on cpu" in run_by_torchrun(tmp_path, TEMPLATE, "--epochs", "1", "--model", "mlp")

@@ -1,11 +1,11 @@
-"""docs/examples/wine.py: trained by any number of ranks, started in any way, interrupted and resumed."""
+"""Tests of docs/examples/wine.py: any number of ranks, each way to start it, interrupted and resumed."""
 
 import re
 
 import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, write_program
-from tests.examples.plain import CALM, EXAMPLES, PRELOAD, by_python, by_torchrun, by_us
+from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_ddplaunch, run_by_python, run_by_torchrun
 from tests.patience import scaled_timeout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -33,7 +33,7 @@ def figures(output: str) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What two ranks on one node print, which run the script with SETTINGS."""
-    return by_us(tmp_path_factory.mktemp("trained"), WINE, "--nproc", "2", "--", *SETTINGS)
+    return run_by_ddplaunch(tmp_path_factory.mktemp("trained"), WINE, "--nproc", "2", "--", *SETTINGS)
 
 
 def test_trains_as_a_script(trained):
@@ -42,23 +42,23 @@ def test_trains_as_a_script(trained):
 
 
 def test_trains_as_a_function_with_arguments(run_ddplaunch, trained):
-    done = run_ddplaunch("run", f"{WINE}:main", "--nproc", 2, "--", *SETTINGS, env=CALM)
+    done = run_ddplaunch("run", f"{WINE}:main", "--nproc", 2, "--", *SETTINGS, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     assert done.stdout == trained
 
 
 @pytest.mark.ci
 def test_one_rank_trains_as_plain_python_does(run_ddplaunch, tmp_path):
-    done = run_ddplaunch("run", WINE, "--nproc", 1, "--", *SETTINGS, env=CALM)
+    done = run_ddplaunch("run", WINE, "--nproc", 1, "--", *SETTINGS, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     check_trained(done.stdout, 1)
-    assert figures(by_python(tmp_path, WINE, *SETTINGS)) == figures(done.stdout)
+    assert figures(run_by_python(tmp_path, WINE, *SETTINGS)) == figures(done.stdout)
 
 
 @pytest.mark.ci
 def test_trains_under_torchrun_as_under_us(trained, tmp_path):
     """Nothing in the example is ddplaunch's."""
-    assert figures(by_torchrun(tmp_path, WINE, *SETTINGS)) == figures(trained)
+    assert figures(run_by_torchrun(tmp_path, WINE, *SETTINGS)) == figures(trained)
 
 
 @pytest.mark.ci
@@ -87,7 +87,7 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
         wine.main(epochs=8, lr=0.002, batch_size=4, checkpoint=Path("wine.pt"))
         """,
     )
-    done = run_ddplaunch("run", *PRELOAD, "--nproc", 2, "--max-restarts", 1, program, env=CALM)
+    done = run_ddplaunch("run", *PRELOAD, "--nproc", 2, "--max-restarts", 1, program, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     assert "rank 0 was ended by SIGKILL" in done.stderr
     assert "going on" not in trained
@@ -96,7 +96,7 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
     assert [path.name for path in tmp_path.glob("wine.pt*")] == ["wine.pt"]
 
     done = run_ddplaunch(
-        "run", *PRELOAD, "--nproc", 3, WINE, "--", "--epochs", 12, "--checkpoint", "first.pt", env=CALM
+        "run", *PRELOAD, "--nproc", 3, WINE, "--", "--epochs", 12, "--checkpoint", "first.pt", env=ONE_THREAD
     )
     assert done.returncode == 0, done.stderr
     assert "world of 3, rank 0 on cpu, going on after epoch 1\n" in done.stdout
@@ -107,7 +107,7 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
 def test_two_nodes_of_slurm_train_as_one_node_does(trained, standing_slurm):
     """The same ranks in another place: the same figures, to the last digit."""
     words = ddplaunch_command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
-    environment = {**clean_environment(CALM), **standing_slurm.environment}
+    environment = {**clean_environment(ONE_THREAD), **standing_slurm.environment}
     job = standing_slurm.login.type(words, standing_slurm.folder, environment)
     out, err = job.communicate(timeout=scaled_timeout(200))
     assert job.returncode == 0, err

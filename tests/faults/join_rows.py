@@ -1,4 +1,4 @@
-"""What happens before ranks run: during join, during start, and nodes that never find each other."""
+"""Faults before ranks run: while nodes join, while ranks start, and nodes that cannot connect."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from tests.faults.rows import DEAD, HEARTBEAT, LOST, SOCKET, WELL, Expect, Row, 
 from tests.faults.trial import Trial
 
 JOIN_TIMEOUT = 1.0
-PATIENCE = ("--join-timeout", f"{JOIN_TIMEOUT:g}")
+JOIN_TIMEOUT_OPTION = ("--join-timeout", f"{JOIN_TIMEOUT:g}")
 GIVEN_UP = JOIN_TIMEOUT + 2 * SOCKET
 """Seconds from the start of a launcher, which itself takes some time, to its giving up."""
 
@@ -21,11 +21,11 @@ TAKEN = """if True:
 """
 
 ALONE = Expect(LOST, r"only 1 of 2 nodes joined in .*--join-timeout\): node 1 is missing", GIVEN_UP)
-UNREACHED = Expect(LOST, rf"node 0 was not reached in {JOIN_TIMEOUT:g} s \(--join-timeout\)", GIVEN_UP)
+UNREACHED = Expect(LOST, rf"{JOIN_TIMEOUT:g} s \(--join-timeout\)", GIVEN_UP)
 
 
 def _nothing(trial: Trial) -> None:
-    """The way it was started is the fault."""
+    """No further fault: the start itself is the fault."""
 
 
 def _joining(trial: Trial) -> None:
@@ -35,7 +35,7 @@ def _joining(trial: Trial) -> None:
     if trial.launcher == "torchrun":
         return trial.until(lambda: trial.runs[1].connected(PORT), "a connection")
     for number in (0, 1):
-        trial.said(number, "2/3 nodes joined")
+        trial.wait_for_output(number, "2/3 nodes joined")
 
 
 def _starting(trial: Trial) -> None:
@@ -51,12 +51,12 @@ def _starting(trial: Trial) -> None:
 
 
 def _killed_while_joining(node: int) -> Callable[[Trial], None]:
-    """The other node goes on waiting, as the node may come back; here it is told to end."""
+    """The other node goes on waiting, as the node may come back; here it is stopped."""
 
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(signal.SIGKILL)
         trial.ended(node)
-        trial.said(1 - node, "has left|waiting for node 0")
+        trial.wait_for_output(1 - node, "has left|waiting for node 0")
         trial.mark()
         trial.runs[1 - node].signal(signal.SIGINT)
 
@@ -66,20 +66,20 @@ def _killed_while_joining(node: int) -> Callable[[Trial], None]:
 def _late(trial: Trial) -> None:
     trial.begin(0)
     if trial.launcher == "ddplaunch":
-        trial.said(0, "1/2 nodes joined")
-    trial.lasts(HEARTBEAT)
+        trial.wait_for_output(0, "1/2 nodes joined")
+    trial.wait_seconds(HEARTBEAT)
     trial.begin(1)
-    trial.under_way()
+    trial.wait_for_ranks()
 
 
 def _late_zero(trial: Trial) -> None:
     trial.begin(1)
     if trial.launcher == "ddplaunch":
-        trial.said(0, "waiting for node 0")
-    trial.lasts(HEARTBEAT)
+        trial.wait_for_output(0, "waiting for node 0")
+    trial.wait_seconds(HEARTBEAT)
     trial.begin(0)
     trial.runs.reverse()
-    trial.under_way()
+    trial.wait_for_ranks()
 
 
 def _alone(trial: Trial) -> None:
@@ -118,7 +118,7 @@ def _two_jobs(trial: Trial) -> None:
     """The second job has the same hosts and port; the first must not mind."""
     trial.begin(0)
     trial.begin(1)
-    trial.under_way()
+    trial.wait_for_ranks()
     trial.begin(0)
     trial.begin(1)
     if trial.launcher == "ddplaunch":
@@ -154,14 +154,14 @@ ROWS = [
     Row("supervisor of node 1 killed -9 during start", killed(1), (lost(1), DEAD), _starting),
     Row("node 1 starts late", _nothing, (WELL, WELL), _late, survives=True),
     Row("node 0 starts late", _nothing, (WELL, WELL), _late_zero, survives=True),
-    Row("node 1 never comes", _nothing, (ALONE,), _alone, "silent", PATIENCE),
-    Row("wrong address on node 1", _nothing, (ALONE, UNREACHED), _wrong_address, "silent", PATIENCE),
-    Row("wrong port on node 1", _nothing, (ALONE, UNREACHED), _wrong_port, "silent", PATIENCE),
-    Row("master port taken on node 0", _nothing, (_REFUSED, _REFUSED), _taken(PORT), "silent", PATIENCE),
+    Row("node 1 never comes", _nothing, (ALONE,), _alone, "silent", JOIN_TIMEOUT_OPTION),
+    Row("wrong address on node 1", _nothing, (ALONE, UNREACHED), _wrong_address, "silent", JOIN_TIMEOUT_OPTION),
+    Row("wrong port on node 1", _nothing, (ALONE, UNREACHED), _wrong_port, "silent", JOIN_TIMEOUT_OPTION),
+    Row("master port taken on node 0", _nothing, (_REFUSED, _REFUSED), _taken(PORT), "silent", JOIN_TIMEOUT_OPTION),
     Row(
         "control port taken on node 0", _nothing, (_CONTROL_PORT_TAKEN, UNREACHED),
-        _taken(PORT + 1), "silent", PATIENCE, torchrun=False,
+        _taken(PORT + 1), "silent", JOIN_TIMEOUT_OPTION, torchrun=False,
     ),
-    Row("firewall that drops", _nothing, (ALONE, UNREACHED), _firewall, "silent", PATIENCE),
+    Row("firewall that drops", _nothing, (ALONE, UNREACHED), _firewall, "silent", JOIN_TIMEOUT_OPTION),
     Row("two jobs on one port", _nothing, (WELL, WELL, _REFUSED, _RUNNING_ALREADY), _two_jobs, survives=True),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The launchers that the matrix is run with: how each is told the same thing."""
+"""The launchers that the fault matrix is run with, each with the same options."""
 
 import os
 import re
@@ -64,12 +64,12 @@ class Run(BackgroundCommand):
         return self.process.returncode
 
     def under_way(self) -> list[tuple[int, int, int]]:
-        """Rank, attempt and pid, as the host has it, of each rank that has said so."""
+        """Rank, attempt and pid on its host of each rank that has reported its start."""
         found = re.findall(r"under way: rank (\d+), attempt (\d+), pid (\d+)", self.stdout())
         return [(int(rank), int(attempt), int(pid)) for rank, attempt, pid in found]
 
     def steps(self) -> int:
-        """How often rank 0 has printed a step."""
+        """Return how many steps rank 0 has printed."""
         return self.stdout().count("step ")
 
     def pid_outside(self, inside: int) -> int:
@@ -97,7 +97,7 @@ class Run(BackgroundCommand):
 
 
 def command_line(pid: int) -> str:
-    """What a process is, for people."""
+    """Return the command line of a process, for messages."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
     except OSError:

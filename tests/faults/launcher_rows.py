@@ -1,4 +1,4 @@
-"""What happens to launchers while ranks run: killed, stopped, interrupted, told to end, also while they stop."""
+"""Faults of launchers while ranks run or stop: killed, suspended, interrupted, terminated."""
 
 import signal
 from collections.abc import Callable
@@ -14,11 +14,11 @@ _FAILED = "rank 1 exited with code 3"
 
 
 def _repeated(node: int, number: int) -> Callable[[Trial], None]:
-    """Impatience is a node's own second signal: schedulers send the first to every node at once, and mean the grace."""
+    """Only a second signal on the same node kills at once, as schedulers send the first one to every node."""
 
     def fault(trial: Trial) -> None:
         trial.runs[node].signal(number)
-        trial.said(node, "stopping 2 ranks")
+        trial.wait_for_output(node, "stopping 2 ranks")
         trial.mark()
         trial.runs[node].signal(number)
 
@@ -28,9 +28,9 @@ def _repeated(node: int, number: int) -> Callable[[Trial], None]:
 def _paused(trial: Trial) -> None:
     trial.mark()
     trial.runs[1].signal(signal.SIGSTOP)
-    trial.lasts(HEARTBEAT / 2)
+    trial.wait_seconds(HEARTBEAT / 2)
     trial.runs[1].signal(signal.SIGCONT)
-    trial.lasts(HEARTBEAT)
+    trial.wait_seconds(HEARTBEAT)
 
 
 def _stopped(node: int) -> Callable[[Trial], None]:
@@ -50,21 +50,21 @@ def _stopping(trial: Trial) -> None:
     """Ranks that ignore SIGTERM have got it on both nodes, and their grace runs."""
     trial.begin(0)
     trial.begin(1)
-    trial.under_way()
+    trial.wait_for_ranks()
     trial.runs[0].signal(signal.SIGTERM)
-    trial.said(1, "SIGTERM on node 0")
+    trial.wait_for_output(1, "SIGTERM on node 0")
     if trial.launcher == "ddplaunch":
-        trial.said(0, "stopping 2 ranks")
+        trial.wait_for_output(0, "stopping 2 ranks")
 
 
 def _failing(trial: Trial) -> None:
-    """A rank has failed on node 0, and those that ignore SIGTERM are waited for; everybody has been told."""
+    """A rank has failed on node 0, and those that ignore SIGTERM are waited for; both nodes know it."""
     trial.begin(0)
     trial.begin(1)
-    trial.under_way()
+    trial.wait_for_ranks()
     trial.order(1, "exit")
     for number in (0, 1):
-        trial.said(number, _FAILED)
+        trial.wait_for_output(number, _FAILED)
 
 
 def _stop_row(what: str, node: int, number: int) -> Row:

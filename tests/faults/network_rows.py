@@ -1,4 +1,4 @@
-"""What happens to machines and to the network between them: node 1 is lost to node 0, and node 0 to node 1."""
+"""Faults of machines and of the network between them: node 1 or node 0 is lost."""
 
 from collections.abc import Callable
 
@@ -46,16 +46,16 @@ def _bad_line(trial: Trial) -> None:
     trial.mark()
     trial.hosts[1].loss(5)
     trial.hosts[1].delay(100)
-    trial.lasts(3 * HEARTBEAT)
+    trial.wait_seconds(3 * HEARTBEAT)
 
 
 def _short_cut(trial: Trial) -> None:
     """Short: what TCP sends again, it sends later each time, so an outage of 1 s can be a silence of 2.2 s."""
     trial.mark()
     trial.hosts[1].unplug()
-    trial.lasts(HEARTBEAT / 4)
+    trial.wait_seconds(HEARTBEAT / 4)
     trial.hosts[1].heal()
-    trial.lasts(HEARTBEAT)
+    trial.wait_seconds(HEARTBEAT)
 
 
 ROWS = [

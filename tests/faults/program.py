@@ -1,4 +1,4 @@
-"""The training program of the fault matrix: four ranks that talk, compute silently, or are deaf to SIGTERM too.
+"""The training program of the fault matrix: four ranks that communicate, compute, or ignore SIGTERM.
 
 usage: program.py talk|silent|deaf|stubborn FOLDER. A file FOLDER/enough ends it with 0; FOLDER/rank3 holds an order.
 Only ranks that talk import torch: what becomes of the others is between the launchers.
@@ -41,7 +41,7 @@ def obey(order: str) -> None:
 
 
 def joined() -> Callable[[bool], bool]:
-    """Join the process group; what this returns is a step, and tells all ranks in the same one whether it is enough."""
+    """Join the process group; return a function that makes a step and returns, on all ranks alike, whether to end."""
     import torch
     import torch.distributed as dist
 
@@ -73,12 +73,12 @@ def main(mode: str, folder: str) -> None:
     rank = int(os.environ["RANK"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     say(f"under way: rank {rank}, attempt {attempt}, pid {os.getpid()}")
-    said, number, enough = time.monotonic(), 0, os.path.join(folder, "enough")
+    printed_at, number, enough = time.monotonic(), 0, os.path.join(folder, "enough")
     while not step(os.path.exists(enough)):
         obey(os.path.join(folder, f"rank{rank}"))
         number += 1
-        if rank == 0 and time.monotonic() > said + 0.1:
-            said = time.monotonic()
+        if rank == 0 and time.monotonic() > printed_at + 0.1:
+            printed_at = time.monotonic()
             say(f"step {number}")
         time.sleep(PAUSE)
 

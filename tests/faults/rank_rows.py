@@ -1,4 +1,4 @@
-"""What happens to ranks: each is a failure of the job, and with --max-restarts 1 the reason for a second attempt."""
+"""Faults of ranks: each fails the job, or with --max-restarts 1 begins a second attempt."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def _stopped(trial: Trial) -> None:
     pid = trial.rank_pid(3)
     trial.mark()
     os.kill(pid, signal.SIGSTOP)
-    trial.lasts(SILENCE)
+    trial.wait_seconds(SILENCE)
     os.kill(pid, signal.SIGCONT)
 
 
@@ -61,7 +61,7 @@ ROWS = [
     Row(
         "grandchild left behind by a job that ends well",
         _leave,
-        (WELL, Expect(0, "killed leftover processes of the ranks: .*sleep")),
+        (WELL, Expect(0, "killed leftover processes .*sleep")),
         mode="silent",
         survives=True,
     ),

@@ -1,4 +1,4 @@
-"""The result of a row: how each launcher ended, and what is wrong with that."""
+"""The result of a row: how each launcher ended, and how that differs from what was expected."""
 
 import re
 from dataclasses import dataclass, field
@@ -35,11 +35,11 @@ class Result:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the fault must not be the end of the job."""
+        """Whether the job must survive the fault."""
         return self.row.survives or (self.row.restarts and self.restarts > 0)
 
     def complaints(self, allowance: float = 0.0) -> list[str]:
-        """What is wrong, with ``allowance`` seconds beyond the bounds.
+        """List what is wrong, with ``allowance`` seconds added to the time limits.
 
         Codes, words, bounds and temporary files are our own contract: torchrun need only end as well or badly as the
         job did, on every node, while it is watched, and leave nothing running.

@@ -1,4 +1,4 @@
-"""What a row of the fault matrix is: how a job starts, the fault, and what must follow on each node."""
+"""The data of a row of the fault matrix: how a job starts, the fault, and what is expected on each node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ HEARTBEAT = 2.0
 """The --heartbeat-timeout of all rows, in seconds: the least that there is."""
 
 SOCKET = 1.0
-"""Seconds from the fault to the verdict where a socket can tell."""
+"""Seconds from the fault to the report where a closed connection shows it."""
 
 SILENCE = HEARTBEAT + 1.0
-"""Seconds where nothing but silence tells."""
+"""Seconds where only missing heartbeats show it."""
 
 LOST = 69
 """The exit code where a node was lost or never came."""
@@ -42,11 +42,11 @@ DEAD = Expect(-9)
 """The fault was its end."""
 
 WELL = Expect(0)
-"""It survives, and ends when the job is told that it is enough."""
+"""It survives, and ends when the test stops the job."""
 
 
 def lost(number: int, within: float = SOCKET) -> Expect:
-    """It must say that this node was lost."""
+    """Return the pattern of the message that this node was lost."""
     return Expect(LOST, rf"node {number} .*was lost", within)
 
 
@@ -61,7 +61,7 @@ class Row:
         mode: what the ranks do, as ``program`` has it; those that do not "talk" start sooner, without torch.
         options: for every launcher, beyond those that say who is who.
         restarts: whether --max-restarts 1 leads to a second attempt, which trains and ends with 0.
-        survives: whether the job must live through it; it is told then that it is enough.
+        survives: whether the job must live through it; it is stopped then by the test.
         torchrun: whether there is such a thing with torchrun.
     """
 

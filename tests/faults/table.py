@@ -1,9 +1,9 @@
-"""The matrix as a table of Markdown."""
+"""Renders the fault matrix as a table in Markdown."""
 
 from collections.abc import Sequence
 
 from tests.faults.result import Result, Seen
-from tests.faults.trial import PATIENCE
+from tests.faults.trial import END_TIMEOUT_S
 
 HEAD = "| Fault | restarts | launcher | node 0 | node 1 | left running | |\n|---|---|---|---|---|---|---|"
 
@@ -11,7 +11,7 @@ HEAD = "| Fault | restarts | launcher | node 0 | node 1 | left running | |\n|---
 def line(result: Result) -> str:
     """One row of the table."""
     nodes = [
-        _node(seen, PATIENCE[result.launcher], goes_on=result.goes_on, verdict=not result.row.survives)
+        _node(seen, END_TIMEOUT_S[result.launcher], goes_on=result.goes_on, verdict=not result.row.survives)
         for seen in result.seen
     ]
     nodes[2:] = []
@@ -29,10 +29,10 @@ def line(result: Result) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _node(seen: Seen, patience: float, *, goes_on: bool, verdict: bool) -> str:
+def _node(seen: Seen, timeout_s: float, *, goes_on: bool, verdict: bool) -> str:
     """Exit code and time, as ``137 · 0.21 s``; without a time where the job just had to live on."""
     if seen.code is None:
-        return f"> {patience:g} s"
+        return f"> {timeout_s:g} s"
     code = "killed" if seen.code == -9 else str(seen.code)
     if seen.code == -9 or not verdict or seen.seconds is None:
         return code
@@ -40,5 +40,5 @@ def _node(seen: Seen, patience: float, *, goes_on: bool, verdict: bool) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The whole of it."""
+    """Render the whole table."""
     return "\n".join([HEAD, *map(line, results)]) + "\n"

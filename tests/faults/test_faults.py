@@ -1,4 +1,4 @@
-"""Every row of the matrix, with and without a restart where that matters, held against the contract."""
+"""Tests each row of the fault matrix, with and without a restart where that matters."""
 
 import pytest
 
@@ -20,5 +20,5 @@ MATRIX = [
 def test_row(row, restarts, network, tmp_path):
     result = Trial(row, restarts, "ddplaunch", network(2), tmp_path).play()  # type: ignore[arg-type]
     print(line(result))
-    said = "\n".join(f"launcher {number} said:\n{seen.stderr}" for number, seen in enumerate(result.seen))
-    assert result.complaints(scaled_timeout(ALLOWANCE)) == [], said
+    output = "\n".join(f"launcher {number} said:\n{seen.stderr}" for number, seen in enumerate(result.seen))
+    assert result.complaints(scaled_timeout(ALLOWANCE)) == [], output

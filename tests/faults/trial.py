@@ -1,4 +1,4 @@
-"""One row of the matrix under one launcher: started, broken, watched to its end, and what was left counted."""
+"""Runs one row of the matrix under one launcher, and counts what is left afterwards."""
 
 import re
 import time
@@ -12,11 +12,11 @@ from tests.hosts.network import Network
 from tests.patience import scaled_timeout
 from tests.starts import LIGHT
 
-PATIENCE = {"ddplaunch": 30.0, "torchrun": 60.0}
+END_TIMEOUT_S = {"ddplaunch": 30.0, "torchrun": 60.0}
 """Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are
 those of a quiet machine."""
 
-LEFT_PATIENCE = 1.0
+LEFTOVERS_TIMEOUT_S = 1.0
 """Seconds that the kernel and an init have to bury what a launcher has killed."""
 
 ALLOWANCE = 4.0
@@ -24,7 +24,7 @@ ALLOWANCE = 4.0
 
 
 class Stuck(Exception):
-    """What a row waits for did not happen."""
+    """Raised if the condition that a row waits for does not come."""
 
 
 class Trial:
@@ -34,7 +34,7 @@ class Trial:
         self.row, self.restarts, self.launcher, self.folder = row, restarts, launcher, folder
         self.hosts = network.hosts
         self.runs: list[Run] = []
-        self.patience = PATIENCE[launcher]
+        self.timeout_s = END_TIMEOUT_S[launcher]
 
     # What rows do
 
@@ -53,8 +53,8 @@ class Trial:
         return run
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait, and notice meanwhile which launchers end."""
-        deadline = time.monotonic() + scaled_timeout(self.patience)
+        """Wait for a condition, and record which launchers end meanwhile."""
+        deadline = time.monotonic() + scaled_timeout(self.timeout_s)
         while not condition():
             self.look()
             if time.monotonic() > deadline:
@@ -63,18 +63,18 @@ class Trial:
         self.look()
 
     def look(self) -> None:
-        """Notice what has ended."""
+        """Record which launchers have ended."""
         for run in self.runs:
             if run.verdict_at is None and run.process.poll() is not None:
                 run.verdict_at = time.monotonic()
 
     def mark(self, *numbers: int) -> None:
-        """The fault is now, for these launchers or all."""
+        """Record the moment of the fault for these launchers, or all."""
         for number in numbers or range(len(self.runs)):
             self.runs[number].fault_at = time.monotonic()
 
-    def under_way(self, times: int = 1) -> None:
-        """Wait until each of the four ranks has said ``times`` times that it is under way."""
+    def wait_for_ranks(self, times: int = 1) -> None:
+        """Wait until each of the four ranks has reported its start ``times`` times."""
 
         def ready() -> bool:
             if ended := [run for run in self.runs[:2] if run.process.poll() is not None]:
@@ -83,17 +83,17 @@ class Trial:
 
         self.until(ready, "ranks under way")
 
-    def said(self, number: int, text: str) -> None:
-        """Wait until a launcher has said something that matches."""
+    def wait_for_output(self, number: int, text: str) -> None:
+        """Wait until a launcher has printed something that matches."""
         self.until(lambda: re.search(text, self.runs[number].stderr()), f"{text!r} from launcher {number}")
 
-    def goes_on(self, times: int = 2) -> None:
+    def wait_for_progress(self, times: int = 2) -> None:
         """Wait until the job has made progress from now on."""
         before = self.runs[0].steps()
         self.until(lambda: self.runs[0].steps() >= before + times, "progress of the job")
 
-    def lasts(self, seconds: float) -> None:
-        """Let time pass: the fault is that it does. All launchers must live on."""
+    def wait_seconds(self, seconds: float) -> None:
+        """Wait, where the fault is a time without events; all launchers must survive it."""
         until = time.monotonic() + seconds
         self.until(lambda: time.monotonic() > until or any(run.verdict_at for run in self.runs), "time")
         if ended := [str(i) for i, run in enumerate(self.runs) if run.verdict_at]:
@@ -104,7 +104,7 @@ class Trial:
         self.until(lambda: self.runs[number].verdict_at, f"the end of launcher {number}")
 
     def order(self, rank: int, what: str) -> None:
-        """Let a rank do something: exit, raise, leave."""
+        """Order a rank to exit, raise or leave the process group."""
         path = self.folder / f"rank{rank}"
         path.with_suffix(".new").write_text(what)
         path.with_suffix(".new").rename(path)
@@ -115,7 +115,7 @@ class Trial:
         return run.pid_outside([pid for number, _, pid in run.under_way() if number == rank][-1])
 
     def enough(self) -> None:
-        """Tell the job to end well."""
+        """Let the job end with exit code 0."""
         (self.folder / "enough").touch()
 
     # Its end
@@ -138,7 +138,7 @@ class Trial:
             return self.row.start(self)
         self.begin(0)
         self.begin(1)
-        self.under_way()
+        self.wait_for_ranks()
 
     def _follow(self) -> None:
         """Wait for the verdict, and for what comes after it."""
@@ -146,10 +146,10 @@ class Trial:
         if self.row.restarts and self.restarts:
             self._restarted()
         elif self.row.survives:
-            self.goes_on()
+            self.wait_for_progress()
             self.enough()
         if self.launcher == "ddplaunch":
-            self.patience = max(expect.within for _, expect in expected) + 2 * ALLOWANCE
+            self.timeout_s = max(expect.within for _, expect in expected) + 2 * ALLOWANCE
         self.until(lambda: all(run.verdict_at for run in self.runs), "the end of all launchers")
 
     def _restarted(self) -> None:
@@ -163,16 +163,16 @@ class Trial:
 
         if self.launcher == "ddplaunch":
             self.until(announced, "the announcement of a restart")
-        self.under_way(2)
-        self.goes_on()
+        self.wait_for_ranks(2)
+        self.wait_for_progress()
         self.enough()
         for run in self.runs:
             self.until(lambda run=run: run.process.poll() is not None, "the end of the second attempt")  # type: ignore[misc]
 
     def _seen(self, run: Run) -> Seen:
-        """How a launcher ended; what it left counts on hosts that are up."""
+        """Return how a launcher ended; leftovers count on hosts that are up."""
         seconds = None if run.verdict_at is None or run.fault_at is None else run.verdict_at - run.fault_at
-        deadline = time.monotonic() + scaled_timeout(LEFT_PATIENCE)
+        deadline = time.monotonic() + scaled_timeout(LEFTOVERS_TIMEOUT_S)
         while (pids := self._left(run)) and time.monotonic() < deadline:
             time.sleep(0.01)
         ended = run.host.alive and run.process.poll() is not None

@@ -1,4 +1,4 @@
-"""Running a program under ddplaunch, under torchrun or alone, and reading what its ranks report."""
+"""Runs a program under ddplaunch, under torchrun or alone, and reads what its ranks report."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from tests.conftest import SLOW_START, ddplaunch_command, run_command, torchrun_
 
 PROGRAMS = Path(__file__).parent / "programs"
 
-PATIENCE = 240
+TIMEOUT_S = 240
 """Seconds: torchrun's ranks each import the framework, on a machine that does other things too."""
 
 Report = dict[str, Any]
@@ -31,10 +31,10 @@ class Launchers:
     """Runs programs in one folder, with nothing downloaded and no file of the user's read.
 
     Attributes:
-        calm: threads that spin while they wait slow each other down tenfold where tests run side by side.
+        variables: threads that spin while they wait slow each other down tenfold where tests run side by side.
     """
 
-    calm: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    variables: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Launchers:
     def run(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> Done:
         """Run a command to its end."""
         home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf")}
-        done = run_command(words, self.folder, {**self.calm, **home, **(env or {})}, timeout=PATIENCE)
+        done = run_command(words, self.folder, {**self.variables, **home, **(env or {})}, timeout=TIMEOUT_S)
         done.stderr = SLOW_START.sub("", done.stderr)
         return done
 

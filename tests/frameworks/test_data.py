@@ -1,4 +1,4 @@
-"""Samples and figures over ranks: webdataset and torchdata see each once, torchmetrics counts each once."""
+"""Tests of webdataset, torchdata and torchmetrics: each sample is seen and counted once over all ranks."""
 
 import io
 import tarfile
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
+from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports, requires
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * TIMEOUT_S)]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`ddplaunch stacks` names the rank that others wait for, whatever stands between the program and torch."""
+"""Tests that ``ddplaunch stacks`` names the culprit in programs of each framework."""
 
 import json
 
@@ -83,20 +83,20 @@ def test_the_rank_that_others_wait_for(start_ddplaunch, run_in_fork, tmp_path, p
     script = write_program(tmp_path, "train.py", program)
     line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "sleep(600)" in text)
     job = start_ddplaunch("run", "--nproc", "3", script)
-    said: list[str] = []
+    sentences: list[str] = []
 
-    def told() -> bool:
+    def is_reported() -> bool:
         done = run_in_fork("stacks", str(job.process.pid), "--json")
-        said[:] = json.loads(done.stdout)["sentences"] if done.returncode == 0 else [done.stderr]
-        first = said[0]
+        sentences[:] = json.loads(done.stdout)["sentences"] if done.returncode == 0 else [done.stderr]
+        first = sentences[0]
         return first.startswith("ranks 0, 2 wait in ") and first.endswith(
             f"; rank 1 has not entered it: load_batch at train.py:{line}"
         )
 
     try:
-        wait_until(lambda: told() or job.process.poll() is not None, "the sentence", 60)
+        wait_until(lambda: is_reported() or job.process.poll() is not None, "the sentence", 60)
     finally:
-        print(*said, sep="\n")
+        print(*sentences, sep="\n")
     assert job.process.poll() is None, job.stderr()
     job.process.kill()
     job.wait()

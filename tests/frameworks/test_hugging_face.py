@@ -1,11 +1,11 @@
-"""accelerate and transformers' Trainer: the launcher's world, gradients accumulated, samples counted once, resumed."""
+"""Tests of accelerate and transformers' Trainer: world size, gradients, samples and resuming."""
 
 import pytest
 
 from tests.conftest import write_program
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
+from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports, requires
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * TIMEOUT_S)]
 
 ACCELERATED = PROGRAMS / "accelerated.py"
 ON_CPUS = {"ACCELERATE_USE_CPU": "true"}

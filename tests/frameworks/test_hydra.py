@@ -1,12 +1,12 @@
-"""A script with ``@hydra.main``: its configuration, its overrides, and one run folder for all ranks."""
+"""Tests of a script with ``@hydra.main``: its configuration, its overrides, and one run folder for all ranks."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
+from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports, requires
 
-pytestmark = [requires("hydra"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [requires("hydra"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * TIMEOUT_S)]
 
 SCRIPT = PROGRAMS / "configured.py"
 ONE_FOLDER = "hydra.run.dir=runs/${oc.env:TORCHELASTIC_RUN_ID}"

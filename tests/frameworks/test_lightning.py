@@ -1,10 +1,10 @@
-"""Lightning's Trainer and Fabric: in the launcher's world, with no processes of their own."""
+"""Tests of Lightning's Trainer and Fabric, which use the launcher's ranks and start no processes."""
 
 import pytest
 
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports, requires
+from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports, requires
 
-pytestmark = [requires("lightning"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [requires("lightning"), pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * TIMEOUT_S)]
 
 TRAINER = PROGRAMS / "lightning_trainer.py"
 PRELOAD = ("--preload", "torch,lightning")

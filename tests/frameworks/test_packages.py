@@ -1,4 +1,4 @@
-"""What training programs import is the same in a forked rank, imported once, as in one that imports it itself."""
+"""Tests that packages imported before the fork look the same in a rank as those imported by the rank."""
 
 import json
 from pathlib import Path

@@ -1,12 +1,12 @@
-"""What ranks compute is the same to the last digit, whether all was imported once for them or by each of them."""
+"""Tests that results are equal to the last digit with and without preloading."""
 
 import pytest
 
 from tests.benchmarks.contenders import PROGRAMS
 from tests.conftest import read_events
-from tests.frameworks.launchers import PATIENCE, Launchers, Report, reports, requires
+from tests.frameworks.launchers import TIMEOUT_S, Launchers, Report, reports, requires
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * PATIENCE)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * TIMEOUT_S)]
 
 
 def compared(launchers: Launchers, program: str, *imported_once: str) -> list[Report]:

@@ -1,17 +1,17 @@
-"""What torch itself promises to torchrun's workers, and its parts that care where they run."""
+"""Tests of what torch documents for torchrun's workers, and of its parts that depend on the launcher."""
 
 import os
 
 import pytest
 
 from tests.conftest import clean_environment
-from tests.frameworks.launchers import PATIENCE, PROGRAMS, reports
+from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(3 * TIMEOUT_S)]
 
 
 def test_every_documented_variable_is_as_under_torchrun(launchers):
-    before = {"SET_BEFORE": " ".join([*clean_environment(), *launchers.calm, "HOME", "HF_HOME", "SET_BEFORE"])}
+    before = {"SET_BEFORE": " ".join([*clean_environment(), *launchers.variables, "HOME", "HF_HOME", "SET_BEFORE"])}
     ours = reports(launchers.ddplaunch("--max-restarts", "2", PROGRAMS / "contract.py", env=before))
     theirs = reports(launchers.torchrun("--max-restarts", "2", PROGRAMS / "contract.py", env=before))
     for rank, (our, their) in enumerate(zip(ours, theirs, strict=True)):
@@ -30,10 +30,10 @@ def test_every_documented_variable_is_as_under_torchrun(launchers):
         assert {name: value for name, value in variables.items() if name not in own} == {
             name: value for name, value in their["documented"].items() if name not in own
         }
-        for said in ("elastic", "node_local_rank", "ranks"):
-            assert our[said] == their[said]
+        for key in ("elastic", "node_local_rank", "ranks"):
+            assert our[key] == their[key]
         assert our["elastic"] is True
-        # docs/frameworks.md tells of the one that torchrun has more, and docs/fidelity.md of ours.
+        # docs/frameworks.md names the one that only torchrun has, and docs/fidelity.md of ours.
         assert set(their["set"]) - set(our["set"]) == {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
         assert set(our["set"]) - set(their["set"]) == {"NODE_RANK", "DDPLAUNCH_DEVICE", "DDPLAUNCH_PREEMPTED_FILE"}
 

@@ -81,7 +81,7 @@ class GridEngine(Cluster):
         on = host or self.login
         return on.run(*words, check=check, env=self.environment, cwd=self.folder, stdin=subprocess.DEVNULL)
 
-    def said(self) -> str:
+    def describe_state(self) -> str:
         logs = "\n".join(path.read_text() for path in self._spool.rglob("messages"))
         return self.run("qstat", "-f", check=False) + logs
 

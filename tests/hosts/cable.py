@@ -1,4 +1,4 @@
-"""One interface of a host and the cable from it to a switch, with the faults that a cable can have."""
+"""One network interface of a virtual host and its cable to a switch, with faults."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ class Cable:
         inside.ip(f"link set {self.interface} up", *self.settings)
 
     def pull(self) -> None:
-        """Pull it out: the interface is gone, and the cable as new."""
+        """Pull the cable: the interface is gone, and the faults of the cable too."""
         self._stop_relay()
         if self.inside is not None:
             self.switch.ip(f"link del {self.port}")
@@ -80,7 +80,7 @@ class Cable:
         self.switch.call("tc", "qdisc", "replace", "dev", self.port, "root", *discipline.split())
 
     def heal(self) -> None:
-        """As new."""
+        """Undo all faults of the cable."""
         inside = self._plugged()
         self._stop_relay()
         if self._queues:
@@ -133,7 +133,7 @@ class Cable:
 
 
 def wait_for_ready(process: subprocess.Popen[bytes], what: str) -> None:
-    """Wait until it says "ready"; raise what it said instead."""
+    """Wait until it prints "ready"; raise an error with any other output."""
     assert process.stdout is not None
     with process.stdout as pipe:
         line = pipe.readline()

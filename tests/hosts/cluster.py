@@ -1,4 +1,4 @@
-"""What clusters of virtual hosts have in common, whatever schedules their jobs: their end, and waiting for them."""
+"""The base class of clusters on virtual hosts: ends their daemons, and waits for their jobs."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ C = TypeVar("C", bound="Cluster")
 
 
 class ClusterError(Exception):
-    """A scheduler does not do what was asked."""
+    """A scheduler does not do what was requested."""
 
 
 class Cluster:
@@ -35,15 +35,15 @@ class Cluster:
         for host in self.network.hosts:
             host.kill_all()
 
-    def said(self) -> str:
-        """What its daemons say of its jobs, and have logged lately."""
+    def describe_state(self) -> str:
+        """Return the state of its jobs, and the daemons' last log lines."""
         raise NotImplementedError
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 30) -> None:
-        """Wait for what nothing announces; what its daemons say is in the error."""
+        """Poll until a condition is true; the error has the state of the daemons."""
         began, pause = time.monotonic(), 0.02
         while not condition():
             if time.monotonic() > began + scaled_timeout(timeout):
-                raise ClusterError(f"waited {time.monotonic() - began:.0f} s for {what}\n{self.said()}")
+                raise ClusterError(f"waited {time.monotonic() - began:.0f} s for {what}\n{self.describe_state()}")
             time.sleep(pause)
             pause = min(pause * 1.2, 0.2)  # a scheduler's command takes more time of a CPU than most jobs here

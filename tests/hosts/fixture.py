@@ -1,4 +1,4 @@
-"""What tests with several hosts ask for."""
+"""The fixture for tests with several virtual hosts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

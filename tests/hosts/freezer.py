@@ -1,4 +1,4 @@
-"""Stopping all processes of a host at one moment, as if its time stood still."""
+"""Freezes all processes of a host at one moment."""
 
 import os
 import signal

@@ -151,7 +151,7 @@ class Host:
             cable.plug(self._network, self._init.pid)
 
     def finish_boot(self) -> None:
-        """Wait until it is up."""
+        """Wait until the host is up."""
         assert self._init is not None
         wait_for_ready(self._init, f"the init of {self.name}")
 
@@ -185,7 +185,7 @@ class Host:
         return init, network
 
     def power_off(self) -> None:
-        """Cut the cables, then kill everything: the others hear nothing more of it."""
+        """Cut the cables, then kill everything: the others receive nothing more of it."""
         for cable in self._cables:
             cable.cut()
         self.kill_all()
@@ -202,7 +202,7 @@ class Host:
             self._quota.lift()
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the host."""
         self.kill_all()
         for cable in self._cables:
             cable.close()
@@ -219,7 +219,7 @@ class Host:
         self._freezer.freeze(self.processes)
 
     def thaw(self) -> None:
-        """Let them run again."""
+        """Let its processes run again."""
         self._freezer.thaw()
 
     def _running(self) -> subprocess.Popen[bytes]:

@@ -1,7 +1,7 @@
-"""PID 1 of a virtual host: sets the host up, reaps its orphans, and takes it down when the test process is gone.
+"""PID 1 of a virtual host: sets the host up, reaps its orphans, and ends it with the test process.
 
-It reads its settings (JSON) from stdin, already in the host's namespaces, and says "ready" when the host is. As PID 1,
-it takes every process of the host along when it is killed.
+It reads its settings (JSON) from stdin, already in the host's namespaces, and prints "ready" when the host is.
+As PID 1, it takes every process of the host along when it is killed.
 """
 
 import ctypes

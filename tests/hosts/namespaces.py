@@ -1,4 +1,4 @@
-"""Linux namespaces, entered by a thread that is thrown away afterwards.
+"""Enters Linux namespaces in a thread that ends afterwards.
 
 Namespaces belong to threads, so a thread may enter a host, start a process there and end: the process is a direct
 child of ours, with its own exit status and its own pid, and nothing stands in between that signals have to get past.
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class HostError(Exception):
-    """A virtual host or its network cannot do what was asked."""
+    """A virtual host or its network cannot do what was requested."""
 
 
 def unshare(flags: int) -> None:
@@ -40,7 +40,7 @@ def setns(fd: int, flags: int) -> None:
 
 
 def in_thread(action: Callable[[], Result]) -> Result:
-    """Call it in a thread of its own, whose namespaces it may change, and return what it returns or raises."""
+    """Call a function in a new thread, whose namespaces it may change; return or raise its result."""
     results: list[Result] = []
     errors: list[BaseException] = []
 
@@ -94,7 +94,7 @@ class NetworkNamespace:
         in_thread(write)
 
     def close(self) -> None:
-        """Let go of it; the kernel removes it when no process is in it either."""
+        """Close the file; the kernel removes the namespace when no process is in it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -18,7 +18,7 @@ from tests.hosts.namespaces import HostError, NetworkNamespace
 _SWITCH = "10.77.0.1"
 """The gateway of the hosts, which forwards nothing: what goes elsewhere vanishes."""
 _NAME_SERVER = "10.77.0.2"
-"""Nobody has this address, but the hosts believe to know its place on the switch, so that they really wait."""
+"""No host has this address, but the hosts believe to know its place on the switch, so that they really wait."""
 
 
 class Network:
@@ -98,7 +98,7 @@ def _cables(switch: NetworkNamespace, number: int, ipv6: bool, second: bool) -> 
 
 
 def _files(number: int, count: int, debian_hosts: bool, dns: str, ipv6: bool) -> dict[str, str]:
-    """What a host has in /etc in place of ours."""
+    """Return the files that a host has in /etc."""
     lines = ["127.0.0.1 localhost"]
     if debian_hosts:
         lines.append(f"127.0.1.1 n{number}.example n{number}")
@@ -121,7 +121,7 @@ def _files(number: int, count: int, debian_hosts: bool, dns: str, ipv6: bool) ->
 
 @functools.cache
 def unsupported() -> str | None:
-    """Why there can be no virtual hosts here, or None; found out by making one, once."""
+    """Return why this machine cannot have virtual hosts, or None; tried once."""
     if sys.platform != "linux":
         return "they need Linux namespaces"
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""Fewer CPUs for the processes of a host than the machine has, as a container has them: the time of a control group."""
+"""Limits the CPU time of a host by a control group, as a container's is limited."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -10,7 +10,7 @@ _PERIOD = 100_000  # microseconds, as docker has it
 
 
 def _parents() -> Iterator[Path]:
-    """The roots of the control groups in which time can be limited, of version 2 or 1."""
+    """Return the roots of control groups with a CPU controller, of version 2 or 1."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount, kind, options, *_ = line.split()
         folder = Path(mount)

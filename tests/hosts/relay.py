@@ -1,7 +1,7 @@
-"""A slow piece of cable: carries Ethernet frames between two TAP devices, each some time later.
+"""A slow cable: forwards Ethernet frames between two TAP devices after a delay.
 
 For kernels without netem. Run as ``relay.py MILLISECONDS TAP TAP PIDFD`` in the network namespace of the switch; it
-says "ready" when the devices are there, and ends, and they with it, when the process of the pidfd does.
+prints "ready" when the devices are there, and ends, and they with it, when the process of the pidfd does.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Connections between virtual hosts, to see what a fault does to them."""
+"""Connections between virtual hosts, which show the effect of a fault."""
 
 import subprocess
 import sys
@@ -70,19 +70,19 @@ class EchoConnection:
         return str(result)
 
     def begin(self, timeout: float) -> None:
-        """Ask, and leave the answer to :meth:`end`."""
+        """Send a request; :meth:`end` waits for the answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{timeout}\n")
         self.process.stdin.flush()
 
     def ask(self, timeout: float | None = None) -> str:
-        """Ask, and say what comes back; by default an answer is waited for with patience."""
+        """Ask, and say what comes back; by default waits long for an answer."""
         self.begin(scaled_timeout(10) if timeout is None else timeout)
         return self.end()
 
 
 def echo(host: Host) -> None:
-    """Start the echo there."""
+    """Start the echo server on a host."""
     process = host.start([sys.executable, "-IS", "-c", ECHO], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

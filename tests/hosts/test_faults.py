@@ -1,4 +1,4 @@
-"""What each fault of a virtual host does to its connections."""
+"""Tests of what each fault of a virtual host does to its connections."""
 
 import sys
 from collections.abc import Callable

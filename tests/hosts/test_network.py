@@ -1,4 +1,4 @@
-"""The virtual hosts themselves: what is between them, what breaks when, and that nothing is left."""
+"""Tests of the virtual hosts themselves: connections, faults, and that nothing is left."""
 
 import os
 import re

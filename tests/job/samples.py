@@ -1,4 +1,4 @@
-"""A plan of ranks that sleep, for what is folded from its events."""
+"""A plan of sleeping ranks, for tests that fold its events."""
 
 from ddplaunch.plan.layout import Node, Rank
 from ddplaunch.plan.plan import Plan

@@ -1,4 +1,4 @@
-"""Asking a running job, as its own user, as another, and as an attacker."""
+"""Tests of the control socket of a running job: requests of its user, of other users, and of attackers."""
 
 import os
 import signal
@@ -168,7 +168,7 @@ def test_garbage_is_dropped_and_a_connection_is_for_one_request(run):
 
 
 @pytest.mark.slow
-def test_those_who_say_nothing_keep_nobody_out_for_long(run):
+def test_silent_clients_do_not_keep_others_out_for_long(run):
     job = run()
     show(job)
     silent = [call(job.path) for _ in range(MAX_CLIENTS)]
@@ -210,7 +210,7 @@ def test_a_process_that_has_a_killed_launchers_pid_now_does_not_keep_its_socket(
     assert not list(runtime.rglob("*.1")), "a client removes what is left"
 
 
-def test_who_reads_nothing_and_a_launcher_that_is_stopped_hold_nobody_up(run):
+def test_a_client_that_does_not_read_and_a_stopped_launcher_delay_no_other(run):
     job = run()
     show(job)
     with call(job.path) as sock:

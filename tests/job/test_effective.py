@@ -1,4 +1,4 @@
-"""Where the time of a run went: folded from events in any order, and of real runs that are killed and stand still."""
+"""Tests of goodput, folded from events in any order, and of real runs that are killed or stall."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_the_line_has_what_counts():
 
 
 def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, run_in_fork):  # noqa: F811
-    """Its history has what happened so far, and its readings tell until when it went on."""
+    """Its history has what happened so far, and its samples show until when it went on."""
     now = time.time()
     kept = HistoryRecorder(plan(RUN), lambda rank: b"", lambda: None, pytest.fail)
     happened = (RankStarted(0, 100, 0), RankStarted(1, 101, 0), events.JobStalled(now, ""), events.StallEnded())

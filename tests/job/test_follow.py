@@ -1,4 +1,4 @@
-"""Following what ranks print, and waiting for a job's end, at the door of a real run and of one that plays tricks."""
+"""Tests of following output and waiting for a job's end, with a real run and a misbehaving one."""
 
 import pytest
 
@@ -108,7 +108,7 @@ class Slow:
         pass
 
 
-def test_who_reads_slowly_misses_some_and_is_told():
+def test_a_slow_reader_misses_some_and_gets_a_note():
     slow = Slow(0)
     TailOutputRequest((1,), follow=True).handle(slow)  # type: ignore[arg-type]
     slow.on_output(0, b"another rank")

@@ -1,4 +1,4 @@
-"""What is kept of a run: by a real one, in the user's folder, whatever is in its way."""
+"""Tests of the history: what a real run records in the user's folder, also under faults."""
 
 import json
 import os
@@ -181,7 +181,7 @@ def test_a_full_disk_and_one_that_cannot_be_written(tmp_path):
     words = ["run", "--nproc", "2", *LIGHT, "fails.py"]
     full = mounted("size=4k", tmp_path / "full", f"head -c 4096 /dev/zero > '{tmp_path}/full/x';", words)
     assert full.returncode == 1
-    assert full.stderr.count("the record of this run in the history is incomplete: No space left on device") == 1
+    assert full.stderr.count("history is incomplete: No space left on device") == 1
     fixed = mounted("ro", tmp_path / "fixed", "", words)
     assert (fixed.returncode, fixed.stderr.count("history")) == (1, 0)
 
@@ -301,7 +301,7 @@ def test_a_line_that_makes_no_sense_is_passed_over(state, line):
 
 
 def test_very_many_attempts_take_no_longer_than_few_each():
-    """A file that somebody made: nothing of the record is copied for each of its lines."""
+    """A file that another program wrote: nothing of the record is copied for each of its lines."""
     head = {"run_id": "r", "target": "t", "argv": [], "host": "h", "cwd": "/", "pid": 1, "began": 1.0}
     begun = {"event": "begun", "attempt": 0, "node_rank": 0, "nnodes": 1, "world_size": 1, "ranks": [[0, "h"]]}
     happened = [json.dumps({"time": 2.0, **each}) for each in (begun, {"event": "note", "text": "x"})] * 20_000

@@ -1,4 +1,4 @@
-"""The file of --metrics: what Prometheus' textfile collector reads."""
+"""Tests of the file of --metrics, as Prometheus' textfile collector reads it."""
 
 import os
 import re
@@ -88,7 +88,7 @@ def test_a_run_writes_it(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "expected"),
     [
         ("job.txt", "expected a file that ends in .prom"),
         ("''", "has an empty value"),
@@ -96,9 +96,9 @@ def test_a_run_writes_it(run_ddplaunch, tmp_path):
         ("dir.prom", "is a folder, not a file"),
     ],
 )
-def test_what_is_refused(run_in_fork, tmp_path, path, said):
+def test_what_is_refused(run_in_fork, tmp_path, path, expected):
     write_program(tmp_path, "t.py", "")
     (tmp_path / "dir.prom").mkdir()
     done = run_in_fork("run", "--metrics", "" if path == "''" else path, "t.py")
     assert done.returncode == 2
-    assert said in done.stderr
+    assert expected in done.stderr

@@ -1,4 +1,4 @@
-"""A new request to a running job is its file, a command and its line: a toy one, added to a copy of the package."""
+"""Tests that a new request to a running job needs its file, a command and a line, in a copy of the package."""
 
 import shutil
 import signal

@@ -1,4 +1,4 @@
-"""The readings in the history: what a real run leaves, what is kept of a month, and what harms nobody."""
+"""Tests of samples in the history: those of a real run, of a month, and damaged ones."""
 
 import os
 import random
@@ -60,9 +60,9 @@ def test_a_run_keeps_its_readings(run_ddplaunch, tmp_path):
         assert 0 < rank.collectives < 7
     assert last.ranks[1].behind >= last.ranks[0].behind == 0
     (folder,) = (tmp_path / "logs").iterdir()
-    (told,) = [line for line in (folder / "events.jsonl").read_text().splitlines() if '"first_collective"' in line]
+    (record,) = [line for line in (folder / "events.jsonl").read_text().splitlines() if '"first_collective"' in line]
     began = min(float(line.split()[-1]) for line in done.stdout.splitlines())
-    moment = float(told.rpartition(":")[2].strip(" }"))
+    moment = float(record.rpartition(":")[2].strip(" }"))
     assert 0 < moment - began < 2, "the recorder knows it, not the look"
 
 
@@ -121,8 +121,8 @@ class Clock:
 
 
 def test_how_often_it_wakes(monkeypatch):
-    clock, heard = Clock(), []
-    taking = SampleCollector(clock, None, lambda event: None, [lambda look, reading: heard.append(reading)])
+    clock, received = Clock(), []
+    taking = SampleCollector(clock, None, lambda event: None, [lambda look, reading: received.append(reading)])
     taking.observe(events.AttemptPlanned(plan(), 0))
     for rank in (0, 1):
         taking.observe(events.RankStarted(rank, os.getpid(), 0))
@@ -142,12 +142,12 @@ def test_how_often_it_wakes(monkeypatch):
     monkeypatch.setattr("ddplaunch.agent.readings.AFTER", 0.0)
     clock.pass_on()
     assert clock.waits[-1] == LATER
-    assert len(heard) == 10
-    assert heard[0] is None
+    assert len(received) == 10
+    assert received[0] is None
     taking.observe(events.Restarting(1, 0.0, "again", None))
     taking.observe(events.AttemptPlanned(plan(), 1))
     clock.pass_on()
-    assert heard[-1] is None, "no rank runs"
+    assert received[-1] is None, "no rank runs"
     taking.observe(events.JobEnded(0, None))
     assert clock.due.callback is None
 
@@ -162,7 +162,7 @@ def test_how_often_it_wakes(monkeypatch):
     ],
 )
 def test_when_the_first_collective_was(entered, arrived, moment):
-    asked, told, clock = [], [], Clock()
+    asked, samples, clock = [], [], Clock()
 
     def inspect(detail, done):
         asked.append(detail)
@@ -179,7 +179,7 @@ def test_when_the_first_collective_was(entered, arrived, moment):
         )
         done(Inspection(0.0, tuple(ranks), 2))
 
-    taking = SampleCollector(clock, inspect, told.append, [])
+    taking = SampleCollector(clock, inspect, samples.append, [])
     taking.observe(events.AttemptPlanned(plan(), 0))
     for rank in (0, 1):
         taking.observe(events.RankStarted(rank, os.getpid(), 0))
@@ -187,7 +187,7 @@ def test_when_the_first_collective_was(entered, arrived, moment):
     clock.pass_on()
     clock.pass_on()
     assert asked.count("pace") == (max(entered) < 100 and moment is not None)
-    moments = [each.moment for each in told]
+    moments = [each.moment for each in samples]
     if moment == "now":
         assert len(moments) == 1
         assert before <= moments[0] <= time.time()
@@ -268,7 +268,7 @@ def test_no_trouble_harms_the_run(tmp_path):
     keep(file, look, a_reading(2, 1, 0, random.Random(1)))
 
 
-def test_a_disk_that_hangs_holds_nobody_up(tmp_path):
+def test_a_disk_that_hangs_does_not_delay_the_job(tmp_path):
     """As a home on the network may: the reading after it is left out, and the launcher goes on."""
     history = Kept(tmp_path)
     file, look = SampleFile(history), CounterSnapshot(plan(), 0.0, 0.0)

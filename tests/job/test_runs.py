@@ -1,4 +1,4 @@
-"""Which run a word means."""
+"""Tests of finding the run that a name on the command line means."""
 
 import os
 import re

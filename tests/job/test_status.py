@@ -1,4 +1,4 @@
-"""The status of a job, folded from its events."""
+"""Tests of the status of a job, folded from its events."""
 
 import random
 import signal
@@ -32,7 +32,7 @@ def test_the_beginning():
     assert status.ranks == ()
 
 
-def test_what_is_noted_is_folded_when_somebody_asks_or_there_is_too_much():
+def test_events_are_folded_at_a_request_or_when_there_are_too_many():
     watch = StatusTracker(PLAN)
     watch.observe(PLANNED)
     for event in STARTED:

@@ -1,4 +1,4 @@
-"""The live view's frames, drawn from made-up looks."""
+"""Tests of the live view's frames, drawn from made-up data."""
 
 import re
 import signal
@@ -138,8 +138,10 @@ def test_what_a_rank_does(found, status, state, expected):
 
 
 def test_a_hang():
-    said = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has not"
-    one = hanging(4, sentences=(said,), gpus=(GpuUsage(0, 80, 40 * GIB, 80 * GIB), GpuUsage(1, 98, 71 * GIB, 80 * GIB)))
+    expected = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has not"
+    one = hanging(
+        4, sentences=(expected,), gpus=(GpuUsage(0, 80, 40 * GIB, 80 * GIB), GpuUsage(1, 98, 71 * GIB, 80 * GIB))
+    )
     one = replace(one, previous=JobSnapshot(one.current.status, replace(one.current.inspection, moment=3750.0)))
     assert shown(one) == [
         "running 1:02:31 | 0 collectives/s | 3 of 4 ranks wait | CPU 0 %",
@@ -156,8 +158,8 @@ def test_where_ranks_wait_without_a_sentence():
     one = hanging(4)
     ranks = (replace(one.current.inspection.ranks[0], last=last), *one.current.inspection.ranks[1:])
     assert "3 of 4 ranks wait in #11 of default_pg" in shown(one)[0]
-    told = shown(later(one, inspection=replace(one.current.inspection, ranks=ranks)))
-    assert "wait in all_gather #11 of default_pg" in told[0]
+    output = shown(later(one, inspection=replace(one.current.inspection, ranks=ranks)))
+    assert "wait in all_gather #11 of default_pg" in output[0]
 
 
 def test_where_ranks_wait_that_no_collective_counts():
@@ -314,9 +316,9 @@ def busy_job(count: int, **what) -> ViewState:
     one = snapshot(*(rank(number, 50 + number, 50 + number, cpu=2.0) for number in range(count)), **what)
     before = Inspection(3750.0, tuple(rank(number, 10, 10, cpu=1.0) for number in range(count)), count)
     used = {number: ProcessUsage(2.0, (number + 1) * 100 << 20) for number in range(count)}
-    said = {number: f"step {number} loss 0.{number}" for number in range(count)}
+    outputs = {number: f"step {number} loss 0.{number}" for number in range(count)}
     gpus = tuple(GpuUsage(number, 90 + number, 40 * GIB, 80 * GIB, (100 + number,)) for number in range(count))
-    now = replace(one.current, usage=used, last_lines=said)
+    now = replace(one.current, usage=used, last_lines=outputs)
     earlier = JobSnapshot(one.current.status, before, {number: ProcessUsage(1.0, 0) for number in range(count)})
     places = {number: "all_reduce train.py:88" for number in range(count)}
     late = {number: 0.038 if number == 1 else 0.0 for number in range(count)}
@@ -342,9 +344,9 @@ def test_a_row_for_each_rank_has_all_that_is_known():
 
 
 def test_sentences_are_whole_before_anything_else():
-    said = "rank 3 " + "waits for somebody who does not come " * 5 + "at all"
-    rows = full(replace(busy_job(4, hint="? help"), sentences=(said,)), 40, 10)
-    assert said in " ".join(row.strip() for row in rows)
+    expected = "rank 3 " + "waits for somebody who does not come " * 5 + "at all"
+    rows = full(replace(busy_job(4, hint="? help"), sentences=(expected,)), 40, 10)
+    assert expected in " ".join(row.strip() for row in rows)
     assert re.match("   0 [.] ", rows[-1])
 
 

@@ -1,4 +1,4 @@
-"""Output that cannot be written: the exit code stays the job's, and lost lines are counted."""
+"""Tests of output that cannot be written: the exit code stays the job's, and lost lines are counted."""
 
 from __future__ import annotations
 

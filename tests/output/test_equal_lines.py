@@ -1,4 +1,4 @@
-"""Lines that several ranks print at the same time are shown once; none is lost, and each rank's keep their order."""
+"""Tests of merging equal lines of several ranks: shown once, none lost, and in each rank's order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.output.equal_lines import HOLD_S, LineMerger
 from ddplaunch.output.prefix import format_for_ranks, uses_rank_only
-from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.conftest import clean_environment, conflict, ddplaunch_command, write_program
 from tests.emulator import TerminalEmulator
 from tests.impatient import launcher_with_constant
 from tests.patience import scaled_timeout
@@ -172,11 +172,11 @@ def test_lines_are_merged_in_a_pipe_only_on_request(patient, tmp_path, words, al
     done = subprocess.run(
         typed, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=scaled_timeout(90)
     )
-    said = done.stdout.splitlines()
-    assert sorted(line for line in said if "load" in line) == [f"{each} loading checkpoint" for each in alike]
+    lines = done.stdout.splitlines()
+    assert sorted(line for line in lines if "load" in line) == [f"{each} loading checkpoint" for each in alike]
     numbers = ["1"] if "--show" in words else ["0", "1", "2"]
     losses = [f"{each} loss {number}" for each, number in zip(own, numbers, strict=True)]
-    assert sorted(line for line in said if "loss" in line) == losses
+    assert sorted(line for line in lines if "loss" in line) == losses
     assert sorted(line for line in done.stderr.splitlines() if "warn" in line) == [
         f"{each} a warning" for each in alike
     ]
@@ -249,5 +249,5 @@ def test_merge_requires_a_prefix_with_the_rank_only(run_in_fork, tmp_path):
     for prefix in ("none", "{host} {rank}"):
         done = run_in_fork("run", "--nproc", "2", "--merge", "--prefix", prefix, "train.py")
         assert done.returncode == 2
-        assert done.stderr.startswith(f"Error: --merge does not work with --prefix {prefix}")
+        assert done.stderr.startswith("Error: " + conflict("--merge", f"--prefix {prefix}"))
     assert run_in_fork("run", "--nproc", "2", "--no-merge", "--prefix", "none", "--dry-run", "train.py").returncode == 0

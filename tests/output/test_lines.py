@@ -1,4 +1,4 @@
-"""The line assembler alone: cut anywhere, the same lines come out."""
+"""Tests of the line assembler: the same lines, wherever the bytes are cut."""
 
 from __future__ import annotations
 

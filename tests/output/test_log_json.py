@@ -1,4 +1,4 @@
-"""``--log-json``: ddplaunch's own messages are one JSON object per line, and ranks' lines are unchanged."""
+"""Tests of ``--log-json``: one JSON object per message of ddplaunch, and unchanged lines of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ddplaunch.output.voice import MessageKind
 from tests.conftest import clean_environment, ddplaunch_command, free_port, wait_until, write_program
 from tests.output.test_output import Terminal
-from tests.reference.records import SAID, SAID_KINDS
+from tests.reference.records import MESSAGE_FIELDS, MESSAGE_KINDS
 from tests.starts import LIGHT
 
 LOG_JSON = ("run", "--log-json", *LIGHT)
@@ -36,8 +36,8 @@ def messages(text: str) -> list[dict[str, Any]]:
     assert all(line.startswith('{"source": "ddplaunch", ') for line in lines), text
     found = [json.loads(line) for line in lines]
     for each in found:
-        assert list(each)[: len(SAID)] == list(SAID)
-        assert each["kind"] in SAID_KINDS
+        assert list(each)[: len(MESSAGE_FIELDS)] == list(MESSAGE_FIELDS)
+        assert each["kind"] in MESSAGE_KINDS
     return found
 
 
@@ -46,7 +46,7 @@ def kinds(text: str) -> list[str]:
 
 
 def test_the_page_has_every_kind():
-    assert {kind.value[0] for kind in MessageKind} == set(SAID_KINDS)
+    assert {kind.value[0] for kind in MessageKind} == set(MESSAGE_KINDS)
 
 
 def test_a_job_that_ends_well(run_ddplaunch, tmp_path):

@@ -1,4 +1,4 @@
-"""Output of ranks on the screen: complete lines, progress bars, nothing lost, slow readers do not block a job."""
+"""Tests of ranks' output on the screen: complete lines, progress bars, nothing lost, and slow readers."""
 
 from __future__ import annotations
 
@@ -412,16 +412,16 @@ def test_pdb_on_one_rank(tmp_path):
 def test_a_debugger_without_a_terminal(run_ddplaunch, tmp_path):
     write_program(tmp_path, "debugged.py", "import os\nif os.environ['RANK'] == '1':\n    breakpoint()\n    print()\n")
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "debugged.py")
-    said = done.stderr[done.stderr.index("ddplaunch: ") :].splitlines()
-    assert said[0] == "ddplaunch: rank 1 failed with BdbQuit (exit code 1)"
-    assert said[1] == "  with --debug the rank waits at its breakpoint for `ddplaunch debug`"
+    lines = done.stderr[done.stderr.index("ddplaunch: ") :].splitlines()
+    assert lines[0] == "ddplaunch: rank 1 failed with BdbQuit (exit code 1)"
+    assert lines[1] == "  with --debug the rank waits at its breakpoint for `ddplaunch debug`"
 
 
 FALLS = """
 import os, signal, sys, time
 def meet():
     raise ConnectionError("[/src/gloo/pair.cc:538] Connection closed by peer [127.0.0.1]:1")
-def tell(what):
+def announce(what):
     open(what + os.environ["TORCHELASTIC_RUN_ID"], "w").close()
 def wait_for(what):
     while not os.path.exists(what + os.environ["TORCHELASTIC_RUN_ID"]):
@@ -429,7 +429,7 @@ def wait_for(what):
 rank = int(os.environ["RANK"])
 if rank == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it falls by itself, as soon as it can
-    tell("zero")
+    announce("zero")
     wait_for("two")
 if rank == 1:
     wait_for("zero")
@@ -442,7 +442,7 @@ if rank == 2:
         import traceback
         traceback.print_exc()
         print("rank 2 goes on", file=sys.stderr, flush=True)
-        tell("two")
+        announce("two")
         time.sleep(600)
 meet()
 """

@@ -1,4 +1,4 @@
-"""``--prefix``: the prefix of each line of a rank."""
+"""Tests of ``--prefix``: the prefix of each line of a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timestamps of output, and `ddplaunch logs --since`."""
+"""Tests of timestamps of output, and of ``ddplaunch logs --since``."""
 
 import time
 from datetime import datetime
@@ -58,7 +58,7 @@ def test_a_line_of_a_full_disk_is_left_out():
         ("2026-11-26 09:00", "2026-11-26 09:00:00"),
     ],
 )
-def test_times_that_people_type(text, expected):
+def test_times_that_users_type(text, expected):
     now = datetime.fromisoformat("2026-11-26 12:00:00").timestamp()
     assert parse_moment(text, now) == datetime.fromisoformat(expected).timestamp()
 

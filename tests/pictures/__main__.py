@@ -1,4 +1,4 @@
-"""``python -m tests.pictures [NAME …]``: draw these pictures of docs/ anew, or all."""
+"""``python -m tests.pictures [NAME …]``: draws these pictures of docs/ again, or all."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""docs/failure.svg: a job of four ranks in a terminal, one of which fails, and the report.
+"""Draws docs/failure.svg: a job of four ranks in a terminal, one of which fails, and the report.
 
 The job is real, and so is the terminal; of what is shown only the folder's name is another.
 """
@@ -46,5 +46,5 @@ def picture(folder: Path) -> str:
 
 
 def is_clear(drawn: str) -> bool:
-    """Ranks that lose their peer before they are stopped print more than a picture holds."""
+    """Whether the picture shows all lines: ranks that lose a peer before they are stopped print more."""
     return "3 other ranks were stopped" in lines(drawn)[-1]

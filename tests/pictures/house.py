@@ -1,4 +1,4 @@
-"""docs/house.svg: the packages of ddplaunch, each above all that it may import.
+"""Draws docs/house.svg: the packages of ddplaunch, each above all that it may import.
 
 The layers are those of tests/test_imports.py, which enforces them. Each package is described here in a few words, and
 in full in CONTRIBUTING.md.
@@ -51,7 +51,7 @@ STYLE = """\
 
 
 def house() -> str:
-    """The picture: commands at the top, the ground below all."""
+    """Return the picture: commands at the top, the lowest layer at the bottom."""
     ground, *floors = LAYERS
     drawn: list[str] = []
     top = GAP

@@ -1,4 +1,4 @@
-"""docs/stacks.svg: ``ddplaunch stacks`` about a job of four ranks, three of which wait for one."""
+"""Draws docs/stacks.svg: ``ddplaunch stacks`` about a job of four ranks, three of which wait for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A terminal as a drawing: what a command shows on a pseudo-terminal, drawn by rich, without fonts from elsewhere."""
+"""Draws a terminal as SVG: what a command shows on a pseudo-terminal, rendered by rich."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _show(folder: Path, words: tuple[str, ...], variables: Mapping[str, str]) ->
 
 
 def lines(drawing: str) -> list[str]:
-    """The lines that a drawing shows."""
+    """Return the lines of text in a drawing."""
     texts = [each for each in ElementTree.fromstring(drawing).iter() if each.tag.endswith("}text")]
     rows = groupby(texts, lambda each: each.get("y"))
     return ["".join(each.text or "" for each in row).replace("\xa0", " ").rstrip() for _, row in rows]

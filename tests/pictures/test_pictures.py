@@ -1,4 +1,4 @@
-"""The pictures of docs/ show what is there; ``python -m tests.pictures`` draws them again."""
+"""Tests that the pictures of docs/ show the present output; ``python -m tests.pictures`` draws them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts, numbering, binding and threads: pure arithmetic."""
+"""Tests of the layout of ranks: counts, numbering, binding and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rank 0's store is, and what is refused."""
+"""Tests of where rank 0's store is, and of addresses that are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.rendezvous import SourcedValue, check_init_method, choose_backend, locate_store, uses_nccl
+
+NOT_A_HOST = "is not a host name"
 
 ENVIRON = {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4000"}
 
@@ -54,11 +56,11 @@ def test_locate(given, environ, address, port):
         (None, 0, None, 2, {}, "--master-port 0: several nodes must agree on a port"),
         (None, None, None, 2, {"MASTER_PORT": "http"}, "MASTER_PORT http: expected a port"),
         (None, None, None, 2, {"MASTER_PORT": "70000"}, "MASTER_PORT 70000: expected a port"),
-        (None, None, None, 2, {"MASTER_ADDR": "a b"}, "MASTER_ADDR a b is not a host name"),
-        ("10.0.0.300", None, None, 2, {}, "--master-addr 10.0.0.300 is not a host name"),
-        ("10.0.0.1:29500", None, None, 2, {}, "--master-addr 10.0.0.1:29500 is not a host name"),
-        ("http://x", None, None, 2, {}, "--master-addr http://x is not a host name"),
-        ("", None, None, 1, {}, "--master-addr  is not a host name"),
+        (None, None, None, 2, {"MASTER_ADDR": "a b"}, f"MASTER_ADDR a b {NOT_A_HOST}"),
+        ("10.0.0.300", None, None, 2, {}, f"--master-addr 10.0.0.300 {NOT_A_HOST}"),
+        ("10.0.0.1:29500", None, None, 2, {}, f"--master-addr 10.0.0.1:29500 {NOT_A_HOST}"),
+        ("http://x", None, None, 2, {}, f"--master-addr http://x {NOT_A_HOST}"),
+        ("", None, None, 1, {}, f"--master-addr  {NOT_A_HOST}"),
         (None, None, "tcp://h:0", 1, {}, "--init-method 0: expected a port"),
         (None, None, "tcp://h:70000", 1, {}, "--init-method 70000: expected a port"),
         (None, 98, "tcp://h:99", 1, {}, "--init-method tcp://h:99 and --master-port 98 contradict"),

@@ -1,4 +1,4 @@
-"""Where each node stands among others: ranks follow each other, and tasks on one machine know that they share it."""
+"""Tests of a node's ranks among those of other nodes, and of several nodes on one machine."""
 
 from __future__ import annotations
 

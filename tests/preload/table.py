@@ -1,4 +1,4 @@
-"""Small tables of known packages, and installations to go with them, for the tests of what is admitted."""
+"""Small tables of known packages, and installations of them, for tests of the import selector."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ class Installation:
         self.add("torch", TORCH)
 
     def write(self) -> Path:
-        """Write the table down."""
+        """Write the table to its file."""
         self._table.write_text(json.dumps({"packages": self._entries, "harmless": self._harmless}))
         return self._table
 

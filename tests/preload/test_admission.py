@@ -1,4 +1,4 @@
-"""Which imports of a program one process may make for all ranks, by small tables and packages."""
+"""Tests of which imports of a program may be preloaded, with small tables and packages."""
 
 import json
 import os
@@ -11,6 +11,8 @@ from ddplaunch.preload.admission import ImportSelector
 from ddplaunch.target.target import find_target
 from tests.conftest import write_program
 from tests.preload.table import Installation
+
+NOT_LISTED = "imports stranger, which is not in the table"
 
 UNKNOWN = "not in the table"
 
@@ -103,7 +105,7 @@ def test_the_reasons(admitting):
         "next": "2.0 has not been audited",
         "beta": "1.2rc1 has not been audited",
         "alone": "stranger is installed",
-        "needs": "imports stranger, which is not in the table",
+        "needs": NOT_LISTED,
         "bound": "comes after train.py:2, which may matter",
         "stranger": UNKNOWN,
         "free": "comes after train.py:4, an import of stranger, where stranger.py:2 uses sys.meta_path",
@@ -294,7 +296,7 @@ def test_what_an_import_would_load_where_it_is_installed(admitting):
     """The run would start over otherwise, each time."""
     admitting.add("asks", tries=["stranger", "absent.part"], seeks=["sought"])
     admitting.add("gentle", tries=["bound.part", "absent"])
-    assert admitting.reasons("import gentle\nimport asks\n") == {"asks": "imports stranger, which is not in the table"}
+    assert admitting.reasons("import gentle\nimport asks\n") == {"asks": NOT_LISTED}
     admitting.add("known_now", refused="prints")
     admitting.add("gentle", tries=["known_now"])
     assert admitting.reasons("import gentle\n") == {"gentle": "imports known_now, which prints"}

@@ -1,4 +1,4 @@
-"""What is chosen to be imported once, as a dry run tells: by the table, options, and the number of ranks."""
+"""Tests of the preload plan in a dry run: by the table, the options, and the number of ranks."""
 
 import json
 import shlex
@@ -33,7 +33,7 @@ def test_what_is_known_comes_after_torch(preload, tmp_path):
     assert preload() == expected  # nothing is learned
 
 
-def test_what_is_not_known_is_told(preload, tmp_path, run_in_fork):
+def test_what_is_not_known_is_reported(preload, tmp_path, run_in_fork):
     names = [f"unknown{number}" for number in range(7)]
     more = tmp_path / "site-packages"
     for name in names:
@@ -105,7 +105,7 @@ def test_options(preload, tmp_path, words, modules):
         ("import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\n", "", ["torch"]),
     ],
 )
-def test_one_rank_is_forked_only_where_it_cannot_tell(preload, tmp_path, source, words, modules):
+def test_one_rank_is_forked_only_where_it_sees_no_difference(preload, tmp_path, source, words, modules):
     write_program(tmp_path, "train.py", source)
     assert preload(f"--nproc 1 {words}")["modules"] == modules
 

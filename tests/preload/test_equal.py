@@ -1,4 +1,4 @@
-"""Programs that change what their imports do compute under the command what they compute in plain Python."""
+"""Tests that programs which change their imports compute the same as in plain Python."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""What a zygote makes of known packages that do what the table does not say: it starts over with torch alone."""
+"""Tests that a zygote starts again with torch alone if a package does what the table does not say."""
 
 import pytest
 
 from tests.conftest import read_events, write_program
 from tests.preload.table import Installation
+
+RANDOM = "an import keeps a random generator, a Random"
 
 CHANGED = {
     "environment": ("import os\nos.environ['NEW'] = '1'", "importing changed changes the variable NEW;"),
@@ -20,12 +22,12 @@ CHANGED = {
         "2 threads run after importing",
     ),
     "stranger": ("import stranger", "stranger was imported, which is not a known package"),
-    "random": ("import random\nR = random.Random()", "an import keeps a random generator, a Random"),
+    "random": ("import random\nR = random.Random()", RANDOM),
     "hidden": (
         "import random\nclass A:\n  def __init__(self): self.r = [random.Random(1)]\nX = {'a': A()}",
-        "an import keeps a random generator, a Random",
+        RANDOM,
     ),
-    "looks": ("try: import optional_part\nexcept ImportError: pass", "optional_part has the name of a module that was"),
+    "looks": ("try: import optional_part\nexcept ImportError: pass", "optional_part has the name of"),
 }
 
 
@@ -89,7 +91,7 @@ def test_an_import_sees_no_terminal_and_reads_nothing_of_what_is_for_a_rank(tmp_
     assert sorted(done.stdout.splitlines()) == [f"{sees} b'typed'", f"[0] {sees} b''"], done.stderr
 
 
-def test_what_the_log_tells(tmp_path):
+def test_what_the_log_shows(tmp_path):
     made = Installation(tmp_path)
     made.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
     write_program(tmp_path, "train.py", "import torch, changed, yaml\n")
@@ -113,7 +115,7 @@ def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path):
 
 
 def test_dill_has_the_programs_main(tmp_path):
-    """It keeps that from its import on, and tells a program's own functions from others' by it."""
+    """It keeps that from its import on, and distinguishes a program's own functions by it."""
     made = Installation(tmp_path)
     made.add("dill", "import dill._dill", modules={"dill": [], "dill._dill": []})
     write_program(made.site, "dill/_dill.py", "import __main__ as _main_module")

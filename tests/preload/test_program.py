@@ -1,4 +1,4 @@
-"""What a program's source says of its imports and variables, without any of it being run."""
+"""Tests of what the source scan finds of a program's imports and variables, without running it."""
 
 from __future__ import annotations
 

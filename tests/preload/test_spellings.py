@@ -1,4 +1,4 @@
-"""Ways to write what changes later imports: each keeps torch from being imported before the fork."""
+"""Tests of code that changes later imports: each way keeps torch from being preloaded."""
 
 from __future__ import annotations
 

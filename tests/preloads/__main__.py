@@ -1,4 +1,4 @@
-"""``python -m tests.preloads NAME…``: audit installed distributions, with the interpreter that has them."""
+"""``python -m tests.preloads NAME…``: audits installed distributions, with the interpreter that has them."""
 
 import argparse
 import json

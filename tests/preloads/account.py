@@ -1,4 +1,4 @@
-"""What a probe saw: its answer, and what follows from it alone."""
+"""The result of a probe, and what follows from it alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audits distributions: what their modules may be imported once for all ranks, or why they may not.
+"""Audits distributions: which of their modules may be preloaded for all ranks, or why they may not.
 
 *Plain* interpreters import the modules as ranks 0 (twice), 1 and 11; *forks* of a zygote that has imported them are the
 same ranks, and *disturbed* plain ones have done before what a program may do. What an import does beyond making modules

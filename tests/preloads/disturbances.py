@@ -1,4 +1,4 @@
-"""What a program may do before an import, that no import of an order-free package may mind.
+"""Actions of a program before an import that must not change an order-free package.
 
 Standard library only; run from its path, inside the interpreters of an audit.
 """

@@ -1,4 +1,4 @@
-"""The environment, the arguments and ``__main__``, made so that they tell of each look: inside an audit's interpreters.
+"""Records reads of the environment, the arguments and ``__main__``, inside an audit's interpreters.
 
 Standard library only; run from its path.
 """
@@ -144,7 +144,7 @@ class _Main(types.ModuleType):
 
 
 def make_main(file: str, note: Note) -> dict[str, Any]:
-    """Make a ``__main__`` of this file that tells of reads; return what it has."""
+    """Make a ``__main__`` of this file that records reads; return its content."""
     main = _Main("__main__")
     space: dict[str, Any] = object.__getattribute__(main, "__dict__")
     space.update({"\0note": note, "__builtins__": sys.modules["builtins"], "__file__": file})

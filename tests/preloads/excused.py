@@ -1,4 +1,4 @@
-"""What was looked at and let be: what modules keep, and what they do, though an audit would hold it against them.
+"""Allowed differences: module state and actions that an audit would report and that were reviewed.
 
 Standard library only; loaded inside the interpreters of an audit. Whatever is not here counts.
 """

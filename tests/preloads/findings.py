@@ -1,6 +1,6 @@
-"""What an import does beyond making modules, and during which modules: noted inside the interpreters of an audit.
+"""Records what an import does besides making modules, and in which module, inside an audit's interpreters.
 
-Standard library only; run from its path. What Python does is seen (os.environ is traced, audit events are heard, a few
+Standard library only; run from its path. What Python does is recorded (os.environ is traced, audit events seen, a few
 functions are wrapped); for what native code reads, process.py asks the C library.
 """
 

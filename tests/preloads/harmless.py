@@ -1,4 +1,4 @@
-"""Audits what is imported in each rank: whether that changes anything in what was imported for all."""
+"""Audits imports in each rank: whether they change what was preloaded for all."""
 
 import datetime
 import json

@@ -1,4 +1,4 @@
-"""Which module is being imported, by which, and who imports whom: noted inside the interpreters of an audit.
+"""Records which module is being imported, and by which, inside an audit's interpreters.
 
 Standard library only; run from its path. What is noted goes by names, as modules come and go.
 """

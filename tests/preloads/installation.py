@@ -1,4 +1,4 @@
-"""An interpreter of its own with small distributions of ours: torch there is an empty module, or nearly."""
+"""An interpreter with small made-up distributions, where torch is an almost empty module."""
 
 import base64
 import hashlib

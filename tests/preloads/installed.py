@@ -1,4 +1,4 @@
-"""The distributions of this interpreter: versions, top-level modules, and whose file a module is, by their RECORDs."""
+"""The distributions of this interpreter: versions, top-level modules, and the owner of each module."""
 
 import os
 import sys

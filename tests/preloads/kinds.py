@@ -1,4 +1,4 @@
-"""Kinds of native objects that hold nothing in which processes could differ, or that a fork could share to its harm.
+"""Kinds of native objects: those without state of a process, and those that a fork must not share.
 
 Standard library only; loaded inside the interpreters of an audit. Each was looked at; whatever is in neither of these
 nor in readers.py is opaque, and guilty.

@@ -1,4 +1,4 @@
-"""The table as the audit writes it: ``ddplaunch/preload/known.json``."""
+"""The table ``ddplaunch/preload/known.json`` as the audit writes it."""
 
 import datetime
 import json

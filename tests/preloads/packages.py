@@ -1,4 +1,4 @@
-"""Small packages for the audit to judge, each a module of a few lines that does one thing, and the expected finding."""
+"""Small packages for tests of the audit, each with one action and the expected finding."""
 
 TORCH = """
 float32, float64 = "float32", "float64"

@@ -1,4 +1,4 @@
-"""Imports modules in an interpreter made for that, and tells what it saw: one half of a comparison.
+"""Imports modules in an interpreter of an audit, and reports what it saw: one half of a comparison.
 
 Run by a stub, as ``STUB REQUEST ANSWER``: JSON files, of which ``Request`` has the fields of the first and
 ``account.Account`` those of the second. Standard library only, and no name of ours in ``sys.modules``.

@@ -1,4 +1,4 @@
-"""What the C library knows of this process: variables asked for and set there. Inside the interpreters of an audit.
+"""Records reads and writes of variables in the C library, inside an audit's interpreters.
 
 Standard library only; run from its path. ``asked.c`` is to be loaded before the C library (LD_PRELOAD).
 """

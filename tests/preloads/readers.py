@@ -1,4 +1,4 @@
-"""What objects hold in native code, as parts that state.py reads on: inside the interpreters of an audit.
+"""Reads the content of native objects as parts for state.py, inside an audit's interpreters.
 
 Standard library only; run from its path. What has neither a reader nor an entry in kinds.py is opaque.
 """

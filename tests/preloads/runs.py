@@ -1,4 +1,4 @@
-"""Starts the interpreters of an audit, and has what each of them saw."""
+"""Starts the interpreters of an audit, and reads the result of each."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What of a process belongs to no module, and the generators that all share: inside the interpreters of an audit.
+"""State of a process that belongs to no module, and shared random generators, inside an audit's interpreters.
 
 Standard library only; run from its path.
 """

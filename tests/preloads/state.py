@@ -1,4 +1,4 @@
-"""What modules keep, as numbers that two processes can compare: computed inside the interpreters of an audit.
+"""Computes the state of modules as numbers that two processes can compare, inside an audit's interpreters.
 
 Standard library only; run from its path. All interpreters have one seed of hashes, so equal values have equal numbers
 and sets one order. A value is read to its end, however deep; an address counts as none only if an object lives there.
@@ -326,7 +326,7 @@ def _first(item: tuple[int, object, object]) -> int:
 
 
 def _outside(value: Any) -> tuple[str, str]:
-    """In what order to read a set's members, as far as they tell by themselves."""
+    """In what order to read a set's members, as far as they show it themselves."""
     kind = type(value)
     if kind in _ATOMS:
         return kind.__name__, str(value)

@@ -1,4 +1,4 @@
-"""What of a process all its modules share, watched while they are imported: inside the interpreters of an audit.
+"""Watches the process state that all modules share during imports, inside an audit's interpreters.
 
 Standard library only; run from its path. A look costs some 0.1 ms, and there is one whenever another module begins or
 goes on to be executed, so that what has changed is known to be the doing of those on the stack.

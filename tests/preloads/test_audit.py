@@ -1,4 +1,4 @@
-"""What the audit makes of packages that do one thing each, in an interpreter that has these alone."""
+"""Tests of the audit, with packages that do one thing each."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The words of a program that lead to the modules of a lazy package: what its structure maps to each."""
+"""Finds the words of a program that lead to the modules of a lazy package."""
 
 import importlib
 import json

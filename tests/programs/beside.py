@@ -1,4 +1,4 @@
-"""A sidecar that says "beside" and waits; its arguments say how it behaves meanwhile."""
+"""A sidecar that prints "beside" and waits; its arguments select what it does meanwhile."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Does what programs do with processes, tracebacks and their own source; one line of JSON a rank: {feature: result}."""
+"""Uses processes, tracebacks and its own source as programs do; prints a line of JSON a rank: {feature: result}."""
 
 import asyncio
 import concurrent.futures
@@ -62,18 +62,18 @@ def source():
 def with_asyncio():
     async def talk():
         process = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
-        said, _ = await process.communicate()
-        return said.decode()
+        output, _ = await process.communicate()
+        return output.decode()
 
     return asyncio.run(talk())
 
 
 def in_subprocess():
-    said = subprocess.check_output('echo "$RANK"', shell=True, text=True)
-    return said.strip() == os.environ.get("RANK", "")
+    output = subprocess.check_output('echo "$RANK"', shell=True, text=True)
+    return output.strip() == os.environ.get("RANK", "")
 
 
-def told_traceback():
+def formatted_traceback():
     try:
         try:
             square(None)
@@ -102,7 +102,7 @@ FEATURES = {
     "source": source,
     "asyncio": with_asyncio,
     "subprocess": in_subprocess,
-    "traceback": told_traceback,
+    "traceback": formatted_traceback,
     "stack": stack,
     "warning": warned,
 }

@@ -1,4 +1,4 @@
-"""Data for docs/examples/template.py whose first run goes no further than its third step until it must make room."""
+"""Data for docs/examples/template.py whose first run stops at its third step until it is preempted."""
 
 from __future__ import annotations
 

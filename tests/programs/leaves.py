@@ -1,4 +1,4 @@
-"""Ranks that rank 0 leaves early, or of which it is not the process that was started; argument: "exit" or "wrap"."""
+"""Ranks that rank 0 leaves early, or that run in a child process; argument: "exit" or "wrap"."""
 
 import os
 import subprocess

@@ -1,8 +1,8 @@
-"""Writes down, as JSON, all that a program can see of the process it is in.
+"""Writes all that a program can see of its process, as JSON.
 
     python probe.py [ARGUMENT]…
 
-into the file that PROBE_OUT names, with the rank behind it under a launcher. PROBE_IMPORT is a module to import first.
+PROBE_OUT names the file; under a launcher, the rank is added to its name. PROBE_IMPORT is a module to import first.
 """
 
 names_at_start = list(globals())

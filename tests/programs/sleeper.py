@@ -1,4 +1,4 @@
-"""A rank that says "ready" and waits; its arguments say how it behaves meanwhile."""
+"""A rank that prints "ready" and waits; its arguments select what it does meanwhile."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Does what training scripts do with torch and numpy; one JSON file a rank: {feature: result}."""
+"""Uses torch and numpy as training scripts do; writes a JSON file a rank: {feature: result}."""
 
 import json
 import os
@@ -39,9 +39,9 @@ def share(method):
     tensor = torch.ones(4).share_memory_()
     process = context.Process(target=double, args=(tensor, queue))
     process.start()
-    heard = queue.get()
+    received = queue.get()
     process.join()
-    return [heard, float(tensor.sum()), process.exitcode]
+    return [received, float(tensor.sum()), process.exitcode]
 
 
 def compute():

@@ -1,4 +1,4 @@
-"""pytest's terminal and the debugger of ranks: ``--pdb`` and ``breakpoint()`` in marked tests, at a real terminal."""
+"""Tests of the debugger of ranks under pytest: ``--pdb`` and ``breakpoint()`` in marked tests, at a real terminal."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_after(rank):
     pass
 """
 
-Person = Callable[..., TerminalEmulator]
+StartPytest = Callable[..., TerminalEmulator]
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Iterator[Person]:
-    """Types pytest at a terminal, and what comes then."""
+def start_pytest(tmp_path: Path) -> Iterator[StartPytest]:
+    """Start pytest on a test in a terminal."""
     sessions: list[TerminalEmulator] = []
 
     def start(body: str, *words: str) -> TerminalEmulator:
@@ -73,9 +73,9 @@ def person(tmp_path: Path) -> Iterator[Person]:
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_ranks_that_fail(person: Person):
+def test_ranks_that_fail(start_pytest: StartPytest):
     """Their frames are there; then the test fails, and what is expected to fail is not looked at."""
-    pytest_ = person(FAILS, "--pdb")
+    pytest_ = start_pytest(FAILS, "--pdb")
     pytest_.until("(rank 1)", 60)
     pytest_.type("p values, rank\r")
     pytest_.until("([1, 40], 1)")
@@ -91,9 +91,9 @@ def test_ranks_that_fail(person: Person):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("-s",)])
-def test_a_breakpoint(person: Person, words: tuple[str, ...]):
+def test_a_breakpoint(start_pytest: StartPytest, words: tuple[str, ...]):
     """Quitting the debugger fails the test."""
-    pytest_ = person(STOPS, *words)
+    pytest_ = start_pytest(STOPS, *words)
     pytest_.until("(rank 1)", 60)
     pytest_.type("p mine\r")
     pytest_.until("41")
@@ -110,9 +110,9 @@ def test_a_breakpoint(person: Person, words: tuple[str, ...]):
 
 def test_refused(tmp_path: Path):
     write_program(tmp_path, "test_it.py", STOPS)
-    for words, said in (
+    for words, expected in (
         (("--trace",), "--trace does not work with @pytest.mark.ranks: write breakpoint() in the test"),
         (("--pdb", "-n", "1"), "--pdb is incompatible with distributing tests"),
     ):
         done = run_command([sys.executable, "-m", "pytest", *words, *QUIET], tmp_path, timeout=100)
-        assert said in done.stdout + done.stderr
+        assert expected in done.stdout + done.stderr

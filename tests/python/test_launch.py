@@ -1,4 +1,4 @@
-"""``ddplaunch.launch`` called by programs: results, errors, output."""
+"""Tests of ``ddplaunch.launch`` called by programs: results, errors, output."""
 
 from __future__ import annotations
 
@@ -394,8 +394,8 @@ with Session(nproc=4) as session:
 """,
     )
     words = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
-    told = subprocess.run(words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True).stdout
-    assert [line.split(":")[1] for line in told.splitlines() if "error" in line and line.startswith("program")] == [
+    output = subprocess.run(words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True).stdout
+    assert [line.split(":")[1] for line in output.splitlines() if "error" in line and line.startswith("program")] == [
         "7",
         "8",
     ]

@@ -1,4 +1,4 @@
-"""docs/notebooks.md: its cells are run in one Jupyter kernel, and show what the page has behind each."""
+"""Tests that the cells of docs/notebooks.md print what the page shows, in one Jupyter kernel."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_the_page_s_cells_show_what_it_has(tmp_path: Path):
             if CTRL_C in lines:
                 notebook.awaited = lines[: lines.index(CTRL_C)]
             notebook.execute_cell(book.cells[number], number)
-            said = shown(book.cells[number])
-            missing = not_printed(lines, said)
-            assert not missing, f"not shown: {missing[0]}\n{book.cells[number].source}\n{said}"
+            output = shown(book.cells[number])
+            missing = not_printed(lines, output)
+            assert not missing, f"not shown: {missing[0]}\n{book.cells[number].source}\n{output}"
             assert notebook.awaited is None
     assert not list(temporary.glob("ddplaunch-*"))

@@ -1,10 +1,13 @@
-"""``ddplaunch.Session``: ranks that stay between calls."""
+"""Tests of ``ddplaunch.Session``, whose ranks stay between calls."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.python.test_launch import Python, python
+
+ENDED = "the ranks have ended; their variables are lost"
+SESSION_ENDED = "the session has ended: create a new one"
 
 __all__ = ["python"]
 
@@ -72,10 +75,10 @@ if __name__ == "__main__":
         print(output.getvalue().splitlines()[-1])
 """
     assert python(body).splitlines() == [
-        *("[0, 1]", "rank 1 exited with code 3", "the session has ended: create a new one"),
-        "ddplaunch: the ranks have ended; their variables are lost",
+        *("[0, 1]", "rank 1 exited with code 3", SESSION_ENDED),
+        f"ddplaunch: {ENDED}",
         *("[0, 1]", "rank 1 exited with code 3", "[0, 1]"),
-        "ddplaunch: the ranks have ended; their variables are lost; the next call starts new ones",
+        f"ddplaunch: {ENDED}; the next call starts new ones",
     ]
 
 
@@ -150,10 +153,10 @@ if __name__ == "__main__":
     print(*(line for line in output.getvalue().splitlines() if line.startswith("ddplaunch")), sep="\\n")
 """
     first, second, late, *_, gone = python(body).splitlines()
-    assert (first, second) == ("rank 1 failed with ValueError: no luck", "the session has ended: create a new one")
+    assert (first, second) == ("rank 1 failed with ValueError: no luck", SESSION_ENDED)
     begin = "ddplaunch: rank 0 did not return within 3 s after rank 1 raised: rank 0 waits in "
     assert late.startswith(begin), late
-    assert gone == "ddplaunch: the ranks have ended; their variables are lost"
+    assert gone == f"ddplaunch: {ENDED}"
 
 
 def test_threads_take_turns(python: Python):

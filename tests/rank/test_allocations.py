@@ -1,4 +1,4 @@
-"""``--oom-report``: what a rank says when CUDA runs out of memory. A stand-in plays torch: no GPU is needed."""
+"""Tests of ``--oom-report``: the report of a rank that runs out of CUDA memory, with a stand-in for torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program can see of the thread and the hook by which its rank is asked where it stands: next to nothing."""
+"""Tests of what a program can see of the inspection endpoint in its rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank is what ``python train.py`` would be: whatever a program can see of itself is compared with plain Python's.
+"""Tests that a rank sees the same as ``python train.py``: modules, variables, files, arguments and signals.
 
 The probes in tests/programs write down what they see; one launch serves many tests. Where torch does not matter the
 zygote preloads next to nothing, which forks all the same and starts sooner.
@@ -234,7 +234,7 @@ def test_surroundings_reach_the_program(scene: str, stage: Path) -> None:
 
 @forked_and_exec
 def test_a_coerced_locale(start: str, stage: Path) -> None:
-    """Where Python replaces the C locale it does so in the launcher already: only ``sys.flags.utf8_mode`` tells."""
+    """Where Python replaces the C locale it does so in the launcher already: only ``sys.flags.utf8_mode`` shows it."""
     scene = Scene(PROBE, {"LANG": "C", "LC_ALL": "", "LC_CTYPE": ""})
     plain, rank = scene.plain(stage), scene.ranks(stage, start)[-1]
     assert plain["environ"]["LC_CTYPE"] == "C.UTF-8"
@@ -270,7 +270,7 @@ def test_a_single_rank_has_the_launchers_terminal(start: str, tmp_path: Path) ->
 
 
 @forked_and_exec
-def test_several_ranks_are_read_by_a_person(start: str, tmp_path: Path) -> None:
+def test_output_of_several_ranks_is_for_readers(start: str, tmp_path: Path) -> None:
     """They have pipes, no terminal; their lines come at once, as on one."""
     master, slave = pty.openpty()
     options = {"stdin": slave, "stdout": slave, "stderr": slave}
@@ -372,7 +372,7 @@ def test_files_beside_the_script_are_what_it_imports(
     assert done.stdout == f"{how} all mine\n"
     assert done.returncode == 1
     assert "failed with ValueError: shown without any of them" in done.stderr
-    assert ("has the name of a module that" in done.stderr) == (start == "zygote")
+    assert ("has the name of a module" in done.stderr) == (start == "zygote")
 
 
 @forked_and_exec

@@ -1,4 +1,4 @@
-"""What the zygote imported for all ranks ends once: no rank takes from the others what they share."""
+"""Tests that resources of preloaded modules are released once, and ranks do not share them."""
 
 from __future__ import annotations
 

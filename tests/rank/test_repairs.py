@@ -1,4 +1,4 @@
-"""What libraries keep of a process is set right in a fork, and nothing else is touched."""
+"""Tests that process state which libraries keep is repaired in a fork, and nothing else is changed."""
 
 import sys
 from pathlib import Path

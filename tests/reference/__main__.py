@@ -1,4 +1,4 @@
-"""``python -m tests.reference``: write docs/reference.md anew."""
+"""``python -m tests.reference``: writes docs/reference.md again."""
 
 from tests.reference.page import PAGE, page
 

@@ -1,4 +1,4 @@
-"""docs/reference.md, written from the code: commands, variables, exit codes, files, and ``ddplaunch.runtime``."""
+"""Renders docs/reference.md from the code: commands, variables, exit codes, files, and ``ddplaunch.runtime``."""
 
 import ast
 import inspect
@@ -34,7 +34,7 @@ OF_SCHEDULERS = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Render the whole page."""
     parts = (HEAD, *_commands(), *_variables(), *_exit_codes(), *_files(), *_runtime())
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
@@ -296,14 +296,14 @@ def _files() -> Iterator[str]:
     yield table(("event", "fields", "means"), rows)
     yield "## What --log-json writes\n"
     yield ("One object per line, on stderr, for all [messages of ddplaunch itself](logs.md#for-machines).\n")
-    yield table(("field", "meaning"), described(records.SAID, records.SAID))
+    yield table(("field", "meaning"), described(records.MESSAGE_FIELDS, records.MESSAGE_FIELDS))
     yield "A kind may have more:\n"
-    yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.SAID_KINDS.items()])
+    yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.MESSAGE_KINDS.items()])
     yield "## What --notify sends\n"
     yield "One object on the standard input of [the command](notify.md).\n"
-    yield table(("field", "meaning"), described(records.TOLD, records.TOLD))
+    yield table(("field", "meaning"), described(records.NOTIFY_FIELDS, records.NOTIFY_FIELDS))
     yield "An event may have more:\n"
-    yield table(("event", "own fields", "means"), [(f"`{name}`", *row) for name, row in records.TOLD_EVENTS.items()])
+    yield table(("event", "own fields", "means"), [(f"`{name}`", *row) for name, row in records.NOTIFY_EVENTS.items()])
     verdict, failure = records.failure_fields()
     yield "## failure.json\n"
     yield table(("field", "meaning"), described(verdict, records.VERDICT))

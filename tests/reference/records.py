@@ -1,4 +1,4 @@
-"""What each field of a dry run, an event and a failure means; the fields themselves come from the code."""
+"""Descriptions of the fields of a dry run, an event and a failure; the fields come from the code."""
 
 import json
 import re
@@ -135,7 +135,7 @@ EVENTS = {
     "or `null`",
 }
 
-SAID = {
+MESSAGE_FIELDS = {
     "source": "`ddplaunch`; always the first field",
     "kind": "one of those below",
     "level": "`info`, `warning` or `error`",
@@ -145,7 +145,7 @@ SAID = {
     "text": "a sentence for people",
 }
 
-SAID_KINDS: dict[str, tuple[str, str]] = {
+MESSAGE_KINDS: dict[str, tuple[str, str]] = {
     "note": ("none; of a stored file: `path`, `host`", "a message"),
     "waiting": ("none", "the nodes that are missing; again every 30 s"),
     "restart": (
@@ -162,7 +162,7 @@ SAID_KINDS: dict[str, tuple[str, str]] = {
 }
 """Of each kind: its own fields, and what it means."""
 
-TOLD = {
+NOTIFY_FIELDS = {
     "event": "one of those below",
     "time": "seconds since the epoch",
     "run_id": "the job's name",
@@ -174,7 +174,7 @@ TOLD = {
     "text": "a sentence for people",
 }
 
-TOLD_EVENTS: dict[str, tuple[str, str]] = {
+NOTIFY_EVENTS: dict[str, tuple[str, str]] = {
     "starts": ("none", "all nodes have joined"),
     "fails": (
         "`rank`, `exit_code`, `signal`, `traceback[]`",
@@ -402,7 +402,7 @@ def plan_fields() -> list[str]:
 
 
 def devices_fields() -> list[str]:
-    """Those of ``ddplaunch devices --json``."""
+    """Return the fields of ``ddplaunch devices --json``."""
     user = GpuProcess(pid=1, name=None, user=None, memory=None)
     gpu = Gpu("nvidia", 0, "", mig=(MigInstance("", "", None),), processes=(user,))
     cpu = Cpu(None, logical=1, physical=1, allowed=(0,), numa=(NumaNode(0, (0,)),))
@@ -418,12 +418,12 @@ def runs_fields() -> list[str]:
 
 
 def record_fields() -> list[str]:
-    """Those of ``ddplaunch report --json``."""
+    """Return the fields of ``ddplaunch report --json``."""
     return list(_paths(json.loads(record_to_json(_record(), [], _record().spent)), ""))
 
 
 def inspection_fields() -> list[str]:
-    """Those of stacks.json."""
+    """Return the fields of stacks.json."""
     return list(_paths(json.loads(json.dumps(_inspection().to_json())), ""))
 
 

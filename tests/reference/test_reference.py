@@ -1,4 +1,4 @@
-"""docs/reference.md is what the code says, and leaves nothing out."""
+"""Tests that docs/reference.md agrees with the code and is complete."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Every environment variable that ddplaunch reads or sets: one list, which test_reference.py holds against the source.
+"""Every environment variable that ddplaunch reads or sets, in one list that test_reference.py checks.
 
 Those of clusters are not in it: the page takes them from the functions and rows of ``clusters/systems/``.
 Neither are torchrun's PET_*, of which there is one for each of its options.

@@ -27,7 +27,7 @@ StorageUser=root
 
 
 def start(slurm: Slurm) -> None:
-    """Start both on the login host, in front of the controller, and make root a user with an account."""
+    """Start both daemons on the login host, before the controller, and give root an account."""
     host, conf = slurm.login, _SLURMDBD_CONF.format(folder=FOLDER, host=slurm.login.name)
     host.run("sh", "-ec", f"cd {FOLDER}; mkdir mariadb; umask 077; cat >slurmdbd.conf <<'END'\n{conf.lstrip()}END\n")
     # Not --skip-grant-tables, which is quicker: procedures are off then, and slurmdbd gives users wrong limits or none.

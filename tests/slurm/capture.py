@@ -1,7 +1,7 @@
-"""The environments that jobs get in a real Slurm: ``python -m tests.slurm.capture`` writes them to ``samples/``.
+"""Captures the environments of jobs in a real Slurm: ``python -m tests.slurm.capture`` writes ``samples/``.
 
 A sample is a shell-like text of ``NAME=value`` lines, of one process: ``batch.txt`` of a batch script,
-``one-task-a-node.1.txt`` of task 1 of a step. What differs from run to run (``_VARYING``) is replaced, and said here.
+``one-task-a-node.1.txt`` of task 1 of a step. What differs from run to run (``_VARYING``) is replaced, and listed here.
 """
 
 from __future__ import annotations

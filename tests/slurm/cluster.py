@@ -112,7 +112,7 @@ class Slurm(Cluster):
         """Whether anything listens on that TCP port of the login host."""
         return bool(self.login.run("ss", "-Hltn", f"sport = {port}"))
 
-    def said(self) -> str:
+    def describe_state(self) -> str:
         return self.run("scontrol", "show", "job", check=False) + self.logs()
 
     def logs(self) -> str:
@@ -156,7 +156,7 @@ class Slurm(Cluster):
         return int(self.run("sbatch", "--parsable", *words, script, env=env).partition(";")[0])
 
     def output(self, job: int) -> str:
-        """What a job has written so far."""
+        """Return the output of a job so far."""
         file = self._outputs.get(job) or self._outputs.setdefault(job, Path(self.show(job)["StdOut"]))
         return file.read_text(errors="replace") if file.exists() else ""
 
@@ -195,7 +195,7 @@ class Slurm(Cluster):
         return int(code), int(signal)
 
     def restarts(self, job: int | str) -> int:
-        """How often it was requeued."""
+        """Return how often a job was requeued."""
         return int(self.show(job)["Restarts"])
 
     def cancel(self, job: int | str, *words: str) -> None:
@@ -208,7 +208,7 @@ class Slurm(Cluster):
 
 
 def unsupported(*, gpus: int = 0, accounting: bool = False) -> str | None:
-    """What keeps such a Slurm from running here, or None."""
+    """Return why this machine cannot run such a Slurm, or None."""
     if reason := no_hosts():
         return reason
     needed = {**COMMANDS, **(accounts.COMMANDS if accounting else {})}

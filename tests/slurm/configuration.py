@@ -1,4 +1,4 @@
-"""What a Slurm is told at its start: everything short, and hardware that is not there."""
+"""The configuration of a test's Slurm: short intervals, and hardware that does not exist."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def slurm_conf(
 
 
 def gres_conf(gpus: int) -> str:
-    """The gres.conf: GPUs have to be device nodes, or jobs get no CUDA_VISIBLE_DEVICES. Nobody ever opens them."""
+    """The gres.conf: GPUs have to be device nodes, or jobs get no CUDA_VISIBLE_DEVICES. No program opens them."""
     return "AutoDetect=off\n" + (f"Name=gpu File={FOLDER}/gpu[0-{gpus - 1}]\n" if gpus else "")
 
 

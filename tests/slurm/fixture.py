@@ -1,4 +1,4 @@
-"""What tests with a Slurm ask for."""
+"""Fixtures for tests with a real Slurm."""
 
 from __future__ import annotations
 

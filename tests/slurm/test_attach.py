@@ -1,4 +1,4 @@
-"""Jobs that were submitted, seen and stopped from the login host: nothing but Slurm's own programs reaches them."""
+"""Tests of commands for submitted jobs on the login host, over Slurm's own programs only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OWN = "/dev/shm/own"
 """A folder that each host has for itself."""
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -61,10 +61,10 @@ class Login:
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         return self.cluster.login.type(ddplaunch_command(*words), self.cluster.folder, self.environment)
 
-    def type(self, *words: str | Path) -> Done:
+    def type(self, *words: str | Path) -> CommandResult:
         process = self.start(*words)
         out, err = process.communicate(timeout=scaled_timeout(100))
-        return Done(process.returncode, out, err)
+        return CommandResult(process.returncode, out, err)
 
     def submit(self, *words: str | Path) -> int:
         done = self.type("submit", *words)
@@ -112,7 +112,7 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     assert f"job {next_one} waits: " in waiting.err
     assert ": no rank runs\n" in waiting.err
 
-    assert at.type("logs", number, "--rank", "3") == Done(0, "ready 3\n", "")
+    assert at.type("logs", number, "--rank", "3") == CommandResult(0, "ready 3\n", "")
     assert at.type("logs", number).out == cluster.output(job)
     following = at.start("logs", number, "--rank", "2", "--follow")
     assert following.stdout is not None
@@ -149,9 +149,9 @@ def debugged(at: Login, host: Host, job: str, rank: int) -> str:
     lines = write_program(at.cluster.folder, "lines", "p 'rank', rank, os.uname().nodename\n")
     with lines.open() as typed:
         words = ddplaunch_command("debug", job, "--rank", str(rank))
-        told = host.run(*words, cwd=at.cluster.folder, env=at.environment, stdin=typed)
-    assert f"(rank {rank}) p 'rank', rank" in told
-    return told.rpartition(f"('rank', '{rank}', '")[2].partition("'")[0]
+        output = host.run(*words, cwd=at.cluster.folder, env=at.environment, stdin=typed)
+    assert f"(rank {rank}) p 'rank', rank" in output
+    return output.rpartition(f"('rank', '{rank}', '")[2].partition("'")[0]
 
 
 def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
@@ -162,9 +162,9 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     job = at.submit(*("--nodes", "2", "--exclusive", "--grace", "300", "--debug"), *LIGHT, "--nproc", "2", "deaf.py")
     number = str(job)
     cluster.wait_for(job, "ready", 4)
-    told = at.type("report", number)
-    assert told.code == 0, told.err
-    assert f"{job}.0: running" in told.out
+    found = at.type("report", number)
+    assert found.code == 0, found.err
+    assert f"{job}.0: running" in found.out
     assert "deaf.py" in at.type("stacks", number).out
     assert sorted(at.type("logs", number, "--rank", "0,3").out.splitlines()) == ["[0] ready 0", "[3] ready 3"]
     places = [debugged(at, cluster.login, str(job), rank) for rank in range(4)]
@@ -176,9 +176,9 @@ def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
     assert f"--rank 4: {job}.0 has ranks 0 to 3" in refused.err
     last = at.type("stop", number, "--now").err.splitlines()[-1]
     assert last in (f"job {job} was cancelled (exit code 143)", f"job {job} failed (exit code 137)")
-    told = at.type("report", number)
-    assert told.code == 1
-    assert f"{last}; its record is not on this machine" in told.err
+    found = at.type("report", number)
+    assert found.code == 1
+    assert f"{last}; its record is not on this machine" in found.err
     assert at.type("logs", number).out == cluster.output(job)
     assert not [pid for host in cluster.network.hosts for pid in host.find("deaf.py")]
 
@@ -208,9 +208,9 @@ def test_an_array_in_a_folder_with_a_percent_sign(login, tmp_path):
     assert ended.code == 3, ended.err
     assert ended.out == log.read_text()
     cluster.wait(alone)
-    told = at.type("report", array).out.splitlines()
-    assert told[0] == f"job {array}, array 0-1: 2 failed"
-    assert told[3] == f"1      failed (exit code 3)  {log}"
+    lines = at.type("report", array).out.splitlines()
+    assert lines[0] == f"job {array}, array 0-1: 2 failed"
+    assert lines[3] == f"1      failed (exit code 3)  {log}"
     never = at.type("attach", "4")
     assert (never.code, never.err.splitlines()[0]) == (
         2,
@@ -244,7 +244,7 @@ def test_a_job_of_a_script_of_ones_own_is_found(login):
     row = listed()
     assert (row["run"], row["state"], row["world_size"], row["code"]) == (str(job), "is running", 4, None)
     assert row["target"].endswith("waits.py")
-    assert at.type("logs", str(job), "--rank", "3") == Done(0, "ready 3\n", ""), "of the second node"
+    assert at.type("logs", str(job), "--rank", "3") == CommandResult(0, "ready 3\n", ""), "of the second node"
     assert "running: 4 ranks" in at.type("top", str(job)).out
     shown = at.type("stacks", str(job))
     assert shown.code == 0, shown.err

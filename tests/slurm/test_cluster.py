@@ -1,4 +1,4 @@
-"""A real Slurm: that the tests' own cluster works, and what Slurm really does where its manual leaves it open.
+"""Tests of the tests' own Slurm cluster, and of Slurm's behaviour where its manual leaves it open.
 
 What takes Slurm long, as a preemption or a lost node, ``test_submit`` and ``test_preemption`` look at beside our jobs.
 """

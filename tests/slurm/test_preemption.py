@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm that make room, are requeued, and end in the end as if nothing had happened."""
+"""Tests of jobs on a real Slurm that are preempted and requeued, with the same result as undisturbed ones."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, run_ddplaunch, tmp_pa
     assert cluster.wait(short) == "TIMEOUT"
     assert "batch TERM" in cluster.output(short)
     assert "DUE TO TIME LIMIT" in cluster.output(short)
-    told = re.search(r"batch USR2 after (\d+) s", cluster.wait_for(early, " s\n"))
-    assert told
-    assert int(told[1]) < scaled_timeout(48)
+    found = re.search(r"batch USR2 after (\d+) s", cluster.wait_for(early, " s\n"))
+    assert found
+    assert int(found[1]) < scaled_timeout(48)
     cluster.wait(early, "RUNNING", "TIMEOUT")  # where all this took 90 s
 
     assert cluster.wait(high) == "COMPLETED"
@@ -97,11 +97,11 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, run_ddplaunch, tmp_pa
     assert_as_undisturbed(undisturbed, folders["preempted"], out)
 
     out, err = driver.communicate(timeout=scaled_timeout(100))
-    said = outputs(folders["submitit"])
+    output = outputs(folders["submitit"])
     assert "results [None, None]" in out, err + errors(folders["submitit"])
     assert cluster.restarts(task) == 1
-    assert re.search(r"made room at epoch 1 step [1-9]", said)
-    assert_as_undisturbed(undisturbed, folders["submitit"], said)
+    assert re.search(r"made room at epoch 1 step [1-9]", output)
+    assert_as_undisturbed(undisturbed, folders["submitit"], output)
 
     out, err = following["late"].communicate(timeout=scaled_timeout(100))
     assert following["late"].returncode == 0, out + err
@@ -112,7 +112,7 @@ def test_jobs_that_make_room_go_on_where_they_were(submit, run_ddplaunch, tmp_pa
 
 
 def test_where_slurm_ends_a_preempted_job_by_sigterm(submit, tmp_path):  # noqa: F811
-    """Without preempt_send_user_signal nobody is warned, but the job comes back, and a failure then is one."""
+    """Without preempt_send_user_signal no rank is warned, but the job comes back, and a failure then is one."""
     cluster, start = submit(settings={"SlurmctldParameters": "enable_configless"})
     write_program(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Frameworks that save on a scheduler's signal and have their job started again, with a task a node and a task a rank.
+"""Tests of frameworks that save on a scheduler's signal and are requeued, with a task a node and a task a rank.
 
 Nothing of Lightning, transformers and submitit is changed for it. Each program waits at its third step for the signal,
 in its first run.
@@ -154,7 +154,7 @@ def test_scripts_that_save_and_requeue(submit, tmp_path):  # noqa: F811
         assert "Restored all states from the checkpoint" in (folders["lightning", way] / "log").read_text()
         assert (folders["transformers", way] / "log").read_text().count("from checkpoint-3 ended at 6") == 2
     out, err = driver.communicate(timeout=scaled_timeout(100))
-    said = outputs(folders["submitit", "a task a rank"])
+    printed = outputs(folders["submitit", "a task a rank"])
     assert "results [None, None]" in out, err + errors(folders["submitit", "a task a rank"])
-    assert said.count("goes on") == 2
+    assert printed.count("goes on") == 2
     assert cluster.restarts(task) == 1

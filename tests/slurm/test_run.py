@@ -1,4 +1,4 @@
-"""``ddplaunch run`` under a real srun: nothing typed about nodes, addresses or ports."""
+"""Tests of ``ddplaunch run`` under a real srun, without options for nodes, addresses or ports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print("sum", int(total), *(os.environ[name] for name in names.split()))
 dist.destroy_process_group()
 """
 
-TELLS = f"""
+SHOWS_WITHOUT_TORCH = f"""
 import os
 total = os.environ["WORLD_SIZE"]
 {SHOWS[SHOWS.index("names = ") : SHOWS.index("dist.destroy")]}"""
@@ -64,7 +64,7 @@ PLACES = {
 """Words for srun and ours, and what ranks then print."""
 
 
-def test_a_terminal_of_srun_is_a_person_s_with_pty_alone(standing_slurm, tmp_path):
+def test_a_terminal_of_srun_is_interactive_with_pty_alone(standing_slurm, tmp_path):
     write_program(tmp_path, "train.py", "import os\nprint('seen', os.environ.get('DDPLAUNCH_TERMINAL'))\n")
     cluster = standing_slurm
     ours = ddplaunch_command("run", "--no-merge", "--nproc", "2", *LIGHT, "train.py")
@@ -99,7 +99,7 @@ def test_the_components_of_a_heterogeneous_job_are_one_world(standing_slurm, tmp
     assert "heterogeneous" not in err
 
 
-def test_a_rank_that_fails_ends_the_step_and_is_told(standing_slurm):
+def test_a_rank_that_fails_ends_the_step_and_is_reported(standing_slurm):
     ours = ddplaunch_command("run", PROGRAMS / "fails.py", "exit", "1")
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ours)
     _, err = step.communicate(timeout=scaled_timeout(100))
@@ -137,16 +137,16 @@ def test_gpus_that_slurm_gives(slurm, tmp_path, fake_nvml):
         step = cluster.srun("-n1", *options, *broken)
         out, err = step.communicate(timeout=scaled_timeout(100))
         assert (step.returncode, out.strip().rpartition("] ")[2]) == (code, shown), err
-        assert ("SLURM_GPUS_ON_NODE=2, but no GPU of this machine works" in err) == bool(options)
+        assert ("SLURM_GPUS_ON_NODE=2, but no GPU" in err) == bool(options)
 
 
 def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
     """Without srun it is one machine, and says so; steps at once, beside each other or overlapping, do not meet."""
     write_program(tmp_path, "train.py", SHOWS)
-    write_program(tmp_path, "tells.py", TELLS)
+    write_program(tmp_path, "shows.py", SHOWS_WITHOUT_TORCH)
     cluster = standing_slurm
     alone, each = (
-        shlex.join(ddplaunch_command("run", *words)) for words in (["--nproc", "2", *LIGHT, "tells.py"], ["train.py"])
+        shlex.join(ddplaunch_command("run", *words)) for words in (["--nproc", "2", *LIGHT, "shows.py"], ["train.py"])
     )
     script = f"""
         {alone}; echo direct $?
@@ -157,15 +157,15 @@ def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
     assert cluster.wait(job, timeout=200) == "COMPLETED", cluster.output(job)
     direct, _, rest = cluster.output(job).partition("direct 0\n")
     beside, _, overlapping = rest.partition("beside\n")
-    assert f"the script of slurm job {job} runs on one of its 2 hosts; to use all: srun --nodes=2" in direct
+    assert f"slurm job {job} runs on one of its 2 hosts" in direct
     assert lines(direct) == ["sum 2 0 0 2 2 0 1", "sum 2 1 1 2 2 0 1"]
     assert lines(beside) == ["sum 2 0 0 2 2 0 1"] * 2 + ["sum 2 1 1 2 2 0 1"] * 2
     assert lines(overlapping) == ["sum 2 0 0 2 1 0 2"] * 2 + ["sum 2 1 0 2 1 1 2"] * 2
 
 
 def test_a_job_that_a_rank_starts_is_its_own(standing_slurm, tmp_path):
-    write_program(tmp_path, "tells.py", TELLS)
-    inner = ddplaunch_command("run", "--nproc", "2", *LIGHT, "tells.py")
+    write_program(tmp_path, "shows.py", SHOWS_WITHOUT_TORCH)
+    inner = ddplaunch_command("run", "--nproc", "2", *LIGHT, "shows.py")
     write_program(tmp_path, "outer.py", f"import subprocess; subprocess.run({inner})")
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ddplaunch_command("run", *LIGHT, "outer.py"))
     out, err = step.communicate(timeout=scaled_timeout(100))

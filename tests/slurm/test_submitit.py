@@ -1,4 +1,4 @@
-"""Jobs of people who have submitit, on a real Slurm and on this machine; ``test_preemption`` has one more."""
+"""Tests of submitit jobs on a real Slurm and on this machine; ``test_preemption`` has one more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests with an sshd ask for."""
+"""Fixtures for tests with an sshd."""
 
 from collections.abc import Callable
 from pathlib import Path

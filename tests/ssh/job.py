@@ -1,4 +1,4 @@
-"""A job over SSH, started on n0 of a network of hosts, and what is left of it on each."""
+"""A job over SSH, started on n0 of a network of hosts, and its processes that are left on each."""
 
 import os
 import subprocess
@@ -14,6 +14,11 @@ LAUNCHER = r"from ddplaunch\.cli .* run "
 """The command line of a launcher that our far end starts."""
 
 _OURS = r"-m ddplaunch|from ddplaunch\.|/(zygote|worker)\.py |train\.py|^(\S+/)?ssh "
+
+
+def refusal(failed: int, hosts: int) -> str:
+    """Return the first line about a job that was not started, as some hosts cannot run it."""
+    return f"ddplaunch: {failed} of {hosts} hosts cannot run the job; nothing was started"
 
 
 class Job(BackgroundCommand):
@@ -44,7 +49,7 @@ class Job(BackgroundCommand):
             )
 
     def left(self, hosts: Sequence[Host] | None = None) -> list[str]:
-        """What still runs of it."""
+        """Return its processes that still run."""
         return [
             f"{host.name}: {command_line(pid)}"
             for host in (self.hosts if hosts is None else hosts)
@@ -52,5 +57,5 @@ class Job(BackgroundCommand):
         ]
 
     def assert_nothing_left(self, hosts: Sequence[Host] | None = None, timeout: float = 10) -> None:
-        """Nothing of it runs on these hosts, or on all."""
+        """Assert that none of its processes is left on these hosts, or on all."""
         wait_until(lambda: not self.left(hosts), f"the end of {self.left(hosts)}", timeout)

@@ -107,7 +107,7 @@ class Sshd:
         )
 
     def log(self, host: Host) -> Path:
-        """What the daemon of a host has to say."""
+        """Return the log of the daemon of a host."""
         return self.folder / f"log-{host.name}"
 
     def forget_key(self, host: Host) -> None:
@@ -139,7 +139,7 @@ def _which(command: str) -> str | None:
 
 
 def unsupported() -> str | None:
-    """What keeps an sshd from running in virtual hosts here, or None."""
+    """Return why this machine cannot run an sshd in virtual hosts, or None."""
     if reason := no_hosts():
         return reason
     if missing := [command for command in _COMMANDS if _which(command) is None]:

@@ -1,4 +1,4 @@
-"""Jobs over SSH as users have set it up: jump hosts, masters of connections, users, addresses of IPv6."""
+"""Tests of jobs over SSH with jump hosts, shared connections, users, and IPv6 addresses."""
 
 import os
 import signal

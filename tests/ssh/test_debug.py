@@ -1,4 +1,4 @@
-"""The debugger of a rank on another host: by SSH, from a host of the job and from one that has no part in it."""
+"""Tests of the debugger of a rank on another host, over SSH, from hosts inside and outside the job."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
     servers = sshd(3)
     for host in servers.network.hosts:  # whose /tmp is one, and with it the doors there
         host.run("mkdir", "-p", "-m", "700", "/run/user/0")
-    job = Job(servers, tmp_path, "--hosts", "n0:2,n1:2", "--debug", "--run-id", "calm", *LIGHT, "train.py")
+    job = Job(servers, tmp_path, "--hosts", "n0:2,n1:2", "--debug", "--run-id", "demo", *LIGHT, "train.py")
     state = {"XDG_STATE_HOME": str(servers.folder / "state")}
     environment = clean_environment({**os.environ, **state, **servers.environment})
 
@@ -44,19 +44,19 @@ def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
         job.wait_for("ready", 4)
         lines = "p 'rank', os.environ['RANK'], os.uname().nodename\n"
         for host, rank, words in (
-            (0, 3, ("calm",)),  # the job runs over SSH
-            (1, 0, ("calm",)),  # also from a node that is not node 0
-            (0, 1, ("calm",)),
-            (2, 2, ("calm", "--hosts", "n1")),
-            (2, 3, ("calm", "--hosts", "root@n[0-1]")),
+            (0, 3, ("demo",)),  # the job runs over SSH
+            (1, 0, ("demo",)),  # also from a node that is not node 0
+            (0, 1, ("demo",)),
+            (2, 2, ("demo", "--hosts", "n1")),
+            (2, 3, ("demo", "--hosts", "root@n[0-1]")),
         ):
             done = debug(host, lines, *words, "--rank", str(rank))
             assert f"(rank {rank}) p 'rank'" in done.stdout, (host, rank, done.stdout, done.stderr)
             assert f"('rank', '{rank}', 'n{rank // 2}')" in done.stdout
             assert done.returncode == 0, done.stderr
-        refused = debug(2, "", "calm", "--hosts", "n0,n1")
+        refused = debug(2, "", "demo", "--hosts", "n0,n1")
         assert (refused.returncode, "--hosts n0,n1 has 2 hosts" in refused.stderr) == (2, True)
-        unknown = debug(2, "", "calm", "--hosts", "n0,n1", "--rank", "9")
+        unknown = debug(2, "", "demo", "--hosts", "n0,n1", "--rank", "9")
         assert unknown.returncode == 69, unknown.stderr
         assert "rank 9 was not found on the hosts of --hosts n0,n1" in unknown.stderr
         write_program(tmp_path, "over", "")

@@ -1,4 +1,4 @@
-"""``ddplaunch.launch`` on hosts that only SSH leads to."""
+"""Tests of ``ddplaunch.launch`` on hosts that are reached over SSH."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_ranks_on_two_hosts(sshd, tmp_path):
     write_program(folder, "program.py", PROGRAM)
     words = [sys.executable, "program.py"]
     program = servers.network.hosts[0].type(words, folder, clean_environment(servers.environment))
-    said, error = program.communicate(timeout=scaled_timeout(100))
-    lines = said.splitlines()
+    output, error = program.communicate(timeout=scaled_timeout(100))
+    lines = output.splitlines()
     assert sorted(lines[:3]) == ["[0] at n1", "[1] at n0", "[2] at n0"], error
     assert lines[3:] == ["[('n1', 0, '3'), ('n0', 10, '3'), ('n0', 20, '3')]", "1 n1 ValueError('no luck')"], error
     assert [name for name in os.listdir(folder) if name.startswith("ddplaunch-")] == []
@@ -67,5 +67,5 @@ def test_a_program_on_each_node(network, tmp_path):
         host.type([*words, str(number), hosts[0].address], tmp_path, clean_environment())
         for number, host in enumerate(hosts)
     ]
-    told = [program.communicate(timeout=scaled_timeout(100)) for program in programs]
-    assert [said.splitlines()[-1:] for said, _ in told] == [["[('n0', 0, '2')]"], ["[('n1', 10, '2')]"]], told
+    printed = [program.communicate(timeout=scaled_timeout(100)) for program in programs]
+    assert [output.splitlines()[-1:] for output, _ in printed] == [["[('n0', 0, '2')]"], ["[('n1', 10, '2')]"]], printed

@@ -1,4 +1,4 @@
-"""Jobs over SSH where login shells and configurations of ssh are made for people."""
+"""Tests of jobs over SSH where login shells print text or ssh is configured for interactive use."""
 
 import re
 import shutil
@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.conftest import wait_until, write_program
-from tests.ssh.job import Job
+from tests.ssh.job import Job, refusal
 from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -65,7 +65,7 @@ def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
     assert run.wait() == 2
     ended = "the login shell exited before ddplaunch started (exit code {}): does one of its start files call exit?"
     assert run.stderr().splitlines() == [
-        "ddplaunch: 4 of 4 hosts cannot run the job; nothing was started",
+        refusal(4, 4),
         f"  n1  {ended.format(0)}",
         f"  n2  {ended.format(3)}",
         "  n3  no logins on Friday",

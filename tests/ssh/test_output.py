@@ -1,4 +1,4 @@
-"""What ranks print over SSH, however slowly it is read."""
+"""Tests of the output of ranks over SSH, also with a slow reader."""
 
 import re
 import select
@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import write_program
 from tests.patience import scaled_timeout
-from tests.ssh.job import LAUNCHER, Job
+from tests.ssh.job import LAUNCHER, Job, refusal
 from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -40,18 +40,18 @@ def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
     run = Job(sshd(3), tmp_path, *words, pipe=True)
     pipe = run.process.stdout
     assert pipe
-    began, said = time.monotonic(), [pipe.read1(4096)]
+    began, output = time.monotonic(), [pipe.read1(4096)]
     while time.monotonic() - began < 11:
-        said.append(pipe.read1(4096))
+        output.append(pipe.read1(4096))
         select.select([], [], [], 0.3)  # how slow the terminal is
     launchers = [pid for host in run.hosts[1:] for pid in host.find(LAUNCHER)]
     assert len(launchers) == 2
     for pid in (run.process.pid, *launchers):
         assert peak(pid) < 100
     while piece := pipe.read1(1 << 20):
-        said.append(piece)
+        output.append(piece)
     assert run.wait() == 0, run.stderr()
-    lines = b"".join(said).decode().splitlines()
+    lines = b"".join(output).decode().splitlines()
     for rank in (0, 1):
         own = [line.removeprefix(f"[{rank}] ") for line in lines if line.startswith(f"[{rank}]")]
         assert own == [*(f"{rank} {number} {'x' * 1000}" for number in range(count)), "the end"]
@@ -72,7 +72,7 @@ def test_a_slow_link_is_not_taken_for_a_lost_host(sshd, tmp_path):
         assert own == [*(f"[{rank}] {rank} {number} {'x' * 1000}" for number in range(2000)), f"[{rank}] the end"]
 
 
-def test_ctrl_c_ends_a_job_whose_output_nobody_reads(sshd, tmp_path):
+def test_ctrl_c_ends_a_job_whose_output_is_not_read(sshd, tmp_path):
     write_program(tmp_path, "train.py", PRINTS)
     run = Job(sshd(2), tmp_path, "--hosts", "n1:2", "--grace", "2", *LIGHT, "train.py", "40000", pipe=True)
     assert run.process.stdout
@@ -112,7 +112,7 @@ def test_a_host_that_can_keep_no_log(sshd, tmp_path):
     run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--log-dir", "logs/ours", "train.py")
     assert run.wait() == 2
     assert run.stderr().splitlines() == [
-        "ddplaunch: 1 of 2 hosts cannot run the job; nothing was started",
+        refusal(1, 2),
         f"  n2  --log-dir logs/ours: cannot write to {tmp_path}/logs",
     ]
     again = Job(servers, tmp_path, "--hosts", "n1", "--log-dir", "file/logs", "train.py")
@@ -138,7 +138,7 @@ def test_a_rank_cannot_speak_for_its_host(sshd, tmp_path, slots):
     write_program(tmp_path, "train.py", FORGES)
     run = Job(sshd(2), tmp_path, "--hosts", f"n1:{slots}", *LIGHT, "train.py")
     assert run.wait() == 3, run.stderr()
-    for said in (run.stdout(), run.stderr()):
+    for output in (run.stdout(), run.stderr()):
         for line in ("\x1eddplaunch 0\n", "text\x1eddplaunch {}\n", "\x1eddplaunch here 9.9\n"):
-            assert line in said
+            assert line in output
     run.assert_nothing_left()

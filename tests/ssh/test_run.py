@@ -1,4 +1,4 @@
-"""``ddplaunch run --hosts``: jobs on hosts that only SSH leads to."""
+"""Tests of ``ddplaunch run --hosts``: jobs on hosts that are reached over SSH."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import ddplaunch
 from tests.conftest import wait_until, write_program
-from tests.ssh.job import LAUNCHER, Job
+from tests.ssh.job import LAUNCHER, Job, refusal
 from tests.starts import LIGHT
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -89,8 +89,8 @@ def test_a_failed_rank_is_reported_once_with_log_json_too(job, sshd, tmp_path):
     servers = sshd(2)
     run = job(2, "--hosts", "n0:2,n1:1", *LIGHT, "train.py", servers=servers)
     assert run.wait() == 1
-    told = [line for line in run.stderr().splitlines() if not line.startswith("[") and "waiting for" not in line]
-    assert told == [
+    lines = [line for line in run.stderr().splitlines() if not line.startswith("[") and "waiting for" not in line]
+    assert lines == [
         "ddplaunch: rank 2 failed with ValueError: no such class: 11 (exit code 1) (on n1)",
         "  Traceback (most recent call last):",
         f'    File "{tmp_path}/train.py", line 8, in <module>',
@@ -101,11 +101,11 @@ def test_a_failed_rank_is_reported_once_with_log_json_too(job, sshd, tmp_path):
     run.assert_nothing_left()
     run = job(2, "--hosts", "n0:2,n1:1", "--log-json", "--prefix", "none", *LIGHT, "train.py", servers=servers)
     assert run.wait() == 1
-    said = [json.loads(line) for line in run.stderr().splitlines() if line.startswith("{")]
-    told = [each for each in said if each["kind"] != "waiting"]
-    assert [each["kind"] for each in told] == ["failure", "end"]
-    assert told[0]["verdict"]["first"]["host"] == "n1"
-    assert told[0]["run_id"]
+    result = [json.loads(line) for line in run.stderr().splitlines() if line.startswith("{")]
+    lines = [each for each in result if each["kind"] != "waiting"]
+    assert [each["kind"] for each in lines] == ["failure", "end"]
+    assert lines[0]["verdict"]["first"]["host"] == "n1"
+    assert lines[0]["run_id"]
     run.assert_nothing_left()
 
 
@@ -271,7 +271,7 @@ def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "pulled", "said"),
+    ("hosts", "pulled", "expected"),
     [
         ("n1:1,n2:1", 2, "was lost"),
         ("n1:1,n2:1", 0, ""),
@@ -279,11 +279,11 @@ def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     ],
     ids=["at a host", "here", "at the only host"],
 )
-def test_a_cable_is_pulled(running, hosts, pulled, said):
+def test_a_cable_is_pulled(running, hosts, pulled, expected):
     run = running(hosts, *AT_ONCE)
     run.hosts[pulled].unplug()
     assert run.wait(30) == 69, run.stderr()
-    assert said in run.stderr()
+    assert expected in run.stderr()
     run.assert_nothing_left(timeout=15)
 
 
@@ -323,7 +323,7 @@ def test_the_first_host_keeps_its_place(job, tmp_path):
 # ---------------------------------------------------------------------------------------------------------- before
 
 
-def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
+def test_every_problem_is_reported_before_anything_starts(sshd, job, tmp_path):
     import torch
 
     write_program(tmp_path, "there/here/train.py", "open('started', 'w')\n")
@@ -344,7 +344,7 @@ def test_every_problem_is_told_before_anything_starts(sshd, job, tmp_path):
     run = Job(servers, tmp_path / "there/here", "--hosts", "n[0-9]:1", "train.py")
     assert run.wait() == 69
     first, *rows = run.stderr().splitlines()
-    assert first == "ddplaunch: 9 of 10 hosts cannot run the job; nothing was started"
+    assert first == refusal(9, 10)
     for row, text in zip(
         rows,
         [
@@ -391,7 +391,7 @@ def test_torch_is_missing_on_the_first_host(sshd, job, tmp_path, program):
     else:
         assert run.wait() == 2
         first, row = run.stderr().splitlines()
-        assert first == "ddplaunch: 1 of 2 hosts cannot run the job; nothing was started"
+        assert first == refusal(1, 2)
         assert re.fullmatch("  n0  torch is missing there, 2.* on n1", row)
 
 

@@ -1,4 +1,4 @@
-"""The sshd's of the virtual hosts do what those of other machines do."""
+"""Tests that the sshd of a virtual host behaves like one on a real machine."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ctrl-\\ in the terminal of a job over SSH: what the ranks of all hosts do."""
+"""Tests of Ctrl-\\ in the terminal of a job over SSH: the stacks of ranks on all hosts."""
 
 import os
 import pty
@@ -27,7 +27,7 @@ HANGS = """
 """
 
 
-def test_ctrl_backslash_tells_of_all_hosts_and_twice_stops(sshd, tmp_path):
+def test_ctrl_backslash_shows_all_hosts_and_twice_stops(sshd, tmp_path):
     write_program(tmp_path, "train.py", HANGS)
     ours, theirs = pty.openpty()
     job = Job(sshd(2), tmp_path, "--hosts", "n0:2,n1:2", "train.py", terminal=theirs)
@@ -36,7 +36,7 @@ def test_ctrl_backslash_tells_of_all_hosts_and_twice_stops(sshd, tmp_path):
         job.wait_for("there", 4)
         job.process.send_signal(signal.SIGQUIT)
         page = read_until(ours, "(wait in all_reduce #2")
-        assert "inspecting the ranks; press Ctrl-\\ again to stop the job" in page
+        assert "inspecting the ranks" in page
         assert "rank 3 has not entered it: load_batch at train.py:4" in page
         assert "ranks 0 to 2 wait in all_reduce #2 of default_pg (float32[6])" in page
         job.process.send_signal(signal.SIGQUIT)

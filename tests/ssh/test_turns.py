@@ -1,4 +1,4 @@
-"""Whose turn it is to be connected to."""
+"""Tests of the order in which hosts are connected to."""
 
 from ddplaunch.ssh.turns import MAX_ATTEMPTS, MAX_CONCURRENT, MAX_PER_GATEWAY, ConnectionLimiter
 

@@ -1,4 +1,4 @@
-"""A test that failed is run once more, alone, when all others are done: what passes then is flaky, and is named.
+"""Runs a failed test once more, alone, after all others: one that passes then is flaky, and is named.
 
 It runs in the process that reports: pytest's own, or xdist's controller after its last worker.
 """
@@ -65,7 +65,7 @@ class RerunFailures:
                 self._run_again(session, held)
             else:
                 for name in held:
-                    self._tell(session, name)
+                    self._report_failure(session, name)
         return result
 
     def _run_again(self, session: pytest.Session, held: list[str]) -> None:
@@ -80,23 +80,23 @@ class RerunFailures:
             items = {item.nodeid: item for item in found if isinstance(item, pytest.Item)}
         session.testscollected = collected
         again = [items[name] for name in held if name in items]
-        untold = list(held)
+        unreported = list(held)
         try:
             for item, following in zip(again, [*again[1:], None], strict=False):
                 self._tries[item.nodeid].seconds.append(0.0)
                 failures = session.testsfailed
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-                untold.remove(item.nodeid)
+                unreported.remove(item.nodeid)
                 if session.testsfailed == failures:
                     self._flaky.append(item.nodeid)
         finally:  # Ctrl-C too, which a second run may take too long for
-            for name in untold:
-                self._tell(session, name)
+            for name in unreported:
+                self._report_failure(session, name)
         if len(self._flaky) > MAX_FLAKY:
             session.testsfailed += 1
 
-    def _tell(self, session: pytest.Session, name: str) -> None:
-        """Report a failure after all, for it will not be run again."""
+    def _report_failure(self, session: pytest.Session, name: str) -> None:
+        """Report a failure that will not be run again."""
         for report in self._tries[name].failed:
             report.outcome = "failed"
             session.config.hook.pytest_runtest_logreport(report=report)

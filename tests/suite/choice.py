@@ -1,4 +1,4 @@
-"""Which tests run: those that are named, or where none is, what protects a change; and what of it did not, and why."""
+"""Selects the tests of a run: those that are named, or those without the mark ``ci``; reports what was left out."""
 
 from collections import Counter
 

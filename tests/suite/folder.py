@@ -1,4 +1,4 @@
-"""The run's one temporary folder, and the guardian that leaves nothing of the run behind, however it ends."""
+"""The run's one temporary folder, and the guardian that removes all that is left of the run."""
 
 import os
 import shutil

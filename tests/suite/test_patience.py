@@ -1,4 +1,4 @@
-"""Deadlines grow with the slowness of the machine, which is found out anew every minute, and with its load."""
+"""Tests that timeouts grow with the slowness of the machine, measured each minute, and with its load."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""How a run of the tests ends: failures that are run again, what is said, and nothing left however it ends."""
+"""Tests of the end of a test run: reruns of failures, messages, and nothing left."""
 
 import os
 import re
@@ -74,47 +74,47 @@ def checks(tmp_path):
 
 
 def run(begun: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = begun.communicate(timeout=scaled_timeout(60))
-    return begun.returncode, said
+    output, _ = begun.communicate(timeout=scaled_timeout(60))
+    return begun.returncode, output
 
 
 @workers
 def test_what_passes_alone_is_named_and_what_fails_twice_fails_the_run(checks, workers):
-    code, said = run(checks(FLAKY.format(flaky=1, broken=1), *workers))
+    code, output = run(checks(FLAKY.format(flaky=1, broken=1), *workers))
     assert code == 1
-    assert "1 failed, 10 passed, 2 run again" in said
-    assert said.count("E       KeyError") == 1
-    assert re.search(r"flaky: \S+::test_flaky\[0\] \(failed after \d+\.\d s, passed alone in \d+\.\d s\)", said)
-    assert "ValueError: the first time" in said
+    assert "1 failed, 10 passed, 2 run again" in output
+    assert output.count("E       KeyError") == 1
+    assert re.search(r"flaky: \S+::test_flaky\[0\] \(failed after \d+\.\d s, passed alone in \d+\.\d s\)", output)
+    assert "ValueError: the first time" in output
 
 
 def test_the_run_goes_on_where_all_pass_alone(checks, tmp_path):
-    code, said = run(checks(FLAKY.format(flaky=1, broken=0)))
-    assert code == 0, said
-    assert "10 passed, 1 run again" in said
+    code, output = run(checks(FLAKY.format(flaky=1, broken=0)))
+    assert code == 0, output
+    assert "10 passed, 1 run again" in output
     assert (tmp_path / "order").read_text().split()[-1] == "0", "after all others"
 
 
 def test_many_flaky_tests_fail_the_run(checks):
-    code, said = run(checks(FLAKY.format(flaky=MAX_FLAKY + 1, broken=0)))
+    code, output = run(checks(FLAKY.format(flaky=MAX_FLAKY + 1, broken=0)))
     assert code == 1
-    assert f"{MAX_FLAKY + 1} flaky tests, and {MAX_FLAKY} are the most: the run has failed" in said
+    assert f"{MAX_FLAKY + 1} flaky tests, and {MAX_FLAKY} are the most: the run has failed" in output
 
 
 def test_where_everything_fails_nothing_is_run_again(checks):
-    code, said = run(checks(FLAKY.format(flaky=0, broken=MAX_AGAIN + 1)))
+    code, output = run(checks(FLAKY.format(flaky=0, broken=MAX_AGAIN + 1)))
     assert code == 1
-    assert f"{MAX_AGAIN + 1} failed, 9 passed" in said
+    assert f"{MAX_AGAIN + 1} failed, 9 passed" in output
 
 
 def test_with_x_the_first_failure_is_reported_at_once(checks):
-    code, said = run(checks(FLAKY.format(flaky=1, broken=0), "-x"))
+    code, output = run(checks(FLAKY.format(flaky=1, broken=0), "-x"))
     assert code == 1
-    assert "1 failed" in said
-    assert "flaky:" not in said
+    assert "1 failed" in output
+    assert "flaky:" not in output
 
 
-TOLD = """
+SUMMARIZED = """
     import pytest
     import time
 
@@ -133,17 +133,17 @@ TOLD = """
 
 @workers
 def test_an_everyday_run_says_what_it_left_out_and_where_the_time_went(checks, workers):
-    _, said = run(checks(TOLD, *workers))
-    assert "3 tests: no GPU here\n" in said
-    assert re.search(r"pytest tests =*\nsome 1\n", said)
-    assert re.search(r"\nsome +4 tests +\d+\.\d s\n", said)
-    assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 600 s.*\n", said)
+    _, output = run(checks(SUMMARIZED, *workers))
+    assert "3 tests: no GPU here\n" in output
+    assert re.search(r"pytest tests =*\nsome 1\n", output)
+    assert re.search(r"\nsome +4 tests +\d+\.\d s\n", output)
+    assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 600 s.*\n", output)
 
 
 def test_a_run_over_its_budget_says_so(checks):
-    _, said = run(checks(TOLD, "checks", "--budget", "0.001"))
-    assert "2 passed, 3 skipped" in said
-    assert "OVER THE BUDGET of 0 s" in said
+    _, output = run(checks(SUMMARIZED, "checks", "--budget", "0.001"))
+    assert "2 passed, 3 skipped" in output
+    assert "OVER THE BUDGET of 0 s" in output
 
 
 LEAVES = """
@@ -169,9 +169,9 @@ def machine_is_as_before(folder: Path) -> None:
 
 @workers
 def test_a_process_that_a_test_leaves_is_named_and_fails_the_run(checks, workers, tmp_path):
-    code, said = run(checks(LEAVES.format(then=""), *workers))
+    code, output = run(checks(LEAVES.format(then=""), *workers))
     assert code == 1
-    assert re.search(r"the tests left a process: \d+ sleep 1000", said)
+    assert re.search(r"the tests left a process: \d+ sleep 1000", output)
     machine_is_as_before(tmp_path)
 
 
@@ -183,6 +183,6 @@ def test_a_run_that_is_interrupted_leaves_nothing(checks, workers, number, tmp_p
     begun = checks(LEAVES.format(then="subprocess.run(['sleep', '1000'])"), *workers)
     wait_until((tmp_path / "left").exists, "the test to be under way")
     os.kill(begun.pid, number)
-    code, said = run(begun)
-    assert code == (2 if number == signal.SIGINT else -signal.SIGKILL), said
+    code, output = run(begun)
+    assert code == (2 if number == signal.SIGINT else -signal.SIGKILL), output
     machine_is_as_before(tmp_path)

@@ -1,4 +1,4 @@
-"""The time-out of each test, which is only there not to hang for ever, grows with the slowness of the machine."""
+"""Scales the time limit of each test, which only prevents endless hangs, by the slowness of the machine."""
 
 import pytest
 

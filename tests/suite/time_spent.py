@@ -1,4 +1,4 @@
-"""Where the time of a run went: a line for each part of ``tests/``, and the sum against a budget."""
+"""Reports the time of a test run: a line for each part of ``tests/``, and the sum against a budget."""
 
 import time
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ SLOWEST = 25
 
 
 def part(nodeid: str) -> str:
-    """The folder of ``tests/`` that a test belongs to, or its file where it lies in none."""
+    """Return the folder of ``tests/`` that a test belongs to, or its file."""
     path = nodeid.partition("::")[0]
     return (path.partition("/")[2] or path).partition("/")[0]
 

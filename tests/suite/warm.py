@@ -1,4 +1,4 @@
-"""``--warm``: tests run as if all runs asked for a warm zygote, which then serves them.
+"""``--warm``: runs tests as if all runs requested a warm zygote.
 
 Each test has a folder of its own, so it rarely meets another's zygote. What is tested is that a run is a run.
 """

@@ -1,4 +1,4 @@
-"""A function's arguments: what the source says before the start and what the function says in a rank must agree."""
+"""Tests that arguments are checked by the source before the start as by the function in a rank."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ TUTORIALS = {
 
 
 @pytest.mark.parametrize("source", TUTORIALS)
-def test_functions_that_people_have(source):
+def test_functions_as_users_write_them(source):
     words, expected = TUTORIALS[source]
     assert call(source, words) == expected
 
@@ -252,7 +252,7 @@ def test_wrong_arguments_are_one_error_with_the_signature(parameters, words, mes
 
 
 @pytest.mark.parametrize("parameters", ["x: Config", "x: dict[str, int]", "x: Union[int, Config]", "x=Config()"])
-def test_what_only_a_rank_can_tell_is_refused_there(parameters):
+def test_what_only_a_rank_can_find_is_refused_there(parameters):
     """From the source, an unknown name may be an alias of anything; the function itself knows better."""
     source = f"def main({parameters}): pass"
     read(source, "--x 1")

@@ -1,4 +1,4 @@
-"""What a name in a module is bound to, by the source alone."""
+"""Tests of finding what a name in a module is bound to, from the source alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_plain_function_is_read():
         "def __getattr__(name): return run",
     ],
 )
-def test_only_the_ranks_can_tell(source):
+def test_only_the_ranks_can_find_it(source):
     assert look(source) is None
 
 

@@ -1,4 +1,4 @@
-"""Reading source and finding modules, with nothing of it run."""
+"""Tests of reading source and finding modules without running them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_warnings_are_left_to_the_ranks(tmp_path: Path, recwarn: pytest.Warnings
     assert not recwarn.list
 
 
-def test_a_program_is_told_from_a_script(tmp_path: Path):
+def test_a_program_is_distinguished_from_a_script(tmp_path: Path):
     program = tmp_path / "prog"
     program.write_bytes(b"\x7fELF\0\0")
     program.chmod(0o755)

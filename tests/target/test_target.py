@@ -1,4 +1,4 @@
-"""What a target means, found without running any of it."""
+"""Tests of parsing a target, without running it."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_functions_have_their_signature(project):
         ("train.py/x.py", {}, "no such script: train.py/x.py", "the directory train.py does not exist"),
         ("x" * 300, {}, f"cannot read {'x' * 300}: File name too long", ""),
         ("folder", {}, "folder is a directory, not a script", "name the script in it"),
-        ("app", {}, "app is a directory, not a script", "ddplaunch run app/train.py"),
-        ("app/", {}, "app/ is a directory, not a script", "ddplaunch run app/train.py"),
+        ("app", {}, "app is a directory", "ddplaunch run app/train.py"),
+        ("app/", {}, "app/ is a directory", "ddplaunch run app/train.py"),
         ("other.zip", {}, "other.zip is an archive without a __main__.py", "python -m zipapp"),
         ("other.pyc", {}, "other.pyc was not compiled by this Python 3.", "compile it again"),
         ("dangling.py", {}, "dangling.py is a link to {project}/nowhere.py, which", ""),
@@ -114,13 +114,13 @@ def test_functions_have_their_signature(project):
         ("trian.py:main", {}, "no such script: trian.py", "did you mean train.py?"),
         ("train.py:mian", {}, "train.py has no function mian", "did you mean train.py:main?"),
         ("train.py:", {}, "'' is not a function name", "train.py:main"),
-        ("train.py:1", {}, "'1' is not a function name", "train.py:main"),
+        ("train.py:1", {}, "'1' is not a function", "train.py:main"),
         ("pgk:run", {}, "no module named pgk in", "did you mean pkg?"),
         ("pkg.mdo:run", {}, "no module named pkg.mdo in", "did you mean pkg.mod?"),
         ("pgk.mod:run", {}, "no module named pgk.mod in", "there is no module pgk"),
         ("pkg.mod:rnu", {}, "pkg.mod has no function rnu", "did you mean pkg.mod:run?"),
         ("train.py", {"m": True}, "-m takes a module, and train.py is a file", "leave -m out: ddplaunch run train.py"),
-        ("sub/other.py", {"m": True}, "-m takes a module, and sub/other.py is a file", "leave -m out"),
+        ("sub/other.py", {"m": True}, "-m takes a module", "leave -m out"),
         ("sub/no.py", {"m": True}, "sub/no.py is not a module name", "package.module"),
         (
             "pkg.mod:run",
@@ -130,7 +130,7 @@ def test_functions_have_their_signature(project):
         ),
         ("pkg.mdo", {"m": True}, "no module named pkg.mdo in", "did you mean pkg.mod?"),
         ("bare", {"m": True}, "bare is a package without a __main__ module", "name a module"),
-        (".mod", {"m": True}, ".mod is not a module name", "package.module"),
+        (".mod", {"m": True}, ".mod is not a module", "package.module"),
         ("./porg", {"no_python": True}, "no such program: ./porg", "did you mean ./prog?"),
         ("./data.txt", {"no_python": True}, "./data.txt is not executable", "chmod +x ./data.txt"),
         ("./folder", {"no_python": True}, "./folder is a directory, not a program", ""),

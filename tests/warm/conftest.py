@@ -1,4 +1,4 @@
-"""A shell that leads a session, as people have one, and a stand-in for torch: an import that takes no time."""
+"""A shell that leads a session, and a stand-in for torch whose import takes no time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, is_alive, wait_until, write_program
 
+BUSY = "the warm zygote was busy"
+"""Why a run did not use a warm zygote that answers another launcher, or none."""
+
 TORCH = """
 import os
 made = os.getpid()  # of the process that imported it: equal in all runs that one warm zygote has served
@@ -33,7 +36,7 @@ SHOWS = "import os, torch\nprint('made', torch.made, 'rank', os.environ['RANK'],
 WAITS = SHOWS + "import time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n"
 
 
-class Done(NamedTuple):
+class RunResult(NamedTuple):
     code: int
     stdout: str
     stderr: str
@@ -77,16 +80,16 @@ class Shell:
         return self.process.stdout.readline()
 
     def torch_also(self, text: str) -> None:
-        """What the stand-in for torch does besides, at its import."""
+        """Add code to the import of the stand-in for torch."""
         path = self.modules / "torch/__init__.py"
         path.write_text(path.read_text() + text)
 
-    def run(self, line: str = "", *, before: str = "", after: str = "") -> Done:
-        """Run a line, by default ``ddplaunch run --warm`` of a program that tells who imported torch for it."""
+    def run(self, line: str = "", *, before: str = "", after: str = "") -> RunResult:
+        """Run a line, by default ``ddplaunch run --warm`` of a program that prints the process which imported torch."""
         out, err = (self.folder / f"{next(self._numbers)}.{name}" for name in ("out", "err"))
         typed = line or f"{before} {self.launch('shows.py')} {after}"
         code = self._say(f"( {typed} ) </dev/null >{out} 2>{err}; echo $?")
-        return Done(int(code), out.read_text(errors="replace"), err.read_text(errors="replace"))
+        return RunResult(int(code), out.read_text(errors="replace"), err.read_text(errors="replace"))
 
     def begin(self, line: str) -> tuple[int, Path]:
         """Start a command in the background; return its pid and the file of all that it prints."""
@@ -97,15 +100,15 @@ class Shell:
     def launch(self, *words: str | Path, nproc: int = 2) -> str:
         return shlex.join(ddplaunch_command("run", "--warm", "--nproc", str(nproc), *words))
 
-    def warm(self, *words: str) -> Done:
+    def warm(self, *words: str) -> RunResult:
         return self.run(shlex.join(ddplaunch_command("warm", *words)))
 
-    def kept(self) -> list[int]:
-        """The pids of the warm zygotes."""
+    def list_zygotes(self) -> list[int]:
+        """Return the pids of the warm zygotes."""
         return [int(line.split()[0]) for line in self.warm().stdout.splitlines()[1:]]
 
     def reasons(self, log: str) -> list[str]:
-        """Why the runs with ``--log-dir log`` started cold."""
+        """Return why the runs with ``--log-dir log`` used no warm zygote."""
         events = (path.read_text() for path in (self.folder / log).rglob("events*.jsonl"))
         return re.findall(r'"cold": "(.*?)"', "".join(events))
 
@@ -132,13 +135,13 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """One for all tests of a module, which leave it as they find it."""
+    """A shell for all tests of a module, which do not change it."""
     shell = Shell(tmp_path_factory.mktemp("shared"))
     yield shell
     shell.close()
 
 
-def gone(*pids: int) -> None:
+def wait_for_exit(*pids: int) -> None:
     for pid in pids:
         wait_until(partial(_is_gone, pid), f"the end of {pid}")
 
@@ -147,7 +150,7 @@ def _is_gone(pid: int) -> bool:
     return not is_alive(pid)
 
 
-def printed(file: Path, text: str, times: int = 1) -> str:
+def wait_for_text(file: Path, text: str, times: int = 1) -> str:
     """Wait until a file holds ``text`` so many times; return all of it."""
     wait_until(
         lambda: file.exists() and file.read_text(errors="replace").count(text) >= times, f"{text!r} x {times} in {file}"

@@ -1,4 +1,4 @@
-"""How long a warm zygote stays: for its time, its session, while there is memory; and nothing is left of it."""
+"""Tests of when a warm zygote ends: its time, its session, lack of memory; nothing is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from ddplaunch.warm import place
 from tests.conftest import is_alive, wait_until, write_program
 from tests.patience import scaled_timeout
-from tests.warm.conftest import ROOT, SHOWS, WAITS, Done, Shell, gone, printed
+from tests.warm.conftest import ROOT, SHOWS, WAITS, RunResult, Shell, wait_for_exit, wait_for_text
 
 
 def config(shell: Shell, text: str) -> None:
@@ -25,7 +25,7 @@ def config(shell: Shell, text: str) -> None:
 def test_it_ends_after_its_time(shell: Shell):
     config(shell, '[run]\nwarm = "0.3s"\n')
     done = shell.run()
-    gone(done.made)
+    wait_for_exit(done.made)
     assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
@@ -39,7 +39,7 @@ def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
     done = shell.run(shell.launch("waits.py"))
     assert done.stdout.count("still") == 2
     assert is_alive(done.made)
-    gone(done.made)
+    wait_for_exit(done.made)
 
 
 @pytest.mark.slow
@@ -47,24 +47,24 @@ def test_it_ends_with_the_shell_that_made_it(shell: Shell):
     done = shell.run()
     assert is_alive(done.made)
     shell.log_out()
-    gone(done.made)
+    wait_for_exit(done.made)
 
 
 @pytest.mark.slow
 def test_without_a_leader_of_its_session_it_ends_with_the_outermost_shell(shell: Shell):
     """As below nohup, a CI runner or nsenter: what leads the session has ended, or cannot be seen."""
     two_runs = "read go <go; " + 2 * f"{shell.launch('shows.py')}; " + "read go <go"
-    made = Done(0, after_its_leader(shell, two_runs, says="[1] made", times=2), "").made
-    assert shell.kept() == [made]
+    made = RunResult(0, after_its_leader(shell, two_runs, says="[1] made", times=2), "").made
+    assert shell.list_zygotes() == [made]
     (shell.folder / "go").write_text("on\n")
-    gone(made)
+    wait_for_exit(made)
 
 
 @pytest.mark.slow
 def test_without_any_shell_a_run_starts_cold(shell: Shell):
     after_its_leader(shell, f"read go <go; exec {shell.launch('--log-dir', 'log', 'shows.py')}", says="[1] made")
     assert shell.reasons("log") == ["cannot connect to a warm zygote: the shell that it was started from has ended"]
-    assert shell.kept() == []
+    assert shell.list_zygotes() == []
 
 
 def after_its_leader(shell: Shell, line: str, *, says: str, times: int = 1) -> str:
@@ -83,15 +83,15 @@ def test_it_ends_on_a_signal_and_its_folder_with_the_last_one(shell: Shell):
     first, second, third = (shell.run(before=f"FOO={number}").made for number in range(3))
     for pid, number in ((first, signal.SIGTERM), (second, signal.SIGHUP)):
         os.kill(pid, number)
-        gone(pid)
-    assert shell.kept() == [third]
+        wait_for_exit(pid)
+    assert shell.list_zygotes() == [third]
     os.kill(third, signal.SIGKILL)
-    gone(third)
+    wait_for_exit(third)
     assert shell.warm().stderr == "no warm zygotes\n"
     assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
-def test_whoever_removes_the_folder_is_in_no_launchers_way(tmp_path, monkeypatch):
+def test_a_removed_folder_does_not_disturb_a_launcher(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     monkeypatch.setattr(place, "socket_dir_candidates", lambda name: [str(tmp_path / name)])
     over = threading.Event()
@@ -113,17 +113,17 @@ def test_whoever_removes_the_folder_is_in_no_launchers_way(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_what_tells_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
+def test_a_signal_to_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
     """As systemd and schedulers do: SIGTERM for all, and the ranks are to have their grace."""
     write_program(shell.folder, "waits.py", WAITS)
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
-    made = int(printed(out, "made", 2).split()[2])
+    made = int(wait_for_text(out, "made", 2).split()[2])
     (guardian,) = Path(f"/proc/{made}/task/{made}/children").read_text().split()
     for pid in (made, int(guardian)):
         os.kill(pid, signal.SIGTERM)
-    assert shell.kept() == []
+    assert shell.list_zygotes() == []
     (shell.folder / "go").touch()
-    gone(launcher, int(guardian), made)
+    wait_for_exit(launcher, int(guardian), made)
     assert "ended" not in out.read_text()
 
 
@@ -132,13 +132,13 @@ def test_stop_ends_it_after_its_run(shell: Shell):
     write_program(shell.folder, "waits.py", WAITS)
     idle = shell.run(before="FOO=1").made
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
-    made = int(printed(out, "made", 2).split()[2])
+    made = int(wait_for_text(out, "made", 2).split()[2])
     lines = shell.warm("--stop").stderr.splitlines()
     assert sorted(lines) == sorted([f"{idle} stopped", f"{made} stops when its run ends"])
     assert not is_alive(idle)
     assert is_alive(launcher)
     (shell.folder / "go").touch()
-    gone(launcher, made)
+    wait_for_exit(launcher, made)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_it_ends_when_memory_is_short(tmp_path, shell: Shell):
     assert len(set(made[:4])) == 1
     assert not set(made[:4]) & set(made[4:])
     assert shell.reasons("log") == ["memory is short"]
-    gone(int(made[0]))
+    wait_for_exit(int(made[0]))
 
 
 @pytest.mark.slow

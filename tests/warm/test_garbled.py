@@ -1,4 +1,4 @@
-"""What comes in at a warm zygote's socket and makes no sense: it serves on, waits for nobody, and keeps nothing."""
+"""Tests of malformed requests to a warm zygote: it goes on serving, without delay, and keeps nothing."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _order(path: Path, body: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_a_line_that_takes_nothing_keeps_nobody_waiting(shell: Shell):
+def test_a_connection_that_does_not_read_delays_no_run(shell: Shell):
     """Where it would say why it declines."""
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
@@ -132,7 +132,7 @@ def test_a_line_that_takes_nothing_keeps_nobody_waiting(shell: Shell):
         file.write(b'{"fingerprint": {}}')
         file.flush()
         ask(path, frame(RUN), [file.fileno(), other.fileno(), full.fileno()])
-    assert shell.kept() == [made]
+    assert shell.list_zygotes() == [made]
 
 
 def _children(pid: int) -> list[str]:

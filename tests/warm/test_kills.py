@@ -1,4 +1,4 @@
-"""Whatever is killed, nothing of a run stays: no rank, no process that one has started, in whatever session."""
+"""Tests that nothing of a run is left, whichever process is killed: no rank, and no process of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from tests.conftest import is_alive, write_program
-from tests.warm.conftest import Shell, gone, parent, printed
+from tests.warm.conftest import Shell, parent, wait_for_exit, wait_for_text
 
 LEAVES = """
 import os, subprocess, time
@@ -29,8 +29,8 @@ def begin(shell: Shell) -> tuple[dict[str, int], list[int]]:
     """Start two ranks; return who is above them, and them with all that they have started."""
     write_program(shell.folder, "leaves.py", LEAVES)
     launcher, out = shell.begin("exec " + shell.launch("leaves.py"))
-    printed(out, "pid ", PIDS)
-    text = printed(out, "zygote ", 2)
+    wait_for_text(out, "pid ", PIDS)
+    text = wait_for_text(out, "zygote ", 2)
     zygote = int(re.findall(r"zygote (\d+)", text)[0])
     guardian = parent(zygote)
     above = {"launcher": launcher, "zygote": zygote, "guardian": guardian, "warm": parent(guardian)}
@@ -41,7 +41,7 @@ def begin(shell: Shell) -> tuple[dict[str, int], list[int]]:
 def again(shell: Shell) -> int:
     """Run once more in the background, where a shell has SIGINT ignored; return who imported for it."""
     launcher, out = shell.begin("exec " + shell.launch("shows.py"))
-    gone(launcher)
+    wait_for_exit(launcher)
     return int(re.findall(r"made (\d+)", out.read_text())[0])
 
 
@@ -53,7 +53,7 @@ def test_kill_9_leaves_nothing(shell: Shell, killed):
     above, below = begin(shell)
     for name in killed:
         os.kill(above[name], signal.SIGKILL)
-    gone(*(above[name] for name in ALL if name != "warm"), *below)
+    wait_for_exit(*(above[name] for name in ALL if name != "warm"), *below)
     assert is_alive(above["warm"]) == ("warm" not in killed)
     if "warm" not in killed:
         assert again(shell) == above["warm"], "it serves on"
@@ -63,10 +63,10 @@ def test_kill_9_leaves_nothing(shell: Shell, killed):
 def test_a_run_goes_on_without_its_warm_zygote_and_leaves_nothing(shell: Shell):
     above, below = begin(shell)
     os.kill(above["warm"], signal.SIGKILL)
-    gone(above["warm"])
+    wait_for_exit(above["warm"])
     assert all(map(is_alive, below))
     os.kill(above["launcher"], signal.SIGTERM)
-    gone(*above.values(), *below)
+    wait_for_exit(*above.values(), *below)
     assert again(shell), "the socket that it left is in nobody's way"
 
 
@@ -92,7 +92,7 @@ def test_restarts_come_of_the_same_zygote(shell: Shell):
     write_program(shell.folder, "once.py", text)
     done = shell.run(shell.launch("--max-restarts", "1", "once.py"))
     assert done.code == 0, done.stderr
-    assert [done.made] == shell.kept()
+    assert [done.made] == shell.list_zygotes()
     assert len(set(re.findall(r"parent (\d+)", done.stdout))) == 1
 
 
@@ -100,9 +100,9 @@ def test_restarts_come_of_the_same_zygote(shell: Shell):
 def test_one_that_is_killed_while_it_imports_goes_at_once(shell: Shell):
     import_slowly(shell)
     launcher, _ = shell.begin("exec " + shell.launch("shows.py"))
-    warm = int(printed(shell.folder / "importing", "\n"))
+    warm = int(wait_for_text(shell.folder / "importing", "\n"))
     os.kill(launcher, signal.SIGKILL)
-    gone(launcher, warm)
+    wait_for_exit(launcher, warm)
     (shell.folder / "go").touch()
     assert again(shell) != warm
 
@@ -111,10 +111,10 @@ def test_one_that_is_killed_while_it_imports_goes_at_once(shell: Shell):
 def test_a_stop_ends_it_while_it_imports(shell: Shell):
     import_slowly(shell)
     launcher, _ = shell.begin("exec " + shell.launch("shows.py"))
-    warm = int(printed(shell.folder / "importing", "\n"))
+    warm = int(wait_for_text(shell.folder / "importing", "\n"))
     os.kill(launcher, signal.SIGTERM)
-    gone(launcher, warm)
-    assert warm not in shell.kept()
+    wait_for_exit(launcher, warm)
+    assert warm not in shell.list_zygotes()
     shell.warm("--stop")
     assert not (shell.runtime / "ddplaunch-warm").exists()
 

@@ -1,4 +1,4 @@
-"""A warm zygote, or a run's, that is stopped (SIGSTOP, a debugger): nothing of a launcher's stays with it."""
+"""Tests of a stopped zygote (SIGSTOP, a debugger): it keeps no resources of a launcher."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from ddplaunch.rank import channel
 from ddplaunch.warm import asking
 from tests.patience import scaled_timeout
-from tests.warm.conftest import Shell, gone, printed
+from tests.warm.conftest import BUSY, Shell, wait_for_exit, wait_for_text
 from tests.warm.test_kills import import_slowly
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_a_stopped_one_behind_a_pipe(shell: Shell):
+def test_a_pipe_does_not_wait_for_a_stopped_one(shell: Shell):
     made = shell.run().made
     os.kill(made, signal.SIGSTOP)
     try:
@@ -27,7 +27,7 @@ def test_nobody_waits_for_a_stopped_one_behind_a_pipe(shell: Shell):
         assert done.code == 0, "the pipe stayed open"
         assert done.stdout.count("made") == 2
         assert done.made != made
-        assert shell.reasons("log") == ["the warm zygote was busy"]
+        assert shell.reasons("log") == [BUSY]
     finally:
         os.kill(made, signal.SIGCONT)
     assert shell.run().made == made, "it has forgotten whom it missed"
@@ -37,11 +37,11 @@ def test_nobody_waits_for_a_stopped_one_behind_a_pipe(shell: Shell):
 def test_one_that_is_stopped_while_it_imports_goes_with_its_launcher(shell: Shell):
     import_slowly(shell)
     reader, out = shell.begin(f"{{ sh -c '{shell.launch('shows.py')} & echo launcher $!; wait' | cat; }}")
-    launcher = int(printed(out, "launcher ").split()[1])
-    warm = int(printed(shell.folder / "importing", "\n"))
+    launcher = int(wait_for_text(out, "launcher ").split()[1])
+    warm = int(wait_for_text(shell.folder / "importing", "\n"))
     os.kill(warm, signal.SIGSTOP)
     os.kill(launcher, signal.SIGKILL)
-    gone(launcher, warm, reader)
+    wait_for_exit(launcher, warm, reader)
 
 
 def _takes(control: socket.socket) -> None:

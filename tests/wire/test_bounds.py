@@ -1,4 +1,4 @@
-"""What may come from another machine, tried at random: a message that is understood, or none."""
+"""Tests of random messages from another machine: each is accepted within its bounds or refused."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def act_on(message: messages.Message) -> None:
             assert line.startswith(("  ", "\x1b[2m  ")), "our own lines begin otherwise"
 
 
-def test_a_coordinator_hears_anything():
+def test_a_coordinator_accepts_any_message():
     """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
     maker = Maker(0)
     for _ in range(200):

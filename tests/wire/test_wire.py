@@ -1,4 +1,4 @@
-"""Messages over real sockets: what arrives is what was sent, or nothing."""
+"""Tests of messages over real sockets: what arrives is what was sent, or nothing."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ SHARE = NodeSpec(1, "n1", ("cuda:0", "cuda:1"), "4")
         b'{"op": "os.system", "body": "true"}',
     ],
 )
-def test_anything_else_is_garbled(body):
+def test_anything_else_is_a_protocol_error(body):
     with pytest.raises(ProtocolError):
         decode(body, [HeartbeatMessage, FailureReported, StopRequested, StartAttempt])
 
 
 @pytest.mark.parametrize("field", ["n1", "cuda:1", "2:4", "mine", "train.py", "abc", "2.13", "H100"])
-def test_a_stranger_cannot_write_to_our_terminal(field):
+def test_a_peer_cannot_write_to_our_terminal(field):
     hello = messages.NodeHello(SHARE, "2:4", "mine", "train.py", "abc", 0, Versions("3.11", "2.13"), ("H100",))
     body = encode(hello)[4:]
     assert decode(body, [messages.NodeHello]) == hello
@@ -65,10 +65,10 @@ class Pair:
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.other = socket.create_connection(server.getsockname())
             ours, _ = server.accept()
-        self.heard: list[object] = []
+        self.received: list[object] = []
         self.lost: list[str] = []
         self.connection = Connection(
-            self.loop, ours, [HeartbeatMessage, FailureReported], self.heard.append, self.lost.append, most
+            self.loop, ours, [HeartbeatMessage, FailureReported], self.received.append, self.lost.append, most
         )
 
     def step_until(self, condition):
@@ -82,8 +82,8 @@ def test_frames_in_pieces_and_many_at_once():
     for i in range(len(frame)):
         pair.other.send(frame[i : i + 1])
     pair.other.send(encode(HeartbeatMessage(1e9)) * 500)
-    pair.step_until(lambda: len(pair.heard) == 501)
-    assert pair.heard[0] == FailureReported(0, FAILURE, 1.0)
+    pair.step_until(lambda: len(pair.received) == 501)
+    assert pair.received[0] == FailureReported(0, FAILURE, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_threads_that_read_their_first_message_at_once():
 
 
 def test_a_connection_that_is_closed_is_forgotten():
-    """Whoever it calls mostly holds it: without the garbage collector nothing of it stays."""
+    """What it calls mostly holds it: without the garbage collector nothing of it stays."""
     loop = EventLoop()
     ours, theirs = socket.socketpair()
     connection: Connection[HeartbeatMessage] = Connection(

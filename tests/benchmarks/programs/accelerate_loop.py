@@ -1,4 +1,4 @@
-"""A rank of an accelerate user's script, written as its examples are: a tiny BERT from a configuration, three steps.
+"""A rank of an accelerate script, written like its examples: a tiny BERT from a configuration, three steps.
 
 What it prints of its losses has every digit, so that two launchers' runs can be compared.
 """

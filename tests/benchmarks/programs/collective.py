@@ -1,4 +1,4 @@
-"""A rank that does the least a rank can: import torch, join the others, one all_reduce, leave."""
+"""The smallest rank: imports torch, joins the process group, one all_reduce, leaves."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A rank that prints as fast as it can: BENCH_LINES lines, each with its rank and number, once all are let go."""
+"""A rank that prints BENCH_LINES lines as fast as it can, each with its rank and number, once it is released."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What the measured programs tell the benchmark: marks with a time, through a named pipe; and a place to wait.
+"""Marks with a time that measured programs send to the benchmark through a named pipe; and a place to wait.
 
 Standard library only, and nothing that costs time: every rank imports this first.
 """

@@ -1,4 +1,4 @@
-"""The barest launcher there can be: ``python start_by_loop.py N PROGRAM`` starts N of it and waits for all."""
+"""The simplest launcher: ``python start_by_loop.py N PROGRAM`` starts N processes and waits for all."""
 
 import os
 import socket

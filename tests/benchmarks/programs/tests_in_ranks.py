@@ -1,4 +1,4 @@
-"""The same small tests of four ranks, in the way that BENCH_WAY names: ddplaunch's, torch's own test case, or spawn."""
+"""The same small tests of four ranks, by ddplaunch, torch's own test case or spawn, as BENCH_WAY says."""
 
 import os
 

@@ -1,3 +1,3 @@
-"""What tests of the doctor on one machine ask for."""
+"""Fixtures for tests of the doctor on one machine."""
 
 from tests.fake_nvml import fake_nvml as fake_nvml

@@ -1,4 +1,4 @@
-"""What a sound machine says of itself, for tests that change a part of it."""
+"""The facts of a machine without problems, for tests that change a part of them."""
 
 from ddplaunch.commands.doctor.checks.kernel import ProcessLimits
 from ddplaunch.commands.doctor.checks.network import RouteToNodeZero

@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --save`` and ``--compare``: what is slower than it was is named, and noise is not."""
+"""Tests of ``ddplaunch doctor --save`` and ``--compare``: what became slower is reported, and noise is not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def examined(*, backend="nccl", factor=lambda what, nodes: 1.0):
     )
 
 
-def told(now, then):
+def describe_findings(now, then):
     saved = Baseline("0.1.0", "2026-11-17 10:00", tuple(HOSTS), tuple(list_measurements(then)))
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_slower_than_baseline(now, saved)]
 
@@ -42,22 +42,24 @@ def test_noise_is_not_named(backend, noise):
         return draw.uniform(1 / noise, noise) if what in ("latency", "bandwidth") else draw.uniform(0.95, 1.05)
 
     for _ in range(20):
-        assert told(examined(backend=backend, factor=factor), examined(backend=backend, factor=factor)) == []
+        assert (
+            describe_findings(examined(backend=backend, factor=factor), examined(backend=backend, factor=factor)) == []
+        )
 
 
 def test_a_node_that_is_slower_than_it_was():
     now = examined(factor=lambda what, nodes: 2.0 if what == "bandwidth" and 2 in nodes else 1.0)
-    assert told(now, examined()) == [
+    assert describe_findings(now, examined()) == [
         "warning n2: all_reduce (nccl) with any other node: 800 MiB/s; it was 1.6 GiB/s on 2026-11-17 10:00"
     ]
-    assert told(examined(), now) == [], "faster than it was"
+    assert describe_findings(examined(), now) == [], "faster than it was"
 
 
 def test_a_link_and_a_gpu_that_are_slower_than_they_were():
     now = examined(
         factor=lambda what, nodes: {("bandwidth", (1, 3)): 2.0, ("power", (0,)): 1.5}.get((what, nodes), 1.0)
     )
-    assert told(now, examined()) == [
+    assert describe_findings(now, examined()) == [
         "warning n1 and n3: all_reduce (nccl): 800 MiB/s; it was 1.6 GiB/s on 2026-11-17 10:00",
         "warning n0: matrices on cuda:0: 333 TFLOP/s; it was 500 TFLOP/s on 2026-11-17 10:00",
     ]
@@ -66,14 +68,14 @@ def test_a_link_and_a_gpu_that_are_slower_than_they_were():
 def test_a_busy_node_is_not_compared():
     now = examined(factor=lambda what, nodes: 9.0 if 2 in nodes else 1.0)
     nodes = (*now.nodes[:2], NodeResult("n2", replace(FACTS, load=25.0)), now.nodes[3])
-    assert told(replace(now, nodes=nodes), examined()) == [
+    assert describe_findings(replace(now, nodes=nodes), examined()) == [
         "note n2: not compared with 2026-11-17 10:00: its CPUs are busy"
     ]
 
 
 def test_a_file_of_other_hosts():
     other = DoctorResults((NodeResult("m0"),), (), powers=(DeviceResult(0, "cpu", 1e9),))
-    assert told(other, examined()) == [
+    assert describe_findings(other, examined()) == [
         "note --compare: no measurement in common with 2026-11-17 10:00, on n0, n1, n2, n3"
     ]
 
@@ -91,7 +93,7 @@ def test_a_file_of_other_hosts():
         "[" * 100_000,
     ],
 )
-def test_a_garbled_file_is_refused(run_in_fork, tmp_path, text):
+def test_a_damaged_file_is_refused(run_in_fork, tmp_path, text):
     (tmp_path / "saved").write_text(text, encoding="latin-1")
     done = run_in_fork("doctor", "--compare", "saved")
     assert (done.returncode, done.stdout) == (2, "")

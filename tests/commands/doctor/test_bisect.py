@@ -1,4 +1,4 @@
-"""``ddplaunch doctor bisect``: real commands on hosts of which some are bad; which are found is in test_halving.py."""
+"""Tests of ``ddplaunch doctor bisect`` with real commands on hosts of which some are bad."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def test_a_bad_host_and_two_that_fail_together(run_ddplaunch, tmp_path):
         "doctor", "bisect", "--hosts", "n[0-7]:4", "--", "sh", check, "{hosts}", "{nnodes}", env={"TMPDIR": tmp_path}
     )
     assert (done.returncode, done.stdout) == (1, "--exclude=n3,n6\n")
-    said = re.sub(r" \(\d.*s\)$", "", done.stderr, flags=re.MULTILINE).splitlines()
-    assert said[:5] == [
+    lines = re.sub(r" \(\d.*s\)$", "", done.stderr, flags=re.MULTILINE).splitlines()
+    assert lines[:5] == [
         "ddplaunch: searching 8 hosts; a run may take 10m00s (--timeout)",
         "run 1: 8 hosts, n[0-7]: failed, exited with code 3: Xid 79 on n3",
         "run 2: 4 hosts, n[0-3]: failed, exited with code 3: Xid 79 on n3",
         "run 3: 2 hosts, n0,n1: passed",
         "run 4: 2 hosts, n2,n3: failed, exited with code 3: Xid 79 on n3",
     ]
-    assert [line for line in said if line.startswith("run 18: 2 hosts, n1,n6: failed, was ended by SIGKILL")]
-    assert said[-4:-1] == [
+    assert [line for line in lines if line.startswith("run 18: 2 hosts, n1,n6: failed, was ended by SIGKILL")]
+    assert lines[-4:-1] == [
         "ddplaunch: n3 is bad: it failed alone, 3 times",
         "ddplaunch: n1,n6 failed together, 3 times, but pass without any one of them: check the links between them; "
         "excluding n6 is enough",
         "ddplaunch: the other 6 hosts pass together",
     ]
-    folder = said[-1].removeprefix("ddplaunch: logs of all runs: ")
+    folder = lines[-1].removeprefix("ddplaunch: logs of all runs: ")
     (log,) = tmp_path.glob("ddplaunch-bisect-*/run-3.log")
     assert str(log.parent) == folder
     assert log.read_text() == "on n0:4,n1:4, of n0:4,n1:4: 2 hosts, 2\n"
@@ -77,7 +77,7 @@ sleep 600
 """
 
 
-def test_ctrl_c_tells_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path):
+def test_ctrl_c_shows_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path):
     check = write_program(tmp_path, "check.sh", SPREADS)
     job = start_ddplaunch("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")
     wait_until((tmp_path / "began").exists, "the run that does not end")
@@ -88,7 +88,7 @@ def test_ctrl_c_tells_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path
     assert job.wait() == 130
     assert not job.left()
     assert job.stdout() == "--exclude=n0\n"
-    assert "ddplaunch: n0 is bad: it failed alone, 3 times\n" in job.stderr()
+    assert "ddplaunch: n0 is bad: " in job.stderr()
     assert "ddplaunch: stopped: unknown whether the other hosts pass together\n" in job.stderr()
 
 

@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --nnodes``: typed on each of several virtual hosts, with faults between them."""
+"""Tests of ``ddplaunch doctor --nnodes``, typed on each of several virtual hosts, with faults between them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from tests.commands.doctor.typed import Typed
+from tests.commands.doctor.findings import LARGE_LOST, NO_REPLY
+from tests.commands.doctor.typed import DoctorCommand
 from tests.conftest import write_program
 from tests.patience import scaled_timeout
-from tests.skewed_clock import skewed
+from tests.skewed_clock import skewed_environment
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -27,7 +28,7 @@ def doctor(hosts, tmp_path):
 
     def begin(rank, *words, nnodes=2, env=None):
         place = ("--nnodes", nnodes, "--node-rank", rank, "--master-addr", "n0")
-        return Typed(hosts[rank], tmp_path, *place, *words, env=env)
+        return DoctorCommand(hosts[rank], tmp_path, *place, *words, env=env)
 
     return begin
 
@@ -35,16 +36,16 @@ def doctor(hosts, tmp_path):
 def test_two_nodes_with_a_token_two_clocks_and_a_path_that_drops_large_packets(doctor, hosts, tmp_path):
     hosts[1].drop_large(hosts[0])
     first = doctor(0, env={"DDPLAUNCH_TOKEN": "secret"})
-    first.says("waiting for node 1 on port 29501 (up to 60 s)")
+    first.wait_for_line("waiting for node 1 on port 29501 (up to 60 s)")
     code, out, err = doctor(1, env={"DDPLAUNCH_TOKEN": "another"}).end()
     assert (code, out) == (2, "")
     assert "Error: node 0 refuses this node: its token differs\n" in err
-    other = doctor(1, env={"DDPLAUNCH_TOKEN": "secret", **skewed(tmp_path, 50)})
-    code, found, said = first.found()
+    other = doctor(1, env={"DDPLAUNCH_TOKEN": "secret", **skewed_environment(tmp_path, 50)})
+    code, found, result = first.read_result()
     assert code == 1
     assert [each["name"] for each in found["nodes"]] == ["n0", "n1"]
-    assert sorted(said) == [
-        "n1 to n0: connections work, but packets of full size are lost",
+    assert sorted(result) == [
+        f"n1 to n0: {LARGE_LOST}",
         "n1: its clock is 50.0 s ahead of that of n0",
     ]
     line = "ddplaunch: node 1 of 2 has joined node 0 at n0:29501, which prints the report\n"
@@ -62,7 +63,7 @@ def test_a_closed_port_and_ctrl_c_while_node_0_waits(doctor, hosts):
     assert (code, out) == (1, "")
     assert "ddplaunch: waiting for node 0 (up to 6 s): n0:29501: no answer\n" in err
     assert "Error: cannot reach node 0 within 6 s (--join-timeout): n0:29501: no answer\n" in err
-    other.says("has joined node 0")
+    other.wait_for_line("has joined node 0")
     first.process.send_signal(signal.SIGINT)
     assert first.end()[0] == 130
     assert other.end()[0] == 1
@@ -97,18 +98,18 @@ guest.recv(1)
 """
 
 
-def test_a_stranger_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
+def test_a_false_node_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
     from ddplaunch import __version__
 
     first = doctor(0, "--join-timeout", "8", nnodes=4)
-    first.says("waiting for node 1, 2, 3 on port 29501 (up to 8 s)")
+    first.wait_for_line("waiting for node 1, 2, 3 on port 29501 (up to 8 s)")
     program = write_program(tmp_path, "strangers.py", STRANGERS)
     stranger = hosts[2].start([sys.executable, program, __version__])
     other = doctor(1, nnodes=4)
-    code, found, said = first.found()
+    code, found, result = first.read_result()
     assert code == 1
-    assert sorted(said) == [
-        "n2: did not respond: ddplaunch cannot read the reply of this host",
+    assert sorted(result) == [
+        f"n2: did not respond: {NO_REPLY}",
         "node 3: did not respond: no connection within 8 s (--join-timeout)",
     ]
     (absent,) = [each for each in found["findings"] if each["subject"] == "node 3"]
@@ -121,14 +122,14 @@ def test_a_stranger_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c(doctor, rank):
     first, other = doctor(0), doctor(1)
-    first.says(("examining 2 nodes", "measuring all_reduce")[rank])
+    first.wait_for_line(("examining 2 nodes", "measuring all_reduce")[rank])
     pressed = (first, other)[rank]
     pressed.process.send_signal(signal.SIGINT)
     code, out, _ = pressed.end()
     assert (code, out) == (130, "")
     if rank:
-        code, _, said = first.found()
-        assert (code, said) == (1, ["n1: stopped responding: its connection closed"])
+        code, _, found = first.read_result()
+        assert (code, found) == (1, ["n1: stopped responding: its connection closed"])
     else:
         code, _, err = other.end()
         assert code == 1

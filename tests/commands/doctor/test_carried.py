@@ -1,4 +1,4 @@
-"""What is measured of a way between two virtual hosts, with each fault injected."""
+"""Tests of measuring a connection between two virtual hosts, with each fault injected."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_fault_is_the_only_one(carried):
 
 
 def test_a_sound_way_has_none(carried):
-    """Beside other work, too: the kernel tells what was lost, and how long the bytes were under way."""
+    """Beside other work, too: the kernel reports what was lost, and how long the bytes were under way."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         found = [carried("heal") for _ in range(5)]

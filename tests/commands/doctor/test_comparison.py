@@ -1,4 +1,4 @@
-"""Who is named when several nodes are compared; what several machines would be needed for is in test_hosts.py."""
+"""Tests of comparing the facts of several nodes, with made-up facts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ddplaunch.commands.doctor.examination import (
 from ddplaunch.commands.doctor.flows import Flow
 from ddplaunch.dataclass import replace
 from tests.commands.doctor.facts import FACTS
+from tests.commands.doctor.findings import ITSELF
 
 FAST, SLOW = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1)
 
@@ -57,8 +58,8 @@ def test_a_blocked_port_is_one_finding_beside_lost_packets():
     """The ways of the node that loses packets are not clear, and do not take the other finding apart."""
     found = examined(4)
     lossy = tuple(Flow(1, other, 10_000, seconds=1e-4, sent=301, lost=30, rate=8e8) for other in (0, 2, 3))
-    told = find_all(replace(found, ways=tuple(map(blocked, found.ways)), flows=lossy))
-    assert [(each.subject, each.text) for each in told if "packets" not in each.text] == [
+    result = find_all(replace(found, ways=tuple(map(blocked, found.ways)), flows=lossy))
+    assert [(each.subject, each.text) for each in result if "packets" not in each.text] == [
         ("n2", "port 29500 is blocked in both directions"),
     ]
 
@@ -67,9 +68,9 @@ def test_a_blocked_port_is_one_finding_beside_lost_packets():
 def test_a_wrong_address_of_node_0_brings_no_second_finding_about_a_firewall(broken):
     found = examined(3, broken=broken)
     astray = NodeResult("n1", replace(FACTS, host="n1", link=RouteToNodeZero("127.0.0.1", "lo", 65536)))
-    told = find_all(replace(found, nodes=(found.nodes[0], astray, found.nodes[2])))
-    assert [each.subject for each in told if "firewall" in (each.hint or "")] == []
-    assert "node 0's address is this machine itself (127.0.0.1)" in [each.text for each in told]
+    result = find_all(replace(found, nodes=(found.nodes[0], astray, found.nodes[2])))
+    assert [each.subject for each in result if "firewall" in (each.hint or "")] == []
+    assert f"{ITSELF} (127.0.0.1)" in [each.text for each in result]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A node that was started by hand, and a program that passes for node 0."""
+"""Tests of a node of ``doctor --nnodes`` that meets a program which pretends to be node 0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def false_node_0(tmp_path):
-    """Take in a node with no questions asked; return its process, how to say something to it, and how to hear it."""
+    """Accept a node without checks; return its process, and functions that send to it and receive from it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1] - 1
         place = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))

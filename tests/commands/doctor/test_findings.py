@@ -1,4 +1,4 @@
-"""What the facts of one machine mean, by facts made up; that nodes tell such facts is in test_one_machine.py."""
+"""Tests of the findings about one machine, with made-up facts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ddplaunch.commands.doctor.examination import CollectiveResult, DeviceResult
 from ddplaunch.devices.gpu_health import GpuHealth
 from ddplaunch.plan.hardware import LostGpu
 from tests.commands.doctor.facts import FACTS
+from tests.commands.doctor.findings import CPU_LIMIT, ITSELF, NO_GPU_ANSWER, NO_LOOPBACK
 
 TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
 
@@ -22,7 +23,7 @@ def gpus(*indices):
     return tuple(GpuHealth(index, "H100", "570.86.15", None, None, ()) for index in indices)
 
 
-def told(*facts, powers=(), speeds=()):
+def describe_findings(*facts, powers=(), speeds=()):
     nodes = tuple(NodeResult(f"n{node}", each) for node, each in enumerate(facts))
     found = DoctorResults(nodes, (), powers=powers, speeds=speeds)
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
@@ -40,7 +41,7 @@ def measured(slow, count=3):
 
 
 def test_a_sound_machine():
-    assert told(FACTS, FACTS) == []
+    assert describe_findings(FACTS, FACTS) == []
 
 
 def test_one_machine_under_two_names():
@@ -56,8 +57,8 @@ def test_a_lost_gpu_is_the_one_finding():
     well = replace(FACTS, torch=TORCH, gpus=gpus(0, 1, 2, 3))
     why_not = "CUDA unknown error"
     lost = replace(well, torch=replace(TORCH, cuda_works=False, devices=0, why_not=why_not), gpus=gpus(0, 2, 3))
-    assert told(well, replace(lost, lost_gpus=(LostGpu(1, "GPU is lost"),))) == [
-        "error n1 GPU 1: the driver cannot reach it: GPU is lost"
+    assert describe_findings(well, replace(lost, lost_gpus=(LostGpu(1, "GPU is lost"),))) == [
+        f"error n1 GPU 1: {NO_GPU_ANSWER}: GPU is lost"
     ]
 
 
@@ -65,16 +66,16 @@ def test_a_lost_gpu_is_the_one_finding():
     ("held", "text"),
     [
         ({"load": 25.0}, "busy: 25 runnable processes on 2 CPUs"),
-        ({"quota": 0.25}, "the control group limits CPU time to 0.25 of 2 CPUs"),
+        ({"quota": 0.25}, f"{CPU_LIMIT} 0.25 of 2 CPUs"),
     ],
 )
-def test_what_is_slow_for_want_of_time_is_told_as_that(held, text):
-    assert told(FACTS, FACTS, replace(FACTS, **held), **measured({2})) == [f"warning n2: {text}"]
+def test_what_is_slow_for_want_of_cpu_time_is_reported_as_that(held, text):
+    assert describe_findings(FACTS, FACTS, replace(FACTS, **held), **measured({2})) == [f"warning n2: {text}"]
 
 
 def test_of_nodes_that_are_all_busy_one_may_be_slow_for_another_reason():
-    said = told(*[replace(FACTS, load=25.0)] * 3, **measured({2}))
-    assert said == [
+    found = describe_findings(*[replace(FACTS, load=25.0)] * 3, **measured({2}))
+    assert found == [
         "warning n0, n1 and n2: busy: 25 runnable processes on 2 CPUs",
         "warning n2: all_reduce with any other node runs at 160 MiB/s; the best pair at 1.6 GiB/s",
     ]
@@ -83,17 +84,15 @@ def test_of_nodes_that_are_all_busy_one_may_be_slow_for_another_reason():
 def test_a_busy_machine_alone():
     busy = replace(FACTS, load=25.0)
     powers = (DeviceResult(0, "cpu", 8e9), DeviceResult(0, "cpu", 95e9))
-    assert told(busy, powers=powers) == ["warning n0: busy: 25 runnable processes on 2 CPUs"]
+    assert describe_findings(busy, powers=powers) == ["warning n0: busy: 25 runnable processes on 2 CPUs"]
 
 
 def test_node_zero_may_know_itself_by_its_loopback():
     """Debian's 127.0.1.1; for another node the same is an error."""
     itself = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, there="127.0.1.1"))
-    assert told(itself, FACTS) == []
-    assert told(FACTS, itself) == ["error n1: node 0's address is this machine itself (127.0.0.1)"]
+    assert describe_findings(itself, FACTS) == []
+    assert describe_findings(FACTS, itself) == [f"error n1: {ITSELF} (127.0.0.1)"]
 
 
 def test_a_machine_that_cannot_connect_to_itself():
-    assert told(replace(FACTS, loopback="gets no answer")) == [
-        "error n0: a connection to itself (127.0.0.1) gets no answer; no measurement on this machine"
-    ]
+    assert describe_findings(replace(FACTS, loopback="gets no answer")) == ["error n0: " + NO_LOOPBACK]

@@ -1,4 +1,4 @@
-"""Which ways are faulty, and who is named for that, by figures made up; that faults give such figures: test_carried."""
+"""Tests of the findings about connections between nodes, with made-up figures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from ddplaunch.commands.doctor.comparison import find_all
 from ddplaunch.commands.doctor.examination import DoctorResults, NodeResult, PathResult
 from ddplaunch.commands.doctor.flows import Flow, nodes_to_skip
+from tests.commands.doctor.findings import LARGE_LOST, TOO_FAR
 
 SOUND = Flow(0, 1, 10_000, seconds=1e-4, sent=301, lost=0, rate=8e8)
 LOSSY = replace(SOUND, sent=1020, lost=31, rate=None)
@@ -17,7 +18,7 @@ FAR = replace(SOUND, seconds=0.1)
 SLOW = replace(SOUND, rate=1.2e6)
 
 
-def told(flows, count=4, ways=()):
+def describe_findings(flows, count=4, ways=()):
     found = DoctorResults(
         tuple(NodeResult(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows
     )
@@ -49,10 +50,10 @@ def flows(count, faulty):
         ),
         (
             replace(SOUND, large=False, rate=None),
-            "error n0 to n1: connections work, but packets of full size are lost",
+            f"error n0 to n1: {LARGE_LOST}",
         ),
-        (FAR, "error n0 to n1: round-trip time is 100 ms; expected below 1 ms in one data center"),
-        (replace(FAR, rate=3e7), "error n0 to n1: round-trip time is 100 ms; expected below 1 ms in one data center"),
+        (FAR, f"error n0 to n1: round-trip time is 100 ms; {TOO_FAR}"),
+        (replace(FAR, rate=3e7), f"error n0 to n1: round-trip time is 100 ms; {TOO_FAR}"),
         (SLOW, "error n0 to n1: throughput is 9.6 Mbit/s; the interface reports 10000 Mbit/s"),
         (
             replace(SLOW, claimed=None),
@@ -70,7 +71,7 @@ def flows(count, faulty):
     ],
 )
 def test_a_way(flow, text):
-    assert told((flow,), 2) == ([text] if text else [])
+    assert describe_findings((flow,), 2) == ([text] if text else [])
 
 
 def test_latency_and_bandwidth_are_two_findings():
@@ -91,14 +92,14 @@ def test_latency_and_bandwidth_are_two_findings():
     ],
 )
 def test_the_node_is_named_rather_than_its_ways(count, pairs, named):
-    said = told(flows(count, dict.fromkeys(pairs, SLOW)), count)
-    assert [each.partition(":")[0].removeprefix("error ") for each in said] == named
+    found = describe_findings(flows(count, dict.fromkeys(pairs, SLOW)), count)
+    assert [each.partition(":")[0].removeprefix("error ") for each in found] == named
 
 
 def test_of_many_ways_a_few_are_named():
     pairs = [(node, node + 1) for node in range(0, 12, 2)]
-    said = told(flows(12, dict.fromkeys(pairs, LOSSY)), 12)
-    assert [each.partition(":")[0] for each in said] == [
+    found = describe_findings(flows(12, dict.fromkeys(pairs, LOSSY)), 12)
+    assert [each.partition(":")[0] for each in found] == [
         "error n0 to n1",
         "error n2 to n3",
         "error n4 to n5",
@@ -106,9 +107,9 @@ def test_of_many_ways_a_few_are_named():
     ]
 
 
-def test_what_loss_brings_about_is_not_told():
+def test_effects_of_loss_are_not_reported():
     ways = (PathResult(0, 1, 29500, "silent", None), PathResult(1, 0, 29501, "stranger", None))
-    assert told((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
+    assert describe_findings((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
 
 
 def test_a_faulty_node_is_given_up_and_one_that_met_it_is_not():

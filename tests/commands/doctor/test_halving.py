@@ -1,4 +1,4 @@
-"""Which hosts are found bad, by made-up commands that fail on sets of hosts drawn at random."""
+"""Tests of the search for bad hosts, with made-up commands that fail on random sets of hosts."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_a_command_that_never_passes_is_given_up_soon(needs):
 
 
 def test_what_failed_only_once_is_not_bad():
-    told = set()
+    result = set()
 
     def gives(hosts):
-        if "n3" not in hosts or (hosts == {"n3"} and hosts in told):
+        if "n3" not in hosts or (hosts == {"n3"} and hosts in result):
             return TrialResult.PASSED
-        told.add(hosts)
+        result.add(hosts)
         return TrialResult.FAILED
 
     found, _ = search(names(6), gives)
@@ -115,7 +115,7 @@ def test_a_skipped_host_is_not_bad_and_others_are_found():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_ends_whatever_it_is_told(seed):
+def test_it_ends_whatever_the_commands_return(seed):
     draw = random.Random(seed)
     count = draw.randint(1, 12)
     found, tried = search(names(count), lambda hosts: draw.choice(list(TrialResult)))

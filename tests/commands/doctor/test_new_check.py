@@ -1,4 +1,4 @@
-"""A new check is its file, and its lines in ``facts``: a toy one, added to a copy of the package."""
+"""Tests that a new check needs its file and its lines in ``facts``, in a copy of the package."""
 
 from __future__ import annotations
 

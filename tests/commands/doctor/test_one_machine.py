@@ -1,4 +1,4 @@
-"""``ddplaunch doctor`` on this machine: what it says of GPUs and folders that are not well, and of a sound machine."""
+"""Tests of ``ddplaunch doctor`` on one machine: findings about GPUs and folders, and a machine without problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import clean_environment, write_program
+from tests.commands.doctor.findings import NO_GPU_ANSWER, SINCE
+from tests.conftest import clean_environment, conflict, write_program
 from tests.patience import scaled_timeout
 
 pytestmark = pytest.mark.slow
@@ -32,9 +33,9 @@ def look(folder, *words, env=None):
 
 @pytest.mark.ci
 def test_the_page_and_what_it_is_compared_with(tmp_path):
-    """What was saved, made a hundred times better, is told of: three figures of one machine."""
-    code, page, said = look(tmp_path, "--save", "saved.json")
-    assert said == "ddplaunch: examining this machine\nddplaunch: measuring all_reduce\n"
+    """What was saved, made a hundred times better, is reported: three figures of one machine."""
+    code, page, found = look(tmp_path, "--save", "saved.json")
+    assert found == "ddplaunch: examining this machine\nddplaunch: measuring all_reduce\n"
     assert code == bool(re.search(r"^\d+ errors?\b", page, re.MULTILINE))
     assert max(map(len, page.splitlines())) <= 80
     assert re.search(r"^torch +\d", page, re.MULTILINE)
@@ -60,7 +61,7 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
     env["FAKE_NVML_NVLINKS"] = "2:4:1:7:0"
     code, out, stderr = look(tmp_path, "--thorough", "--json", env={**os.environ, **env})
     found = json.loads(out)
-    said = {f"{each['subject']}: {each['severity']}: {each['text']}" for each in found["findings"]}
+    result = {f"{each['subject']}: {each['severity']}: {each['text']}" for each in found["findings"]}
     host, facts = found["nodes"][0]["name"], found["nodes"][0]["facts"]
     assert code == 1
     assert {
@@ -68,18 +69,18 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
         f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
         f"{host} GPU 1: warning: rows or pages of its memory will be replaced at the next reset",
         f"{host} GPU 2: warning: 1 of 4 NVLinks are down",
-        f"{host} GPU 2: note: 21 NVLink replays since its counters were cleared",
-    } <= said
-    (user,) = [each for each in said if " are in use, by " in each]
+        f"{host} GPU 2: note: 21 NVLink replays {SINCE}",
+    } <= result
+    (user,) = [each for each in result if " are in use, by " in each]
     name = re.escape(psutil.Process().name())  # pytest-xdist sets one with spaces
     assert re.search(rf"^{host} GPU 2: warning: .* by {name} {os.getpid()} of \S+$", user)
-    lost = [each for each in said if each.startswith(f"{host} GPU 3: ")]
-    assert lost == [f"{host} GPU 3: error: the driver cannot reach it: GPU is lost"]
+    lost = [each for each in result if each.startswith(f"{host} GPU 3: ")]
+    assert lost == [f"{host} GPU 3: error: {NO_GPU_ANSWER}: GPU is lost"]
     assert [gpu["index"] for gpu in facts["gpus"]] == [0, 1, 2]
     if facts["torch"]["cuda"] is None:
-        assert [each for each in said if each.endswith("was built without CUDA, but this machine has 3 GPUs")]
+        assert [each for each in result if each.endswith("was built without CUDA, but this machine has 3 GPUs")]
     assert facts["fabric"]["nvlinks"] == [{"gpu": 2, "active": 3, "down": 1, "errors": [["replays", 21]]}]
-    assert not [each for each in said if "while all_reduce ran" in each]
+    assert not [each for each in result if "while all_reduce ran" in each]
     names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
     assert [(each["name"], each["error"]) for each in found["together"]] == [(name, None) for name in names]
     assert len(found["together"][0]["seconds"]) > 1
@@ -127,7 +128,7 @@ def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer
         ),
         (
             ("--nnodes", "2", "--node-rank", "0", "--hosts", "n0,n1"),
-            "Error: --nnodes 2 does not work with --hosts, which sets the number\n  leave one of them out\n",
+            f"Error: {conflict('--nnodes 2', '--hosts')}, which sets the number\n  leave one of them out\n",
         ),
     ],
 )

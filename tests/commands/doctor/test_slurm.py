@@ -1,4 +1,4 @@
-"""``ddplaunch doctor`` in a Slurm job: the job's nodes, with nothing typed about them."""
+"""Tests of ``ddplaunch doctor`` in a Slurm job, where it finds the job's nodes itself."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_a_command_on_halves_of_the_nodes(slurm):
     words = f"{sys.executable} -m ddplaunch doctor bisect -- {step} sh -c '{check}'"
     job = cluster.sbatch("-N2", "-n2", script=f"{words}\nscontrol show hostnames | tail -1 | sed s/^/BAD=/\n")
     cluster.wait(job, timeout=60)
-    said = cluster.output(job)
-    bad = said.partition("BAD=")[2].strip()
-    assert f"--exclude={bad}\n" in said
-    assert said.count("exited with code 7") == 4
-    assert "ddplaunch: the last host passes alone\n" in said
+    output = cluster.output(job)
+    bad = output.partition("BAD=")[2].strip()
+    assert f"--exclude={bad}\n" in output
+    assert output.count("exited with code 7") == 4
+    assert "ddplaunch: the last host passes alone\n" in output

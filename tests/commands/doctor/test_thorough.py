@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --thorough``: what its facts of ports, the kernel's log and all nodes at once mean."""
+"""Tests of the findings of ``ddplaunch doctor --thorough``, with made-up facts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ddplaunch.commands.doctor.comparison import find_all
 from ddplaunch.commands.doctor.examination import CollectiveResult, DoctorResults, NodeResult, Rail
 from ddplaunch.commands.doctor.report import format_report
 from tests.commands.doctor.facts import FACTS
+from tests.commands.doctor.findings import SINCE
 from tests.conftest import write_program
 
 LOG = """\
@@ -31,7 +32,7 @@ def port(folder, device, state="4: ACTIVE", physical="5: LinkUp", rate="400 Gb/s
         write_program(place / "counters", name, f"{counters.get(name, 0)}\n")
 
 
-def told(*nodes, **more):
+def describe_findings(*nodes, **more):
     found = DoctorResults(tuple(NodeResult(f"n{number}", *node) for number, node in enumerate(nodes)), (), **more)
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
@@ -43,12 +44,12 @@ def test_ports_and_xids(tmp_path):
     (tmp_path / "class" / "infiniband" / "mlx5_3").mkdir()
     log = write_program(tmp_path, "kmsg", LOG)
     fabric = read_fabric(str(tmp_path), str(log))
-    said = told([replace(FACTS, fabric=fabric)])
-    assert [re.sub(r"\S+ ago", "T ago", each) for each in said] == [
+    found = describe_findings([replace(FACTS, fabric=fabric)])
+    assert [re.sub(r"\S+ ago", "T ago", each) for each in found] == [
         "warning n0: mlx5_1 port 1 waits for a subnet manager (INIT)",
         "warning n0 GPU at 0000:18:00: Xid 79 (it fell off its bus) 2 times, last T ago (kernel log)",
         "note n0: mlx5_2 port 1 is not active: DOWN (Polling)",
-        "note n0 mlx5_0 port 1: 7 symbol errors, 2 times that the link went down since its counters were cleared",
+        f"note n0 mlx5_0 port 1: 7 symbol errors, 2 times that the link went down {SINCE}",
         "note n0 GPU at 0000:10:00: Xid 31 (a program used an invalid address) once T ago (kernel log)",
     ]
     assert read_fabric(str(tmp_path / "none"), str(tmp_path / "none")) == replace(fabric, ports=(), errors=(), xids=())
@@ -62,11 +63,11 @@ def test_errors_that_came_meanwhile_and_a_port_that_is_slower_than_its_like():
     slow = fabric("100 Gb/sec (4X EDR)", ErrorCount("mlx5_0 port 1", "symbol errors", 5))
     after = replace(slow, errors=(ErrorCount("mlx5_0 port 1", "symbol errors", 9),))
     nodes = [(replace(FACTS, fabric=sound), None, None, "", {}, sound)]
-    assert told(*nodes * 2) == []
-    assert told(*nodes, (replace(FACTS, fabric=slow), None, None, "", {}, after)) == [
+    assert describe_findings(*nodes * 2) == []
+    assert describe_findings(*nodes, (replace(FACTS, fabric=slow), None, None, "", {}, after)) == [
         "warning n1: mlx5_0 port 1 runs at 100 Gb/s, on other nodes at 400",
         "warning n1 mlx5_0 port 1: 4 symbol errors while all_reduce ran",
-        "note n1 mlx5_0 port 1: 5 symbol errors since its counters were cleared",
+        f"note n1 mlx5_0 port 1: 5 symbol errors {SINCE}",
     ]
 
 
@@ -82,7 +83,7 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
         ),
     )
     rail = Rail("10.8.0.0/24", {0: "eth1", 1: "eth1"}, {}, ((0, 1, "ok"), (1, 0, "silent")))
-    assert told([FACTS], [FACTS], [FACTS], speeds=pairs, together=together, rails=(rail,)) == [
+    assert describe_findings([FACTS], [FACTS], [FACTS], speeds=pairs, together=together, rails=(rail,)) == [
         "error all nodes at once: all_gather failed (gloo): gloo timed out",
         "warning all nodes at once: all_reduce runs at 213 MiB/s; the slowest pair at 1.6 GiB/s",
         "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",

@@ -1,4 +1,4 @@
-"""``ddplaunch doctor --json`` as it is typed on a virtual host, and what it found."""
+"""Runs ``ddplaunch doctor --json`` on a virtual host, and returns its findings."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ OF_LOAD = ("runnable processes", "multiplies matrices", "of memory is available"
 """What a busy machine that plays several hosts brings about by itself, and a /dev/shm that is TMPDIR too."""
 
 
-class Typed:
+class DoctorCommand:
     """The command on one host."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Typed:
         self._hosts = [host, *far]
         self.process = host.type(ddplaunch_command("doctor", *words, "--json"), folder, clean_environment(env))
 
-    def says(self, text: str) -> None:
+    def wait_for_line(self, text: str) -> None:
         """Wait for a line of stderr with this text."""
         assert self.process.stderr
         for line in self.process.stderr:
@@ -34,7 +34,7 @@ class Typed:
         pytest.fail(f"it ended without {text!r}: {self.process.wait()}")
 
     def end(self) -> tuple[int, str, str]:
-        """The exit code, and what came on stdout and, unread so far, on stderr; nothing else of it is left."""
+        """Wait for the end and for its processes; return the exit code, stdout, and the rest of stderr."""
         out, err = self.process.communicate(timeout=scaled_timeout(100))
         left = [host for host in self._hosts if host.alive]
         wait_until(
@@ -43,10 +43,10 @@ class Typed:
         )
         return self.process.returncode, out, err
 
-    def found(self) -> tuple[int, Any, list[str]]:
-        """The exit code, the answer, and its findings but those of a busy machine."""
+    def read_result(self) -> tuple[int, Any, list[str]]:
+        """Wait for the end; return the exit code, the JSON output, and the findings but those about load."""
         code, out, err = self.end()
         assert out, err
         found = json.loads(out)
-        said = [f"{each['subject']}: {each['text']}" for each in found["findings"]]
-        return code, found, [each for each in said if not any(word in each for word in OF_LOAD)]
+        result = [f"{each['subject']}: {each['text']}" for each in found["findings"]]
+        return code, found, [each for each in result if not any(word in each for word in OF_LOAD)]

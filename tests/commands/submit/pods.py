@@ -1,4 +1,4 @@
-"""The pods of a manifest: what the Job controller and the kubelet make of it, as far as a program can see."""
+"""Simulates the pods of a manifest: variables and files as the Job controller and the kubelet make them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pods(manifest: str) -> list[Pod]:
 
 
 def _service(jobset: dict[str, Any]) -> dict[str, Any]:
-    """What the JobSet's controller makes for its pods."""
+    """Return the DNS name that the JobSet's controller gives to its pods."""
     assert jobset["spec"]["network"]["enableDNSHostnames"]
     return {"metadata": jobset["metadata"], "spec": {"clusterIP": "None", "selector": {}}}
 
@@ -98,7 +98,7 @@ def _pod(index: int, job: dict[str, Any], template: dict[str, Any], services: li
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
-    """Kubernetes' expansion: ``$$`` is ``$``, ``$(NAME)`` a variable's value; what is none of them stays."""
+    """Expand as Kubernetes does: ``$$`` is ``$``, ``$(NAME)`` a variable's value, other text stays."""
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[0] == "$$" else variables.get(found[1], found[0])

@@ -1,4 +1,4 @@
-"""Stand-ins for the programs of PBS and LSF, which cannot be had here: they answer as the manuals' examples do.
+"""Stand-ins for the programs of PBS and LSF, which answer as the examples in the manuals do.
 
 ``install`` puts them into a folder for PATH. A submitted job really runs, in a session of its own, on "hosts" that are
 addresses of this machine; pbsdsh and blaunch really start what they are told to, with as little as the real ones hand
@@ -97,7 +97,7 @@ class Job:
             self.signal(number)
 
     def signal(self, number: int) -> None:
-        """Signal all processes that are still in the script's group."""
+        """Send a signal to all processes that are still in the script's group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int((self.folder / "pid").read_text()), number)
 
@@ -138,7 +138,7 @@ def qsub(folder: Path, words: list[str]) -> int:
 
 
 def _indices(array: str | None) -> list[str]:
-    """Those of 1-3 or of 1,3; one empty of a job that is not an array."""
+    """Return the indices of 1-3 or 1,3; one empty index for a job that is not an array."""
     if array is None:
         return [""]
     first, dash, last = array.partition("%")[0].partition("-")
@@ -183,7 +183,7 @@ def qstat(folder: Path, words: list[str]) -> int:
 
 
 def _of(folder: Path, number: str, each: bool) -> list[Job]:
-    """The job, and those of an array, which PBS calls 7[2].pbs01 and LSF 7[2]."""
+    """Return the job of this id, or a job of an array: 7[2].pbs01 in PBS, 7[2] in LSF."""
     jobs = (folder / "jobs").iterdir()
     ours = sorted(path.name for path in jobs if each and path.name.partition("[")[0] == number.partition("[")[0])
     return [Job(folder, name) for name in ours] or [Job(folder, number)]
@@ -244,14 +244,14 @@ def bjobs(folder: Path, words: list[str]) -> int:
             name, _, index = job.number.rstrip("]").partition("[")
             status = job.status
             if job.waits and not job.killed:
-                told = "PEND|-|-"
+                expected = "PEND|-|-"
             elif status is None and not job.waits:
-                told = "RUN|-|-"
+                expected = "RUN|-|-"
             elif status == 0:
-                told = "DONE|-|-"
+                expected = "DONE|-|-"
             else:
-                told = f"EXIT|{status or '-'}|{'TERM_OWNER: job killed by owner' if job.killed else '-'}"
-            print(f"{name}|{index or 0}|{told}")
+                expected = f"EXIT|{status or '-'}|{'TERM_OWNER: job killed by owner' if job.killed else '-'}"
+            print(f"{name}|{index or 0}|{expected}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Grid Engine alone: what the script of a job does, what its programs print, and ``submit --scheduler sge``."""
+"""Tests of Grid Engine: the script of a job, reading its programs' output, and ``submit --scheduler sge``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from ddplaunch.commands.submit.gridengine import GridEngine, describe_state, parse_qacct, parse_qstat
 from ddplaunch.commands.submit.job import BatchJob
 from ddplaunch.queue.scheduler import JobId
+from tests.commands.submit.states import HELD
 from tests.commands.submit.test_hosts import JOBS
 from tests.conftest import write_program
 
@@ -44,12 +45,12 @@ def run(tmp_path):
 
     def begin(job: BatchJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
         write_program(tmp_path, "hostfile", hosts)
-        told = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
+        variables = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
         done = subprocess.run(
             ["bash"],
             input=script(replace(job, interpreter=f"{tmp_path}/bin/python", chdir=str(tmp_path), setup=())),
             cwd=tmp_path,
-            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **told},
+            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **variables},
             capture_output=True,
             text=True,
             check=False,
@@ -121,15 +122,15 @@ def test_how_jobs_stand():
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "expected"),
     [
-        ("qw", "waits"), ("hqw", "waits, and is on hold"), ("r", "is running"), ("dr", "is being deleted"),
+        ("qw", "waits"), ("hqw", HELD), ("r", "is running"), ("dr", "is being deleted"),
         ("Rq", "was requeued and waits"), ("Rr", "is running again"), ("S", "is suspended"),
         ("Eqw", "is in an error state, Eqw, and will not start: qstat -explain E says why"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_state(state, said):
-    assert describe_state(state) == said
+def test_the_description_of_a_state(state, expected):
+    assert describe_state(state) == expected
 
 
 ACCOUNTED = """==============================================================

@@ -1,4 +1,4 @@
-"""Jobs of Grid Engine, PBS and LSF, what is alike: their scripts, what is refused, and a job on two nodes.
+"""Tests of what Grid Engine, PBS and LSF share: job scripts, refused options, and a job on two nodes.
 
 ``python -m tests.commands.submit.test_hosts`` writes the golden files anew, to be read in the diff.
 """
@@ -17,7 +17,8 @@ from ddplaunch.commands.submit.job import BatchJob, RequeueOptions, SetupCommand
 from ddplaunch.errors import UsageError
 from ddplaunch.queue.table import make_scheduler
 from tests.commands.submit.queue_programs import PROGRAMS_OF, Job, install
-from tests.conftest import assert_refused, write_program
+from tests.commands.submit.states import REJECTED
+from tests.conftest import assert_refused, conflict, write_program
 from tests.starts import LIGHT
 
 GOLDEN = Path(__file__).parent / "golden_hosts"
@@ -96,41 +97,41 @@ def test_where_the_log_is(name, number, log):
 
 @pytest.mark.parametrize("scheduler", WRITERS)
 def test_what_fits_in_no_line(scheduler):
-    with pytest.raises(UsageError, match="does not fit in one line"):
+    with pytest.raises(UsageError, match="does not fit"):
         WRITERS[scheduler].render_script(replace(JOBS[scheduler], partition="a\nb"))
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "words", "said"),
+    ("scheduler", "words", "expected"),
     [
         ("sge", "", "--scheduler sge needs --pe NAME, a parallel environment"),
-        ("sge", "--pe mpi --gpus-per-node 8", "--gpus-per-node does not work with --scheduler sge"),
+        ("sge", "--pe mpi --gpus-per-node 8", conflict("--gpus-per-node", "--scheduler sge")),
         ("sge", "--pe mpi --array 0-3", "--array 0-3: indices start at 1 here"),
         ("sge", "--pe mpi --array 1,5", "--array 1,5: --scheduler sge accepts one range only"),
-        ("sge", "--pe mpi --array 1-4 --follow", "--follow does not work with --array 1-4: each job has its own log"),
+        ("sge", "--pe mpi --array 1-4 --follow", f"{conflict('--follow', '--array 1-4')}: each job has its own log"),
         ("sge", "--pe mpi --requeue 3", "--requeue 3 needs --time with --scheduler sge"),
-        ("sge", "--pe mpi --exclusive", "--exclusive does not work with --scheduler sge"),
-        ("sge", "--pe mpi --dependency afterok:7", "--dependency does not work with --scheduler sge"),
-        ("sge", "--pe mpi --teardown hostname", "--teardown does not work with --scheduler sge"),
-        ("sge", "--pe mpi --sbatch-arg=--hint=nomultithread", "--sbatch-arg does not work with --scheduler sge"),
+        ("sge", "--pe mpi --exclusive", conflict("--exclusive", "--scheduler sge")),
+        ("sge", "--pe mpi --dependency afterok:7", conflict("--dependency", "--scheduler sge")),
+        ("sge", "--pe mpi --teardown hostname", conflict("--teardown", "--scheduler sge")),
+        ("sge", "--pe mpi --sbatch-arg=--hint=nomultithread", conflict("--sbatch-arg", "--scheduler sge")),
         ("sge", "--pe mpi --qsub-arg=-V", "--qsub-arg -V: ddplaunch sets -V itself"),
         ("sge", "--pe mpi --qsub-arg=exclusive", "--qsub-arg exclusive: expected an option of qsub"),
-        ("pbs", "--gres gpu:8", "--gres does not work with --scheduler pbs"),
+        ("pbs", "--gres gpu:8", conflict("--gres", "--scheduler pbs")),
         ("pbs", "--gpus-per-node a100:8", "--gpus-per-node a100:8: PBS does not distinguish types of GPUs"),
-        ("pbs", "--mem 0", "--mem 0 does not work with --scheduler pbs"),
+        ("pbs", "--mem 0", conflict("--mem 0", "--scheduler pbs")),
         ("pbs", "--array 1,5", "--array 1,5: --scheduler pbs accepts one range only"),
         ("pbs", "--array 3", "--array 3: expected a range of two or more"),
         ("pbs", "--array 0-3 --output wine.out", "--output wine.out: each job of an array needs a log of its own"),
-        ("pbs", "--requeue 3", "--requeue does not work with --scheduler pbs"),
-        ("pbs", "--dependency afterok:7", "--dependency does not work with --scheduler pbs"),
-        ("pbs", "--sbatch-arg=--hint=nomultithread", "--sbatch-arg does not work with --scheduler pbs"),
+        ("pbs", "--requeue 3", conflict("--requeue", "--scheduler pbs")),
+        ("pbs", "--dependency afterok:7", conflict("--dependency", "--scheduler pbs")),
+        ("pbs", "--sbatch-arg=--hint=nomultithread", conflict("--sbatch-arg", "--scheduler pbs")),
         ("pbs", "--pe mpi", "--pe mpi needs --scheduler sge"),
         ("pbs", "--qsub-arg=-V", "--qsub-arg -V: ddplaunch sets -V itself"),
         ("pbs", "--qsub-arg=-lselect=2", "--qsub-arg -lselect=2: ddplaunch sets select itself"),
         ("pbs", "--qsub-arg=exclusive", "--qsub-arg exclusive: expected an option of qsub"),
         ("pbs", "--output logs/%j.out",
          "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name"),
-        ("lsf", "--mem 200G", "--mem does not work with --scheduler lsf"),
+        ("lsf", "--mem 200G", conflict("--mem", "--scheduler lsf")),
         ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: here it is a number"),
         ("lsf", "--array 0-3", "--array 0-3: indices start at 1 here"),
         ("lsf", "--spares 1",
@@ -142,11 +143,11 @@ def test_what_fits_in_no_line(scheduler):
         ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
 )  # fmt: skip
-def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, said):
+def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, expected):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == f"Error: {said}"
+    assert done.stderr.splitlines()[0] == f"Error: {expected}"
     assert 1 < len(done.stderr.splitlines()) <= 3
 
 
@@ -161,17 +162,17 @@ def test_a_machine_without_it(run_in_fork, tmp_path, words, program, system):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ("sge --pe mpi --qsub-arg=-js=7", "qsub-arg: -js=7 (--qsub-arg)"),
         ("pbs --qsub-arg=-Pwine", "qsub-arg: -Pwine (--qsub-arg)"),
         ("lsf --bsub-arg=-N --bsub-arg=-B", "bsub-arg: -N, -B (--bsub-arg)"),
     ],
 )
-def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, said):
+def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, expected):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("submit", "--dry-run", "--scheduler", *words.split(), "train.py")
-    assert said in done.stderr.splitlines()
+    assert expected in done.stderr.splitlines()
 
 
 PROGRAM = """
@@ -242,9 +243,9 @@ def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
     ("scheduler", "theirs", "ours"),
     [
         ("pbs", "qsub: Unknown queue\n",
-         "qsub rejected the job (exit code 170)\n  see its message above; qstat -Q lists"),
+         f"qsub {REJECTED} 170)\n  see its message above; qstat -Q lists"),
         ("lsf", "nowhere: No such queue. Job not submitted.\n",
-         "bsub rejected the job (exit code 255)\n  see its message above; bqueues lists"),
+         f"bsub {REJECTED} 255)\n  see its message above; bqueues lists"),
     ],
 )  # fmt: skip
 def test_a_job_that_its_scheduler_refuses(run_in_fork, here, scheduler, theirs, ours):

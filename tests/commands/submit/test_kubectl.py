@@ -1,4 +1,4 @@
-"""kubectl itself reads a manifest and loses nothing of it, and patches it as we do. No cluster is needed for that."""
+"""Tests that the real kubectl reads a manifest, loses nothing, and patches it as ddplaunch does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest: compared with golden files, valid for Kubernetes' own schemas, and pods get of it what was meant.
+"""Tests of the manifest: compared with golden files, valid by Kubernetes' schemas, and correct in the pods.
 
 ``python -m tests.commands.submit.test_kubernetes`` writes the golden files anew, to be read in the diff.
 """
@@ -167,7 +167,7 @@ _PATCH = ("spec", "runtimePatches", 0)
         ("trainjob", (*_PATCH, "trainingRuntimeSpec", "spec"), {}),
     ],
 )
-def test_the_schemas_would_tell(name, path, value):
+def test_the_schemas_would_find_it(name, path, value):
     *_, job = read(golden(name))
     place = job
     for step in path[:-1]:
@@ -203,7 +203,7 @@ def broken_rules(job: dict[str, Any]) -> list[str]:
     [("job", "batch.kubernetes.io/job-name"), ("jobset", "jobset.sigs.k8s.io/jobset-name")],
 )
 def test_restricted_pods_meet_the_standard(manifest, kind, label):
-    """And are told from those of other jobs."""
+    """And are distinguished from those of other jobs."""
     mounts = "sets:/sets:ro,emptydir:/tmp,configmap/nccl:/etc/nccl"
     *_, found = read(manifest(f"--kind {kind} --container-mounts {mounts} {JOBS['restricted']}"))
     check(found)
@@ -217,7 +217,7 @@ def test_restricted_pods_meet_the_standard(manifest, kind, label):
     assert spread["labelSelector"] == apart["labelSelector"] == {"matchLabels": {label: "train"}}
 
 
-def test_the_standard_would_tell():
+def test_the_standard_would_find_it():
     (other,) = read(golden("smallest"))
     assert broken_rules(other) == ["privilege escalation", "non-root", "seccomp", "capabilities"]
     assert "host namespaces" in broken_rules(read(golden("rdma"))[-1])

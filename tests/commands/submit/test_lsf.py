@@ -1,4 +1,4 @@
-"""LSF alone: what its programs print."""
+"""Tests of reading the output of LSF's programs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import pytest
 
 from ddplaunch.commands.submit.lsf import parse_bhist, parse_bjobs
 from ddplaunch.queue.scheduler import JobId
+from tests.commands.submit.states import HELD, KILLED, OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "expected"),
     [
         ("PEND|-|-", "waits"),
-        ("PSUSP|-|-", "waits, and is on hold"),
+        ("PSUSP|-|-", HELD),
         ("RUN|-|-", "is running"),
         ("UNKWN|-|-", "runs on a host that does not answer"),
         ("NEW|-|-", "is in state NEW"),
@@ -21,15 +22,15 @@ from ddplaunch.queue.scheduler import JobId
         ("EXIT|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit",
          "reached its time limit (exit code 143)"),
         ("EXIT|137|TERM_MEMLIMIT: job killed after reaching LSF memory usage limit",
-         "used more memory than it had (exit code 137)"),
+         OUT_OF_MEMORY),
         ("EXIT|130|TERM_OWNER: job killed by owner", "was killed: LSF says TERM_OWNER (exit code 130)"),
-        ("EXIT|-|TERM_OWNER: job killed by owner", "was killed before it began (exit code 143)"),
+        ("EXIT|-|TERM_OWNER: job killed by owner", KILLED),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_job(shown, said):
+def test_the_description_of_a_job(shown, expected):
     (record,) = parse_bjobs(f"4711|0|{shown}\n")
-    assert record.description == said
-    assert (record.code is not None) == ("exit code" in said)
+    assert record.description == expected
+    assert (record.code is not None) == ("exit code" in expected)
 
 
 def test_how_jobs_stand():

@@ -1,4 +1,4 @@
-"""Patches: merged as Kubernetes' own document says, comments kept, and refused with the line where they are wrong."""
+"""Tests of patches of a manifest: merged by Kubernetes' rules, comments kept, errors named by their line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pod(text: str) -> str:
 
 
 def test_the_keys_of_lists_are_those_of_kubernetes():
-    """Its OpenAPI document tells; ours is the table of what a Job can reach."""
+    """Its OpenAPI document has it; ours is the table of what a Job can reach."""
     text = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema/v1.37.0-local/_definitions.json"
     definitions = json.loads(text.read_text())["$defs"]
     found, left = {}, ["io.k8s.api.batch.v1.Job"]
@@ -142,7 +142,7 @@ def test_json_is_yaml(merged):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("spec:\n  template:\n   a: 1\n  b: [\n", "FILE, line 5: not YAML: expected the node content, but found"),
         ("spec:\n\ta: 1\n", "FILE, line 2: not YAML: found character '\\t' that cannot start any token"),
@@ -163,10 +163,10 @@ def test_json_is_yaml(merged):
         ("spec: {x: .inf}\n", "FILE: not YAML: Out of range float values"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_merged(run_in_fork, tmp_path, text, said):
+def test_what_cannot_be_merged(run_in_fork, tmp_path, text, expected):
     (tmp_path / "patch.yaml").write_text(text)
     done = run_in_fork("manifest", "--container-image", "img:1", "--patch", "patch.yaml", "train.py")
-    assert_refused(done, said.replace("FILE", "--patch patch.yaml"))
+    assert_refused(done, expected.replace("FILE", "--patch patch.yaml"))
 
 
 def test_a_file_that_is_not_there(run_in_fork):

@@ -1,4 +1,4 @@
-"""PBS alone: the units and names in the script of a job, and what its programs print."""
+"""Tests of PBS: the script of a job, and reading the output of its programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from ddplaunch.commands.submit.pbs import Pbs, parse_qstat
 from ddplaunch.queue.scheduler import JobId
+from tests.commands.submit.states import DELETED, HELD, OUT_OF_MEMORY
 from tests.commands.submit.test_hosts import SMALLEST
 from tests.conftest import write_program
 
@@ -27,12 +28,12 @@ SHOWN = """Job Id: 4711.pbs01
 
 
 @pytest.mark.parametrize(
-    ("state", "more", "said"),
+    ("state", "more", "expected"),
     [
         ("Q", "", "waits"),
         ("Q", "    comment = Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T\n\t: 16)\n",
          "waits: Not Running: Insufficient amount of resource: ngpus (R: 8 A: 4 T: 16)"),
-        ("H", "", "waits, and is on hold"),
+        ("H", "", HELD),
         ("R", "    comment = Job run at Mon Nov 23 at 10:00 on (n1:ncpus=8)\n", "is running"),
         ("S", "", "is suspended"),
         ("E", "    Exit_status = 7\n", "is ending"),
@@ -40,15 +41,15 @@ SHOWN = """Job Id: 4711.pbs01
         ("F", "    Exit_status = 7\n", "failed (exit code 7)"),
         ("F", "    Exit_status = 271\n", "was killed by signal 15 (exit code 143)"),
         ("F", "    Exit_status = -29\n", "reached its time limit (exit code 143)"),
-        ("F", "    Exit_status = -27\n", "used more memory than it had (exit code 137)"),
+        ("F", "    Exit_status = -27\n", OUT_OF_MEMORY),
         ("F", "    Exit_status = -1\n", "was not run by PBS (Exit_status -1) (exit code 1)"),
-        ("F", "", "was deleted before it began (exit code 143)"),
+        ("F", "", DELETED),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_job(state, more, said):
+def test_the_description_of_a_job(state, more, expected):
     (record,) = parse_qstat(SHOWN.format(state=state, more=more))
-    assert record.description == said
-    assert (record.code is not None) == ("exit code" in said)
+    assert record.description == expected
+    assert (record.code is not None) == ("exit code" in expected)
 
 
 def test_how_jobs_stand():

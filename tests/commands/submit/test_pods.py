@@ -1,4 +1,4 @@
-"""``ddplaunch run`` in the pods of its own manifest: each finds its place, and they meet though names come late."""
+"""Tests of ``ddplaunch run`` in simulated pods of its own manifest, also where names resolve late."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Cluster:
         self.folder, self.network, self.job = folder, network, job
 
     def start(self, index: int) -> subprocess.Popen[str]:
-        with self.said(index).open("w") as err:
+        with self.stderr_path(index).open("w") as err:
             return self.network.hosts[index].start(
                 self.job[index].words, cwd=self.folder, env=environ_of(self.job[index]),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True,
@@ -120,11 +120,11 @@ class Cluster:
             self.name("10.77.0.10", on=index)
         return [self.start(index) for index in range(len(self.network.hosts))]
 
-    def said(self, index: int) -> Path:
+    def stderr_path(self, index: int) -> Path:
         return self.folder / f"pod-{index}.err"
 
     def name(self, address: str, *, on: int) -> None:
-        """Let the pod hear that node 0 is at ``address`` now."""
+        """Let the pod resolve node 0 to ``address`` now."""
         host, name = self.network.hosts[on], self.job[0].domain_name
         script = (
             f"grep -v {name} /etc/hosts > hosts-{on}; echo {address} {name} >> hosts-{on}; cat hosts-{on} > /etc/hosts"
@@ -151,14 +151,14 @@ def test_two_pods_meet_though_the_name_comes_late(cluster):
     other = two.start(1)
     two.name("10.77.0.99", on=0)
     zero = two.start(0)
-    wait_until(lambda: "train-0.train does not resolve yet" in two.said(1).read_text(), "what node 1 waits for")
-    wait_until(lambda: "waiting for" in two.said(0).read_text(), "node 0 to wait")
+    wait_until(lambda: "train-0.train does not resolve yet" in two.stderr_path(1).read_text(), "what node 1 waits for")
+    wait_until(lambda: "waiting for" in two.stderr_path(0).read_text(), "node 0 to wait")
     two.name("10.77.0.10", on=1)
     out = [process.communicate(timeout=scaled_timeout(90))[0] for process in (zero, other)]
-    said = [two.said(index).read_text() for index in range(2)]
-    assert (zero.returncode, other.returncode) == (0, 0), said
+    output = [two.stderr_path(index).read_text() for index in range(2)]
+    assert (zero.returncode, other.returncode) == (0, 0), output
     assert [text.split("] ", 1)[-1] for text in out] == [f"rank {rank} sum 3.0 $(cat x) $5\n" for rank in range(2)]
-    assert "kubernetes: this is node 0 of 2, at train-0.train" in said[0]
+    assert "kubernetes: this is node 0 of 2, at train-0.train" in output[0]
 
 
 @pytest.mark.ci
@@ -169,14 +169,14 @@ def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
     other = two.start(1)
     other.communicate(timeout=scaled_timeout(60))
     assert other.returncode == 69
-    said = two.said(1).read_text()
-    assert "node 0 was not reached in 2 s (--join-timeout): train-0.train does not resolve yet" in said
+    output = two.stderr_path(1).read_text()
+    assert "2 s (--join-timeout): train-0.train does not resolve" in output
 
 
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_pod_that_is_deleted_ends_an_elastic_job_with_143(cluster):
-    """Which did not wait for a third pod that nobody starts."""
+    """Which did not wait for a third pod that is not started."""
     waits = REDUCES.replace("dist.destroy_process_group()", "import time; time.sleep(600)")
     started = cluster("--join-window", "1", nodes="2:3").start_all(waits)
     for process in started:
@@ -206,6 +206,6 @@ def test_a_spare_pod_takes_the_place_of_one_whose_machine_is_lost(cluster):
         assert "up" in process.stdout.readline()
     pods.network.hosts[1].power_off()
     out = [started[index].communicate(timeout=scaled_timeout(90))[0] for index in (0, 2)]
-    assert [started[index].returncode for index in (0, 2)] == [0, 0], pods.said(0).read_text()
+    assert [started[index].returncode for index in (0, 2)] == [0, 0], pods.stderr_path(0).read_text()
     assert ["again 0 of 2" in out[0], "again 1 of 2" in out[1]] == [True, True]
-    assert "takes the place of node 1" in pods.said(0).read_text()
+    assert "takes the place of node 1" in pods.stderr_path(0).read_text()

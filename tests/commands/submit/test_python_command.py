@@ -1,4 +1,4 @@
-"""What other machines are told to run is ddplaunch, whatever lies in the job's folder."""
+"""Tests that other machines run ddplaunch itself, whatever files are in the job's folder."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_ddplaunch_of_the_jobs_folder_is_not_run(folder: Path, path: str) -> N
     for name in ("json.py", "select.py") if path in (".", ":/elsewhere", "link") else ():
         (folder / name).unlink()  # they would be in the way of Python itself
     variables = {"PYTHONPATH": path} if path else {}
-    said = run(folder, [*python_command(sys.executable), "run", "train.py"], **variables)
-    assert said == f"trained 0 {path or None}\n", "and the rank has its variable as it was"
+    output = run(folder, [*python_command(sys.executable), "run", "train.py"], **variables)
+    assert output == f"trained 0 {path or None}\n", "and the rank has its variable as it was"
 
 
 def test_a_job_of_slurm_runs_ours(folder: Path) -> None:

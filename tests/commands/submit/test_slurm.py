@@ -1,4 +1,4 @@
-"""The batch script: compared with golden files, valid for bash, and what srun gets of it is what was meant.
+"""Tests of the batch script: compared with golden files, valid for bash, and correct for srun.
 
 ``python -m tests.commands.submit.test_slurm`` writes the golden files anew, to be read in the diff.
 """
@@ -21,6 +21,7 @@ from ddplaunch.commands.submit.slurm import Slurm
 from ddplaunch.commands.submit.slurm_says import parse_scontrol, parse_squeue
 from ddplaunch.errors import UsageError
 from ddplaunch.plan.command import python_command
+from tests.commands.submit.states import OUT_OF_MEMORY
 from tests.conftest import write_program
 
 script = Slurm().render_script
@@ -126,7 +127,7 @@ def test_what_srun_gets(run, name):
 
 
 @pytest.mark.parametrize(
-    ("srun", "left", "job", "code", "said"),
+    ("srun", "left", "job", "code", "expected"),
     [
         (137, "0\n", SMALLEST, 0, ""),  # a task was killed, and the job went on with a spare
         (137, "", SMALLEST, 137, ""),  # node 0 was
@@ -142,12 +143,12 @@ def test_what_srun_gets(run, name):
         pytest.param("waits", "7\n", JOBS["spares"], 7, "", marks=pytest.mark.slow),  # for a node that came back
     ],
 )
-def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, code, said):
+def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, code, expected):
     monkeypatch.setattr(slurm, "SRUN_EXIT_TIMEOUT_S", 0.1)
     write_program(tmp_path, "bin/scontrol", "#!/bin/sh\necho $*\n").chmod(0o755)
     write_program(tmp_path, ".ddplaunch-exit-12", "1\n")  # an earlier run's
     begun, words, _ = run(job, srun=srun, left=left)
-    assert (begun.returncode, begun.stdout) == (code, said), begun.stderr
+    assert (begun.returncode, begun.stdout) == (code, expected), begun.stderr
     if srun == "waits":
         assert begun.stderr == "ddplaunch: the job is over; srun still waits for a lost node and is killed\n"
     assert "--wait=0" in words, "no site's WaitTime ends those that go on"
@@ -174,12 +175,12 @@ TORN = SetupCommand("echo torn $FROM_SETUP; exit 4")
 
 
 @pytest.mark.parametrize(
-    ("setup", "code", "said"), [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")]
+    ("setup", "code", "expected"), [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")]
 )
-def test_a_teardown_keeps_the_exit_code(run, setup, code, said):
+def test_a_teardown_keeps_the_exit_code(run, setup, code, expected):
     """Also where the set-up ends the job, and where it leaves by ``exit`` itself."""
     done, _, _ = run(replace(SMALLEST, setup=[SetupCommand(setup)], teardown=[TORN, SetupCommand("no_such_command")]))
-    assert (done.returncode, done.stdout) == (code, said)
+    assert (done.returncode, done.stdout) == (code, expected)
     assert "no_such_command" in done.stderr
 
 
@@ -222,23 +223,23 @@ RECORD = (
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "ended", "said"),
+    ("state", "code", "ended", "expected"),
     [
         ("PENDING", "0:0", None, "waits"), ("RUNNING", "0:0", None, "is running"),
         ("COMPLETING", "3:0", None, "is completing"), ("REQUEUE_HOLD", "0:0", None, "is requeue hold"),
         ("COMPLETED", "0:0", 0, "completed"), ("FAILED", "3:0", 3, "failed"), ("FAILED", "0:9", 137, "failed"),
         ("FAILED", "0:0", 1, "failed"), ("CANCELLED", "0:15", 143, "was cancelled"),
         ("TIMEOUT", "0:0", 143, "reached its time limit"), ("DEADLINE", "0:0", 143, "passed its deadline"),
-        ("OUT_OF_MEMORY", "0:125", 137, "used more memory than it had"), ("NODE_FAIL", "0:0", 69, "lost a node"),
+        ("OUT_OF_MEMORY", "0:125", 137, OUT_OF_MEMORY.partition(" (")[0]), ("NODE_FAIL", "0:0", 69, "lost a node"),
         ("PREEMPTED", "0:15", 75, "was preempted"),
     ],
 )  # fmt: skip
-def test_what_slurm_says_of_a_job(state, code, ended, said):
+def test_the_state_of_a_job_in_slurm(state, code, ended, expected):
     job = parse_scontrol(RECORD.format(state=state, reason="None", code=code, preempted="None"))
     assert job is not None
     assert (job.code, job.log_path, job.number) == (ended, "/data/my wine/slurm-7.out", "7")
     assert (job.is_pending, job.is_running) == (state == "PENDING", state == "RUNNING")
-    assert job.description == (said if ended is None else f"{said} (exit code {ended})")
+    assert job.description == (expected if ended is None else f"{expected} (exit code {ended})")
 
 
 AT_NOON = "2026-01-31T12:00:00"
@@ -246,7 +247,7 @@ NEVER = "waits, and will never start:"
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "code", "preempted", "ended", "said"),
+    ("state", "reason", "code", "preempted", "ended", "expected"),
     [
         # to Slurm a job that ends by itself when it is preempted is a script that failed
         ("FAILED", "NonZeroExitCode", "143:0", AT_NOON, 75, "was preempted"),
@@ -264,11 +265,11 @@ NEVER = "waits, and will never start:"
         ("PENDING", "JobHeldUser", "0:0", "None", None, f"{NEVER} JobHeldUser (you hold it: scontrol release JOB)"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_job(state, reason, code, preempted, ended, said):
+def test_the_description_of_a_job(state, reason, code, preempted, ended, expected):
     job = parse_scontrol(RECORD.format(state=state, reason=reason, code=code, preempted=preempted))
     assert job is not None
     assert job.code == ended
-    assert job.description.startswith(said)
+    assert job.description.startswith(expected)
 
 
 def test_a_job_that_was_requeued():

@@ -1,4 +1,4 @@
-"""YAML is read back by real parsers, of YAML 1.1 (PyYAML, kubectl's) and 1.2 (ruamel), and is what was meant."""
+"""Tests that written YAML is read back unchanged by parsers of YAML 1.1 (PyYAML, kubectl's) and 1.2 (ruamel)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_comments_are_only_comments():
     ]
 
 
-def test_nothing_is_quoted_that_people_need_not_see_quoted():
+def test_nothing_is_quoted_without_need():
     words = ["python", "--lr", "--lr=0.1", "-m", "nvcr.io/nvidia/pytorch:25.01-py3", "/dev/shm", "wine-0.wine", "_a"]
     lines = write_yaml({"a": [*words[:-1], "x" * 120]}).splitlines()[1:-1]
     assert [line.strip() for line in lines] == [f"- {word}" for word in words[:-1]]

@@ -1,4 +1,4 @@
-"""Writes after four seconds what its rank is doing, as the launcher would be told, and ends it."""
+"""Writes the inspection of its own rank after four seconds, and ends the rank."""
 
 import _thread
 import faulthandler
@@ -12,10 +12,10 @@ from ddplaunch.rank import torch_state
 def begin(folder, rank):
     file = open(f"{folder}/{rank}.stacks", "wb")  # noqa: SIM115 - it must stay open
     faulthandler.dump_traceback_later(4, file=file)
-    _thread.start_new_thread(tell, (folder, rank))
+    _thread.start_new_thread(write_inspection, (folder, rank))
 
 
-def tell(folder, rank):
+def write_inspection(folder, rank):
     began = time.monotonic()
     time.sleep(3)
     if time.monotonic() - began > 4:

@@ -1,4 +1,4 @@
-"""Hangs of three ranks, one for each first argument; the second is the folder for what they were doing."""
+"""Hangs of three ranks, selected by the first argument; the second is the folder for their inspections."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A script with `@hydra.main`; its configuration stands in conf/config.yaml."""
+"""A script with `@hydra.main`, whose configuration is conf/config.yaml."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What torch documents of torchrun's workers: the variables, and the functions that read them."""
+"""The variables that torch documents for torchrun's workers, and the functions that read them."""
 
 import json
 import os

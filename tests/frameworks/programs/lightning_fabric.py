@@ -1,4 +1,4 @@
-"""Lightning Fabric: a loop of one's own, with Fabric for what is distributed."""
+"""Lightning Fabric: a training loop with Fabric for its distributed parts."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""webdataset and torchdata: which samples does this rank see? `loaders.py SHARDS`."""
+"""webdataset and torchdata: prints the samples that this rank gets; `loaders.py SHARDS`."""
 
 import json
 import os

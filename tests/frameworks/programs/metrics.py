@@ -1,4 +1,4 @@
-"""torchmetrics: each rank sees its share of the predictions, `compute` answers for all of them, as one alone does."""
+"""torchmetrics: each rank has a part of the predictions, and `compute` gives the result for all."""
 
 import json
 import os

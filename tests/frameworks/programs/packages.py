@@ -1,8 +1,6 @@
-"""Imports what training programs import, and writes down, as JSON, all that a rank can see of it.
+"""Imports what training programs import, and writes all that a rank can see of it as JSON: ``packages.py OUT``.
 
-    packages.py OUT
-
-into OUT with the rank behind it.
+The file is OUT with the rank added to its name.
 """
 
 import os
