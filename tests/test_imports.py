@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import ddplaunch
-from tests.conftest import clean_environment, write_program
-from tests.starts import LIGHT
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
@@ -237,92 +229,3 @@ def test_torch_is_never_imported_by_the_launcher():
         if any(each.startswith(("import torch", "from torch")) for each in statements):
             wrong.append(f"{name}, at its top")
     assert wrong == []
-
-
-LOADED = """
-import json, os, sys
-
-def note():
-    os.write(int(os.environ.pop("NOTED")), json.dumps(sorted(sys.modules)).encode())
-
-def leave(code):
-    if "NOTED" in os.environ:
-        note()
-    leave_for_good(code)
-
-leave_for_good, os._exit = os._exit, leave
-sys.argv = ["ddplaunch", *sys.argv[1:]]
-if os.environ.pop("AT_FIRST_RANK", None):
-    from ddplaunch.agent.mailbox import ZygoteSocket
-
-    def send(self, message, *how):
-        if message["op"] == "spawn" and "NOTED" in os.environ:
-            note()
-        return send_for_good(self, message, *how)
-
-    send_for_good, ZygoteSocket.send = ZygoteSocket.send, send
-from ddplaunch.cli import main
-main()
-"""
-"""The command, telling which modules it has loaded: at its end, or when it asks the zygote for the first rank."""
-
-NEVER = {
-    "torch", "typing", "click", "rich", "psutil", "numpy", "msgspec", "asyncio", "subprocess", "tempfile", "threading",
-    "dataclasses", "inspect", "ast", "pathlib", "urllib", "ipaddress", "uuid", "datetime", "difflib", "shlex", "locale",
-    "gettext", "platform", "encodings.idna", "http", "email", "ssl", "importlib.metadata", "importlib.util", "logging",
-}  # fmt: skip
-"""What takes a start too long to load."""
-
-
-def loaded(tmp_path, *words, **variables):
-    """Run the command without any request to it; return what it prints and the modules that it has loaded."""
-    read, write = os.pipe()
-    with tempfile.TemporaryDirectory() as runtime, open(read, "rb") as noted:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", LOADED, "run", *words],
-                cwd=tmp_path,
-                env={**clean_environment(), "NOTED": str(write), "XDG_RUNTIME_DIR": runtime, **variables},
-                capture_output=True,
-                text=True,
-                check=False,
-                pass_fds=[write],
-            )
-        finally:
-            os.close(write)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout, set(json.load(noted))
-
-
-@pytest.mark.parametrize("target", ["train.py", "train.py:main"])
-def test_a_dry_run_imports_next_to_nothing(tmp_path, target):
-    write_program(tmp_path, "train.py", "import torch\ndef main(): pass\n")
-    found, modules = loaded(tmp_path, "--dry-run", "--json", "--nnodes", "2", "--nproc", "8", target)
-    assert json.loads(found)["world_size"] == 16
-    by_signature = (
-        {"typing", "inspect", "ast", "dataclasses", "pathlib", "urllib", "ipaddress"} if ":" in target else set()
-    )
-    assert not sorted(((NEVER | {"socket", "selectors"}) - by_signature) & modules)
-    beyond = [
-        name
-        for name in modules
-        if name.startswith(("ddplaunch.control.", "ddplaunch.ssh", "ddplaunch.commands", "ddplaunch.queue"))
-    ]
-    assert set(beyond) <= {"ddplaunch.control.rules"}
-
-
-@pytest.mark.parametrize("words", [("--no-python", "/bin/true"), ("--nproc", "2", *LIGHT, "train.py")])
-def test_a_job_imports_little_until_it_asks_for_its_first_rank(tmp_path, words):
-    write_program(tmp_path, "train.py", "")
-    _, modules = loaded(tmp_path, *words, AT_FIRST_RANK="1")
-    assert "ddplaunch.agent.supervisor" in modules
-    assert not sorted(NEVER & modules)
-    later = (
-        "ddplaunch.agent.check",
-        "ddplaunch.control.checks",
-        "ddplaunch.ssh",
-        "ddplaunch.commands",
-        "ddplaunch.diagnosis.",
-        "ddplaunch.cli.run_command",
-    )
-    assert not [name for name in modules if name.startswith(later)]

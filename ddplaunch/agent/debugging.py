@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.debugger_messages import (
     EOF_LINE,
     FROM_DEBUGGER,
@@ -40,6 +40,8 @@ from ddplaunch.agent.rank_terminal import RankTerminal
 from ddplaunch.agent.signals import is_caught
 from ddplaunch.control.messages import DebuggerActive, FromNode, StopRequested
 from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.diagnosis.inspection import Detail
+from ddplaunch.diagnosis.stall import describe_locations
 from ddplaunch.loop import Callback, EventLoop, Timer
 from ddplaunch.wire.sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
 from ddplaunch.words import describe_all_ranks, format_elapsed
@@ -309,7 +311,7 @@ class DebugServer:
     def _inspect_timeouts(self, stopped: RankStopped) -> None:
         """Find out when collectives of the waiting ranks time out."""
         if any(each.stopped is stopped for each in self._known.values()):
-            self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._report_time_left, stopped))
+            self._inspect(Detail.WAITS, partial(self._report_time_left, stopped))
 
     def _report_time_left(self, stopped: RankStopped, inspection: Inspection) -> None:
         waits = [
@@ -419,7 +421,7 @@ class DebugServer:
                 f"there is no rank {rank}: this job has {describe_all_ranks(ranks.plan.world_size)}"
             )
         if all(rank != local.rank for local in ranks.plan.local_ranks):
-            return self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._report_busy_rank, rank))
+            return self._inspect(Detail.WAITS, partial(self._report_busy_rank, rank))
         if process is None:
             return self._send_refusal(f"rank {rank} is not running")
         if channel is None or not channel.debug_signal or not is_caught(process.pid, channel.debug_signal):
@@ -442,12 +444,12 @@ class DebugServer:
 
     def _explain_delay(self, rank: int) -> None:
         if rank in self._pausing:
-            self._inspect(diagnosis.inspection.Detail.WAITS, partial(self._report_location, rank))
+            self._inspect(Detail.WAITS, partial(self._report_location, rank))
 
     def _report_location(self, rank: int, inspection: Inspection) -> None:
         found = inspection.by_number.get(rank)
         if rank in self._pausing and found is not None:
-            place = diagnosis.stall.describe_locations([found]) or "in native code"
+            place = describe_locations([found]) or "in native code"
             text = f"rank {rank} has not reached another line yet: {place}; it stops when that returns, Ctrl-C leaves"
             self._send_to_user(DebuggerNotice(text))
 

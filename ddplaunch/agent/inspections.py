@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.messages import FromNode, InspectReply, InspectRequest
 from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.loop import EventLoop, Timer
 from ddplaunch.output.isolation import IsolatedLoop
 
@@ -56,7 +57,7 @@ class NodeInspections:
     def inspect_job(self, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
         """Inspect all ranks of the job; ``on_done`` gets the result, after ``NODE_ZERO_TIMEOUT_S`` at the latest."""
         self._serial += 1
-        nothing = diagnosis.inspection.Inspection(time.time(), (), 0, silent=("node 0",))
+        nothing = Inspection(time.time(), (), 0, silent=("node 0",))
         late = InspectReply(self._serial, nothing)
         self._open[self._serial] = on_done, self._loop.call_later(NODE_ZERO_TIMEOUT_S, lambda: self.on_reply(late))
         self._send(InspectRequest(self._serial, detail, LOCAL_TIMEOUT_S))
@@ -71,7 +72,7 @@ class NodeInspections:
         """Inspect this node's ranks for node 0."""
 
         def on_done(inspection: Inspection) -> None:
-            if message.detail is diagnosis.inspection.Detail.WAITS:
+            if message.detail is Detail.WAITS:
                 inspection = self._add_local_facts(inspection, ranks)
             self._send(InspectReply(message.serial, inspection))
 
@@ -109,7 +110,7 @@ class NodeInspections:
 
     def _post_nothing(self, ranks: NodeRanks) -> None:
         """Reply with an empty inspection: the coordinator may be waiting for it before it stops the ranks."""
-        self._post(diagnosis.inspection.Inspection(time.time(), (), ranks.plan.world_size))
+        self._post(Inspection(time.time(), (), ranks.plan.world_size))
 
     def _post(self, inspection: Inspection) -> None:
         """Continue outside the isolated loop: an exception in ``on_done`` is not the inspector's."""

@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import control_groups
 from ddplaunch.agent.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.dataclass import dataclass
+from ddplaunch.diagnosis.memory import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
 from ddplaunch.words import format_size
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class RankMemory:
         """
         if number == signal.SIGBUS or "Bus error" in text:
             points = [*self._rss_points.get(rank, ()), self._sample_ranks({rank: pid}, proportional=False)[rank]]
-            grew = diagnosis.memory.describe_growth(rank, points)
+            grew = describe_growth(rank, points)
             return "\n".join(filter(None, (_describe_shared_memory(), grew)))
         if number == signal.SIGKILL:
             return self._find_kill(rank, pid, [pid], peak)
@@ -123,7 +124,7 @@ class RankMemory:
             for other in others
             for of in ("own", "children")
         )
-        shortage = diagnosis.memory.OutOfMemory(
+        shortage = OutOfMemory(
             rank,
             self._find_exhausted_limit(now, record),
             before,
@@ -137,7 +138,7 @@ class RankMemory:
             [*noted.get(rank, ()), self._point_before_kill(noted, rank, seen[rank], record, peak, itself=itself)]
             for noted, seen in ((self._pss_points, proportional), (self._rss_points, resident))
         ]
-        return "\n".join(diagnosis.memory.explain_oom(shortage, *both))
+        return "\n".join(explain_oom(shortage, *both))
 
     def _point_before_kill(
         self, noted: PointsByRank, rank: int, now: MemoryPoint, record: OomKill | None, peak: int, *, itself: bool
@@ -151,7 +152,7 @@ class RankMemory:
             children = max(children, now.children + held)
             # The kernel has one peak for a process and the children it waited for: the largest, here the child's.
             own = own or (peak if peak > _OWN_PEAK_FACTOR * held else 0)
-        return diagnosis.memory.MemoryPoint(now.moment, own, children, shared, now.cache)
+        return MemoryPoint(now.moment, own, children, shared, now.cache)
 
     def _recent_peak(self, noted: PointsByRank, rank: int, now: MemoryPoint, of: str) -> int:
         """The most that a rank held of ``of``, now and just before."""
@@ -170,9 +171,9 @@ class RankMemory:
                 else each.limit_hits > met.get(each.path, 0)
             )
             if each.limit is not None and named:
-                return diagnosis.memory.MemoryLimit(each.limit, each.name, each.setting)
+                return MemoryLimit(each.limit, each.name, each.setting)
         total = control_groups.read_counters(f"{self._root}/proc/meminfo").get("MemTotal", 0)
-        return diagnosis.memory.MemoryLimit(total << 10)
+        return MemoryLimit(total << 10)
 
     def _read_oom_kill_count(self) -> int:
         return control_groups.read_counters(f"{self._root}/proc/vmstat").get("oom_kill", 0)
@@ -215,7 +216,7 @@ class RankMemory:
             return {}
         for pid, count in held.items():
             (own if leaders[pid] == pid else below)[leaders[pid]] += count
-        point = diagnosis.memory.MemoryPoint
+        point = MemoryPoint
         return {rank: point(time.time(), own[pid], below[pid], shared, cache) for rank, pid in ranks.items()}
 
     def _read_proportional_sizes(self, pids: Sequence[int]) -> dict[int, int]:

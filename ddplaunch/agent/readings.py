@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.dataclass import dataclass, field
+from ddplaunch.diagnosis.arrivals import operations_per_rank
+from ddplaunch.diagnosis.readings import MAX_COMPARABLE_RATE, GpuSample, NodeSample, RankSample, ranks_behind
 from ddplaunch.loop import EventLoop, Timer
 from ddplaunch.output import events
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from ddplaunch.devices.gpu_usage import GpuUsage, GpuUsageQuery
     from ddplaunch.devices.processes import ProcessUsage
     from ddplaunch.diagnosis.inspection import Inspection
-    from ddplaunch.diagnosis.readings import GpuSample, NodeSample
     from ddplaunch.output.events import Event
     from ddplaunch.plan.plan import Plan
 
@@ -159,7 +160,7 @@ class SampleCollector:
         groups = {
             each.rank: {group.group: group.completed for group in each.groups} for each in inspected if each.groups
         }
-        late = diagnosis.readings.ranks_behind(inspection) if inspection else frozenset[int]()
+        late = ranks_behind(inspection) if inspection else frozenset[int]()
         gpus = used_by_ranks(self._gpus.usage, pids.values()) if self._gpus else ()
         now = CounterSnapshot(self._plan, time.time(), time.monotonic(), pids, used, groups, late, gpus or ())
         before, self._before = self._before, now
@@ -175,7 +176,7 @@ class SampleCollector:
         if self._inspect is None or not entered or not all(entered):
             return
         self._first_known = True
-        if max(entered) <= min(FIRST_COLLECTIVE_LIMIT, diagnosis.arrivals.operations_per_rank(inspection.world_size)):
+        if max(entered) <= min(FIRST_COLLECTIVE_LIMIT, operations_per_rank(inspection.world_size)):
             self._inspect("pace", partial(self._emit_first_collective, attempt, now))
         else:
             self._emit(events.FirstCollective(now))
@@ -189,10 +190,9 @@ class SampleCollector:
 
 def compute_sample(before: CounterSnapshot, now: CounterSnapshot, attempt: int) -> NodeSample:
     """Compute the rates between two snapshots of an attempt."""
-    made = diagnosis.readings
     seconds = max(now.clock - before.clock, 1e-3)
     rates = {rank: _completed_collectives(before, now, rank) / seconds for rank in now.groups}
-    fast = max(rates.values(), default=0.0) > made.MAX_COMPARABLE_RATE
+    fast = max(rates.values(), default=0.0) > MAX_COMPARABLE_RATE
     rows = []
     for rank, used in now.usage.items():
         was = before.usage.get(rank)
@@ -201,10 +201,10 @@ def compute_sample(before: CounterSnapshot, now: CounterSnapshot, attempt: int) 
             for name in ("cpu", "read", "written")
         )
         late = None if rank not in now.groups or fast else float(rank in now.behind_ranks)
-        rows.append(made.RankSample(rank, cpus, float(used.memory), read, written, rates.get(rank), late))
+        rows.append(RankSample(rank, cpus, float(used.memory), read, written, rates.get(rank), late))
     ranks = {pid: rank for rank, pid in now.pids.items()}
     gpus = tuple(_gpu_sample(each, ranks) for each in now.gpus)
-    return made.NodeSample(now.time, seconds, attempt, tuple(sorted(rows)), gpus)
+    return NodeSample(now.time, seconds, attempt, tuple(sorted(rows)), gpus)
 
 
 def _completed_collectives(before: CounterSnapshot, now: CounterSnapshot, rank: int) -> int:
@@ -216,4 +216,4 @@ def _completed_collectives(before: CounterSnapshot, now: CounterSnapshot, rank: 
 def _gpu_sample(gpu: GpuUsage, ranks: Mapping[int, int]) -> GpuSample:
     rank = next((ranks[pid] for pid in gpu.pids if pid in ranks), -1)
     metrics = (None if each is None else float(each) for each in (gpu.busy, gpu.memory_used, gpu.power, gpu.slowed))
-    return diagnosis.readings.GpuSample(gpu.gpu, rank, *metrics)
+    return GpuSample(gpu.gpu, rank, *metrics)

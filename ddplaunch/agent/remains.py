@@ -6,9 +6,10 @@ import json
 import os
 import re
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.relay import FORWARDED_SIGNALS
 from ddplaunch.dataclass import dataclass
+from ddplaunch.diagnosis.arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
 from ddplaunch.files import read_regular_file
 
@@ -50,15 +51,10 @@ def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveAr
 
     Empty if it is truncated, as on a full disk.
     """
-    diagnosed = diagnosis.arrivals
     try:
         traces = read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines()
         os.unlink(path)
-        return tuple(
-            each
-            for trace in traces
-            for each in diagnosed.parse_arrivals(rank, trace, diagnosed.operations_per_rank(world_size))
-        )
+        return tuple(each for trace in traces for each in parse_arrivals(rank, trace, operations_per_rank(world_size)))
     except (OSError, ValueError):
         return ()
 

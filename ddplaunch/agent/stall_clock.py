@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.ranks import AttemptPhase, NodeRanks
 from ddplaunch.control.messages import FromNode, ProgressResumed, StallSuspected
 from ddplaunch.control.rules import EARLY_STALL_CHECK_S, LONG_WAIT, JobConfig
 from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.diagnosis.stall import is_working
+from ddplaunch.diagnosis.standing import may_wait
 from ddplaunch.loop import EventLoop, Timer
 from ddplaunch.output import events
 from ddplaunch.output.isolation import IsolatedLoop
@@ -185,7 +187,7 @@ class StallDetector:
         if not self._was_waiting:  # nothing to compare with yet
             self._was_waiting = True
             return self._schedule(pause)
-        if still and not any(diagnosis.stall.is_working(rank) for rank in inspection.ranks if rank not in waiting):
+        if still and not any(is_working(rank) for rank in inspection.ranks if rank not in waiting):
             self._send(StallSuspected(ranks.number))
         self._schedule_next(ranks)
 
@@ -204,7 +206,7 @@ class StallDetector:
     def _may_wait(self, rank: RankInspection, ranks: NodeRanks) -> bool:
         """Whether a rank waits for others, or may be in ``init_process_group``."""
         begins = rank.answers is None and rank.rank in ranks.channels and ranks.channels[rank.rank].has_thread
-        return begins or diagnosis.standing.may_wait(rank)
+        return begins or may_wait(rank)
 
     # ---------------------------------------------------------------------------------------- what only this node knows
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent.ranks import AttemptPhase, NodeRanks, RankProcess
 from ddplaunch.agent.remains import read_error_file
 from ddplaunch.control.failure import first_line
 from ddplaunch.control.messages import FromNode, StragglersFound
+from ddplaunch.diagnosis.stall import describe_locations
 from ddplaunch.loop import EventLoop, Timer
 from ddplaunch.words import MAX_LISTED_NAMES, format_count
 
@@ -105,7 +106,7 @@ class StragglerMonitor:
             recorded = read_error_file(self._ranks.rank_file_path(rank, "json")).message  # none while its __str__ hangs
             how = f"called {what}" if what.startswith("sys.exit(") else f"raised {first_line(recorded or what)}"
             found = inspection.by_number.get(rank)
-            place = (diagnosis.stall.describe_locations([found]) or found.no_stack) if found else ""
+            place = (describe_locations([found]) or found.no_stack) if found else ""
             self._notify(
                 f"rank {rank}{on} (pid {each.pid}) has {how}, but is still running" + (f": {place}" if place else "")
             )
@@ -113,7 +114,7 @@ class StragglerMonitor:
             self._notify(f"{format_count(more, 'more rank')} failed and are still running")
 
     def _format_note(self, stragglers: Sequence[RankProcess], inspection: Inspection) -> str:
-        places = {rank.rank: diagnosis.stall.describe_locations([rank]) for rank in inspection.ranks}
+        places = {rank.rank: describe_locations([rank]) for rank in inspection.ranks}
         on = f" on {stragglers[0].rank.host or 'this node'}" if self._ranks.plan.nnodes > 1 else ""
         described = []
         for each in stragglers[:MAX_LISTED_NAMES]:

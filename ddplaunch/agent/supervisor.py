@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.agent import limits
 from ddplaunch.agent.inspections import NodeInspections
 from ddplaunch.agent.job import NodeContext
@@ -37,6 +37,7 @@ from ddplaunch.control.route import ReverseLookupCheck
 from ddplaunch.control.rules import JobConfig
 from ddplaunch.control.waiting import format_join_status
 from ddplaunch.dataclass import replace
+from ddplaunch.diagnosis.inspection import Detail
 from ddplaunch.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.loop import Callback, EventLoop
 from ddplaunch.output import events, terminal
@@ -137,7 +138,7 @@ class Supervisor:
         ranks = ranks or self._ranks
         if self._stall_detector and detail == "state":
             done = self._stall_detector.wrap_inspection_callback(ranks, done)
-        self._inspections.inspect_local(ranks, diagnosis.inspection.Detail(detail), done)
+        self._inspections.inspect_local(ranks, Detail(detail), done)
 
     def _add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
         return self._stall_detector.add_idle_times(inspection, ranks) if self._stall_detector else inspection

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.failure import (
     MAX_REPORT_CHARS,
     FailureReport,
@@ -18,6 +18,10 @@ from ddplaunch.control.failure import (
 )
 from ddplaunch.control.messages import AttemptReport
 from ddplaunch.dataclass import dataclass, field, replace
+from ddplaunch.diagnosis.culprit import describe_ended_ranks, find_culprit
+from ddplaunch.diagnosis.sentences import describe_waits
+from ddplaunch.diagnosis.stall import describe_activity
+from ddplaunch.diagnosis.waits import find_waits
 from ddplaunch.errors import EXIT_TIMEOUT
 
 if TYPE_CHECKING:
@@ -160,7 +164,7 @@ class JobAttempt:
         if self.inspection is None or not verdict.first.is_secondary:
             return verdict
         first, blame = verdict.first, self._blamed_rank()
-        if not first.is_timeout and (ended := diagnosis.culprit.describe_ended_ranks(self.inspection, first.moment)):
+        if not first.is_timeout and (ended := describe_ended_ranks(self.inspection, first.moment)):
             first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
         return replace(verdict, first=first, blame=blame)
 
@@ -170,7 +174,7 @@ class JobAttempt:
         assert self.time_limit is not None
         if self.time_limit.failure is not None:
             return JobResult(EXIT_TIMEOUT, self.failure_report)
-        doing = diagnosis.stall.describe_activity(self.inspection) if self.inspection else ""
+        doing = describe_activity(self.inspection) if self.inspection else ""
         return JobResult(EXIT_TIMEOUT, remark=f"{self.time_limit.reason}: {doing}" if doing else self.time_limit.reason)
 
     def _blamed_rank(self) -> str | None:
@@ -179,7 +183,7 @@ class JobAttempt:
             return None
         tracebacks = [(each.rank, each.traceback or each.message or "") for each in self.failures]
         timed_out = any(each.is_timeout for each in self.failures)
-        found = diagnosis.culprit.find_culprit(self.inspection, tracebacks, timed_out=timed_out, folder=os.getcwd())
+        found = find_culprit(self.inspection, tracebacks, timed_out=timed_out, folder=os.getcwd())
         hosts = {each.rank: each.host for each in self.inspection.ranks}
         if found is None or len(set(hosts.values())) < 2 or found.ranks[0] not in hosts:
             return found.text if found else None
@@ -194,14 +198,10 @@ class JobAttempt:
         entered = [each.entered for rank in found.ranks for each in rank.last if not each.completed]
         # When send, recv and init_process_group began is not known: use how long the ranks printed nothing.
         quiet_for = {rank.rank: rank.quiet or 0.0 for rank in found.ranks}
-        quiet_waits = [
-            min(quiet_for[rank] for rank in wait.waiting)
-            for wait in diagnosis.waits.find_waits(found)
-            if not wait.number
-        ]
+        quiet_waits = [min(quiet_for[rank] for rank in wait.waiting) for wait in find_waits(found) if not wait.number]
         if not any(lasted > LONG_WAIT_S for lasted in (*quiet_waits, *(found.moment - moment for moment in entered))):
             return None
-        return f"when it was stopped: {'; '.join(diagnosis.sentences.describe_waits(found))}"
+        return f"when it was stopped: {'; '.join(describe_waits(found))}"
 
     @property
     def is_clean(self) -> bool:

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.attempt import JobAttempt, to_local_time
 from ddplaunch.control.messages import InspectReply, InspectRequest
 from ddplaunch.control.seat import NodeTable
 from ddplaunch.dataclass import dataclass, field, replace
+from ddplaunch.diagnosis.inspection import Detail, Inspection
 from ddplaunch.loop import Timer
 from ddplaunch.wire.frames import ProtocolError
 
@@ -65,7 +66,7 @@ class JobInspections:
             attempt.is_inspecting = True
             # If a rank failed by itself, the waits of the others do not matter, and take 0.1 s more to read.
             failed_by_itself = any(not failure.is_secondary for failure in attempt.failures)
-            detail = diagnosis.inspection.Detail
+            detail = Detail
             self.begin(
                 detail.STACKS if failed_by_itself else detail.WAITS,
                 partial(self._on_inspected_before_stop, attempt),
@@ -124,7 +125,7 @@ class JobInspections:
         ranks = sorted((each for part in pending.replies for each in part.ranks), key=lambda each: each.rank)
         silent = tuple(self._nodes[number].name for number in sorted(pending.waiting_for) if number in self._nodes)
         world_size = sum(len(node.ranks) for node in self._nodes.values())
-        pending.on_done(diagnosis.inspection.Inspection(time.time(), tuple(ranks), world_size, silent))
+        pending.on_done(Inspection(time.time(), tuple(ranks), world_size, silent))
 
 
 def _with_local_times(inspection: Inspection) -> Inspection:

@@ -5,11 +5,13 @@ Each field's type has the bounds that are checked on arrival (``wire.bounds``).
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.control.failure import FailureReport, JobResult, RankFailure
 from ddplaunch.control.relay import FORWARDED_SIGNALS
 from ddplaunch.dataclass import dataclass
+from ddplaunch.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.diagnosis.profile import RankProfile
 from ddplaunch.plan.layout import NodeAssignment
 from ddplaunch.plan.share import NodeSpec
 
@@ -130,7 +132,7 @@ class ArrivalsReported:
     """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
 
     attempt: Count
-    arrivals: tuple[diagnosis.inspection.CollectiveArrivals, ...]
+    arrivals: tuple[CollectiveArrivals, ...]
 
 
 @dataclass(frozen=True)
@@ -344,7 +346,7 @@ class InspectRequest:
     """From node 0: inspect your ranks. To node 0: inspect all ranks. The reply has the same ``serial``."""
 
     serial: Count
-    detail: diagnosis.inspection.Detail
+    detail: Detail
     timeout_s: Seconds  # for the reply
 
 
@@ -353,7 +355,7 @@ class InspectReply:
     """What the ranks are doing; serial 0, within node 0's process: before the stop of an attempt, for its report."""
 
     serial: Count
-    inspection: diagnosis.inspection.Inspection
+    inspection: Inspection
 
 
 @dataclass(frozen=True)
@@ -370,7 +372,7 @@ class ProfileReply:
     """The profile of one rank, or the end of the replies."""
 
     serial: Count
-    profile: diagnosis.profile.RankProfile | None = None
+    profile: RankProfile | None = None
     is_last: bool = False
     silent_nodes: tuple[TextLine, ...] = ()  # without a reply: "node 2 (n2)"
     refusal: TextLine = ""  # why no profile is taken

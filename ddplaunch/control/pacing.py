@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.clock_offset import ClockOffset
 from ddplaunch.control.messages import ArrivalsReported, StartAttempt
 from ddplaunch.dataclass import replace
+from ddplaunch.diagnosis.pace import RankClock, describe_slow_ranks, mean_lateness, measure_lateness
 from ddplaunch.wire.frames import ProtocolError
 
 if TYPE_CHECKING:
@@ -40,22 +41,22 @@ class SlowRankDetector:
         self._room_left -= sum(len(each.gaps) + 1 for each in message.arrivals)
         if self._room_left >= 0:
             self._arrivals += message.arrivals
-            self._clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, offset.offset_s, offset.error_s))
+            self._clocks |= dict.fromkeys(ranks, RankClock(node, offset.offset_s, offset.error_s))
 
     def add_slow_ranks(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
         """Replace the arrival times in an inspection by which ranks are slow; ``offset``: of a node's clock."""
         clocks: dict[int, RankClock] = {}
         for node, ranks in self._ranks.items():
             found = offset(node)
-            clocks |= dict.fromkeys(ranks, diagnosis.pace.RankClock(node, found.offset_s, found.error_s))
+            clocks |= dict.fromkeys(ranks, RankClock(node, found.offset_s, found.error_s))
         arrivals = [each for rank in inspection.ranks for each in rank.arrivals]
-        groups = diagnosis.pace.measure_lateness(arrivals, clocks)
-        late = diagnosis.pace.mean_lateness(groups)
+        groups = measure_lateness(arrivals, clocks)
+        late = mean_lateness(groups)
         others = tuple(replace(rank, arrivals=(), late=late.get(rank.rank)) for rank in inspection.ranks)
-        return replace(inspection, ranks=others, pace=diagnosis.pace.describe_slow_ranks(groups))
+        return replace(inspection, ranks=others, pace=describe_slow_ranks(groups))
 
     def describe(self) -> tuple[str, ...]:
         """Describe the slow ranks, a sentence each; none if all are alike or the run was short."""
         if not self._arrivals:
             return ()
-        return diagnosis.pace.describe_slow_ranks(diagnosis.pace.measure_lateness(self._arrivals, self._clocks))
+        return describe_slow_ranks(measure_lateness(self._arrivals, self._clocks))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.attempt import JobAttempt
 from ddplaunch.control.failure import OUT_OF_MEMORY, RankFailure
 from ddplaunch.control.rules import JobConfig
 from ddplaunch.dataclass import dataclass
+from ddplaunch.diagnosis.stack_dump import parse_traceback
 
 if TYPE_CHECKING:
     from ddplaunch.diagnosis.inspection import Frame
@@ -134,7 +135,7 @@ def failure_signature(attempt: JobAttempt, uptime: float) -> FailureSignature | 
     first = report.first
     if not (first.message and first.traceback) or first.is_secondary or first.is_timeout or is_transient(first):
         return None
-    frames = diagnosis.stack_dump.parse_traceback(first.traceback, os.getcwd())
+    frames = parse_traceback(first.traceback, os.getcwd())
     error = _VARIABLE_PARTS.sub("0", first.message)
     if not frames:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control.failure import RankFailure
 from ddplaunch.control.inspections import JobInspections
 from ddplaunch.control.messages import (
@@ -22,6 +22,10 @@ from ddplaunch.control.messages import (
 from ddplaunch.control.rules import EARLY_STALL_CHECK_S, LONG_WAIT
 from ddplaunch.control.seat import NodePhase, NodeTable
 from ddplaunch.dataclass import dataclass
+from ddplaunch.diagnosis.culprit import find_culprit
+from ddplaunch.diagnosis.inspection import Detail
+from ddplaunch.diagnosis.pace import typical_gap
+from ddplaunch.diagnosis.stall import check_stall, describe_locations, find_stragglers, format_trace
 from ddplaunch.errors import EXIT_TIMEOUT
 from ddplaunch.loop import Timer
 from ddplaunch.words import format_elapsed, format_ranks
@@ -166,9 +170,7 @@ class TimeLimits:
     def _inspect_for_stall(self) -> None:
         self._inspecting, self._suspected_again = True, False
         attempt = self._attempt
-        self._inspections.begin(
-            diagnosis.inspection.Detail.WAITS, lambda inspection: self._check_for_stall(attempt, inspection)
-        )
+        self._inspections.begin(Detail.WAITS, lambda inspection: self._check_for_stall(attempt, inspection))
 
     def _check_for_stall(self, attempt: int, inspection: Inspection) -> None:
         if attempt != self._attempt:
@@ -177,7 +179,7 @@ class TimeLimits:
         if self._debugging:
             self._set_timer("stall check", config.stall_check_interval_s / 2, self._on_check_interval)
             return
-        stall, check_again_s = diagnosis.stall.check_stall(inspection, config.stall_timeout, strict=config.stall_strict)
+        stall, check_again_s = check_stall(inspection, config.stall_timeout, strict=config.stall_strict)
         if check_again_s is None:
             self._set_timer(
                 "stall check", min(config.stall_check_interval_s / 2, STALL_CHECK_INTERVAL_S), self._on_check_interval
@@ -187,7 +189,7 @@ class TimeLimits:
         if stall is None:
             self._check_for_early_stall(attempt, inspection)
         elif config.on_stall != "report" and stall.killable:
-            found = diagnosis.culprit.find_culprit(inspection)
+            found = find_culprit(inspection)
             what = found.text if found else stall.text
             hint = FALSE_STALL_HINT if stall.is_alive and stall.only_looks_idle else None
             failure = self._make_failure(inspection, stall.rank, "the job stalled", stall.trace, hint)
@@ -201,9 +203,7 @@ class TimeLimits:
 
     def _check_for_early_stall(self, attempt: int, inspection: Inspection) -> None:
         """Report a wait before the stall timeout has expired if it is unusually long for this job and location."""
-        stall, check_again_s = diagnosis.stall.check_stall(
-            inspection, EARLY_STALL_CHECK_S, strict=False, noisy=LONG_WAIT
-        )
+        stall, check_again_s = check_stall(inspection, EARLY_STALL_CHECK_S, strict=False, noisy=LONG_WAIT)
         if check_again_s is not None:
             self._set_timer("early report", check_again_s, self.on_stall_suspected)
         if stall is None:
@@ -214,7 +214,7 @@ class TimeLimits:
         def compare(inspection: Inspection) -> None:
             if attempt != self._attempt:
                 return
-            gap = diagnosis.pace.typical_gap(each for rank in inspection.ranks for each in rank.arrivals)
+            gap = typical_gap(each for rank in inspection.ranks for each in rank.arrivals)
             report_after = max(
                 _UNUSUAL_WAIT_FACTOR * gap, self._report_after_s.get(stall.location, EARLY_STALL_CHECK_S)
             )
@@ -224,7 +224,7 @@ class TimeLimits:
             elif report_after < self._config.stall_timeout:
                 self._set_timer("early report", report_after - stall.seconds, self.on_stall_suspected)
 
-        self._inspections.begin(diagnosis.inspection.Detail.LATENESS, compare)
+        self._inspections.begin(Detail.LATENESS, compare)
 
     def _report_stall(self, stall: Stall) -> None:
         """Print a stall once; if a rank has only printed something since, send JobStalled again without a text."""
@@ -263,7 +263,7 @@ class TimeLimits:
         self._inspect_stragglers()
 
     def _inspect_stragglers(self) -> None:
-        attempt, detail = self._attempt, diagnosis.inspection.Detail.STACKS
+        attempt, detail = self._attempt, Detail.STACKS
         self._inspections.begin(detail, lambda inspection: self._check_stragglers(attempt, inspection))
 
     def _check_stragglers(self, attempt: int, inspection: Inspection) -> None:
@@ -273,11 +273,11 @@ class TimeLimits:
             return self._set_timer("stragglers", self._config.straggler_timeout or 0.0, self._inspect_stragglers)
         working = [node for node in self._nodes.values() if node.phase is NodePhase.RUNNING]
         ours = {rank for node in working for rank in node.ranks}
-        left = diagnosis.stall.find_stragglers(inspection, ours)
+        left = find_stragglers(inspection, ours)
         recent = {rank for node in working if node.node_rank not in self._straggler_nodes for rank in node.ranks}
         if not left or (recent & ours) - {rank.rank for rank in left}:
             return  # some ranks there ended recently: wait for that node's StragglersFound
-        trace, place = diagnosis.stall.format_trace(left[0]), diagnosis.stall.describe_locations(left)
+        trace, place = format_trace(left[0]), describe_locations(left)
         failure = self._make_failure(inspection, left[0].rank, "still running after the other ranks had ended", trace)
         seconds = format_elapsed(self._config.straggler_timeout or 0)
         text = f"{format_ranks(rank.rank for rank in left)} still running {seconds} after the others had ended"

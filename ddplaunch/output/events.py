@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from ddplaunch import TYPE_CHECKING, diagnosis
+from ddplaunch import TYPE_CHECKING
 from ddplaunch.control import messages
 from ddplaunch.control.failure import FailureReport
 from ddplaunch.control.messages import JobStalled as JobStalled
 from ddplaunch.control.messages import NodeLost as NodeLost
 from ddplaunch.control.messages import Restarting as Restarting
 from ddplaunch.dataclass import dataclass, replace
+from ddplaunch.diagnosis.inspection import Inspection
 from ddplaunch.output.isolation import describe_bug
 from ddplaunch.plan.plan import Plan
 
@@ -132,7 +133,7 @@ class AttemptSwept:
 class RanksInspected:
     """The inspection of all ranks of the job just before an attempt was stopped; emitted on node 0 only."""
 
-    inspection: diagnosis.inspection.Inspection
+    inspection: Inspection
 
 
 @dataclass(frozen=True)
