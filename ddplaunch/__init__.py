@@ -1,24 +1,28 @@
 """ddplaunch: a launcher for PyTorch distributed training."""
 
+import os
+
 __version__ = "0.1.0"
+
+PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 
 TYPE_CHECKING = False
 """What ``typing.TYPE_CHECKING`` is: to load typing takes 3 ms, and a start needs none of it."""
 
 if TYPE_CHECKING:
-    from ddplaunch.errors import LaunchError as LaunchError
-    from ddplaunch.python.job import RankFailed as RankFailed
-    from ddplaunch.python.launching import launch as launch
-    from ddplaunch.python.launching import launch_async as launch_async
-    from ddplaunch.python.session import Session as Session
+    from ddplaunch.base.errors import LaunchError as LaunchError
+    from ddplaunch.features.python.launch_function import launch as launch
+    from ddplaunch.features.python.launch_function import launch_async as launch_async
+    from ddplaunch.features.python.launched_job import RankFailed as RankFailed
+    from ddplaunch.features.python.session import Session as Session
 
 _HOMES = {
-    "LaunchError": "errors",
-    "RankFailed": "python.job",
-    "Session": "python.session",
-    "launch": "python.launching",
-    "launch_async": "python.launching",
-    "load_ipython_extension": "python.magic",
+    "LaunchError": "base.errors",
+    "RankFailed": "features.python.launched_job",
+    "Session": "features.python.session",
+    "launch": "features.python.launch_function",
+    "launch_async": "features.python.launch_function",
+    "load_ipython_extension": "features.python.notebook_magic",
 }
 
 __all__ = ["LaunchError", "RankFailed", "Session", "launch", "launch_async"]

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import EXIT_PREEMPTED, LaunchError
-from ddplaunch.plan.command import python_command
-from ddplaunch.rank.processes import die_with_parent
+from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError
+from ddplaunch.core.rank.proc_utils import die_with_parent
+from ddplaunch.system.plan.launch_command import python_command
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

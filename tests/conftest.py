@@ -23,13 +23,16 @@ from typing import Any
 
 import pytest
 
-from tests.forked import ForkServerPool
-from tests.hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
-from tests.patience import scaled_timeout
+from tests.features.ssh.fixture import sshd  # noqa: F401
+from tests.fork_server import ForkServerPool
+from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.fixture import _standing, slurm, standing_slurm  # noqa: F401
-from tests.ssh.fixture import sshd  # noqa: F401
+from tests.virtual_hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
 
-pytest_plugins = [f"tests.suite.{name}" for name in ("again", "folder", "time_limit", "time_spent", "choice", "warm")]
+pytest_plugins = [
+    f"tests.suite.{name}"
+    for name in ("rerun_failures", "run_temp_dir", "time_limit", "time_spent", "selection", "warm")
+]
 
 PROGRAMS = Path(__file__).parent / "programs"
 """Small user programs that the tests start."""

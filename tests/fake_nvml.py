@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.plan.hardware import Hardware
+from ddplaunch.system.plan.hardware import Hardware
 
 ROOT = Path(__file__).parent.parent
 H100 = "NVIDIA H100 80GB HBM3"
@@ -38,7 +38,7 @@ MASKS = (
 
 READ = """
 import base64, pathlib, pickle, sys
-from ddplaunch.devices import read_hardware
+from ddplaunch.system.devices import read_hardware
 sysfs, dev = map(pathlib.Path, sys.argv[1:3])
 hardware = read_hardware(processes=sys.argv[3] == "True", sysfs=sysfs, dev=dev)
 print(base64.b64encode(pickle.dumps(hardware)).decode())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import ddplaunch
-from ddplaunch.control import messages
+from ddplaunch.core import messages
 
 PACKAGE = Path(ddplaunch.__file__).parent
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"

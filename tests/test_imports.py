@@ -12,102 +12,129 @@ import ddplaunch
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
-LAYERS = [
-    {"dataclass", "errors", "files", "inherited", "loop", "rlimits", "words"},
-    {"wire"},
-    {"target"},
-    {"plan"},
-    {"devices", "clusters", "diagnosis"},
-    {"control"},
-    {"rank"},
-    {"preload"},
-    {"output", "warm"},
-    {"agent"},
-    {"job"},
-    {"ssh", "queue"},
-    {"console"},
-    {"live"},
-    {"cli"},
-    {"commands", "python"},
-]
-"""From the bottom up; a layer imports from itself and from those below."""
+LAYERS = ("base", "system", "core", "cli", "features")
+"""From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
-HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
-
-INSIDE_USER_PROCESSES = {
-    "rank.zygote": {
-        "rank.channel",
-        "rank.guard",
-        "rank.leftovers",
-        "rank.messages",
-        "rank.preloading",
-        "rank.processes",
-        "rank.repairs",
-        "rank.store",
-        "rank.titles",
-        "rank.warm",
-        "rank.worker",
-    },
-    "rank.warm": {
-        "rank.channel",
-        "rank.guardian",
-        "rank.inheritance",
-        "rank.leftovers",
-        "rank.messages",
-        "rank.origins",
-        "rank.processes",
-    },
-    "rank.guardian": {"rank.channel", "rank.processes"},
-    "rank.inheritance": set(),
-    "rank.origins": set(),
-    "rank.allocations": set(),
-    "rank.worker": {"target.arguments", "rank.answers", "rank.breakpoints", "rank.ending", "rank.messages", "errors"},
-    "rank.answers": set(),
-    "rank.breakpoints": {"rank.debugger"},
-    "rank.debugger": {"rank.terminal"},
-    "rank.terminal": {"rank.debugger"},
-    "rank.ending": {"rank.messages"},
-    "rank.in_flight": set(),
-    "rank.guard": {"rank.messages"},
-    "rank.leftovers": set(),
-    "rank.preloading": {"rank.guard", "rank.messages"},
-    "rank.notifier": {"rank.processes"},
-    "rank.processes": {"rank.messages"},
-    "rank.repairs": set(),
-    "rank.titles": set(),
-    "rank.sampler": set(),
-    "rank.torch_state": set(),
-    "rank.store": set(),
-    "rank.channel": {"rank.messages"},
+ALLOWED = {
+    ("cli.dry_run", "features.preload.preload_plan"),
+    ("cli.job_launch", "features.debug.debug_server"),
+    ("cli.job_launch", "features.debug.debugger_prompt"),
+    ("cli.job_launch", "features.inspect.diagnosis.inspection"),
+    ("cli.job_launch", "features.inspect.diagnosis.wait_sentences"),
+    ("cli.job_launch", "features.inspect.stacks_text"),
+    ("cli.job_launch", "features.live.live_screen"),
+    ("cli.job_launch", "features.live.live_view"),
+    ("cli.job_launch", "features.metrics.prometheus_file"),
+    ("cli.job_launch", "features.notify.node"),
+    ("cli.job_launch", "features.runs.history_recorder"),
+    ("cli.job_launch", "features.runs.sample_file"),
+    ("cli.job_launch", "features.samples.node"),
+    ("cli.run_command", "features.runs.run_lookup"),
+    ("cli.run_command", "features.ssh.job_records"),
+    ("cli.run_main", "features.ssh.ssh_launch"),
+    ("cli.zygote_options", "features.preload.preload_plan"),
+    ("core.control_socket.job_status", "features.runs.goodput"),
+    ("core.control_socket.request", "features"),
+    ("core.control_socket.server", "features.debug.debug_server"),
+    ("core.control_socket.server", "features.inspect.diagnosis.inspection"),
+    ("core.control_socket.status_tracker", "features.runs.goodput"),
+    ("core.events", "features.inspect.diagnosis.inspection"),
+    ("core.job.coordinator", "features.check.job"),
+    ("core.job.job_attempt", "features.inspect.diagnosis.culprit"),
+    ("core.job.job_attempt", "features.inspect.diagnosis.inspection"),
+    ("core.job.job_attempt", "features.inspect.diagnosis.stall_check"),
+    ("core.job.job_attempt", "features.inspect.diagnosis.wait_sentences"),
+    ("core.job.job_attempt", "features.inspect.diagnosis.waits"),
+    ("core.job.job_inspections", "features.inspect.diagnosis.inspection"),
+    ("core.job.restart_policy", "features.inspect.diagnosis.inspection"),
+    ("core.job.restart_policy", "features.inspect.diagnosis.stack_parser"),
+    ("core.job.time_limits", "features.inspect.diagnosis.culprit"),
+    ("core.job.time_limits", "features.inspect.diagnosis.inspection"),
+    ("core.job.time_limits", "features.inspect.diagnosis.slow_ranks"),
+    ("core.job.time_limits", "features.inspect.diagnosis.stall_check"),
+    ("core.messages", "features.inspect.diagnosis.inspection"),
+    ("core.messages", "features.profile.rank_profile"),
+    ("core.net.coordinator_server", "features.inspect.slow_rank_detector"),
+    ("core.node.node_ranks", "features.debug.debug_server"),
+    ("core.node.node_ranks", "features.inspect.diagnosis.inspection"),
+    ("core.node.node_ranks", "features.inspect.node.in_flight"),
+    ("core.node.node_ranks", "features.memory.node"),
+    ("core.node.process_tree", "features.warm.warm_starter"),
+    ("core.node.rank_files", "features.inspect.diagnosis.flight_recorder_arrivals"),
+    ("core.node.rank_files", "features.inspect.diagnosis.inspection"),
+    ("core.node.supervisor", "features.check.node"),
+    ("core.node.supervisor", "features.debug.debug_server"),
+    ("core.node.supervisor", "features.inspect.diagnosis.inspection"),
+    ("core.node.supervisor", "features.inspect.node.node_inspections"),
+    ("core.node.supervisor", "features.inspect.node.stall_detector"),
+    ("core.node.supervisor", "features.inspect.node.straggler_monitor"),
+    ("core.node.supervisor", "features.preload.reminders"),
+    ("core.node.supervisor", "features.profile.node_profiles"),
+    ("core.node.supervisor", "features.sidecars.node"),
+    ("core.node.supervisor", "features.slurm_step.node"),
+    ("core.node.teardown", "features.inspect.node.straggler_monitor"),
+    ("core.node.teardown", "features.runs.checkpoint"),
+    ("core.node.zygote_client", "features.preload.preload_plan"),
+    ("core.node.zygote_client", "features.warm.warm_starter"),
+    ("core.node.zygote_process", "features.warm.warm_client"),
+    ("core.node_config", "features.preload.preload_plan"),
+    ("core.rank.preload_runner", "features.preload.rank.import_auditor"),
+    ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
+    ("core.rank.zygote", "features.preload.rank.fork_fixups"),
+    ("core.rank.zygote", "features.preload.rank.import_auditor"),
+    ("core.rank.zygote", "features.warm.rank.warm_zygote"),
+    ("system.schedulers.log_follower", "features.runs.job_resolver"),
+    ("system.schedulers.submitted_jobs", "features.runs.history_recorder"),
 }
-"""What runs in a rank or its zygote, and what of ours it may use: user code must not trip over anything else.
-``rank.messages`` are types, which nothing loads.
-"""
+"""Imports that still run upward, by importing and imported module. Entries may only be removed."""
+
+FEATURE_IMPORTS = {
+    "debug": {"inspect", "runs", "ssh"},
+    "doctor": {"check", "ssh"},
+    "inspect": {"runs", "ssh"},
+    "live": {"inspect", "runs", "samples", "ssh"},
+    "manifest": {"submit"},
+    "metrics": {"samples"},
+    "profile": {"inspect", "runs", "ssh"},
+    "python": {"preload"},
+    "runs": {"inspect", "samples", "ssh"},
+    "samples": {"inspect"},
+    "ssh": {"runs"},
+    "submit": {"runs"},
+}
+"""Features that import from other features."""
+
+LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
+"""What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
+
+PROGRAMS_FOR_RANKS = ("features.python.rank",)
+"""Folders ``rank`` whose files are imported by name in a process that imports the package anyway."""
 
 THIRD_PARTY = {
-    "target": {"click"},
-    "wire": {"msgspec"},
-    "control": {"psutil"},
-    "devices": {"psutil", "pynvml"},
-    "rank": {"debugpy", "psutil", "torch"},
-    "agent": {"psutil"},
-    "job": {"msgspec"},
-    "ssh": {"msgspec"},
-    "queue": {"click", "msgspec"},
-    "console": {"click", "rich"},
-    "live": {"rich"},
-    "cli": {"click", "tomli"},
-    "python": {"IPython", "click", "cloudpickle", "pytest", "torch", "typing_extensions"},  # the last for types alone
-    "commands": {"click", "msgspec", "rich", "torch", "yaml"},
+    "base": {"msgspec"},
+    "system": {"click", "msgspec", "psutil", "pynvml"},
+    "core": {"click", "msgspec", "psutil", "torch"},
+    "cli": {"click", "rich", "tomli"},
+    "features": {
+        *("IPython", "click", "cloudpickle", "debugpy", "msgspec", "psutil", "pytest", "rich", "torch", "yaml"),
+        "typing_extensions",  # for types alone
+    },
 }
 """What each layer may use of others; ``runtime`` is imported by user code and may use torch as well."""
 
-ONLY_IN_RANKS = {"rank.worker", "runtime", "commands.doctor.benchmark", "python.body", "python.parcel", "python.ranks"}
+ONLY_IN_RANKS = {
+    "core.rank.rank_runner",
+    "runtime",
+    "features.doctor.benchmark",
+    "features.python.rank.pytest_body",
+    "features.python.pickle_files",
+    "features.python.rank.call_loop",
+}
 """Where torch may be imported at all, and only inside a function; the last is a process of its own too."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the package by its name without the package's ("agent.worker"), with its syntax tree."""
+    """Every module of the package by its name without the package's ("core.node.supervisor"), with its syntax tree."""
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(part for part in parts if part != "__init__")
@@ -141,9 +168,11 @@ def _imports(name: str, tree: ast.Module) -> Iterator[tuple[str, bool]]:
 
 
 def own(name: str) -> set[str]:
-    return {
+    """The modules of the package that a module imports; of packages without code only what is taken from them."""
+    found = {
         each.removeprefix("ddplaunch").lstrip(".") for each, _ in imports(name) if each.partition(".")[0] == "ddplaunch"
     }
+    return {each for each in found if len(MODULES[each].body) > 1 or each in ("", "features")}
 
 
 def layer(name: str) -> str:
@@ -158,54 +187,52 @@ def tops(found: Iterable[str]) -> set[str]:
 # Each asks one question of all modules, and names every module that answers it wrongly.
 
 
+def is_in_ranks(name: str) -> bool:
+    """Whether a module is one of those that run in the user's processes: it is in a folder ``rank``."""
+    return "rank" in name.split(".")[1:-1]
+
+
 def test_every_module_has_its_layer():
-    assert {layer(name) for name in MODULES} - {"", "__main__", "runtime", "submitit"} <= set(HEIGHT)
+    assert {layer(name) for name in MODULES} - {"", "__main__", "runtime", "submitit"} <= set(LAYERS)
 
 
 def test_imports_run_downward():
-    wrong = []
+    found = {
+        (name, imported)
+        for name in MODULES
+        for imported in own(name) - {"", "runtime"}  # which any module may use
+        if layer(name) in LAYERS and LAYERS.index(layer(imported)) > LAYERS.index(layer(name))
+    }
+    assert sorted(found - ALLOWED) == []
+    assert sorted(ALLOWED - found) == []  # remove these from the table
+
+
+def test_features_import_known_features():
+    found: dict[str, set[str]] = {}
     for name in MODULES:
-        if layer(name) in HEIGHT:
-            for imported in own(name) - {"", "runtime"}:  # which anybody may use
-                above = HEIGHT[layer(imported)] - HEIGHT[layer(name)]
-                if above > 0 or (above == 0 and layer(imported) != layer(name)):
-                    wrong.append(f"{name} imports {imported} from {'above' if above else 'beside'} it")
-    assert wrong == []
-
-
-def command_of(name: str) -> str:
-    """The command that a module belongs to: its folder, or its file."""
-    return ".".join(name.split(".")[:2])
-
-
-def test_no_command_imports_another():
-    wrong = []
-    for name in MODULES:
-        if layer(name) == "commands" and name != "commands":
-            others = {command_of(each) for each in own(name) if layer(each) == "commands" and each != "commands"}
-            wrong += [f"{name} imports {other}" for other in others - {command_of(name)}]
-    assert wrong == []
-
-
-def test_what_runs_in_user_processes_is_known():
-    in_ranks = {name for name in MODULES if layer(name) == "rank"}
-    assert in_ranks - {"rank", "rank.messages"} == set(INSIDE_USER_PROCESSES)
+        for imported in own(name):
+            of, other = name.split("."), imported.split(".")
+            if of[0] == other[0] == "features" and len(of) > 1 and len(other) > 1 and of[1] != other[1]:
+                found.setdefault(of[1], set()).add(other[1])
+    assert found == FEATURE_IMPORTS
 
 
 def test_what_runs_in_user_processes_stands_alone():
     wrong = []
-    for name in MODULES.keys() & INSIDE_USER_PROCESSES:
-        may = INSIDE_USER_PROCESSES[name]
-        wrong += [f"{name} imports {other}" for other in own(name) - {"", "preload", "rank", "target"} - may]
-        wrong += [f"{name} imports {other}" for other in tops(each for each, top in imports(name) if top)]
+    for name in MODULES:
+        if is_in_ranks(name) and not name.startswith(PROGRAMS_FOR_RANKS):
+            others = {each for each in own(name) if not is_in_ranks(each)} - {"", "core.rank"}
+            packages = {each for each in others if each.rpartition(".")[2] == "rank" or each == "system.target"}
+            wrong += [f"{name} imports {other}" for other in others - packages - LOADED_IN_RANKS.get(name, set())]
+            wrong += [f"{name} imports {other}" for other in tops(each for each, top in imports(name) if top)]
     assert wrong == []
 
 
 def test_types_are_for_type_checking_alone():
     wrong = []
-    for name in MODULES.keys() & INSIDE_USER_PROCESSES:
+    for name in MODULES:
         loaded = [node for node in MODULES[name].body if not isinstance(node, ast.If)]
-        if "rank.messages" in "".join(map(ast.unparse, loaded)):
+        if is_in_ranks(name) and "core.rank.zygote_messages" in "".join(map(ast.unparse, loaded)):
             wrong.append(name)
     assert wrong == []
 

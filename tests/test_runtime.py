@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.conftest import ddplaunch_command, run_command, run_in_terminal, torchrun_command, write_program
-from tests.starts import LIGHT
+from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.slow
 

@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ddplaunch.control.messages import NoteMessage, StartAttempt
-from ddplaunch.loop import EventLoop
-from ddplaunch.wire.connection import Connection
-from ddplaunch.wire.typed import encode
+from ddplaunch.base.codec import encode
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.messages import NoteMessage, StartAttempt
+from ddplaunch.core.net.connection import Connection
 from tests.benchmarks import loglog
 from tests.conftest import clean_environment
-from tests.control.test_coordinator import Job
+from tests.core.job.test_coordinator import Job
 
 
 @pytest.mark.ci

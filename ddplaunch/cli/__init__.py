@@ -12,9 +12,17 @@ import os
 import sys
 
 from ddplaunch import __version__
-from ddplaunch.cli.say import print_error, write_text
-from ddplaunch.errors import EXIT_OS, EXIT_OUTPUT, EXIT_SIGNAL, EXIT_SOFTWARE, EXIT_USAGE, LaunchError, format_trace
-from ddplaunch.inherited import AT_START
+from ddplaunch.base.errors import (
+    EXIT_OS,
+    EXIT_OUTPUT,
+    EXIT_SIGNAL,
+    EXIT_SOFTWARE,
+    EXIT_USAGE,
+    LaunchError,
+    format_trace,
+)
+from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.cli.console_output import print_error, write_text
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion script (README)
@@ -60,8 +68,8 @@ def _flush() -> None:
 def _dispatch(words: list[str]) -> object:
     """Run the command. Only ``ddplaunch run`` works without click, whose import took a third of a start."""
     if words[:1] == ["run"] and COMPLETION_VARIABLE not in os.environ:
-        from ddplaunch.cli.command_line import HELP
-        from ddplaunch.cli.run import run
+        from ddplaunch.cli.argv_splitter import HELP
+        from ddplaunch.cli.run_main import run
 
         try:  # the same endings as those of a click command
             if (code := run(words[1:])) is not None:
@@ -72,7 +80,7 @@ def _dispatch(words: list[str]) -> object:
             write_text("\n", err=True)  # after the terminal's ^C
             raise
         words = ["run", next(word for word in words if word in HELP)]
-    from ddplaunch.cli.commands import run_with_click
+    from ddplaunch.cli.click_commands import run_with_click
 
     return run_with_click(words)
 
@@ -124,7 +132,7 @@ def _open_standard_streams() -> None:
 
 def exit_fast(code: int) -> None:
     """Flush the output and exit without finalizing the interpreter, which would only cost time."""
-    if pmi := sys.modules.get("ddplaunch.clusters.pmi"):
+    if pmi := sys.modules.get("ddplaunch.system.clusters.hydra_pmi"):
         pmi.finalize()
     for stream in (sys.stdout, sys.stderr):
         try:

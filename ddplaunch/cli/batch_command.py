@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from ddplaunch.cli.command_line import (
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.cli.argv_splitter import (
     DRY_RUN,
     FOREIGN_OPTION_NAMES,
     HELP,
@@ -26,11 +27,11 @@ from ddplaunch.cli.command_line import (
     option_values,
     split_argv,
 )
-from ddplaunch.cli.defaults import COMMAND_LINE_ONLY, Defaults, read_defaults
-from ddplaunch.cli.options import SECTIONS, OptionSource
+from ddplaunch.cli.config_defaults import COMMAND_LINE_ONLY, Defaults, read_defaults
+from ddplaunch.cli.option_values import UNITS, parse_seconds
 from ddplaunch.cli.run_command import PARAMS, PathType, value_source
-from ddplaunch.cli.target_command import TargetCommand, spellings
-from ddplaunch.cli.typed import (
+from ddplaunch.cli.run_options import SECTIONS, OptionSource
+from ddplaunch.cli.target_args import (
     ParseNotes,
     check_target,
     current_directory,
@@ -38,8 +39,7 @@ from ddplaunch.cli.typed import (
     parse_notes_for,
     translate_torchrun,
 )
-from ddplaunch.cli.values import UNITS, parse_seconds
-from ddplaunch.errors import UsageError, sanitize_line
+from ddplaunch.cli.target_command import TargetCommand, spellings
 
 REFUSED_RUN_OPTIONS = {
     **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),

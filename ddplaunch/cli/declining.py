@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 
-from ddplaunch.cli.options import RunOptions
-from ddplaunch.cli.rules import read_job_config
-from ddplaunch.cli.surroundings import detect_cluster
-from ddplaunch.control.decline import decline_to_join
-from ddplaunch.control.port import PortTaken
-from ddplaunch.errors import UsageError, host_name
-from ddplaunch.plan.rendezvous import SOURCE_MISSING, locate_store
+from ddplaunch.base.errors import UsageError, host_name
+from ddplaunch.cli.cluster_detection import detect_cluster
+from ddplaunch.cli.job_config_options import read_job_config
+from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.core.net.decline import decline_to_join
+from ddplaunch.core.net.reserved_port import PortTaken
+from ddplaunch.system.plan.rendezvous import SOURCE_MISSING, locate_store
 
 
 def notify_other_nodes(error: UsageError, options: RunOptions, listener_socket: socket.socket | None) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from ddplaunch.cli.options import SSH_OPTIONS, RunOptions
-from ddplaunch.cli.say import write_text
-from ddplaunch.cli.zygote import choose_preload
-from ddplaunch.console.layout import print_layout
-from ddplaunch.dataclass import replace
-from ddplaunch.plan.plan import Fact, Plan
-from ddplaunch.preload.choice import PreloadPlan
-from ddplaunch.target.target import TargetKind
-from ddplaunch.words import join_names
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.base.text import join_names
+from ddplaunch.cli.console_output import write_text
+from ddplaunch.cli.plan_text import print_layout
+from ddplaunch.cli.run_options import SSH_OPTIONS, RunOptions
+from ddplaunch.cli.zygote_options import choose_preload
+from ddplaunch.features.preload.preload_plan import PreloadPlan
+from ddplaunch.system.plan.plan import Fact, Plan
+from ddplaunch.system.target.target import TargetKind
 
 MAX_EXCLUDED = 5
 """At most this many modules that each rank imports itself are listed in the text; JSON has all."""
@@ -27,14 +27,15 @@ def print_plan(plan: Plan, options: RunOptions, alternative_command: str | None,
     """Print the plan; then ``alternative_command``, which passes ``--dry-run`` to the target."""
     notes = list(plan.notes)
     if plan.node_rank == 0 and options.has_side_programs:
-        from ddplaunch.cli import sidecars
+        from ddplaunch.cli import side_programs
 
         notes += [
-            f"sidecar on node 0: {each.command_text}" for each in sidecars.read_sidecars(options, is_remote=is_remote)
+            f"sidecar on node 0: {each.command_text}"
+            for each in side_programs.read_sidecars(options, is_remote=is_remote)
         ]
         notes += [
             f"notified of events: {each.command_text}"
-            for each in sidecars.read_notify_commands(options, remote=is_remote)
+            for each in side_programs.read_notify_commands(options, remote=is_remote)
         ]
     if options.no_inspect:
         notes.append("--no-inspect: `ddplaunch stacks` will not work")

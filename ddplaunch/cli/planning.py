@@ -6,23 +6,23 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from ddplaunch.cli.options import RunOptions
-from ddplaunch.cli.rules import check_inspect_options, check_node_options, check_time_limits
-from ddplaunch.cli.surroundings import (
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.cli.cluster_detection import (
     check_lone_node,
     cluster_notes,
     detect_cluster,
     ignored_rank_variables,
     to_started_rank,
 )
-from ddplaunch.cli.values import AUTO
-from ddplaunch.clusters.finding import ClusterEnv
-from ddplaunch.dataclass import dataclass, replace
-from ddplaunch.devices.machine import read_machine
-from ddplaunch.errors import UsageError
-from ddplaunch.plan.make import PlanSpec, make_plan
-from ddplaunch.plan.plan import Plan
-from ddplaunch.target.target import Target
+from ddplaunch.cli.job_config_options import check_inspect_options, check_node_options, check_time_limits
+from ddplaunch.cli.option_values import AUTO
+from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.system.clusters.cluster_env import ClusterEnv
+from ddplaunch.system.devices.machine import read_machine
+from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.plan.planner import PlanSpec, make_plan
+from ddplaunch.system.target.target import Target
 
 
 @dataclass(frozen=True)

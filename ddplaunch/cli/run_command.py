@@ -11,11 +11,12 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from ddplaunch.cli.option import Option
-from ddplaunch.cli.options import COMMON_OPTIONS, OPTIONS, SECTIONS, OptionSource
+from ddplaunch.cli.option_declaration import Option
+from ddplaunch.cli.run_options import COMMON_OPTIONS, OPTIONS, SECTIONS, OptionSource
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand
-from ddplaunch.job import over_ssh, runs
-from ddplaunch.queue import submitted
+from ddplaunch.features.runs import run_lookup
+from ddplaunch.features.ssh import job_records
+from ddplaunch.system.schedulers import submitted_jobs
 
 _SOURCE_BY_CLICK = {
     "COMMANDLINE": OptionSource.TYPED,
@@ -55,9 +56,9 @@ class RunName(click.types.StringParamType):
         self.running = running
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        names = [name for name, job in runs.list_known().items() if job or not self.running]
-        names += [job.number for job in submitted.list_jobs() if job.code is None or not self.running]
-        names += [job.run_id for job in over_ssh.read_remote_jobs() if job.is_running or not self.running]
+        names = [name for name, job in run_lookup.list_known().items() if job or not self.running]
+        names += [job.number for job in submitted_jobs.list_jobs() if job.code is None or not self.running]
+        names += [job.run_id for job in job_records.read_remote_jobs() if job.is_running or not self.running]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

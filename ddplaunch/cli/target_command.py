@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from ddplaunch.cli.command_line import HELP_ALL
+from ddplaunch.cli.argv_splitter import HELP_ALL
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "allow_interspersed_args": False, "max_content_width": 110}
 """The click context settings of these commands."""

@@ -426,10 +426,10 @@ def _inspection(size: Size) -> Experiment:
 
 def _stacks(size: Size) -> Experiment:
     """How long a job takes to answer who waits for whom: all ranks but one wait in a collective."""
-    from ddplaunch.diagnosis.inspection import Detail
-    from ddplaunch.job import client
-    from ddplaunch.job.folder import list_sockets
-    from ddplaunch.job.requests.inspection import InspectJobRequest
+    from ddplaunch.core.control_socket import client
+    from ddplaunch.core.control_socket.socket_dir import list_sockets
+    from ddplaunch.features.inspect.diagnosis.inspection import Detail
+    from ddplaunch.features.inspect.request import InspectJobRequest
 
     def asked(ranks: int) -> Values:
         waiting = {"BENCH_ABSENT": "1"}

@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.control.failure import RankFailure
-from ddplaunch.control.messages import (
+from ddplaunch.base.codec import encode
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.messages import (
     AttemptReport,
     FailureReported,
     HeartbeatMessage,
@@ -23,10 +25,8 @@ from ddplaunch.control.messages import (
     RanksFinished,
     Versions,
 )
-from ddplaunch.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
-from ddplaunch.loop import EventLoop
-from ddplaunch.plan.share import NodeSpec
-from ddplaunch.wire.typed import encode
+from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
+from ddplaunch.system.plan.node_spec import NodeSpec
 
 AGAIN = 0.5
 """Seconds after which a player that node 0 has dropped calls again."""

@@ -4,9 +4,9 @@ import threading
 import time
 from itertools import pairwise
 
-from ddplaunch.job import client
-from ddplaunch.job.folder import list_sockets
-from ddplaunch.job.requests.profile import ProfileJobRequest
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.socket_dir import list_sockets
+from ddplaunch.features.profile.request import ProfileJobRequest
 from tests.benchmarks import contenders
 from tests.benchmarks.contenders import OURS
 from tests.benchmarks.experiments import Experiment, Row, Size, Values

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tests.conftest import clean_environment, ddplaunch_command
-from tests.hosts.network import Network
+from tests.virtual_hosts.network import Network
 
 SILENCE = 15.0  # seconds after which a node is lost, for both
 RECOVERY_TIMEOUT_S = 90.0  # seconds that a launcher has to go on

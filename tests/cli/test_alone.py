@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
-from tests.patience import scaled_timeout
-from tests.starts import EXEC
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import EXEC
 
 NODE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
 

@@ -12,12 +12,12 @@ import sys
 import pytest
 
 from ddplaunch import __version__
-from ddplaunch.cli.commands import COMMANDS
+from ddplaunch.cli.click_commands import COMMANDS
 from ddplaunch.cli.run_command import run
-from ddplaunch.commands.manifest.command import manifest
-from ddplaunch.commands.submit.command import submit
+from ddplaunch.features.manifest.command import manifest
+from ddplaunch.features.submit.command import submit
 from tests.conftest import clean_environment, ddplaunch_command, run_command, write_program
-from tests.job.test_history import keep
+from tests.features.runs.test_history import keep
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

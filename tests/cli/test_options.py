@@ -6,10 +6,10 @@ from typing import get_type_hints
 
 import pytest
 
-from ddplaunch.cli.options import COMMON_OPTIONS, SECTIONS, OptionSource, RunOptions
-from ddplaunch.cli.reader import read_options
+from ddplaunch.base.errors import UsageError
+from ddplaunch.cli.option_reader import read_options
 from ddplaunch.cli.run_command import PARAMS
-from ddplaunch.errors import UsageError
+from ddplaunch.cli.run_options import COMMON_OPTIONS, SECTIONS, OptionSource, RunOptions
 
 
 def options(*words: str) -> RunOptions:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.agent.limits import check_proc
-from ddplaunch.errors import LaunchError
+from ddplaunch.base.errors import LaunchError
+from ddplaunch.core.node.process_limits import check_proc
 from tests.conftest import clean_environment, conflict, ddplaunch_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 
@@ -270,12 +270,12 @@ def test_values_are_shown_without_what_they_would_do(refused):
 
 BUG = """
 import sys
-import ddplaunch.devices
+import ddplaunch.system.devices
 
 def broken():
     raise ValueError("of ours\\n\\033[2J\\udcff")
 
-ddplaunch.devices.read_hardware = broken
+ddplaunch.system.devices.read_hardware = broken
 sys.argv[0] = "ddplaunch"
 from ddplaunch.cli import main
 main()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import clean_environment, conflict, free_port, write_program
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 
 SCRIPT = """
 import torch

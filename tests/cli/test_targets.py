@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import assert_refused, free_port, write_program
-from tests.starts import EXEC, FORKED, LIGHT
+from tests.start_modes import EXEC, FORKED, LIGHT
 
 MODES = pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import pytest
 
+from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.run_command import run
 from ddplaunch.cli.target_command import spellings
-from ddplaunch.cli.torchrun.dialect import translate
-from ddplaunch.cli.torchrun.options import FLAGS, VALUES
-from ddplaunch.errors import UsageError
+from ddplaunch.cli.torchrun.torchrun_options import FLAGS, VALUES
+from ddplaunch.cli.torchrun.translator import translate
 from tests.conftest import assert_refused, clean_environment, conflict, run_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
-from tests.starts import EXEC, FORKED, LIGHT
+from tests.start_modes import EXEC, FORKED, LIGHT
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "torchrun.md"
 
@@ -252,7 +252,7 @@ def test_completion_for_a_shell(shell, run_in_fork):
 
 def test_it_is_loaded_only_where_it_is_used(tmp_path):
     write_program(tmp_path, "train.py", "")
-    look = "import sys; from ddplaunch.cli import commands; import atexit, os; import ddplaunch.cli as c; "
+    look = "import sys; from ddplaunch.cli import click_commands; import atexit, os; import ddplaunch.cli as c; "
     look += "c.exit_fast = lambda code: print([m for m in sys.modules if 'torchrun' in m]); c.main()"
     for option, loaded in (("--nproc", False), ("--nproc-per-node", True)):
         done = run_command(

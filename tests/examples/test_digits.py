@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import clean_environment, free_port, write_program
 from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_ddplaunch
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.conftest import STORE, BackgroundCommand, clean_environment, ddplaunch_command, write_program
 from tests.examples.plain import EXAMPLES, ONE_THREAD, run_by_python
-from tests.hosts.host import Host
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
+from tests.virtual_hosts.host import Host
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(300)]
 

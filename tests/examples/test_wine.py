@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_ddplaunch, run_by_python, run_by_torchrun
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

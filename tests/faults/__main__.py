@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.faults.matrix import ROWS
 from tests.faults.table import HEAD, line, table
 from tests.faults.trial import Trial
-from tests.hosts.network import Network, unsupported
+from tests.virtual_hosts.network import Network, unsupported
 
 
 def main() -> int:

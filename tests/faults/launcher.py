@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.conftest import BackgroundCommand, clean_environment
 from tests.faults.rows import HEARTBEAT
-from tests.hosts.host import Host
+from tests.virtual_hosts.host import Host
 
 PORT = 29500
 PROGRAM = Path(__file__).with_name("program.py")

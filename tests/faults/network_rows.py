@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tests.faults.launcher import PORT
 from tests.faults.rows import DEAD, HEARTBEAT, LOST, SILENCE, SOCKET, WELL, Expect, Row, lost
 from tests.faults.trial import Trial
-from tests.hosts.host import Host
+from tests.virtual_hosts.host import Host
 
 APART = (lost(1, SILENCE), lost(0, SILENCE))
 """Each finds out by silence that the other is gone."""

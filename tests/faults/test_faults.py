@@ -5,7 +5,7 @@ import pytest
 from tests.faults.matrix import ROWS
 from tests.faults.table import line
 from tests.faults.trial import ALLOWANCE, Trial
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 

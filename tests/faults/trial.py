@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.faults.launcher import PORT, PROGRAM, Run, command_line, words
 from tests.faults.result import Result, Seen
 from tests.faults.rows import Row
-from tests.hosts.network import Network
-from tests.patience import scaled_timeout
-from tests.starts import LIGHT
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import LIGHT
+from tests.virtual_hosts.network import Network
 
 END_TIMEOUT_S = {"ddplaunch": 30.0, "torchrun": 60.0}
 """Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are

@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.hosts.cluster import Cluster
-from tests.hosts.host import Host
-from tests.hosts.network import Network
-from tests.hosts.network import unsupported as no_hosts
+from tests.virtual_hosts.cluster import Cluster
+from tests.virtual_hosts.host import Host
+from tests.virtual_hosts.network import Network
+from tests.virtual_hosts.network import unsupported as no_hosts
 
 LIBRARY, SHARE = Path("/usr/lib/gridengine"), Path("/usr/share/gridengine")
 

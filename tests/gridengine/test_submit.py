@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.submit.states import DELETED, HELD
 from tests.conftest import write_program
+from tests.features.submit.states import DELETED, HELD
 from tests.gridengine.cluster import GridEngine, unsupported
-from tests.hosts.network import Network
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.test_attach import Login
 from tests.slurm.test_submit import number_of
-from tests.starts import LIGHT
+from tests.start_modes import LIGHT
+from tests.virtual_hosts.network import Network
 
 pytestmark = pytest.mark.ci
 

@@ -11,11 +11,11 @@ import click
 import ddplaunch
 from ddplaunch import runtime
 from ddplaunch.cli.batch_command import BatchCommand
-from ddplaunch.cli.commands import cli
-from ddplaunch.cli.options import SECTIONS
-from ddplaunch.clusters import SYSTEMS
-from ddplaunch.clusters.systems.hosts import HOSTFILES
-from ddplaunch.clusters.systems.nodes import NODE_VARIABLE_SYSTEMS
+from ddplaunch.cli.click_commands import cli
+from ddplaunch.cli.run_options import SECTIONS
+from ddplaunch.system.clusters import SYSTEMS
+from ddplaunch.system.clusters.systems.host_lists import HOSTFILES
+from ddplaunch.system.clusters.systems.node_platforms import NODE_VARIABLE_SYSTEMS
 from tests.reference import records, variables
 
 PACKAGE = Path(ddplaunch.__file__).parent
@@ -191,6 +191,10 @@ ROW_NAMES = {"generic_nodes": "nodes", "ddplaunch_submit": "submitted"}
 """Functions that have not the name of their row."""
 
 
+FILE_NAMES = {"single_node_check": "none of these: refused", "hydra_pmi": "pmi", "openmpi_pmix": "pmix"}
+"""Rows of files whose variables belong to no function."""
+
+
 def clusters() -> Iterator[tuple[str, list[str]]]:
     """Each system with the variables that its function in ``clusters/`` names, or its row; in the end those of none."""
     listed = {
@@ -198,14 +202,14 @@ def clusters() -> Iterator[tuple[str, list[str]]]:
         for row in NODE_VARIABLE_SYSTEMS
     }
     listed |= {name: sorted(names) for name, names in HOSTFILES.items()}
-    for path in sorted((PACKAGE / "clusters").rglob("*.py")):
+    for path in sorted((PACKAGE / "system" / "clusters").rglob("*.py")):
         top = _defined(ast.parse(path.read_text(encoding="utf-8")))
         rows = {name: ROW_NAMES.get(name, name) for name in top if name in SYSTEMS or name in ROW_NAMES}
         for name, row in rows.items():
             listed[row] = sorted(_variables_of(top[name], {each: top[each] for each in top.keys() - rows.keys()}))
         names = [name for name in all_caps(path) if name not in variables.NO_VARIABLES]
         if not rows and names:
-            listed["none of these: refused" if path.stem == "alone" else path.stem] = names
+            listed[FILE_NAMES.get(path.stem, path.stem)] = names
     yield from sorted(listed.items(), key=lambda each: (":" in each[0], each[0]))
 
 
@@ -248,7 +252,7 @@ def _exit_codes() -> Iterator[str]:
     yield "## Exit codes\n"
     yield (
         "The exit code is that of the first rank that [failed](failures.md), or one of the launcher's, with a name in "
-        "`ddplaunch.errors`. All nodes return the same.\n"
+        "`ddplaunch.base.errors`. All nodes return the same.\n"
     )
     ours = {number: (name, text) for name, number, text in records.error_codes()}
     rows = []

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import ddplaunch
-from ddplaunch.commands.devices import devices_json
-from ddplaunch.commands.runs.ps import ObservedJob, ended_to_json, running_to_json
-from ddplaunch.console.stacks import stacks_to_json as stacks_json
-from ddplaunch.control.failure import FailureReport, RankFailure
-from ddplaunch.devices.vendor import VisibleGpu, VisibleGpus
-from ddplaunch.diagnosis.inspection import (
+from ddplaunch.core.events import EVENT_TYPES
+from ddplaunch.core.failures import FailureReport, RankFailure
+from ddplaunch.features.devices.command import devices_json
+from ddplaunch.features.inspect.diagnosis.inspection import (
     ActiveCall,
     Collective,
     Frame,
@@ -25,15 +23,17 @@ from ddplaunch.diagnosis.inspection import (
     Thread,
     Worker,
 )
-from ddplaunch.job.record import AttemptRecord, RankRecord, RunRecord, record_to_json
-from ddplaunch.job.runs import RunningJob
-from ddplaunch.output.events import EVENT_TYPES
-from ddplaunch.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
-from ddplaunch.plan.layout import DeviceSlot
-from ddplaunch.plan.make import MachineInfo, PlanSpec, make_plan
-from ddplaunch.plan.plan import Plan
-from ddplaunch.preload.choice import PreloadPlan
-from ddplaunch.target.target import Target, TargetKind
+from ddplaunch.features.inspect.stacks_text import stacks_to_json as stacks_json
+from ddplaunch.features.preload.preload_plan import PreloadPlan
+from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
+from ddplaunch.features.runs.run_lookup import RunningJob
+from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, record_to_json
+from ddplaunch.system.devices.vendor import VisibleGpu, VisibleGpus
+from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
+from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.plan.planner import MachineInfo, PlanSpec, make_plan
+from ddplaunch.system.plan.rank_layout import DeviceSlot
+from ddplaunch.system.target.target import Target, TargetKind
 
 PLAN = {
     "run_id": "the job's name: `--run-id`, or the time and a few random digits",
@@ -501,6 +501,6 @@ EXITS = {
 
 def error_codes() -> Iterator[tuple[str, int, str]]:
     """The exit codes that the launcher itself chooses: name, number, and the text below it in ``errors.py``."""
-    text = (Path(ddplaunch.__file__).parent / "errors.py").read_text(encoding="utf-8")
+    text = (Path(ddplaunch.__file__).parent / "base" / "errors.py").read_text(encoding="utf-8")
     for match in re.finditer(r'^(EXIT_\w+) = (\d+)\n"""(.*?)"""', text, re.MULTILINE | re.DOTALL):
         yield match[1], int(match[2]), " ".join(match[3].split())

@@ -4,8 +4,8 @@ import re
 
 import click
 
-from ddplaunch.cli.commands import cli
-from ddplaunch.commands.submit.slurm import OVERRIDE_VARIABLES
+from ddplaunch.cli.click_commands import cli
+from ddplaunch.features.submit.slurm import OVERRIDE_VARIABLES
 from tests.reference import records, variables
 from tests.reference.page import NAME, PACKAGE, PAGE, all_caps, clusters, page
 

@@ -11,8 +11,8 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from tests.hosts.network import Network
 from tests.slurm.cluster import Slurm
+from tests.virtual_hosts.network import Network
 
 SAMPLES = Path(__file__).parent / "samples"
 NODES, GPUS = 3, 4

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.hosts.cluster import Cluster, ClusterError
-from tests.hosts.host import Host
-from tests.hosts.network import Network
-from tests.hosts.network import unsupported as no_hosts
 from tests.slurm import accounting as accounts
 from tests.slurm.configuration import FOLDER, set_up, slurm_conf
+from tests.virtual_hosts.cluster import Cluster, ClusterError
+from tests.virtual_hosts.host import Host
+from tests.virtual_hosts.network import Network
+from tests.virtual_hosts.network import unsupported as no_hosts
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE")
 """The states of a job that will not run again."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.network import Network
 from tests.slurm.cluster import Slurm, unsupported
+from tests.virtual_hosts.network import Network
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.gridengine.cluster import GridEngine
-from tests.hosts.host import Host
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.cluster import Slurm
-from tests.starts import LIGHT
+from tests.start_modes import LIGHT
+from tests.virtual_hosts.host import Host
 
 pytestmark = pytest.mark.ci
 

@@ -89,7 +89,7 @@ def test_nothing_is_left_when_the_test_process_is_killed(tmp_path: Path) -> None
         pytest.skip(f"NO SLURM HERE: {reason}")
     program = """if True:
         import os, pathlib, signal, sys
-        from tests.hosts.network import Network
+        from tests.virtual_hosts.network import Network
         from tests.slurm.cluster import COMMANDS, Slurm, unsupported
         network = Network(2)
         cluster = Slurm(network, pathlib.Path(sys.argv[1]))

@@ -9,7 +9,7 @@ import pytest
 
 import ddplaunch
 from tests.conftest import PROGRAMS, write_program
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.test_cluster import BATCH_SIGNALS
 from tests.slurm.test_submit import number_of, submit  # noqa: F401 - a fixture
 from tests.slurm.test_submitit import drive, errors, outputs

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ddplaunch_command, write_program
 from tests.frameworks.launchers import requires
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.test_submit import number_of, submit  # noqa: F401 - a fixture
 from tests.slurm.test_submitit import drive, errors, outputs
 

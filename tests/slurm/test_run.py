@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.missing_nodes import CHECK_INTERVAL_S
-from ddplaunch.control.relay import DUPLICATE_WINDOW_S
+from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S
+from ddplaunch.features.slurm_step.node import CHECK_INTERVAL_S
 from tests.conftest import PROGRAMS, ddplaunch_command, write_program
 from tests.fake_nvml import DRIVER_NOT_LOADED, FakeNvml
 from tests.fake_nvml import fake_nvml as fake_nvml
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.configuration import FOLDER
-from tests.starts import LIGHT
+from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.ci
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_until, write_program
-from tests.hosts.host import Host
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_cluster import BATCH_SIGNALS, STEP_SIGNALS
 from tests.slurm.test_run import SHOWS, lines
-from tests.starts import LIGHT
+from tests.start_modes import LIGHT
+from tests.virtual_hosts.host import Host
 
 pytestmark = pytest.mark.ci
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, clean_environment, run_command, write_program
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_run import SHOWS, lines
 

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import clean_environment, wait_until, write_program
-from tests.patience import scaled_timeout
-from tests.suite.again import MAX_AGAIN, MAX_FLAKY
-from tests.suite.guardian import list_leftovers
+from tests.scaled_timeouts import scaled_timeout
+from tests.suite.cleanup_process import list_leftovers
+from tests.suite.rerun_failures import MAX_AGAIN, MAX_FLAKY
 
-PLUGINS = [word for name in ("again", "folder", "time_spent", "choice") for word in ("-p", f"tests.suite.{name}")]
+PLUGINS = [
+    word
+    for name in ("rerun_failures", "run_temp_dir", "time_spent", "selection")
+    for word in ("-p", f"tests.suite.{name}")
+]
 
 FLAKY = """
     import os

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.patience import scaled_timeout
+from tests.scaled_timeouts import scaled_timeout
 
 _QUIET = pytest.StashKey[float]()
 

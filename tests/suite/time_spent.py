@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from tests.patience import machine_slowness
+from tests.scaled_timeouts import machine_slowness
 
 BUDGET = 600.0
 """Seconds that ``pytest -n 3`` may take on two quiet cores: the README promises a test command, not an evening."""

@@ -1,0 +1,90 @@
+"""Helper processes: make calls that may hang, and reply on stdout while the event loop goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+
+
+class HelperProcess:
+    """One helper process, from its start until ``close``; with a timeout."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        command: Sequence[str],
+        on_output: Callable[[bytes], None],
+        on_timeout: Callback,
+        *,
+        deadline: float | None,
+        pipe_stdin: bool = False,
+        merge_stderr: bool = False,
+        environ: Mapping[str, str] | None = None,
+        preexec_fn: Callback | None = None,
+    ) -> None:
+        """``on_output`` gets stdout as it comes, b"" at its end; ``on_timeout`` is called after ``deadline`` seconds.
+
+        ``pipe_stdin``: it reads requests from stdin (``write``). ``merge_stderr``: ``on_output`` gets its stderr too.
+        ``preexec_fn`` is called in the child.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._loop, self._on_output, self._on_timeout = loop, on_output, on_timeout
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if pipe_stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merge_stderr else subprocess.DEVNULL,
+            bufsize=0,
+            env=environ,
+            preexec_fn=preexec_fn,
+            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
+        )
+        assert self._child.stdout
+        self._pipe = self._child.stdout
+        self._timer: Timer | None = None
+        loop.watch_fd(self._pipe.fileno(), self._on_readable)
+        self.set_deadline(deadline)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether a timeout is set."""
+        return self._timer is not None
+
+    def write(self, data: bytes) -> None:
+        assert self._child.stdin
+        try:
+            self._child.stdin.write(data)
+        except OSError:  # it has ended: the loop reads that next
+            pass
+
+    def set_deadline(self, deadline: float | None) -> None:
+        """Set a new timeout in seconds; None for none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if deadline is None else self._loop.call_later(deadline, self._on_timeout)
+
+    def close(self) -> None:
+        """Kill the process and close its pipes; give up on one in uninterruptible sleep (state D)."""
+        if self._pipe.closed:
+            return
+        self.set_deadline(None)
+        self._loop.unwatch_fd(self._pipe.fileno())
+        for pipe in filter(None, (self._child.stdin, self._pipe)):
+            pipe.close()
+        self._child.kill()
+        try:
+            self._child.wait(0.2)
+        except subprocess.TimeoutExpired:
+            pass
+
+    def _on_readable(self) -> None:
+        self._on_output(os.read(self._pipe.fileno(), 1 << 16))

@@ -1,0 +1,251 @@
+"""The ``ddplaunch`` command group of click, shell completion, and the commands ``completion`` and ``help``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import textwrap
+from importlib import import_module
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    get_completion_class,
+    split_arg_string,
+)
+
+from ddplaunch import PACKAGE_DIR, __version__
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.text import closest_match, join_alternatives
+from ddplaunch.cli import COMPLETION_VARIABLE
+
+COMMANDS = {
+    "run": ("cli.run_command", "Run a training job, or this machine's part of a multi-node job."),
+    "stop": ("features.runs.stop", "Stop a running job."),
+    "wait": ("features.runs.stop", "Wait for a job to end and return its exit code."),
+    "ps": ("features.runs.ps", "List your jobs: running here, submitted and recently ended."),
+    "top": ("features.live.command", "Show the live status of a running job and its ranks."),
+    "logs": ("features.runs.logs", "Show the output of a run."),
+    "report": ("features.runs.report", "Summarize a run: result, failure, goodput, memory."),
+    "stacks": ("features.inspect.command", "Show the stacks of all ranks and which ranks wait for which."),
+    "debug": ("features.debug.command", "Attach to the debugger of the ranks, or pause a rank."),
+    "profile": ("features.profile.command", "Profile the ranks of a running job."),
+    "doctor": ("features.doctor.command", "Check one or many machines for problems that break or slow jobs."),
+    "submit": ("features.submit.command", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),
+    "attach": ("features.runs.attach", "Follow the log of a submitted job."),
+    "manifest": ("features.manifest.command", "Print a training job as YAML for Kubernetes."),
+    "devices": ("features.devices.command", "List the GPUs and CPUs of this machine."),
+    "warm": ("features.warm.command", "List or stop warm zygotes, which make later runs start faster."),
+    "clean": ("features.runs.clean", "Delete the records of finished runs."),
+    "completion": ("cli.click_commands", "Print the completion script for a shell."),
+    "help": ("cli.click_commands", "Show the help of a command or a page of the documentation."),
+}
+"""The module of each command, imported on use, and its summary. Its function has the command's name."""
+
+GROUPS = {
+    "Run": ("run", "stop", "wait"),
+    "Watch": ("ps", "top", "logs", "report"),
+    "Diagnose": ("stacks", "debug", "profile", "doctor"),
+    "Clusters": ("submit", "attach", "manifest"),
+    "Housekeeping": ("devices", "warm", "clean", "completion", "help"),
+}
+"""The headings of the help, and the commands under each. A command without a group is listed last, under "Other"."""
+
+_FOREIGN_COMMANDS = {
+    **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
+    **dict.fromkeys(("kill", "cancel", "end", "terminate"), "stop"),
+    **dict.fromkeys(("rm", "remove", "delete", "prune", "purge"), "clean"),
+    **dict.fromkeys(("start", "launch", "exec", "train"), "run"),
+    **dict.fromkeys(("log", "tail", "output"), "logs"),
+    **dict.fromkeys(("bt", "trace", "backtrace", "hang"), "stacks"),
+    **dict.fromkeys(("gpus", "gpu", "info"), "devices"),
+    **dict.fromkeys(("sbatch", "qsub", "bsub"), "submit"),
+    **{"watch": "top", "monitor": "top", "check": "doctor", "version": "--version", "pdb": "debug"},
+}
+"""Names of commands in other programs, and the command that an error suggests."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"ddplaunch.{COMMANDS[cmd_name][0]}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        grouped = {name for names in GROUPS.values() for name in names}
+        groups = {**GROUPS, "Other": tuple(name for name in COMMANDS if name not in grouped)}
+        width = max(map(len, COMMANDS))
+        for heading, names in groups.items():
+            rows = [(name.ljust(width), COMMANDS[name][1]) for name in names if name in COMMANDS]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            near = (
+                "--version" if error.option_name == "-v" else closest_match(error.option_name, ["--version", "--help"])
+            )
+            if near:
+                raise UsageError(f"no such option: {error.option_name}", f"did you mean {near}?") from None
+            raise UsageError(f"{error.option_name} must follow a command", _suggest_run(words)) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word in COMMANDS or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        if ".py" in word or ":" in word or os.path.exists(word):
+            hint = _suggest_run(args)
+        else:
+            near = _FOREIGN_COMMANDS.get(word) or closest_match(word, COMMANDS)
+            near = near and f"ddplaunch {near}"
+            hint = f"did you mean {near}?" if near else f"commands: {', '.join(COMMANDS)}"
+        raise UsageError(f"{word} is not a command of ddplaunch", hint)
+
+
+def _suggest_run(words: list[str]) -> str:
+    return f"to start a job: {shlex.join(['ddplaunch', 'run', *words])}"
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="ddplaunch", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Launch PyTorch distributed training: ddplaunch run train.py --nproc 4
+
+    `ddplaunch help COMMAND` shows the options of a command, `ddplaunch help start` the introduction.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run_with_click(words: list[str]) -> object:
+    """Run a command line with click; return what the command returns.
+
+    Raises:
+        LaunchError: the command line is invalid, or the command fails.
+    """
+    try:
+        return cli.main(words, prog_name="ddplaunch", complete_var=COMPLETION_VARIABLE, standalone_mode=False)
+    except click.NoSuchOption as error:
+        known = [each for param in error.ctx.command.params for each in param.opts] if error.ctx else []
+        near = closest_match(error.option_name, known)
+        hint = f"did you mean {near}?" if near else _usage_hint(error)
+        raise UsageError(f"no such option: {error.option_name}", hint) from None
+    except click.BadParameter as error:
+        raise UsageError(_bad_value(error), _usage_hint(error)) from None
+    except click.ClickException as error:
+        raise UsageError(error.format_message().rstrip("."), _usage_hint(error)) from None
+    except click.Abort:
+        raise KeyboardInterrupt from None
+
+
+def _bad_value(error: click.BadParameter) -> str:
+    """Return the message about an invalid value; for a choice in the same form as for ``run``."""
+    found = re.fullmatch(r"'(.*)' is not one of .*", error.message)
+    if not (found and error.param and error.ctx and isinstance(error.param.type, click.Choice)):
+        return error.format_message().rstrip(".")
+    option = isinstance(error.param, click.Option)
+    name = error.param.opts[-1] if option else str(error.ctx.info_name)
+    return (
+        f"{name} {sanitize_line(found[1], 60)}: expected {join_alternatives(tuple(map(str, error.param.type.choices)))}"
+    )
+
+
+class _Bash(BashComplete):
+    """Completes file.py:function too, which bash splits into three words."""
+
+    _typed = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        count = int(os.environ["COMP_CWORD"]) + 1
+        given = split_arg_string(os.environ["COMP_WORDS"])[:count]
+        words: list[str] = []
+        for at, word in enumerate([*given, ""] if len(given) < count else given):
+            if words and (word == ":" or (at and given[at - 1] == ":")):
+                words[-1] += word
+            else:
+                words.append(word)
+        self._typed = words[-1]
+        return words[1:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem) -> str:
+        before, colon, _ = self._typed.rpartition(":")
+        return f"{item.type},{item.value.removeprefix(before + colon)}"
+
+
+add_completion_class(_Bash)
+
+
+def completion_script(shell: str) -> str | None:
+    """Return the completion script for a shell, None if click does not support it."""
+    found = get_completion_class(shell)
+    return found(cli, {}, "ddplaunch", COMPLETION_VARIABLE).source() if found else None
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print the script for completion in a shell.
+
+    \b
+      bash: eval "$(ddplaunch completion bash)" in ~/.bashrc
+      zsh:  eval "$(ddplaunch completion zsh)" in ~/.zshrc
+      fish: ddplaunch completion fish > ~/.config/fish/completions/ddplaunch.fish
+    """
+    click.echo(completion_script(shell))
+
+
+@click.command()
+@click.argument("topic", required=False)
+@click.pass_context
+def help(ctx: click.Context, topic: str | None) -> None:
+    """Show the help of a command or a page of the documentation.
+
+    TOPIC is a command, like run, or a page, like start, torchrun or hangs. Without it, all are listed.
+    """
+    assert ctx.parent is not None
+    if topic in COMMANDS:
+        command = cli.get_command(ctx, topic)
+        assert command is not None
+        with command.make_context(topic, ["--help"], parent=ctx.parent):
+            return
+    pages = _pages()
+    if topic is None:
+        click.echo(ctx.parent.get_help())
+        click.echo(
+            f"\nPages:\n{textwrap.fill(' '.join(sorted(pages)), 78, initial_indent='  ', subsequent_indent='  ')}"
+        )
+    elif topic in pages:
+        with open(pages[topic], encoding="utf-8") as file:
+            click.echo_via_pager(file.read())
+    else:
+        near = closest_match(topic, [*COMMANDS, *pages])
+        hint = f"did you mean ddplaunch help {near}?" if near else "ddplaunch help lists the commands and pages"
+        raise UsageError(f"no command or page is called {sanitize_line(topic, 60)}", hint)
+
+
+def _pages() -> dict[str, str]:
+    """Return the pages of the documentation: in the package, or next to it in a checkout."""
+    for folder in (os.path.join(PACKAGE_DIR, "docs"), os.path.join(os.path.dirname(PACKAGE_DIR), "docs")):
+        if os.path.isfile(os.path.join(folder, "start.md")):
+            return {name[:-3]: os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".md")}
+    return {}
+
+
+def _usage_hint(error: click.ClickException) -> str | None:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path} --help shows more" if context is not None else None

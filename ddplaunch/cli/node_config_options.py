@@ -1,0 +1,125 @@
+"""Builds the node config from the options: how this node starts its ranks, what it shows, which sidecars it runs."""
+
+from __future__ import annotations
+
+import os
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
+from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.cli.zygote_options import choose_preload, read_warm_timeout
+from ddplaunch.core.net.hello import cpu_only_torch
+from ddplaunch.core.node_config import NodeConfig, ShowRules
+from ddplaunch.core.output.colour import is_colour_allowed
+from ddplaunch.core.output.log_message import FORMATTER
+from ddplaunch.core.output.sink import READER_TIMEOUT_S
+from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
+from ddplaunch.system.clusters.cluster_env import ClusterEnv
+from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.target.target import TargetKind
+
+if TYPE_CHECKING:
+    from ddplaunch.core.node_config import NotifyCommand, Sidecar
+
+OUTPUT_TIMEOUT_OVER_SSH_S = 1e6
+"""Practically infinite: ssh always reads the launcher's output, sometimes slowly, and notices if the launcher ends."""
+
+QUIET_WAIT_S = 5.0
+"""Nodes that are started together report only after this time that they wait for others."""
+
+
+def read_node_config(options: RunOptions, plan: Plan, show: ShowRules, cluster_env: ClusterEnv | None) -> NodeConfig:
+    """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
+    by_ssh = OVER_SSH_VARIABLE in os.environ
+    warm_timeout, why_not_warm = read_warm_timeout(options)
+    sidecars, notify_commands = _read_side_programs(options, plan)
+    derived = {
+        "preload": choose_preload(options, plan),
+        "show": show,
+        "debugpy": _parse_debugpy_ranks(options.debugpy),
+        "oom_report": _wants_oom_report(options, plan),
+        "waits_for_debugger": _has_interactive_terminal() or options.debug or options.post_mortem,
+        "has_debug_prompt": _has_interactive_terminal() and not options.ui and options.stdin is None,
+        "inspect": not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
+        "history": not options.no_history,
+        "output_timeout_s": OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
+        "quiet_s": QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
+        "colour": is_colour_allowed(),
+        "sidecars": sidecars,
+        "metrics": _check_metrics_path(options.metrics),
+        "notify": notify_commands,
+        "warm_idle_timeout_s": warm_timeout,
+        "warm_unavailable_reason": why_not_warm,
+        "in_slurm_step": in_step(options, cluster_env, plan.node_rank),
+        "has_live_view": options.ui and not why_no_live_view(options),
+    }
+    return NodeConfig(**options.subset_for(NodeConfig) | derived)
+
+
+def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:
+    """Parse the ranks of ``--debugpy``."""
+    if typed is None:
+        return frozenset()
+    if not all(part.strip().isdecimal() for part in typed.split(",")):
+        raise UsageError(f"--debugpy {sanitize_line(typed, 60)}: expected ranks", "--debugpy 0,3")
+    from importlib.util import find_spec
+
+    if find_spec("debugpy") is None:
+        raise UsageError("--debugpy needs debugpy, which is not installed", "pip install debugpy")
+    return frozenset(map(int, typed.split(",")))
+
+
+def _wants_oom_report(options: RunOptions, plan: Plan) -> bool:
+    """Whether ranks report CUDA's memory. Raises UsageError if the torch that is found cannot use CUDA or ROCm."""
+    if options.oom_report and plan.target.kind is TargetKind.PROGRAM:
+        raise UsageError("--oom-report works only with Python", "leave --oom-report out, or name a Python program")
+    if options.oom_report and (built := cpu_only_torch()):
+        raise UsageError(
+            f"--oom-report needs a torch for CUDA or ROCm; this is {built}, for CPUs only", "leave --oom-report out"
+        )
+    return options.oom_report
+
+
+def _has_interactive_terminal() -> bool:
+    """Whether a user at this terminal can type commands to a rank's debugger."""
+    return in_foreground(0) and (is_interactive(1) or is_interactive(2)) and can_move_cursor() and not FORMATTER.as_json
+
+
+def _read_side_programs(options: RunOptions, plan: Plan) -> tuple[tuple[Sidecar, ...], tuple[NotifyCommand, ...]]:
+    """Return the sidecars and the commands of --notify; node 0 only."""
+    if plan.node_rank or not options.has_side_programs:
+        return (), ()
+    from ddplaunch.cli import side_programs as sidecars
+
+    return sidecars.read_sidecars(options), sidecars.read_notify_commands(options)
+
+
+def _check_metrics_path(path: str | None) -> str | None:
+    """Return the absolute path of ``--metrics``. The file need not exist; its folder must exist and be writable."""
+    if path is None:
+        return None
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UsageError(
+            f"--metrics {sanitize_line(path, 60)}: there is no folder {sanitize_line(folder, 60)}", f"mkdir -p {folder}"
+        )
+    if os.path.isdir(path):
+        raise UsageError(f"--metrics {sanitize_line(path, 60)} is a folder, not a file", f"--metrics {path}/job.prom")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--metrics {sanitize_line(path, 60)}: no permission to write to {sanitize_line(folder, 60)}",
+            "name another folder",
+        )
+    return os.path.abspath(path)
+
+
+def why_no_live_view(options: RunOptions) -> str | None:
+    """Return why ``--ui`` cannot work here, None if it can."""
+    if not options.ui:
+        return None
+    if not (is_interactive(1) or is_interactive(2)):
+        return "--ui has no effect: the output is not a terminal"
+    if not can_move_cursor():
+        return f"--ui has no effect: TERM={os.environ.get('TERM', '')} cannot move the cursor"
+    return None

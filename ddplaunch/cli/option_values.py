@@ -1,0 +1,139 @@
+"""Parsers of option values, and the inverse: values back to a command line."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterator
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.core.output.prefix import check_template as check_prefix
+from ddplaunch.system.plan.numbers import parse_float, parse_int
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ddplaunch.cli.option_declaration import Option, Read
+
+AUTO = "auto"
+"""The value of --node-rank by which node 0 assigns the node rank."""
+
+PREEMPT_SIGNALS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
+"""Possible preemption signals: configurable in Slurm and LSF, USR1 and USR2 in SGE, TERM in Kubernetes."""
+
+MAX_NAME = 100  # characters; names of folders are made of it
+UNBOUNDED = float("inf")
+WEEK_S = 7 * 24 * 3600.0
+
+
+def number_reader(parse: Callable[[str], float | None], lowest: float, highest: float, expected: str) -> Read:
+    """Return a parser of numbers from ``lowest`` to ``highest``; errors say that ``expected`` was expected."""
+
+    def read(option: Option, text: str | None) -> Any:
+        if text is None:
+            return None
+        value = parse(text)
+        if value is None or not lowest <= value <= highest:
+            raise UsageError(f"{option.opts[-1]} {text}: expected {expected}")
+        return value
+
+    return read
+
+
+integer = number_reader(parse_int, -UNBOUNDED, UNBOUNDED, "a whole number")
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+
+
+def parse_seconds(text: str) -> float | None:
+    """Parse a time, "90", "2.5", or with a unit "90s", "10m", "2h", "1d"; None if it is not one."""
+    value = parse_float(text[:-1] if text[-1:] in UNITS else text)
+    return None if value is None else value * UNITS.get(text[-1:], 1)
+
+
+seconds = number_reader(parse_seconds, 0, WEEK_S, "a time from 0 up to a week, like 2.5 (seconds), 10m or 2h")
+time_limit = number_reader(
+    parse_seconds, 1, 52 * WEEK_S, "a time from 1 second up to a year, like 90 (seconds), 10m or 2h"
+)
+
+
+def parse_nnodes(option: Option, text: str) -> tuple[int, int]:
+    """Parse --nnodes: "4", or "2:4" for any number from 2 to 4."""
+    lowest, colon, highest = text.partition(":")
+    first, last = parse_int(lowest), parse_int(highest if colon else lowest)
+    if first is None or last is None:
+        raise UsageError(f"--nnodes {text}: expected a number like 2, or a range like 2:4")
+    if first > last:
+        raise UsageError(f"--nnodes {text}: {first} is more than {last}", f"--nnodes {last}:{first}")
+    if first < 1 and colon:
+        raise UsageError(f"--nnodes {text}: a job has at least one node", f"--nnodes 1:{highest}")
+    return first, last
+
+
+def parse_node_rank(option: Option, text: str | None) -> int | str | None:
+    """Parse --node-rank: a number, or "auto"."""
+    return AUTO if text == AUTO else integer(option, text)
+
+
+def parse_name(option: Option, text: str | None) -> str | None:
+    """Check a name, of which names of folders are made."""
+    if text is not None and (len(text) > MAX_NAME or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", text)):
+        raise UsageError(f"{option.opts[-1]} {text}: expected letters, digits, dots, dashes and underscores")
+    return text
+
+
+def parse_prefix(option: Option, text: str) -> str:
+    """Check the template of --prefix."""
+    if text != option.default:
+        check_prefix(text)
+    return text
+
+
+def parse_signal(option: Option, text: str | None) -> int | None:
+    """Parse the name of a preemption signal."""
+    if text is None or (text == "none" and option.name == "preempt_signal"):
+        return None
+    name = text.upper().removeprefix("SIG")
+    if name not in PREEMPT_SIGNALS:
+        raise UsageError(f"{option.opts[-1]} {text}: expected one of {', '.join(PREEMPT_SIGNALS)}")
+    return signal.Signals[f"SIG{name}"].value
+
+
+def check_commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Check command lines; only node 0 uses them, but every node reports errors."""
+    if texts:
+        from ddplaunch.cli import side_programs
+
+        for text in texts:
+            side_programs.split_command(text, option.opts[-1])
+    return texts
+
+
+def check_prom_path(option: Option, text: str | None) -> str | None:
+    """Check the name of a file for Prometheus' textfile collector, which ignores other extensions."""
+    if text is not None and not text.endswith(".prom"):
+        raise UsageError(
+            f"--metrics {sanitize_line(text, 60)}: expected a file that ends in .prom", "--metrics job.prom"
+        )
+    return text
+
+
+def to_argv(option: Option, value: Any) -> Iterator[str]:
+    """Return the words of an option for a command line, from its parsed value."""
+    if option.off:
+        yield option.opts[-1] if value else option.off
+        return
+    if option.is_flag:
+        yield from [option.opts[-1]] * value  # False where a variable has switched it off
+        return
+    for each in value if option.multiple else (value,):
+        yield option.opts[-1]
+        yield _to_text(option, each)
+
+
+def _to_text(option: Option, value: Any) -> str:
+    if option.read is parse_signal:
+        return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
+    if option.read is parse_nnodes:
+        return ":".join(map(str, dict.fromkeys(value)))
+    return f"{value:.15g}" if isinstance(value, float) else str(value)

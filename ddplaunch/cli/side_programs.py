@@ -1,0 +1,101 @@
+"""Parses ``--sidecar``, ``--tensorboard`` and ``--notify`` and checks that their programs exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.core.node_config import NotifyCommand, Sidecar
+
+_ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
+"""TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
+
+
+def split_command(text: str, option: str) -> list[str]:
+    """Split a command line like a shell. Raises UsageError if it is empty or a quote is not closed."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {str(error).lower()}", "quotes must come in pairs") from None
+    if not words or not words[0]:
+        raise UsageError(f"{option} {text!r}: expected a program", f"{option} 'PROGRAM ARGUMENTS'")
+    return words
+
+
+def read_sidecars(options: RunOptions, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
+    """Return the sidecars; ``is_remote``: they run on another machine, so nothing can be checked here.
+
+    Raises:
+        UsageError: a program or TensorBoard is not installed, or the folder is a file.
+    """
+    found: list[Sidecar] = []
+    if options.tensorboard is not None:
+        check_tensorboard(options.tensorboard, remote=is_remote)
+        found.append(_tensorboard_sidecar(options.tensorboard))
+    for text in options.sidecar:
+        words, path = _find_program(text, "--sidecar", remote=is_remote)
+        found.append(Sidecar(_unique_name(words[0], found), words, path))
+    return tuple(found)
+
+
+def read_notify_commands(options: RunOptions, *, remote: bool = False) -> tuple[NotifyCommand, ...]:
+    """Return the commands of --notify; ``remote`` like ``is_remote`` above.
+
+    Raises:
+        UsageError: a program does not exist.
+    """
+    return tuple(NotifyCommand(*_find_program(text, "--notify", remote=remote)) for text in options.notify)
+
+
+def _find_program(text: str, option: str, *, remote: bool) -> tuple[tuple[str, ...], str]:
+    words = split_command(text, option)
+    path = shutil.which(words[0])
+    if path is None and not remote:
+        hint = f"name one on PATH, or ./NAME; for a shell: {option} \"sh -c '…'\""
+        raise UsageError(f"{option} {text}: program {words[0]} not found", hint)
+    return tuple(words), path or words[0]
+
+
+def check_tensorboard(logdir: str, *, remote: bool = False) -> None:
+    """Check that TensorBoard is installed and that the folder, which need not exist yet, is not a file."""
+    if not logdir:
+        raise UsageError("--tensorboard '': expected a folder", "--tensorboard runs")
+    if remote:
+        return
+    folder = os.path.expanduser(logdir)
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise UsageError(f"--tensorboard {logdir} is a file, not a folder", "name its folder")
+    spec = find_spec("tensorboard")
+    if spec is None or spec.origin is None:  # a folder of that name is not a package
+        what = f"--tensorboard {logdir}: the package tensorboard is not installed for {sys.executable}"
+        raise UsageError(what, "pip install tensorboard")
+
+
+def _tensorboard_sidecar(logdir: str) -> Sidecar:
+    """Return TensorBoard as a sidecar, with this interpreter, reachable from this machine only.
+
+    Its port is the first free one from 6006 on, TensorBoard's default (tensorboard/program.py).
+    """
+    return Sidecar(
+        name="tensorboard",
+        argv=(sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1"),
+        path=sys.executable,
+        # If TensorFlow is installed, it would take GPU memory of the ranks; and it must not import a user's queue.py.
+        variables={"CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"},
+        url_pattern=("TensorBoard", _ANNOUNCEMENT),
+    )
+
+
+def _unique_name(program: str, others: Sequence[Sidecar]) -> str:
+    """Return the prefix of its lines: the program's name, numbered from the second one on."""
+    base = os.path.basename(program)
+    taken = {other.name for other in others}
+    names = (base if count == 1 else f"{base}-{count}" for count in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)

@@ -1,0 +1,141 @@
+"""Finds and checks the target of a command line, and collects notes on how the line was read.
+
+Independent of click, whose import takes longer than all of this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.cli.argv_splitter import (
+    SplitArgv,
+    TranslatedArgv,
+    command_with_dry_run_for_program,
+    has_unknown_option,
+    option_name,
+)
+from ddplaunch.system.target.target import Target, TargetKind, find_target
+
+TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+"""Prefixes of the variables that set torchrun's options."""
+
+
+@dataclass(frozen=True)
+class ParseNotes:
+    """Notes on how a command line was read."""
+
+    torchrun_notes: tuple[str, ...] = ()  # on the translation of torchrun's options
+    lookalike_note: str | None = None  # options of ddplaunch's that went to the program
+    alternative_command: str | None = None  # the command that passes a trailing --dry-run to the program
+    from_variables: frozenset[str] = frozenset()  # options set by torchrun's variables
+
+
+def translate_torchrun(
+    words: list[str],
+    known: Mapping[str, bool],
+    environ: Mapping[str, str],
+    *,
+    refused: Mapping[str, str] = {},
+    skipped: Collection[str] = (),
+) -> TranslatedArgv:
+    """Translate torchrun's options, in words and variables; ``cli.torchrun`` is imported only if there are any."""
+    if not (has_unknown_option(words, known) or any(name.startswith(TORCHRUN_VARIABLE_PREFIXES) for name in environ)):
+        return TranslatedArgv(words)
+    from ddplaunch.cli.torchrun.translator import translate
+
+    return translate(words, known, environ, refused=refused, skipped=skipped)
+
+
+def check_target(line: SplitArgv, known: Mapping[str, bool], command: str) -> None:
+    """Check that a command line has a target. Raises UsageError if not."""
+    if line.target is None:
+        values = [pair for pair in zip(line.options, line.options[1:], strict=False) if known.get(pair[0])]
+        taken = f"; {values[-1][1]} was taken for the value of {values[-1][0]}" if values else ""
+        hint = f"name a script or a function: ddplaunch {command} train.py"
+        raise UsageError(f"the target is missing{taken}", hint)
+
+
+def parse_notes_for(line: SplitArgv, translation: TranslatedArgv) -> ParseNotes:
+    """Return the notes on a command line."""
+    lookalikes = None
+    if line.lookalikes:
+        *first, last = line.lookalikes
+        named = f"{', '.join(first)} and {last} go" if first else f"{last} goes"
+        lookalikes = f"{named} to {line.target}; options of ddplaunch come before it"
+    from_variables = translation.env_only_options - set(map(option_name, line.trailing_options))
+    return ParseNotes(translation.notes, lookalikes, command_with_dry_run_for_program(line), from_variables)
+
+
+def make_option_lookup() -> Callable[[SplitArgv, str], bool]:
+    """Return a function: does the target's source file name an option? The file is read at the first call."""
+
+    @cache
+    def find(target: str, as_module: bool, as_program: bool) -> Target | None:
+        try:
+            return find_target(target, (), as_module=as_module, as_program=as_program, cwd=current_directory())
+        except UsageError:  # reported later by ``resolve_target``
+            return None
+
+    def has_option(line: SplitArgv, option: str) -> bool:
+        target = find(line.target or "", not {"-m", "--module"}.isdisjoint(line.options), "--no-python" in line.options)
+        return target is not None and target.has_option(option)
+
+    return has_option
+
+
+def current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory does not exist any more", "cd to one that exists") from None
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The options about the target and how it is started."""
+
+    target: str
+    args: tuple[str, ...]
+    module: bool
+    no_python: bool
+    pass_local_rank: bool
+    start: str
+    preload: str | None
+
+
+def resolve_target(typed: TargetOptions, lookalike_note: str | None) -> Target:
+    """Find the target and check its arguments and options, without running any of its code.
+
+    ``lookalike_note`` is added to errors about the arguments.
+
+    Raises:
+        UsageError: the target does not exist, cannot be run, lacks an argument, or contradicts an option.
+    """
+    where, preload = current_directory(), typed.preload
+    target = find_target(typed.target, typed.args, as_module=typed.module, as_program=typed.no_python, cwd=where)
+    if target.signature is not None:
+        from ddplaunch.system.target.arguments import check_arguments, function_help, is_help_request
+
+        if is_help_request(target.signature, target.args):
+            print(function_help(target.signature), end="")
+            raise SystemExit(0)
+        try:
+            check_arguments(target.signature, target.args)
+        except UsageError as error:
+            raise UsageError(error.message, "\n".join(filter(None, (error.hint, lookalike_note)))) from None
+    if typed.pass_local_rank and target.signature is not None and not target.signature.reads_argv:
+        what = f"--pass-local-rank does not work with {typed.target}, which is called with its parameters"
+        raise UsageError(what, "a parameter named local_rank gets it")
+    for name in preload.split(",") if preload else ():
+        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--preload {preload}: {name!r} is not the name of a module", "--preload torch,numpy")
+    if typed.start == "exec" and preload:
+        raise UsageError("--preload does not work with --start exec", "leave one of them out")
+    if target.kind is TargetKind.PROGRAM and (typed.start == "zygote" or preload):
+        option = "--preload" if preload else "--start zygote"
+        raise UsageError(f"{option} does not work with --no-python: only Python can be forked", f"leave {option} out")
+    return target

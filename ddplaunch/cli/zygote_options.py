@@ -1,0 +1,87 @@
+"""Options of the zygote: what it preloads, and how long a warm zygote is kept for later runs.
+
+The latter is ``--warm``, or ``[run] warm`` of the user's own file. A project's file cannot set it: which processes stay
+on a machine is the user's choice.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.safe_files import user_config_path
+from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
+from ddplaunch.cli.config_defaults import USER_TABLE, read_user_table
+from ddplaunch.cli.option_values import WEEK_S, parse_seconds
+from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.features.preload.preload_plan import AUTO_PRELOAD, PreloadPlan, make_preload_plan
+from ddplaunch.system.clusters import find_marker
+from ddplaunch.system.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from typing import Any
+
+DEFAULT_WARM_TIMEOUT_S = 600.0
+"""How long ``--warm`` keeps an idle zygote by default."""
+
+
+def choose_preload(options: RunOptions, plan: Plan) -> PreloadPlan:
+    """Choose what the zygote imports; with one rank and no restarts there is a zygote only if that is faster."""
+    if options.start == "exec" or (options.start == "auto" and sys.platform != "linux"):
+        return PreloadPlan()
+    preload = options.preload or AUTO_PRELOAD
+    by_default = options.start == "auto" and preload == AUTO_PRELOAD
+    is_single = by_default and len(plan.local_ranks) == 1 and not options.max_restarts
+    own = plan.environment(plan.local_ranks[0])
+    return make_preload_plan(
+        plan.target, preload, {**os.environ, **plan.shared_environment}, own, is_single_process=is_single
+    )
+
+
+def read_warm_timeout(options: RunOptions) -> tuple[float | None, str | None]:
+    """Return how long an idle zygote is kept, None for not at all; and why not, if it was requested.
+
+    Raises:
+        UsageError: the value in the file is not a time.
+    """
+    if options.warm is False:
+        return None, None
+    seconds = _read_warm_from_file()
+    if not seconds and not options.warm:
+        return None, None
+    why = _why_not_warm(typed=bool(options.warm))
+    return (None, why) if why else (seconds or DEFAULT_WARM_TIMEOUT_S, None)
+
+
+def _why_not_warm(*, typed: bool) -> str | None:
+    if variable := find_marker(os.environ):
+        return f"a scheduler started this run: {variable} is set"
+    if OVER_SSH_VARIABLE in os.environ:
+        return "this run was started over SSH"
+    if os.getpid() == 1:
+        return "the launcher has pid 1"
+    if os.geteuid() == 0 and not typed:
+        return "as root only --warm keeps a zygote"
+    return None
+
+
+def _read_warm_from_file() -> float | None:
+    path = user_config_path(os.environ)
+    if path is None or not os.path.isfile(path):
+        return None
+    table = read_user_table(path, USER_TABLE)
+    for key in table:
+        if key != "warm":
+            raise UsageError(f"{path}: unknown key {key} in [{USER_TABLE}]", "known: warm")
+    return _parse_warm_time(path, table["warm"]) if "warm" in table else None
+
+
+def _parse_warm_time(path: str, value: Any) -> float:
+    """Parse a time; 0 disables warm zygotes."""
+    seconds = parse_seconds(str(value)) if isinstance(value, (str, int, float)) else None
+    if seconds is None or not 0 <= seconds <= WEEK_S:
+        shown = f'"{value}"' if isinstance(value, str) else value
+        raise UsageError(f"{path}: [run] warm = {shown}: expected a time from 0 up to a week", 'warm = "10m"')
+    return seconds

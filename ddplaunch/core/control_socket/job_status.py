@@ -1,0 +1,177 @@
+"""The status of a job as known on one node: a frozen snapshot, built from the events only."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.core import events
+from ddplaunch.core.events import Event
+from ddplaunch.features.runs.goodput import TimeBreakdown
+from ddplaunch.system.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from ddplaunch.base.field_types import AttemptNumber, Count, ExitCode, ExitStatus, Pid, RunId, TextLine, Timestamp
+
+MAX_TARGET_CHARS = 1000  # of the target in a status
+
+_CALLED = re.compile(r"python \S*\bddplaunch-[^/]+/launch\.py:(\w+)( .*)?")
+
+
+def short_target(target: str) -> str:
+    """Shorten a target for a table: without "python"; for a call from Python, only the function's name."""
+    if called := _CALLED.fullmatch(target):
+        return f"{called[1]}()"
+    return target.removeprefix("python ")
+
+
+class JobState(Enum):
+    """The state of this node's part of the job."""
+
+    JOINING = "joining"  # nothing has started: waiting for other nodes
+    STARTING = "starting"  # some ranks have no process yet
+    RUNNING = "running"  # every rank has been started
+    PREEMPTED = "preempted"  # the scheduler takes the machines back, and the ranks were notified
+    STOPPING = "stopping"  # after a signal, or after the failure of a rank here
+    SWEPT = "swept"  # no process of the attempt is left here
+    RESTARTING = "restarting"  # the next attempt has been announced
+    ENDED = "ended"
+
+
+JOB_STATE_TRANSITIONS = {
+    JobState.JOINING: {JobState.STARTING, JobState.STOPPING, JobState.ENDED},
+    JobState.STARTING: {JobState.RUNNING, JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.ENDED},
+    JobState.RUNNING: {JobState.PREEMPTED, JobState.STOPPING, JobState.SWEPT, JobState.ENDED},
+    # A signal may be the preemption notice, and come while node 0's order to start is on its way.
+    JobState.PREEMPTED: {JobState.STOPPING, JobState.STARTING, JobState.SWEPT, JobState.ENDED},
+    JobState.STOPPING: {JobState.PREEMPTED, JobState.STARTING, JobState.SWEPT, JobState.RESTARTING, JobState.ENDED},
+    JobState.SWEPT: {JobState.STARTING, JobState.STOPPING, JobState.RESTARTING, JobState.ENDED},
+    JobState.RESTARTING: {JobState.STARTING, JobState.STOPPING, JobState.ENDED},
+    JobState.ENDED: set[JobState](),
+}
+
+
+class RankState(Enum):
+    """The state of one rank."""
+
+    PENDING = "pending"  # it has no process yet
+    UNABLE = "unable"  # the system could not start its process
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+RANK_STATE_TRANSITIONS = {
+    RankState.PENDING: {RankState.RUNNING, RankState.UNABLE},
+    RankState.UNABLE: set[RankState](),
+    RankState.RUNNING: {RankState.EXITED},
+    RankState.EXITED: {RankState.EXITED},  # swept before its end was seen
+}
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank of this node."""
+
+    rank: Count
+    pid: Pid = 0  # before it has a process
+    state: RankState = RankState.PENDING
+    code: ExitStatus | None = None  # -N for signal N; None where unknown
+
+    def with_state(self, state: RankState, *, pid: int = 0, code: int | None = None) -> RankStatus:
+        """Return the rank in its next state; unchanged if that transition is not allowed."""
+        if state not in RANK_STATE_TRANSITIONS[self.state]:
+            return self
+        return replace(self, state=state, pid=pid or self.pid, code=code)
+
+
+@dataclass(frozen=True)
+class Status:
+    """The status of this node's part of a job; times in seconds since the epoch."""
+
+    run_id: RunId
+    target: TextLine  # the script or program and its arguments, on one line
+    pid: Pid  # the launcher's
+    node_rank: Count
+    world_size: Count
+    began: Timestamp  # when the launcher started
+    since: Timestamp  # when ``state`` began
+    attempt: AttemptNumber = -1  # 0 is the first, -1 none yet
+    state: JobState = JobState.JOINING
+    ranks: tuple[RankStatus, ...] = ()  # those of this node, in order
+    restarts: Count = 0  # announced so far
+    code: ExitCode | None = None  # the exit code, once it is known
+    spent: TimeBreakdown = TimeBreakdown()  # where the time went until now
+
+    @classmethod
+    def from_plan(cls, plan: Plan, pid: int, began: float) -> Status:
+        """Return the status before any event; ``plan`` is this node's, before it has joined the others."""
+        target = sanitize_line(" ".join(plan.target.argv), MAX_TARGET_CHARS)
+        return cls(plan.run_id, target, pid, plan.node_rank, plan.world_size, began=began, since=began)
+
+    def apply(self, event: Event, now: float) -> Status:
+        """Return the status after ``event``, which happened at ``now`` in seconds since the epoch."""
+        if self.state is JobState.ENDED:
+            return self
+        match event:
+            case events.AttemptPlanned(plan=plan, attempt=attempt):
+                return replace(
+                    self._with_state(JobState.STARTING, now),
+                    run_id=plan.run_id,
+                    node_rank=plan.node_rank,
+                    world_size=plan.world_size,
+                    attempt=attempt,
+                    ranks=tuple(RankStatus(rank.rank) for rank in plan.local_ranks),
+                )
+            case events.RankStarted(rank=rank, pid=pid):
+                started = self._with_rank(rank, RankState.RUNNING, pid=pid)
+                all_started = all(each.state is not RankState.PENDING for each in reversed(started.ranks))
+                return (
+                    started._with_state(JobState.RUNNING, now)
+                    if all_started and self.state is JobState.STARTING
+                    else started
+                )
+            case events.RankStartFailed(rank=rank):
+                return self._with_rank(rank, RankState.UNABLE)._to_stopping(now)
+            case events.RankExited(rank=rank, code=code) if event.attempt == self.attempt:
+                ended = self._with_rank(rank, RankState.EXITED, code=code)
+                index = self._rank_index(rank)
+                failed = code and index is not None and self.ranks[index].state is RankState.RUNNING
+                return ended._to_stopping(now) if failed else ended
+            case events.SignalReceived():
+                return self._with_state(JobState.STOPPING, now)
+            case events.JobPreempted() if JobState.PREEMPTED in JOB_STATE_TRANSITIONS[self.state]:
+                return self._with_state(JobState.PREEMPTED, now)
+            case events.AttemptSwept() if JobState.SWEPT in JOB_STATE_TRANSITIONS[self.state]:
+                # After the loss of the zygote the end of ranks was not seen.
+                ranks = tuple(each.with_state(RankState.EXITED, code=each.code) for each in self.ranks)
+                return replace(self._with_state(JobState.SWEPT, now), ranks=ranks)
+            case events.Restarting() if JobState.RESTARTING in JOB_STATE_TRANSITIONS[self.state]:
+                return replace(self._with_state(JobState.RESTARTING, now), restarts=self.restarts + 1)
+            case events.JobEnded(code=code):
+                return replace(self._with_state(JobState.ENDED, now), code=code)
+        return self
+
+    def _to_stopping(self, now: float) -> Status:
+        """A rank has failed, so the others are being stopped; a preempted job stays PREEMPTED."""
+        return self._with_state(JobState.STOPPING, now) if self.state in (JobState.STARTING, JobState.RUNNING) else self
+
+    def _with_state(self, state: JobState, now: float) -> Status:
+        if state is self.state:
+            return self
+        assert state in JOB_STATE_TRANSITIONS[self.state], f"{self.state} to {state}"
+        return replace(self, state=state, since=now)
+
+    def _with_rank(self, number: int, state: RankState, *, pid: int = 0, code: int | None = None) -> Status:
+        index = self._rank_index(number)
+        if index is None:
+            return self
+        moved = self.ranks[index].with_state(state, pid=pid, code=code)
+        return replace(self, ranks=(*self.ranks[:index], moved, *self.ranks[index + 1 :]))
+
+    def _rank_index(self, number: int) -> int | None:
+        """Return the rank's index in ``ranks``; the ranks of a node follow one another."""
+        index = number - self.ranks[0].rank if self.ranks else -1
+        return index if 0 <= index < len(self.ranks) else None

@@ -1,0 +1,108 @@
+"""Requests for the output of ranks: what is in memory, then what follows; a slow client misses some of it."""
+
+from __future__ import annotations
+
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Count, Name, Size, Timestamp
+from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.core.control_socket.request import Request
+from ddplaunch.core.control_socket.server import RequestContext
+
+MAX_UNSENT_BYTES = 1 << 20  # that a client has not read yet; beyond it, new output is dropped for this client
+MAX_BACKLOG_BYTES = 32 << 20  # of earlier output, of all ranks together
+
+
+@dataclass(frozen=True)
+class OutputChunk:
+    """A piece of a rank's output; any number of them follow, until the connection ends."""
+
+    rank: Count
+    data: bytes
+    missed: Size = 0  # bytes before it that were dropped, as the client did not keep up
+
+
+@dataclass(frozen=True)
+class TailOutputRequest(Request[OutputChunk]):
+    """Send the status, then the last output of these ranks of this node; ``follow``: and their output from then on.
+
+    No ranks means all ranks. Of the earlier output, ``lines`` limits it to the last lines (0: all), and ``since`` to
+    what came since a moment.
+    """
+
+    ranks: tuple[Count, ...] = ()
+    follow: bool = False
+    lines: Count = 0
+    since: Timestamp | None = None
+
+    answers = (Status, OutputChunk)
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.follow
+
+    def handle(self, context: RequestContext) -> None:
+        context.send(context.job.status())
+        ranks = [rank for rank in context.job.ranks_with_output() if rank in self.ranks or not self.ranks]
+        for rank in ranks:
+            if data := context.job.output_tail(rank, self.since)[-(MAX_BACKLOG_BYTES // len(ranks)) :]:
+                context.send(OutputChunk(rank, last_lines(data, self.lines) if self.lines else data))
+        if not self.follow:
+            return context.finish()
+        subscriber = OutputSubscriber(context, self.ranks)
+        context.job.subscribe_output(subscriber.listener)
+        context.on_job_end(subscriber.stop)
+
+
+def last_lines(data: bytes, count: int) -> bytes:
+    """Return the last ``count`` lines of an output; an unfinished one counts."""
+    at = len(data) - data.endswith(b"\n")
+    for _ in range(count):
+        at = data.rfind(b"\n", 0, max(0, at))
+        if at < 0:
+            return data
+    return data[at + 1 :]
+
+
+class OutputSubscriber:
+    """Sends the output of ranks to one client, as it comes."""
+
+    def __init__(self, context: RequestContext, ranks: tuple[int, ...]) -> None:
+        self._context = context
+        self._wanted = frozenset(ranks)
+        self._missed: dict[int, int] = {}  # bytes, by rank
+        self.listener = context.guard(self.on_output)
+
+    def on_output(self, rank: int, data: bytes) -> None:
+        """Send a chunk of a rank's output, if the client requested that rank and keeps up."""
+        if self._wanted and rank not in self._wanted:
+            return
+        if self._context.unsent_bytes > MAX_UNSENT_BYTES:
+            self._missed[rank] = self._missed.get(rank, 0) + len(data)
+        else:
+            self._context.send(OutputChunk(rank, data, self._missed.pop(rank, 0)))
+
+    def stop(self, code: int | None = None) -> None:
+        """End the subscription; send how many bytes the client has missed."""
+        self._context.job.unsubscribe_output(self.listener)
+        for rank, missed in self._missed.items():
+            self._context.send(OutputChunk(rank, b"", missed))
+        self._missed.clear()
+
+
+@dataclass(frozen=True)
+class FlushReply:
+    """The mark will be written."""
+
+
+@dataclass(frozen=True)
+class FlushRequest(Request[FlushReply]):
+    """Show all output of this node's ranks up to now, then write this mark to the launcher's stdout and stderr."""
+
+    mark: Name
+
+    answers = (FlushReply,)
+
+    def handle(self, context: RequestContext) -> None:
+        context.job.flush_output(f"{self.mark}\n".encode())
+        context.send(FlushReply())
+        context.finish()

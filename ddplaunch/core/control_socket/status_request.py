@@ -1,0 +1,66 @@
+"""Requests for the status of the job, to stop it, and to wait for its end."""
+
+from __future__ import annotations
+
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import ExitCode, Name
+from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.core.control_socket.request import Request
+from ddplaunch.core.control_socket.server import RequestContext
+
+
+@dataclass(frozen=True)
+class StatusQuery(Request[Status]):
+    """Send the status."""
+
+    answers = (Status,)
+
+    def handle(self, context: RequestContext) -> None:
+        context.send(context.job.status())
+        context.finish()
+
+
+@dataclass(frozen=True)
+class StopReply:
+    """The job is being stopped."""
+
+
+@dataclass(frozen=True)
+class StopJobRequest(Request[StopReply]):
+    """Stop the job; ``now``: kill it, without the grace."""
+
+    now: bool = False
+    command: Name = "ddplaunch stop"  # the command that requests it
+
+    answers = (StopReply,)
+
+    def handle(self, context: RequestContext) -> None:
+        context.send(StopReply())
+        context.finish()
+        context.call_soon(lambda: context.job.stop(self.now, self.command))
+
+
+@dataclass(frozen=True)
+class JobEndReply:
+    """The job has ended with this exit code."""
+
+    code: ExitCode
+
+
+@dataclass(frozen=True)
+class WaitRequest(Request[JobEndReply]):
+    """Send the status, then the exit code once the job has ended."""
+
+    answers = (Status, JobEndReply)
+
+    @property
+    def is_streaming(self) -> bool:
+        return True
+
+    def handle(self, context: RequestContext) -> None:
+        def on_end(code: int | None) -> None:
+            if code is not None:
+                context.send(JobEndReply(code))
+
+        context.send(context.job.status())
+        context.on_job_end(on_end)

@@ -1,0 +1,291 @@
+"""The events of a job on one node, as frozen dataclasses; the ``Observers`` that receive them; their JSON form.
+
+Each event is emitted once, to every observer; observers do not know each other. Some control messages of node 0 are
+events themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.core import messages
+from ddplaunch.core.failures import FailureReport
+from ddplaunch.core.messages import JobStalled as JobStalled
+from ddplaunch.core.messages import NodeLost as NodeLost
+from ddplaunch.core.messages import Restarting as Restarting
+from ddplaunch.core.output.isolation import describe_bug
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+from ddplaunch.system.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    from ddplaunch.base.field_types import (
+        Count,
+        ExitCode,
+        ExitStatus,
+        Name,
+        NonNegativeFloat,
+        Path,
+        Pid,
+        Signal,
+        Size,
+        TextLine,
+        Timestamp,
+    )
+else:
+    Protocol = object
+
+
+@dataclass(frozen=True)
+class AttemptPlanned:
+    """The ranks of an attempt are known; ``plan`` becomes plan.json."""
+
+    plan: Plan
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class AttemptStarted:
+    """The stored form of ``AttemptPlanned``; ``ranks``: rank and host of each rank of this node."""
+
+    attempt: Count
+    node_rank: Count
+    nnodes: Count
+    world_size: Count
+    ranks: tuple[tuple[Count, Name], ...]
+
+    @classmethod
+    def from_planned(cls, planned: AttemptPlanned) -> AttemptStarted:
+        plan = planned.plan
+        ranks = tuple((rank.rank, rank.host or "") for rank in plan.local_ranks)
+        return cls(planned.attempt, plan.node_rank, plan.nnodes, plan.world_size, ranks)
+
+
+@dataclass(frozen=True)
+class AttemptsOmitted:
+    """This number of attempts, which came just before this line, is not in the file."""
+
+    attempts: Count
+
+
+@dataclass(frozen=True)
+class ZygoteReady:
+    """The zygote can start ranks."""
+
+    forks: bool
+    unsafe: TextLine | None  # why it does not fork
+    seconds: NonNegativeFloat  # duration of its imports
+    modules: tuple[TextLine, ...] = ()  # preloaded for all ranks
+    because: TextLine | None = None  # why no others could be preloaded
+    excluded: tuple[tuple[TextLine, TextLine], ...] = ()  # modules that each rank imports itself, and why
+    cold: TextLine | None = None  # why no warm zygote was used, if one was requested
+
+
+@dataclass(frozen=True)
+class RankStarted:
+    rank: Count
+    pid: Pid
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class RankStartFailed:
+    rank: Count
+    errno: Count  # of the failed fork
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class RankExited:
+    rank: Count
+    pid: Pid
+    code: ExitStatus  # -N for signal N
+    attempt: Count
+    peak_memory: Size = 0  # bytes, the maximum of it and its children; 0 if the zygote was lost
+    user_cpu: NonNegativeFloat = 0.0  # seconds, of it and its children
+    system_cpu: NonNegativeFloat = 0.0
+
+
+@dataclass(frozen=True)
+class SignalReceived:
+    number: Signal  # received by the launcher
+
+
+@dataclass(frozen=True)
+class JobPreempted:
+    """The scheduler preempts the job; the ranks are notified."""
+
+
+@dataclass(frozen=True)
+class AttemptSwept:
+    """The attempt's leftover processes were killed (``found``), except those that cannot be (``stuck``)."""
+
+    found: tuple[TextLine, ...]
+    stuck: tuple[TextLine, ...]
+
+
+@dataclass(frozen=True)
+class RanksInspected:
+    """The inspection of all ranks of the job just before an attempt was stopped; emitted on node 0 only."""
+
+    inspection: Inspection
+
+
+@dataclass(frozen=True)
+class NoteAdded:
+    """A note for the user about the job."""
+
+    text: TextLine
+
+
+@dataclass(frozen=True)
+class FirstCollective:
+    """Every rank of this node has entered its first collective of this attempt; ``moment``: when the last one did."""
+
+    moment: Timestamp
+
+
+@dataclass(frozen=True)
+class StallEnded:
+    """The stalled ranks make progress again."""
+
+
+@dataclass(frozen=True)
+class CheckpointFound:
+    """The newest complete checkpoint that ``--checkpoint`` found at the attempt's end, and its time; None for none."""
+
+    path: Path | None
+    moment: Timestamp | None
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """The job has ended: its exit code, the failure that decided it, and an additional remark."""
+
+    code: ExitCode
+    verdict: FailureReport | None
+    remark: TextLine | None = None
+
+
+@dataclass(frozen=True)
+class SidecarStarted:
+    sidecar: TextLine
+    pid: Pid
+
+
+@dataclass(frozen=True)
+class SidecarListening:
+    sidecar: TextLine
+    url: TextLine  # that it has printed
+
+
+@dataclass(frozen=True)
+class SidecarExited:
+    sidecar: TextLine
+    code: ExitStatus  # -N for signal N
+
+
+Event = (
+    AttemptPlanned
+    | ZygoteReady
+    | RankStarted
+    | RankStartFailed
+    | RankExited
+    | SignalReceived
+    | JobPreempted
+    | AttemptSwept
+    | Restarting
+    | RanksInspected
+    | NoteAdded
+    | FirstCollective
+    | JobStalled
+    | StallEnded
+    | NodeLost
+    | CheckpointFound
+    | JobEnded
+    | SidecarStarted
+    | SidecarListening
+    | SidecarExited
+)
+
+EVENT_TYPES: Mapping[str, type[Any]] = {
+    "begun": AttemptStarted,
+    "ready": ZygoteReady,
+    "started": RankStarted,
+    "failed_to_start": RankStartFailed,
+    "exited": RankExited,
+    "signal": SignalReceived,
+    "preempt": JobPreempted,
+    "swept": AttemptSwept,
+    "restart": Restarting,
+    "inspected": RanksInspected,
+    "note": NoteAdded,
+    "first_collective": FirstCollective,
+    "stalled": JobStalled,
+    "went_on": StallEnded,
+    "node_lost": NodeLost,
+    "checkpoint": CheckpointFound,
+    "ended": JobEnded,
+    "sidecar_started": SidecarStarted,
+    "sidecar_answers": SidecarListening,
+    "sidecar_exited": SidecarExited,
+    "left_out": AttemptsOmitted,
+}
+"""The events stored in events.jsonl and the history, by their names there; each with all its fields."""
+
+_EVENT_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
+
+
+class Observer(Protocol):
+    """Receives every event, in order, in the launcher's own thread; must not block."""
+
+    def observe(self, event: Event) -> None: ...
+
+
+class Observers:
+    """All observers of a job; one added later gets the events that follow, one that raises is removed."""
+
+    def __init__(self, *first: Observer, report: Callable[[str], object]) -> None:
+        """``report`` gets a message with the traceback for each observer that raises."""
+        self._all, self._report = [*first], report
+
+    def add(self, observer: Observer) -> None:
+        self._all.append(observer)
+
+    def emit(self, event: Event) -> None:
+        for observer in [*self._all]:
+            try:
+                observer.observe(event)
+            except Exception as error:
+                self._all.remove(observer)
+                with suppress(Exception):  # it may be the screen that fails
+                    self._report(describe_bug(type(observer).__name__, error))
+
+
+def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) -> bytes:
+    """Format an event as a line of JSON, with its time ``moment`` (seconds since the epoch) and ``more`` fields."""
+    stored: Any = AttemptStarted.from_planned(event) if isinstance(event, AttemptPlanned) else event
+    if isinstance(stored, Restarting) and stored.verdict:
+        stored = replace(stored, verdict=replace(stored.verdict, others=()))
+    fields = {name: getattr(stored, name) for name in stored.__match_args__}
+    record = {"time": moment, **more, "event": _EVENT_NAMES[type(stored)], **fields}
+    return json.dumps(record, default=lambda each: each.to_json()).encode() + b"\n"
+
+
+def event_from_message(message: messages.Message) -> Event | None:
+    """The event that a control message of node 0 stands for; None if it is a command."""
+    match message:
+        case Restarting() | JobStalled() | NodeLost():
+            return message
+        case messages.InspectReply(serial=0, inspection=inspection):
+            return RanksInspected(inspection)
+        case messages.NoteMessage(text=text):
+            return NoteAdded(text)
+        case messages.ProgressResumed():
+            return StallEnded()
+    return None

@@ -1,0 +1,239 @@
+"""Rank failures: their description, which of them was the first cause, the failure report and the job result."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import EXIT_SIGNAL, sanitize_line
+from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.text import join_names, signal_name
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ddplaunch.base.field_types import (
+        Count,
+        ErrorText,
+        ExitCode,
+        Name,
+        Pid,
+        ShortText,
+        Signal,
+        Size,
+        TailLines,
+        Text,
+        TextLine,
+        Timestamp,
+    )
+
+MAX_HEADLINE_CHARS = 300  # of an exception's message in the headline
+MAX_REPORT_CHARS = 1 << 20  # in all failures of a node, or of a report: both must fit in one frame (``wire``)
+
+_SIGNAL_MEANINGS = {
+    "SIGABRT": "aborted: a check in native code failed, or the allocator found its heap broken",
+    "SIGBUS": "bus error: memory that a file backs could not be provided",
+    "SIGFPE": "arithmetic error in native code",
+    "SIGILL": "illegal instruction: built for another processor?",
+    "SIGKILL": "killed from outside",
+    "SIGSEGV": "segmentation fault in native code",
+    "SIGTERM": "terminated from outside",
+}
+
+OUT_OF_MEMORY = "out-of-memory killer"
+"""In a failure's hint: the kernel killed the process for lack of memory."""
+
+PROBABLY_OUT_OF_MEMORY = "probably out of memory"
+"""In a failure's hint: the out-of-memory killer was active, but may have killed another process."""
+
+_SECONDARY_ERROR = (
+    r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
+    r"|remote process has failed|NCCL communicator was aborted|recvValue failed|failed to recv|DistNetworkError"
+    r"|Timed out (waiting|after) \d+|wait timeout after \d+|collective operation timeout|\[monitoredBarrier\]"
+    r"|RuntimeError: (wait timeout|operation timed out!)|application timeout caused pair closure|DistStoreError"
+)
+"""Messages of torch.distributed in a rank whose peer has ended, or has not arrived."""
+
+_TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # the place in torch's source with which its messages begin
+
+_TIMED_OUT = r"(?i)timed out|timeout"
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """A rank that ended unexpectedly: with an exit code but 0, or by a signal that ddplaunch did not send."""
+
+    rank: Count
+    local_rank: Count
+    host: Name
+    pid: Pid  # 0 if it could not be started
+    attempt: Count
+    exit_code: ExitCode | None  # either this or ``signal`` is set (128+N of the shell is ``shell_exit_code``)
+    signal: Signal | None
+    message: Text | None  # the exception's last line; None without a recorded exception
+    traceback: Text | None  # as printed by Python, without torch's frames
+    moment: Timestamp  # when the exception was caught, else when the launcher noticed the end
+    hint: ShortText | None  # a cause from the kernel, or what to do: four lines at most
+    refused: ErrorText | None = None  # ddplaunch's own error, found inside the rank: message and hint
+    tail: TailLines = ()  # the last lines of its output
+    collectives: Size | None = None  # how many it had entered; None: unknown, or none
+
+    def __post_init__(self) -> None:
+        if (self.exit_code is None) is (self.signal is None) or self.exit_code == 0:
+            raise ValueError(f"a failure with exit code {self.exit_code} and signal {self.signal}")
+
+    @property
+    def shell_exit_code(self) -> int:
+        """The exit code as in a shell: its own, or 128 + the signal's number."""
+        return self.exit_code if self.exit_code is not None else EXIT_SIGNAL + (self.signal or 0)
+
+    @property
+    def reason(self) -> str:
+        """How it ended, in words."""
+        hint = self.hint or ""
+        if self.signal == signal.SIGKILL and OUT_OF_MEMORY in hint:
+            cause = PROBABLY_OUT_OF_MEMORY if PROBABLY_OUT_OF_MEMORY in hint else "out of memory"
+            return f"was ended by SIGKILL ({cause})"
+        return describe_exit(-self.signal if self.signal else self.exit_code or 0)
+
+    @property
+    def exception_type(self) -> str | None:
+        """The type of its exception: "ValueError"; None without a recorded exception."""
+        name = (self.message or "").partition("\n")[0].partition(":")[0].rpartition(".")[2].strip()
+        return name if self.traceback and name.isidentifier() else None
+
+    @property
+    def headline(self) -> str:
+        """Which rank failed and why, in one line."""
+        if not self.pid and self.message:
+            return f"{self.message} (exit code {self.exit_code})"
+        if (
+            self.message
+            and self.message.strip()
+            and (self.signal is None or self.exception_type == "KeyboardInterrupt")
+        ):
+            first = sanitize_line(self.message.strip().splitlines()[0], MAX_HEADLINE_CHARS)
+            return f"rank {self.rank} failed with {first} (exit code {self.shell_exit_code})"
+        return f"rank {self.rank} {self.reason}"
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether it failed only because a peer was gone."""
+        return bool(self.message) and is_secondary_error(self.message or "")
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether it failed because it waited too long for other ranks."""
+        return bool(self.message and re.search(_TIMED_OUT, self.message))
+
+    @property
+    def text_length(self) -> int:
+        """Number of characters of its texts."""
+        return sum(map(len, (self.message or "", self.traceback or "", *self.tail)))
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Equal for ranks that failed in the same way at the same place."""
+        frames = [line for line in (self.traceback or "").splitlines() if line.lstrip().startswith("File ")]
+        return self.exit_code, self.signal, self.message, tuple(frames)
+
+    def to_json(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return {**asdict(self), "reason": self.reason, "code": self.shell_exit_code}
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """The failure report of an attempt: the first cause, and all other failures."""
+
+    first: RankFailure  # the first cause
+    alike: tuple[Count, ...]  # ranks that failed in the same way
+    others: tuple[RankFailure, ...]
+    stopped: Count  # number of ranks that were stopped
+    world_size: Count
+    blame: TextLine | None = None  # the culprit: which rank the failed ones had waited for, and where it was
+
+    def headline(self, *, several: bool) -> str:
+        """Why the job ends, in one line; with ``several`` nodes, on which host."""
+        return self.blame or self.first.headline + (f" (on {self.first.host})" if several else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of failure.json."""
+        from dataclasses import asdict
+
+        others = [failure.to_json() for failure in self.others]
+        return {**asdict(self), "first": self.first.to_json(), "others": others}
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The result of the job: the launcher's exit code, and why if it is not 0."""
+
+    code: ExitCode
+    verdict: FailureReport | None = None
+    usage_error: ErrorText | None = None  # message and hint of ddplaunch's own error
+    remark: TextLine | None = None  # one more line for the user
+
+    def __post_init__(self) -> None:
+        if self.code == 0 and (self.verdict or self.usage_error):
+            raise ValueError("a failure with exit code 0")
+
+
+def describe_exit(code: int) -> str:
+    """Describe the end of a process; ``code`` as from os.waitstatus_to_exitcode: -N for signal N."""
+    if code >= 0:
+        return f"exited with code {code}"
+    name = signal_name(-code)
+    words = _SIGNAL_MEANINGS.get(name)
+    return f"was ended by {name}" + (f" ({words})" if words else "")
+
+
+def is_secondary_error(message: str) -> bool:
+    """Whether an exception's message only says that a peer is gone."""
+    return bool(re.search(_SECONDARY_ERROR, message))
+
+
+def first_line(message: str, limit: int = 100) -> str:
+    """The first line of an exception's message, at most ``limit`` characters of it."""
+    first = message.strip().partition("\n")[0].removesuffix(":")
+    return sanitize_line(re.sub(_TORCH_SOURCE_PREFIX, "… ", first), limit)
+
+
+def limit_text(failures: Iterable[RankFailure], limit: int) -> Iterator[RankFailure]:
+    """Yield failures with their full texts, up to ``limit`` characters in all; later ones with one line each."""
+    for failure in failures:
+        limit -= failure.text_length
+        if limit < 0:
+            first = (failure.message or "").partition("\n")[0]
+            failure = replace(
+                failure, message=sanitize_line(first, 200) if failure.message else None, traceback=None, tail=()
+            )
+        yield failure
+
+
+def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: int) -> FailureReport:
+    """Find the first cause: the earliest failure that is not a secondary one.
+
+    If all are secondary, a timeout comes before lost connections: that rank closed them by failing.
+    """
+
+    def order(failure: RankFailure) -> tuple[bool, bool, float]:
+        return failure.is_secondary, failure.is_secondary and not failure.is_timeout, failure.moment
+
+    ordered = sorted(failures, key=order)
+    first = ordered[0]
+    first = min((each for each in ordered if each.signature == first.signature), key=lambda each: each.rank)
+    alike = tuple(sorted(each.rank for each in ordered if each is not first and each.signature == first.signature))
+    others = tuple(limit_text((each for each in ordered if each.signature != first.signature), MAX_REPORT_CHARS))
+    return FailureReport(first, alike, others, stopped, world_size)
+
+
+def format_early_report(headline: str, grace: float, nodes: Sequence[str]) -> str:
+    """Format the note on a failure while other ranks still stop: the headline, and which ``nodes`` (empty: the only
+    one) have up to ``grace`` seconds. No traceback: the rank has printed it, and the report has it too.
+    """
+    wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {join_names(nodes)}" if nodes else "")
+    return f"{headline}\n{wait}"

@@ -1,0 +1,141 @@
+"""Selects which joined nodes get ranks, in which order, and counts how often that has changed.
+
+Without spares all of them. With spares as many as the job needs; a node keeps its position from attempt to attempt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ddplaunch.base.text import join_names
+from ddplaunch.core.failures import FailureReport
+from ddplaunch.core.job.job_attempt import JobPhase, NodeFailure
+from ddplaunch.core.job.node_table import JoinedNode, NodeTable
+
+MAX_HOST_FAILURES = 2  # after which a host gets no ranks
+
+
+class Membership:
+    """The nodes with ranks, from attempt to attempt."""
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self._config, self._nodes = nodes.config, nodes
+        self.changes = 0  # counted for --max-membership-changes
+        self._active: list[JoinedNode] = []  # the nodes of the latest attempt, in order
+        self._to_replace: set[int] = set()  # node ranks of nodes that failed: spares replace them, if any
+        self._failures = Counter[str]()  # by host
+
+    def is_usable(self, node: JoinedNode) -> bool:
+        """Whether a node may have ranks."""
+        return not node.node_rank or (self._failures[node.host] < MAX_HOST_FAILURES and not node.leaving)
+
+    @property
+    def usable_count(self) -> int:
+        """How many nodes may have ranks."""
+        return sum(map(self.is_usable, self._nodes.values()))
+
+    @property
+    def shortage(self) -> str | None:
+        """Why there are too few usable nodes for the job; None if there are enough."""
+        usable, least = self.usable_count, self._config.min_nodes
+        return f"{usable} of at least {least} nodes are left" if usable < least else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more node could have had ranks in this attempt."""
+        return len(self._active) < self._config.max_active_nodes
+
+    @property
+    def next_attempt_note(self) -> str:
+        """The note on which nodes the next attempt has."""
+        nodes = self.select_nodes()
+        return f"going on with {len(nodes)} node{'s' * (len(nodes) > 1)}: {join_names(node.name for node in nodes)}"
+
+    def late_join_note(self, node: JoinedNode) -> str:
+        """The note on a node that joins while ranks run."""
+        if not self.is_usable(node):
+            return f"{node.name} has joined but is excluded: it failed {self._failures[node.host]} times"
+        if not self.has_room:
+            return f"{node.name} has joined as a spare"
+        return f"{node.name} has joined; it takes part when the ranks start next"
+
+    def can_spare(self, node: JoinedNode) -> bool:
+        """Whether the job can go on without a node."""
+        return bool(node.node_rank) and self.usable_count - self.is_usable(node) >= self._config.min_nodes
+
+    def can_leave(self, node: JoinedNode, phase: JobPhase) -> bool:
+        """Whether a SIGTERM there (eviction, scale-down) removes only that node and does not end the job."""
+        elastic = self._config.is_elastic and bool(node.node_rank)
+        return elastic and (phase is JobPhase.JOINING or self.can_spare(node))
+
+    def on_node_failed(self, node: JoinedNode) -> None:
+        """Called when a node was lost, or the first cause of a failure was there: a spare, if any, replaces it.
+
+        Node 0 is never replaced: all others are connected to it.
+        """
+        if not self._config.spares or not node.node_rank:
+            return
+        self._to_replace.add(node.node_rank)
+        self._failures[node.host] += 1
+        if not self.is_usable(node):
+            self._nodes.broadcast_note(
+                f"{node.name} failed {self._failures[node.host]} times and is excluded from now on"
+            )
+
+    def record_failure(self, report: FailureReport | None, launcher_failure: NodeFailure | None) -> str | None:
+        """Find the node on which an attempt failed, and count that; unknown if the first failure is a secondary one.
+
+        Return ``shortage``.
+        """
+        for node in () if report and report.first.is_secondary else self._active:
+            here = (
+                report.first.rank in node.ranks
+                if report
+                else launcher_failure and launcher_failure.node == node.node_rank
+            )
+            if here and node.node_rank in self._nodes:
+                self.on_node_failed(node)
+        return self.shortage
+
+    def count_change(self, why: str) -> str | None:
+        """Count a membership change; return why the job cannot go on (``why`` and the limit), None if it can."""
+        if few := self.shortage:
+            return f"{why}; {few}" if self._config.is_elastic else why
+        if self.changes >= self._config.max_membership_changes:
+            return f"{why}; limit reached (--max-membership-changes {self._config.max_membership_changes})"
+        self.changes += 1
+        return None
+
+    def select_nodes(self) -> list[JoinedNode]:
+        """Return the nodes that get ranks in the next attempt, in the order of their ranks."""
+        usable = {node.node_rank: node for node in self._nodes.sorted_nodes if self.is_usable(node)}
+        if not self._config.spares:
+            return [*usable.values()]
+        stay = {node.node_rank for node in self._active if node.node_rank in usable} - self._to_replace
+        # Nodes that have just failed come last.
+        others = sorted((number for number in usable if number not in stay), key=self._to_replace.__contains__)
+        order = []
+        for node in self._active:
+            if node.node_rank in stay:
+                order.append(node.node_rank)
+            elif others:
+                order.append(others.pop(0))
+        return [usable[number] for number in [*order, *others][: self._config.max_active_nodes]]
+
+    def commit_nodes(self) -> list[JoinedNode]:
+        """Select the nodes of the attempt that starts now, and print which spares replaced which nodes."""
+        before, self._active = self._active, self.select_nodes()
+        self._to_replace.clear()
+        if self._config.spares:
+            self._report_changes([node.name for node in before], [node.name for node in self._active])
+        return self._active
+
+    def _report_changes(self, before: list[str], names: list[str]) -> None:
+        """Print which node replaces which, and at the first start which are spares."""
+        former, running = set(before), set(names)
+        for new, old in zip(names, before, strict=False):
+            if new not in former:
+                self._nodes.broadcast_note(f"{new} takes the place of {old}")
+        waiting = [node.name for node in self._nodes.sorted_nodes if node.name not in running]
+        if waiting and not before:
+            self._nodes.broadcast_note(f"waiting as spare{'s' * (len(waiting) > 1)}: {join_names(waiting)}")

@@ -1,0 +1,177 @@
+"""The coordinator's table of joined nodes: each one's hello, ranks and phase in the attempt."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
+
+from ddplaunch.base.errors import EXIT_SIGNAL
+from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.core.failures import JobResult
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.messages import (
+    AttemptReport,
+    EndJob,
+    FailureReported,
+    JoinRefused,
+    Message,
+    NodeHello,
+    NoteMessage,
+    RanksFinished,
+)
+from ddplaunch.system.plan.node_spec import NodeSpec
+
+
+class NodePhase(Enum):
+    """The phase of a node in the attempt."""
+
+    IDLE = "has no ranks"
+    RUNNING = "its ranks run"
+    FINISHED = "its ranks have ended with 0"
+    DRAINED = "has sent its AttemptReport"
+
+
+NODE_PHASE_TRANSITIONS = {
+    NodePhase.IDLE: {NodePhase.RUNNING},
+    NodePhase.RUNNING: {NodePhase.FINISHED, NodePhase.DRAINED},
+    NodePhase.FINISHED: {NodePhase.DRAINED},
+    NodePhase.DRAINED: {NodePhase.IDLE},
+}
+
+
+@dataclass
+class JoinedNode:
+    """A node that has joined."""
+
+    node_rank: int
+    hello: NodeHello
+    phase: NodePhase = NodePhase.IDLE
+    ranks: range = range(0)  # in the attempt
+    last_wait_note: str = ""  # the last "waiting for …" that was sent to it
+    leaving: bool = False  # a SIGTERM there removes it from the job
+
+    @property
+    def name(self) -> str:
+        return self.hello.node_spec.name
+
+    @property
+    def host(self) -> str:
+        return self.hello.node_spec.host
+
+    @property
+    def leave_note(self) -> str:
+        """The note that a SIGTERM has removed this node."""
+        return f"{self.name} has left: SIGTERM"
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether ranks of the attempt may still run there."""
+        return self.phase in (NodePhase.RUNNING, NodePhase.FINISHED)
+
+    def set_phase(self, phase: NodePhase) -> None:
+        assert phase in NODE_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
+        self.phase = phase
+
+    def validate_message(
+        self, message: FailureReported | RanksFinished | AttemptReport, failed: Collection[int]
+    ) -> None:
+        """Raise ProtocolError if this node cannot send this now; ``failed``: all ranks that have failed so far."""
+        if not self.has_ranks:
+            raise ProtocolError("a message about ranks that it does not run")
+        failures = message.failures if isinstance(message, AttemptReport) else ()
+        if isinstance(message, FailureReported):
+            failures = (message.failure,)
+        ranks = [each.rank for each in failures]
+        if len(set(ranks)) < len(ranks) or any(rank not in self.ranks for rank in ranks):
+            raise ProtocolError("failures of ranks that are not its own")
+        if any((each.attempt, each.host) != (message.attempt, self.host) for each in failures):
+            raise ProtocolError("failures of another attempt or host")
+        if isinstance(message, FailureReported) and message.failure.rank in failed:
+            raise ProtocolError("the same failure again")
+        if isinstance(message, AttemptReport) and message.stopped > len(self.ranks):
+            raise ProtocolError("more stopped ranks than it has")
+
+
+class NodeTable(dict[int, JoinedNode]):
+    """The joined nodes by node rank; sends messages to one (``send``) or all of them."""
+
+    def __init__(self, config: JobConfig, send: Callable[[int, Message], None]) -> None:
+        """``send(node_rank, message)``."""
+        super().__init__()
+        self.config, self.send = config, send
+        self._max = config.max_nodes
+
+    def broadcast(self, message: Message) -> None:
+        """Send a message to all nodes."""
+        for number in list(self):
+            self.send(number, message)
+
+    def broadcast_note(self, text: str, *, but: int | None = None) -> None:
+        """Print a note on every node except ``but``."""
+        note = NoteMessage(text)
+        for number in list(self):
+            if number != but:
+                self.send(number, note)
+
+    def end_leaving_node(self, node: JoinedNode) -> None:
+        """Send EndJob to a node that leaves."""
+        remark = "SIGTERM: this node has left the job, which goes on without it"
+        self.send(node.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
+
+    @property
+    def sorted_nodes(self) -> list[JoinedNode]:
+        return [self[number] for number in sorted(self)]
+
+    def add(self, hello: NodeHello) -> None:
+        number = hello.node_spec.node_rank
+        self[number] = JoinedNode(number, hello)
+
+    def assign_node_rank(self, hello: NodeHello) -> NodeHello:
+        """Return the hello, with a free node rank if it has none."""
+        if hello.has_node_rank:
+            return hello
+        return replace(
+            hello, node_spec=replace(hello.node_spec, node_rank=self.free_node_rank(hello.node_spec.node_rank))
+        )
+
+    def free_node_rank(self, preferred: int) -> int:
+        """Return a free node rank: ``preferred``, else the lowest; ``max_nodes`` if none is free."""
+        if preferred < self._max and preferred not in self:
+            return preferred
+        return next((number for number in range(self._max) if number not in self), self._max)
+
+    def rank_refusal(self, hello: NodeHello) -> JoinRefused | None:
+        """Return why this hello's node rank is not available; None if it is."""
+        number = hello.node_spec.node_rank
+        if number >= self._max and hello.has_node_rank:
+            return JoinRefused(f"node rank {number} is out of range: 0 to {self._max - 1}")
+        if number >= self._max:
+            return JoinRefused(f"all {self._max} nodes of the job have joined already")
+        if number in self:
+            return JoinRefused(
+                f"node rank {number} is given twice: to {self[number].host} and to {hello.node_spec.host}",
+                "give every node a --node-rank of its own",
+            )
+        return None
+
+    def assign_ranks(self, nodes: Sequence[JoinedNode]) -> tuple[NodeSpec, ...]:
+        """Assign the ranks of a new attempt to these nodes only; return their node specs, in order."""
+        first = 0
+        for node in self.values():
+            node.ranks = range(0)
+        for node in nodes:
+            node.set_phase(NodePhase.RUNNING)
+            node.last_wait_note, node.ranks = "", range(first, first + len(node.hello.node_spec.devices))
+            first = node.ranks.stop
+        return tuple(node.hello.node_spec for node in nodes)
+
+    def clear_assignments(self) -> None:
+        for node in self.values():
+            if node.phase is not NodePhase.IDLE:
+                node.set_phase(NodePhase.IDLE)
+
+    def are_all_running(self) -> bool:
+        """Whether no node of the attempt has finished."""
+        return all(node.phase in (NodePhase.RUNNING, NodePhase.IDLE) for node in self.values())

@@ -1,0 +1,150 @@
+"""Restart policy: whether and when a job starts again after a failure, and which failures would only repeat."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.core.failures import OUT_OF_MEMORY, RankFailure
+from ddplaunch.core.job.job_attempt import JobAttempt
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.features.inspect.diagnosis.stack_parser import parse_traceback
+
+if TYPE_CHECKING:
+    from ddplaunch.features.inspect.diagnosis.inspection import Frame
+
+MAX_SHORT_ATTEMPTS = 3  # in a row, shorter than --min-uptime: give up after these
+MAX_BACKOFF_S = 60.0  # the wait before a restart doubles up to this
+PROGRESS_RATIO = 1.2  # an attempt has made progress if it lasted longer than this times the previous one,
+PROGRESS_MARGIN_S = 1.0  # plus this
+
+_VARIABLE_PARTS = re.compile(r"0x[0-9a-fA-F]+|\d+")  # addresses, sizes, process ids, ports
+
+_NETWORK_ERROR = (
+    r"^(?:\w+\.)*(?:DistBackendError|DistNetworkError|DistStoreError|Connection(?:Reset|Aborted)Error)\b"
+    r"|Connection (?:reset|closed) by peer|ncclRemoteError|ncclSystemError|unhandled system error"
+    r"|remote process exited or there was a network error"
+)
+"""Exceptions of torch.distributed and Python, and messages of gloo and NCCL.
+
+Source: torch/csrc/distributed/c10d/NCCLUtils.cpp (getNcclErrorDetailStr), ncclGetErrorString, gloo/transport/tcp.
+"""
+
+_OOM_KILLED = rf"(?i)\) is killed by signal: |{OUT_OF_MEMORY}"
+"""A killed DataLoader worker (torch/utils/data/_utils/signal_handling.py), or the hint on the OOM killer."""
+
+
+@dataclass(frozen=True)
+class RestartDecision:
+    """Restart after ``delay_s`` seconds; None: no restart. ``remark``: why not, for the user."""
+
+    delay_s: float | None
+    remark: str | None = None
+
+
+class RestartPolicy:
+    """Decides on restarts by --max-restarts, --restart-on, --restart-backoff and --min-uptime; counts them."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self._config = config
+        self.used = 0
+        self._short_attempts = 0  # attempts in a row shorter than --min-uptime
+        self._signature: FailureSignature | None = None  # of the latest attempt
+
+    def decide(self, attempt: JobAttempt, uptime: float, *, deadline_passed: bool = False) -> RestartDecision:
+        """Decide after a failed attempt of ``uptime`` seconds; ``deadline_passed``: --timeout has expired."""
+        config = self._config
+        if deadline_passed:
+            return RestartDecision(None, "no restart: --timeout has expired")
+        self._short_attempts = self._short_attempts + 1 if uptime < config.min_uptime else 0
+        if self.used >= config.max_restarts:
+            used = f"no restarts left (--max-restarts {config.max_restarts})"
+            return RestartDecision(None, used if config.max_restarts else None)
+        if (pointless := self._why_pointless(attempt, uptime)) is not None:
+            return RestartDecision(None, f"not restarting: {pointless}")
+        if self._short_attempts >= MAX_SHORT_ATTEMPTS:
+            short = f"{MAX_SHORT_ATTEMPTS} attempts in a row lasted less than {config.min_uptime:g} s (--min-uptime)"
+            return RestartDecision(None, f"giving up: {short}")
+        self.used += 1
+        doubled = config.restart_backoff * 2 ** max(0, self._short_attempts - 1)
+        return RestartDecision(min(doubled, max(MAX_BACKOFF_S, config.restart_backoff)))
+
+    def describe_restart(self, wait: float) -> str:
+        """The note on the restart that was decided: "restart 1 of 3 in 2 s"."""
+        return f"restart {self.used} of {self._config.max_restarts}" + (f" in {wait:g} s" if wait else "")
+
+    def _why_pointless(self, attempt: JobAttempt, uptime: float) -> str | None:
+        """Return why another attempt would be pointless by ``--restart-on``, or None."""
+        if attempt.first_launcher_failure:  # from outside, as a rank that is killed
+            self._signature = None
+            return None
+        if self._config.restart_on == "transient" and attempt.time_limit is None:
+            assert attempt.failure_report is not None
+            first = attempt.failure_report.first
+            if not is_transient(first):
+                how = f"failed with {kind}" if (kind := first.exception_type) else first.reason
+                return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
+        before, self._signature = self._signature, failure_signature(attempt, uptime)
+        if self._config.restart_on != "always" and self._signature is not None and self._signature.is_repeat_of(before):
+            return f"rank {self._signature.rank} failed at {self._signature.location} in two attempts in a row"
+        return None
+
+
+@dataclass(frozen=True)
+class FailureSignature:
+    """What must be equal in two attempts for "the same failure again"."""
+
+    attempt: int
+    world_size: int
+    rank: int
+    error: str  # type and message, without numbers
+    frames: tuple[Frame, ...]  # of the exception, the innermost first
+    uptime_s: float  # seconds
+    collectives: int | None  # how many the rank had entered; None: unknown, or none
+
+    @property
+    def location(self) -> str:
+        """The innermost line of the user's own code: "train.py:41"."""
+        frame = next((each for each in self.frames if each.own), self.frames[0])
+        return f"{frame.file}:{frame.line}"
+
+    def is_repeat_of(self, before: FailureSignature | None) -> bool:
+        """Whether the previous attempt failed in the same way, and this one made no more progress before it."""
+        if before is None or self._key != before._key or self.attempt != before.attempt + 1:
+            return False
+        if self.collectives is not None and before.collectives is not None:
+            return self.collectives <= before.collectives
+        return self.uptime_s <= before.uptime_s * PROGRESS_RATIO + PROGRESS_MARGIN_S
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return self.world_size, self.rank, self.error, self.frames
+
+
+def failure_signature(attempt: JobAttempt, uptime: float) -> FailureSignature | None:
+    """Return the signature of an attempt that failed after ``uptime`` seconds.
+
+    None if the failure predicts nothing: no Python exception with a traceback, a transient or secondary failure, a
+    timeout or a time limit.
+    """
+    report = attempt.failure_report
+    if report is None or attempt.time_limit is not None:
+        return None
+    first = report.first
+    if not (first.message and first.traceback) or first.is_secondary or first.is_timeout or is_transient(first):
+        return None
+    frames = parse_traceback(first.traceback, os.getcwd())
+    error = _VARIABLE_PARTS.sub("0", first.message)
+    if not frames:
+        return None
+    return FailureSignature(attempt.number, attempt.world_size, first.rank, error, frames, uptime, first.collectives)
+
+
+def is_transient(failure: RankFailure) -> bool:
+    """Whether a rank failed by a signal, for lack of host memory, or by a network error."""
+    if failure.signal is not None:
+        return True
+    text = f"{failure.message or ''}\n{failure.hint or ''}"
+    return bool(re.search(_NETWORK_ERROR, text) or re.search(_OOM_KILLED, text))

@@ -1,0 +1,455 @@
+"""Control messages: what launchers send over the control port, or within the process on node 0. Plain data.
+
+Each field's type has the bounds that are checked on arrival (``wire.bounds``).
+"""
+
+from __future__ import annotations
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
+from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
+from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.features.profile.rank_profile import RankProfile
+from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.plan.rank_layout import NodeAssignment
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from ddplaunch.base.field_types import (
+        CommandText,
+        Count,
+        Hint,
+        Name,
+        Restarts,
+        RunId,
+        Seconds,
+        Signal,
+        StopSignal,
+        Text,
+        TextLine,
+        Timestamp,
+    )
+
+PROTOCOL_VERSION = 17  # raised whenever a message changes, so that launchers of different versions detect it
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions that must be equal for ranks to work together; None: unknown or not installed."""
+
+    python: Name  # "3.11", and torch "2.13": patch levels may differ
+    torch: Name | None = None
+    cuda: Name | None = None
+    nccl: Name | None = None
+
+
+# ---------------------------------------------------------------------------------------------- to node 0
+
+
+@dataclass(frozen=True)
+class NodeHello:
+    """Handshake: a node that wants to join; its node spec, and what must be equal on all nodes."""
+
+    node_spec: NodeSpec
+    nnodes: Name
+    run_id: RunId | None
+    target: CommandText  # as given on the command line
+    fingerprint: Name | None  # of the target file's content; None without a file
+    max_restarts: Restarts
+    versions: Versions
+    gpus: tuple[Name, ...]  # models
+    nonce: Name = ""  # for node 0's proof
+    proof: Name | None = None  # that this node knows the token (``wire.proof``)
+    has_node_rank: bool = True  # False: the spec's node rank is only preferred
+
+    @property
+    def name(self) -> str:
+        return self.node_spec.name
+
+
+@dataclass(frozen=True)
+class JoinDeclined:
+    """Sent instead of a hello by a node that cannot join: its error message and hint."""
+
+    node_rank: Count
+    host: Name
+    message: TextLine
+    hint: Hint | None
+    run_id: RunId | None
+    nonce: Name = ""
+    proof: Name | None = None
+
+    @property
+    def name(self) -> str:
+        return f"node {self.node_rank} ({self.host})"
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}: {self.message}"
+
+
+@dataclass(frozen=True)
+class FailureReported:
+    """A rank failed; ``clock``: this node's time when sending, to convert its timestamps."""
+
+    attempt: Count
+    failure: RankFailure
+    clock: Timestamp
+
+
+@dataclass(frozen=True)
+class RanksFinished:
+    """All ranks of this node have ended with 0."""
+
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class LauncherFailure:
+    """The launcher's own processes on a node ended unexpectedly."""
+
+    reason: TextLine
+    time: Timestamp  # by the node's clock
+
+
+@dataclass(frozen=True)
+class AttemptReport:
+    """A node's final message of an attempt: no process of it is left there."""
+
+    attempt: Count
+    failures: tuple[RankFailure, ...]  # all, with the last lines of each rank's output
+    stopped: Count  # number of ranks that were stopped
+    clock: Timestamp  # as in ``FailureReported``
+    broken: LauncherFailure | None = None
+    preemption_seen: bool = False  # whether runtime.preempted() returned True in a rank
+
+
+@dataclass(frozen=True)
+class ArrivalsReported:
+    """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
+
+    attempt: Count
+    arrivals: tuple[CollectiveArrivals, ...]
+
+
+@dataclass(frozen=True)
+class NodeStartError:
+    """This node cannot start its ranks, or its check failed: a problem that a user can fix."""
+
+    message: TextLine
+    hint: Hint | None = None
+
+
+@dataclass(frozen=True)
+class CheckPassed:
+    """This node's check for the attempt succeeded."""
+
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """This launcher got a signal to end the job, for the first time or ``again``."""
+
+    signal: StopSignal
+    again: bool = False
+    reason: TextLine = ""  # where a rank requested it
+
+
+@dataclass(frozen=True)
+class StallSuspected:
+    """The ranks of this node have printed nothing for the stall timeout and make no progress: check the job."""
+
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class RanksStarted:
+    """The first rank of this node has started."""
+
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class DebuggerActive:
+    """Whether a rank of this node is in a debugger; time limits are paused meanwhile."""
+
+    attempt: Count
+    is_active: bool
+
+
+@dataclass(frozen=True)
+class StragglersFound:
+    """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
+
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class PreemptionNotice:
+    """This launcher got the scheduler's preemption signal."""
+
+    signal: Signal
+
+
+# ---------------------------------------------------------------------------------------------- from node 0
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The first message on any connection to the control port."""
+
+    ddplaunch: Count
+    nonce: Name
+
+
+@dataclass(frozen=True)
+class JoinRefused:
+    """The node cannot join: error message and hint."""
+
+    message: TextLine
+    hint: Hint | None = None
+
+
+@dataclass(frozen=True)
+class JoinAccepted:
+    """The node has joined; ``node_rank`` is set if the hello had none. ``late``: ranks have started before."""
+
+    run_id: RunId
+    heartbeat_timeout_s: Seconds
+    proof: Name | None = None
+    node_rank: Count | None = None
+    late: bool = False
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
+            raise ValueError(f"a heartbeat timeout of {self.heartbeat_timeout_s} s")
+
+
+@dataclass(frozen=True)
+class JoinStatus:
+    """Which nodes have joined; sent while the job waits for more."""
+
+    joined: Count
+    min_nodes: Count
+    max_nodes: Count
+    missing: tuple[Count, ...]  # the lowest missing node ranks
+    window_s: Seconds | None = None  # until the job starts with those that have joined; None if they are too few
+    kind: Literal["node", "task"] = "node"  # the word in messages
+
+
+@dataclass(frozen=True)
+class CheckNode:
+    """Check your machine before this attempt; the reply is ``CheckPassed`` or ``NodeStartError``."""
+
+    attempt: Count
+    gpu_memory_timeout: Seconds  # how long to wait for GPU memory in use
+
+
+@dataclass(frozen=True)
+class StartAttempt:
+    """Start your ranks; the receiver adds the fields after ``assignment``."""
+
+    attempt: Count  # 0 is the first
+    run_id: RunId
+    assignment: NodeAssignment | None = None  # the receiver's; None if its plan is complete (one node)
+    address: Name | None = None  # node 0's, as the receiver reaches it
+    interface: Name | None = None  # of the route to node 0
+    node_specs: tuple[NodeSpec, ...] = ()  # of all nodes with ranks, in order; on node 0 only
+
+
+@dataclass(frozen=True)
+class StopAttempt:
+    """Stop your ranks: send them this signal, SIGKILL after ``grace_s`` seconds."""
+
+    attempt: Count
+    signal: StopSignal
+    grace_s: Seconds
+
+
+@dataclass(frozen=True)
+class PreemptRanks:
+    """The job is preempted: notify your ranks. They end by themselves, or are stopped later."""
+
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class ConnectingToNodeZero:
+    """Within a process: node 0 is not reached yet, and why."""
+
+    reason: TextLine
+
+
+@dataclass(frozen=True)
+class CoordinatorLost:
+    """Within a process: the connection to node 0 is lost; later messages are this node's own."""
+
+
+@dataclass(frozen=True)
+class Restarting:
+    """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` is the note to print."""
+
+    attempt: Count
+    wait: Seconds
+    text: Text
+    verdict: FailureReport | None  # None if a launcher failed, and no rank
+
+
+@dataclass(frozen=True)
+class NoteMessage:
+    """A note to print."""
+
+    text: Text
+
+
+@dataclass(frozen=True)
+class JobStalled:
+    """The job makes no progress since ``since``; ``text`` is the note to print, or "".
+
+    "" where the attempt is stopped for that, or this stall was printed before (a rank only printed something since).
+    """
+
+    since: Timestamp
+    text: Text = ""
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """Within node 0's process: the host of a node with ranks that was lost."""
+
+    host: Name
+
+
+@dataclass(frozen=True)
+class EndJob:
+    """The job has ended, with this result."""
+
+    outcome: JobResult
+
+
+# ---------------------------------------------------------------------------------------------- both ways
+
+
+@dataclass(frozen=True)
+class ProgressResumed:
+    """From a node: its ranks make progress again after ``JobStalled``. From node 0: so does the job."""
+
+    attempt: Count
+
+
+@dataclass(frozen=True)
+class InspectRequest:
+    """From node 0: inspect your ranks. To node 0: inspect all ranks. The reply has the same ``serial``."""
+
+    serial: Count
+    detail: Detail
+    timeout_s: Seconds  # for the reply
+
+
+@dataclass(frozen=True)
+class InspectReply:
+    """What the ranks are doing; serial 0, within node 0's process: before the stop of an attempt, for its report."""
+
+    serial: Count
+    inspection: Inspection
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """From node 0: profile your ranks. To node 0: profile all ranks. Each reply has the same ``serial``."""
+
+    serial: Count
+    seconds: Seconds
+    torch: bool = False  # with torch's own profiler
+
+
+@dataclass(frozen=True)
+class ProfileReply:
+    """The profile of one rank, or the end of the replies."""
+
+    serial: Count
+    profile: RankProfile | None = None
+    is_last: bool = False
+    silent_nodes: tuple[TextLine, ...] = ()  # without a reply: "node 2 (n2)"
+    refusal: TextLine = ""  # why no profile is taken
+
+
+@dataclass(frozen=True)
+class ForwardSignal:
+    """From a node: its launcher got a signal for the ranks. From node 0: forward it to ranks with a handler."""
+
+    number: Signal
+    sent_to_group: bool = False  # the ranks there got it too, so expect that on each node
+
+    def __post_init__(self) -> None:
+        if self.number not in FORWARDED_SIGNALS:
+            raise ValueError(f"signal {self.number} is not for ranks")
+
+
+@dataclass(frozen=True)
+class HeartbeatMessage:
+    """A heartbeat, with the times from which both sides compute their clock offset (``clock_offset``)."""
+
+    clock: Timestamp  # seconds since the epoch, by the sender's clock
+    last_received: Timestamp | None = None  # ``clock`` of the last heartbeat that the sender received from this peer
+    held_s: Seconds = 0.0  # since it was received
+
+
+FromNode = (
+    FailureReported
+    | RanksFinished
+    | ArrivalsReported
+    | AttemptReport
+    | NodeStartError
+    | CheckPassed
+    | StopRequested
+    | PreemptionNotice
+    | RanksStarted
+    | StallSuspected
+    | StragglersFound
+    | ProgressResumed
+    | DebuggerActive
+    | InspectRequest
+    | InspectReply
+    | ProfileRequest
+    | ProfileReply
+    | ForwardSignal
+    | HeartbeatMessage
+)
+FromNodeZero = (
+    JoinStatus
+    | CheckNode
+    | StartAttempt
+    | StopAttempt
+    | PreemptRanks
+    | Restarting
+    | NoteMessage
+    | JobStalled
+    | ProgressResumed
+    | EndJob
+    | InspectRequest
+    | InspectReply
+    | ProfileRequest
+    | ProfileReply
+    | ForwardSignal
+    | HeartbeatMessage
+)
+Message = (
+    NodeHello
+    | JoinDeclined
+    | Welcome
+    | JoinRefused
+    | JoinAccepted
+    | ConnectingToNodeZero
+    | CoordinatorLost
+    | NodeLost
+    | FromNode
+    | FromNodeZero
+)
+
+FROM_NODE: tuple[type[FromNode], ...] = FromNode.__args__
+FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__

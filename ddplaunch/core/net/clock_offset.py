@@ -1,0 +1,93 @@
+"""Estimates the offset of a peer's clock from heartbeats, as NTP does.
+
+A heartbeat has its sender's time, the time in the last heartbeat that the sender received, and how long ago that was.
+The time since that one was sent, less this delay, is the round trip; the peer's clock was read in its middle, so the
+error is at most half of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.core.messages import HeartbeatMessage
+
+MAX_UNANSWERED = 16  # own heartbeats that the peer has not answered yet
+MAX_DRIFT = 15e-6  # seconds per second by which two clocks may diverge (NTP's PHI)
+MAX_REPLY_AGE_S = 3600.0  # a received heartbeat is not answered later than this
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """Seconds by which a peer's clock is ahead of the local one, and the largest error of that."""
+
+    offset_s: float
+    error_s: float
+
+
+LOCAL_CLOCK = ClockOffset(0.0, 0.0)
+UNKNOWN = ClockOffset(0.0, math.inf)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One round trip. Its error grows with time, so a newer one of the same quality replaces it."""
+
+    ahead: float
+    error: float  # at ``taken``
+    taken: float
+
+    def error_at(self, now: float) -> float:
+        return self.error + MAX_DRIFT * (now - self.taken)
+
+    def is_consistent_with(self, later: _Sample) -> bool:
+        return abs(self.ahead - later.ahead) <= self.error_at(later.taken) + later.error
+
+
+def boottime() -> float:
+    """A monotonic clock; it also counts while the machine is suspended (CLOCK_BOOTTIME) where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class PeerClock:
+    """The clock offset of one peer, from the heartbeats in both directions."""
+
+    def __init__(
+        self, wall_clock: Callable[[], float] = time.time, monotonic_clock: Callable[[], float] = boottime
+    ) -> None:
+        self._wall, self._monotonic = wall_clock, monotonic_clock
+        self._sent: dict[float, float] = {}  # monotonic time of own heartbeats, by the wall-clock time in them
+        self._last_received: tuple[float, float] | None = (
+            None  # the time in the peer's last heartbeat, and when it arrived
+        )
+        self._best: _Sample | None = None
+
+    def next_heartbeat(self) -> HeartbeatMessage:
+        """Build the heartbeat to send now."""
+        clock, now = self._wall(), self._monotonic()
+        self._sent[clock] = now
+        if len(self._sent) > MAX_UNANSWERED:
+            del self._sent[next(iter(self._sent))]
+        if self._last_received is None or not 0 <= now - self._last_received[1] <= MAX_REPLY_AGE_S:
+            return HeartbeatMessage(clock)
+        return HeartbeatMessage(clock, self._last_received[0], now - self._last_received[1])
+
+    def on_heartbeat(self, heartbeat: HeartbeatMessage) -> None:
+        """Use a heartbeat from the peer; ignored if it answers no own heartbeat, or with a negative round trip."""
+        clock, now = self._wall(), self._monotonic()
+        self._last_received = heartbeat.clock, now
+        sent_at = None if heartbeat.last_received is None else self._sent.get(heartbeat.last_received)
+        if sent_at is None or (round_trip := now - sent_at - heartbeat.held_s) < 0:
+            return
+        sample = _Sample(heartbeat.clock + round_trip / 2 - clock, round_trip / 2 + MAX_DRIFT * heartbeat.held_s, now)
+        best = self._best
+        # An inconsistent sample: a clock was set or stopped, so the earlier offset is wrong.
+        if best is None or sample.error <= best.error_at(now) or not best.is_consistent_with(sample):
+            self._best = sample
+
+    def best_offset(self) -> ClockOffset:
+        """The best known offset; UNKNOWN before about the second heartbeat."""
+        now = self._monotonic()
+        return ClockOffset(self._best.ahead, self._best.error_at(now)) if self._best else UNKNOWN

@@ -1,0 +1,232 @@
+"""The coordinator server, in node 0's launcher: connects the coordinator with the node in this process and, through the
+control port, with all other nodes.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.text import join_names
+from ddplaunch.core import messages
+from ddplaunch.core.job.coordinator import Coordinator
+from ddplaunch.core.job.signal_forwarding import SignalDeduplicator
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.messages import (
+    EndJob,
+    ForwardSignal,
+    FromNode,
+    JoinDeclined,
+    JoinRefused,
+    Message,
+    NodeHello,
+    StartAttempt,
+)
+from ddplaunch.core.net import kernel_limits
+from ddplaunch.core.net.addresses import find_interface
+from ddplaunch.core.net.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset, PeerClock
+from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
+from ddplaunch.features.inspect.slow_rank_detector import SlowRankDetector
+
+if TYPE_CHECKING:
+    from ddplaunch.core.net.connection import Connection
+
+LINGER_S = 1.0  # for EndJob to be delivered to the other nodes
+
+
+class CoordinatorServer:
+    """Owns the coordinator and all connections to other nodes; without sockets in a job of one node."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: JobConfig,
+        hello: NodeHello,
+        run_id: str,
+        on_message: Callable[[Message], None],
+        listener_socket: socket.socket | None = None,
+    ) -> None:
+        """``on_message`` gets messages to node 0 itself; ``listener_socket`` listens on the control port, if any."""
+        self._loop = loop
+        self._config = config
+        self._run_id = run_id
+        self._on_message = on_message
+        self._listener_socket = listener_socket
+        self._peers: dict[int, Connection[Message]] = {}
+        self._clocks: dict[int, PeerClock] = {}
+        self._closing: list[Connection[Message]] = []
+        self._local_ranks = len(hello.node_spec.devices)
+        self._coordinator = Coordinator(config, hello, run_id, self._send, self._disconnect, loop.call_later)
+        self._signal_deduplicator = SignalDeduplicator()
+        self._reported = 0
+        self._latest_start: StartAttempt | None = None  # of the latest attempt
+        self._slow_ranks: SlowRankDetector | None = None
+        self._frame: tuple[Message | None, bytes] = (None, b"")  # the last message to another node, encoded
+
+    def start(self) -> None:
+        """Accept connections, and start the job when enough nodes have joined: at once if there is one."""
+        if self._listener_socket is not None:
+            from ddplaunch.core.net.listener import Listener
+
+            self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self._on_peer)
+            self._heartbeat = HeartbeatMonitor(
+                self._loop, self._config.heartbeat_timeout, self._send_heartbeats, self._on_silent_peer
+            )
+            if text := kernel_limits.find_low_limits(self._config.max_nodes):
+                self._on_message(messages.NoteMessage(text))
+        self._coordinator.start()
+
+    def send(self, message: FromNode) -> None:
+        """Pass a message of node 0's own launcher to the coordinator."""
+        if isinstance(message, messages.ArrivalsReported):
+            return self._record_arrivals(0, message)
+        if isinstance(message, ForwardSignal):
+            return self._forward_signal(0, message)
+        self._coordinator.on_message(0, message)
+
+    def close(self) -> None:
+        """Stop listening; close the connections once EndJob is delivered, or after LINGER_S."""
+        if self._listener_socket is None:
+            return
+        self._heartbeat.close()
+        self._closing = [*self._listener.close(), *self._peers.values()]
+        for connection in self._peers.values():
+            connection.close_gracefully(LINGER_S)
+        self._peers.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        return not any(connection.is_open for connection in self._closing)
+
+    def _on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
+        if isinstance(hello, JoinDeclined):
+            return self._listener.refuse(connection, self._coordinator.on_declined(hello))
+        accepted = self._coordinator.check_hello(hello)
+        if isinstance(accepted, JoinRefused):
+            return self._listener.refuse(connection, accepted)
+        number = accepted.node_spec.node_rank
+        self._peers[number] = connection
+        self._clocks[number] = PeerClock()
+        connection.set_accepted_types(messages.FROM_NODE)
+        connection.on_message = partial(self._on_peer_message, number)
+        connection.on_lost = partial(self._on_disconnect, number)
+        assigned, late = None if hello.has_node_rank else number, self._latest_start is not None
+        connection.send(messages.JoinAccepted(self._run_id, self._config.heartbeat_timeout, proof, assigned, late))
+        self._heartbeat.record(number)
+        self._coordinator.add_node(accepted)
+
+    def _on_peer_message(self, number: int, message: Message) -> None:
+        self._heartbeat.record(number)
+        if isinstance(message, messages.HeartbeatMessage):
+            return self._clocks[number].on_heartbeat(message)
+        if isinstance(message, messages.ArrivalsReported):
+            return self._record_arrivals(number, message)
+        if isinstance(message, ForwardSignal):
+            return self._forward_signal(number, message)
+        if isinstance(message, messages.ProfileReply) and message.profile:
+            message = replace(message, profile=message.profile.with_clock_offset(*self._clock_and_error(number)))
+        self._coordinator.on_message(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
+
+    def _forward_signal(self, number: int, message: ForwardSignal) -> None:
+        """Forward a signal that one launcher got to the ranks of all nodes."""
+        if self._signal_deduplicator.should_forward(number, message.number):
+            for node in (0, *self._peers):
+                self._send(node, message)
+
+    def _record_arrivals(self, number: int, message: messages.ArrivalsReported) -> None:
+        """Store when ranks arrived at collectives, with the current clock offset of their node."""
+        if (detector := self._slow_rank_detector()) is None:
+            raise ProtocolError("collectives before the start")
+        detector.add_arrivals(number, message, self._clock_offset(number))
+
+    def _slow_rank_detector(self) -> SlowRankDetector | None:
+        """The detector of the latest attempt; None before the first."""
+        if self._slow_ranks is None and self._latest_start is not None:
+            self._slow_ranks = SlowRankDetector(self._latest_start)
+        return self._slow_ranks
+
+    def _with_slow_ranks(self, message: messages.InspectReply) -> messages.InspectReply:
+        """Replace the arrival times in an inspection by which ranks are slow."""
+        if any(rank.arrivals for rank in message.inspection.ranks) and (detector := self._slow_rank_detector()):
+            return replace(message, inspection=detector.add_slow_ranks(message.inspection, self._clock_offset))
+        return message
+
+    def _clock_offset(self, number: int) -> ClockOffset:
+        if number == 0:
+            return LOCAL_CLOCK
+        return self._clocks[number].best_offset() if number in self._clocks else UNKNOWN
+
+    def _clock_and_error(self, number: int) -> tuple[float, float]:
+        offset = self._clock_offset(number)
+        return offset.offset_s, offset.error_s
+
+    def _on_disconnect(self, number: int, why: str, silence: float = 0.0) -> None:
+        self._remove_peer(number)
+        self._coordinator.on_node_lost(number, why, silence)
+
+    def _disconnect(self, number: int) -> None:
+        self._remove_peer(number).close()
+
+    def _remove_peer(self, number: int) -> Connection[Message]:
+        self._heartbeat.remove_peer(number)
+        del self._clocks[number]
+        return self._peers.pop(number)
+
+    def _on_silent_peer(self, number: int, seconds: float) -> None:
+        self._peers[number].close()
+        self._on_disconnect(number, f"no heartbeat for {seconds:.1f} s", seconds)
+
+    def _send_heartbeats(self) -> None:
+        for number in list(self._peers):
+            self._peers[number].send(self._clocks[number].next_heartbeat())
+
+    def _send(self, number: int, message: Message) -> None:
+        if isinstance(message, messages.InspectReply):
+            message = self._with_slow_ranks(message)
+        if number:
+            if number in self._peers:
+                self._peers[number].send_frame(self._encode_once(message))
+            return
+        if isinstance(message, StartAttempt | EndJob):
+            self._report_rejected_connections()
+        if isinstance(message, StartAttempt):
+            self._latest_start, self._slow_ranks = message, None
+            message = self._with_node_zero_address(message)
+        if isinstance(message, EndJob) and message.outcome.code == 0:
+            self._report_slow_ranks()
+        self._on_message(message)
+
+    def _encode_once(self, message: Message) -> bytes:
+        """Return the frame of a message; one that goes to all nodes is encoded once."""
+        if self._frame[0] is not message:
+            from ddplaunch.base.codec import encode
+
+            self._frame = message, encode(message)
+        return self._frame[1]
+
+    def _with_node_zero_address(self, start: StartAttempt) -> StartAttempt:
+        """Add what node 0's own ranks need: the address that the other nodes connected to."""
+        if not self._peers:
+            return start if self._listener_socket is not None else replace(start, assignment=None, node_specs=())
+        address = self._peers[min(self._peers)].here
+        return replace(start, address=address, interface=self._config.interface or find_interface(address))
+
+    def _report_slow_ranks(self) -> None:
+        for sentence in self._slow_ranks.describe() if self._slow_ranks else ():
+            self._on_message(messages.NoteMessage(sentence))
+
+    def _report_rejected_connections(self) -> None:
+        if self._listener_socket is None:
+            return
+        rejected = self._listener.rejected
+        if rejected.total() > self._reported:
+            self._reported = rejected.total()
+            reasons = join_names(f"{count} {why}" for why, count in rejected.most_common())
+            plural = "s" if self._reported > 1 else ""
+            text = f"{self._reported} connection{plural} to the control port did not belong to this job: {reasons}"
+            self._on_message(messages.NoteMessage(text))

@@ -1,0 +1,80 @@
+"""Heartbeats: sends them to every peer, and detects peers whose heartbeats have stopped.
+
+A suspension or starvation of this process does not count as a peer's silence: the peer's heartbeats are in the socket,
+which the loop reads before the timers, and silence is measured on a clock that stops while this process does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ddplaunch.base.event_loop import EventLoop, Timer
+
+HEARTBEATS_PER_TIMEOUT = 4
+SCHEDULING_SLACK_S = 0.25  # a later own heartbeat means that this process did not run; the rest does not count
+
+
+class HeartbeatMonitor:
+    """The heartbeats of one process with its peers, by node rank."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        timeout_s: float,
+        send_heartbeat: Callable[[], None],
+        on_silent_peer: Callable[[int, float], None],
+    ) -> None:
+        """Call ``send_heartbeat`` HEARTBEATS_PER_TIMEOUT times per ``timeout_s``.
+
+        ``on_silent_peer(peer, seconds)`` is called once for a peer without a message for ``timeout_s``.
+        """
+        self._loop = loop
+        self._timeout = timeout_s
+        self._interval = timeout_s / HEARTBEATS_PER_TIMEOUT
+        self._send = send_heartbeat
+        self._on_silent_peer = on_silent_peer
+        self._last_received: dict[int, float] = {}  # when each peer's last message arrived, in active time
+        self._active_until = 0.0  # active time at ``_sent_at``
+        self._sent_at = time.monotonic()
+        self._send_timer = loop.call_later(self._interval, self._send_heartbeat)
+        self._check_timer: Timer | None = None
+
+    def record(self, peer: int) -> None:
+        """Called when ``peer`` has sent anything, or has just joined."""
+        self._last_received[peer] = self._active_time()
+        if self._check_timer is None:
+            self._schedule_check()
+
+    def remove_peer(self, peer: int) -> None:
+        self._last_received.pop(peer, None)
+
+    def close(self) -> None:
+        self._send_timer.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        self._last_received.clear()
+
+    def _active_time(self) -> float:
+        """Seconds in which this process ran: at most the interval and some slack for each own heartbeat."""
+        return self._active_until + min(time.monotonic() - self._sent_at, self._interval + SCHEDULING_SLACK_S)
+
+    def _send_heartbeat(self) -> None:
+        self._active_until, self._sent_at = self._active_time(), time.monotonic()
+        self._send_timer = self._loop.call_later(self._interval, self._send_heartbeat)
+        self._send()
+
+    def _schedule_check(self) -> None:
+        """Set the timer for the peer that has been silent longest."""
+        self._check_timer = None
+        if self._last_received:
+            due = min(self._last_received.values()) + self._timeout
+            self._check_timer = self._loop.call_later(max(0.0, due - self._active_time()), self._check_peers)
+
+    def _check_peers(self) -> None:
+        now = self._active_time()
+        for peer, received in list(self._last_received.items()):
+            if now - received >= self._timeout and peer in self._last_received:
+                del self._last_received[peer]
+                self._on_silent_peer(peer, now - received)
+        self._schedule_check()

@@ -1,0 +1,59 @@
+"""Kernel limits on node 0 in a job of many nodes: raises RLIMIT_NOFILE, reports sysctls that are too low."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ddplaunch.base import rlimits
+
+LARGE_JOB_NODES = 1000  # with fewer nodes these limits do not matter
+_SPARE_DESCRIPTORS = 128  # for other descriptors, neighbours and connections than those of the nodes
+_SYSCTLS = "/proc/sys/net"
+
+
+def raise_fd_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and return it; ranks get the original limit."""
+    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
+    """Describe which limits to raise on node 0 of a job of ``nodes``; None if none is too low, or nodes are few.
+
+    ``sysctls``: /proc/sys/net (proc(5)); a setting that cannot be read is skipped.
+    """
+    found = list(_low_sysctls(nodes + _SPARE_DESCRIPTORS, sysctls)) if nodes >= LARGE_JOB_NODES else []
+    if not found:
+        return None
+    return f"node 0 serves {nodes:,} nodes; raise on this machine, as root, what is too low:\n" + "\n".join(
+        f"  {each}" for each in found
+    )
+
+
+def _low_sysctls(need: int, sysctls: str) -> Iterator[str]:
+    hard = rlimits.read(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < need:
+        yield f"open files (ulimit -Hn): {hard}, at least {need}; beyond that no node can join"
+    names = {"core/somaxconn": "nodes that call at once try again"}
+    # with cookies the kernel does without this queue (tcp_input.c)
+    if _read_sysctl(sysctls, "ipv4/tcp_syncookies") == 0:
+        names["ipv4/tcp_max_syn_backlog"] = "the same, as net.ipv4.tcp_syncookies is 0"
+    names["ipv4/neigh/default/gc_thresh3"] = "needed if all nodes are in one network: beyond it packets are dropped"
+    for name, why in names.items():
+        value = _read_sysctl(sysctls, name)
+        if value is not None and value < need:
+            yield f"net.{name.replace('/', '.')}: {value}, at least {need}; {why}"
+
+
+def _read_sysctl(sysctls: str, name: str) -> int | None:
+    try:
+        with open(f"{sysctls}/{name}", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,170 @@
+"""Reserves a TCP port of this node, for the store or the control port, before any process learns its number."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+
+from ddplaunch.base.errors import UsageError, sanitize_line, truncate_line
+from ddplaunch.core.net.addresses import parse_address, resolve
+from ddplaunch.system.plan.rendezvous import LOOPBACK
+
+LISTEN_BACKLOG = 65535  # the kernel limits it (net.core.somaxconn): all nodes may connect at once
+
+
+class ReservedPort:
+    """A port reserved for the lifetime of the job.
+
+    A socket listens there from the start, so that no other program can bind it; connections wait in its queue. It is
+    closed so that rank 0 can listen instead. A second socket, bound with SO_REUSEADDR, does not listen: it keeps the
+    kernel from choosing this port for other programs, and allows another SO_REUSEADDR socket to listen (Linux, tcp(7)).
+    """
+
+    def __init__(self, address: str, number: int, *, nnodes: int, option: str = "--master-port") -> None:
+        """Bind ``number``, or any free port where it is 0, on loopback or, with peers elsewhere, on all interfaces.
+
+        Raises:
+            UsageError: it is taken, or ``address`` does not resolve; ``option`` is the option that names this port.
+        """
+        self._flag = option
+        self._family, self._host = _bind_address(address) if nnodes == 1 else _any_address()
+        self._reserved = self._bind(number)
+        self.number: int = self._reserved.getsockname()[1]
+        self._listening: socket.socket | None = None
+        try:
+            self.listen()
+        except UsageError:
+            self.close()
+            raise
+
+    def listen(self) -> socket.socket:
+        """Return the listening socket, a new one after ``cede``.
+
+        Raises:
+            UsageError: another program listens there now.
+        """
+        if self._listening is None:
+            listening = self._bind(self.number)
+            try:
+                listening.listen(LISTEN_BACKLOG)
+            except OSError as error:
+                listening.close()
+                raise _port_in_use_error(self._flag, self.number, error) from None
+            self._listening = listening
+        return self._listening
+
+    def cede(self) -> None:
+        """Close the listening socket so that another process (rank 0) can listen on the port."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    def close(self) -> None:
+        self.cede()
+        self._reserved.close()
+
+    def _bind(self, number: int) -> socket.socket:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            if self._family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind((self._host, number))
+        except OSError as error:
+            sock.close()
+            raise _port_in_use_error(self._flag, number, error) from None
+        return sock
+
+
+def try_listen(number: int) -> socket.socket | None:
+    """Listen on all interfaces; None if another process listens there already. Of several callers one succeeds.
+
+    Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen.
+    """
+    try:
+        return listen_on_all_interfaces(number)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise _port_in_use_error("--control-port", number, error) from None
+
+
+def listen_on_all_interfaces(number: int) -> socket.socket:
+    """Listen on all interfaces. Raises OSError."""
+    family, host = _any_address()
+    dual = family == socket.AF_INET6
+    return socket.create_server((host, number), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual)
+
+
+def check_loopback() -> str | None:
+    """Return an error text if 127.0.0.1 is unreachable, as in a new network namespace, else None.
+
+    torch would retry for two minutes. A UDP socket that is connected sends nothing.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((LOOPBACK, 9))
+        except OSError as error:
+            if error.errno in (errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+                return f"the loopback interface is down: no rank can reach {LOOPBACK}; type: ip link set lo up"
+    return None
+
+
+def _bind_address(address: str) -> tuple[socket.AddressFamily, str]:
+    if address == LOOPBACK:
+        return socket.AF_INET, address
+    try:
+        found = resolve(address)
+    except OSError as error:
+        why = f"--master-addr {sanitize_line(address)} does not resolve: {error.strerror}"
+        raise UsageError(why, "give an address, like 10.0.0.1") from None
+    addresses = [(family, str(where[0])) for family, where in found]
+    if all(parse_address(each).is_loopback for _, each in addresses):
+        return next((each for each in addresses if each[0] == socket.AF_INET), addresses[0])
+    if not any(_is_local(*each) for each in addresses):
+        why = f"--master-addr {address} is not an address of this machine, where rank 0 runs"
+        raise UsageError(why, "leave it out on one node")
+    return _any_address()
+
+
+def _any_address() -> tuple[socket.AddressFamily, str]:
+    has_ipv6 = socket.has_ipv6 and _is_local(socket.AF_INET6, "::")
+    return (socket.AF_INET6, "::") if has_ipv6 else (socket.AF_INET, "0.0.0.0")
+
+
+def _is_local(family: socket.AddressFamily, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+class PortTaken(UsageError):
+    """Another program listens on a port that node 0 needs."""
+
+
+def _port_in_use_error(flag: str, number: int, error: OSError) -> UsageError:
+    if error.errno == errno.EACCES:
+        return UsageError(f"{flag} {number}: only root may use ports below 1024", f"{flag} 29500")
+    if error.errno != errno.EADDRINUSE:
+        return UsageError(f"{flag} {number} cannot be bound: {error.strerror}")
+    hint = "leave --master-port out on one node, or give another"
+    if flag == "--control-port":
+        hint = "give every node another --master-port, which the control port follows, or another --control-port"
+    return PortTaken(f"{flag} {number} is in use by {_describe_listener(number)}", hint)
+
+
+def _describe_listener(number: int) -> str:
+    """Describe the process that listens on the port, if the kernel shows it (not if another user's)."""
+    with suppress(Exception):
+        import psutil
+
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == number and connection.pid:
+                process = psutil.Process(connection.pid)
+                command = " ".join(process.cmdline()) or process.name()
+                return f"{truncate_line(command, 60)} (pid {process.pid}, {process.username()})"
+    return "another process"

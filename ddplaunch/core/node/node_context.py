@@ -1,0 +1,119 @@
+"""The context that all ranks of a node share, and the job that the zygote gets for each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.run_temp_dir import PreemptionFile
+from ddplaunch.core.node.store_host import StoreHost
+from ddplaunch.core.node_config import NodeConfig
+from ddplaunch.core.output.run_log import RunLog, snapshot_file
+from ddplaunch.core.output.screen import Screen
+from ddplaunch.core.output.streams import Streams
+from ddplaunch.system.plan.rank_layout import Rank
+from ddplaunch.system.target.target import TargetKind
+
+if TYPE_CHECKING:
+    from ddplaunch.core.rank.zygote_messages import ProgramJob, PythonJob, RankFacts, RankJob
+
+LAUNCHER_VARIABLES = frozenset(
+    {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
+)
+"""Environment variables of the launcher that ranks do not get."""
+
+
+LONG_ATTEMPT_S = 300.0
+"""A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
+
+
+def signals_to_block(preempt_signal: int | None) -> list[int]:
+    """The preemption signal, which may come to every process of the job; not SIGTERM, which also stops ranks."""
+    return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """What all ranks of this node share, in every attempt."""
+
+    policy: NodeConfig
+    screen: Screen
+    streams: Streams
+    log: RunLog
+    store: StoreHost
+    preemption_file: PreemptionFile
+
+    def build_rank_job(self, ranks: NodeRanks, rank: Rank, fds: dict[str, int]) -> RankJob:
+        """Return the job of a rank; add its descriptors to ``fds`` by purpose, for the caller to close.
+
+        Raises:
+            OSError: too many files are open.
+        """
+        plan = ranks.plan
+        reads = rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.policy.has_live_view)
+        log = self.log.rank_file(rank.rank, ranks.number)
+        self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.policy.show.streams_for(rank), log=log)
+        if self.policy.inspect:
+            fds["rank_channel"] = ranks.open_channel(rank.rank)
+        has_terminal = reads and os.isatty(0)  # plain pdb uses it
+        debugger = ranks.debug_server.socket_path() if ranks.debug_server and not has_terminal else ""
+        return self._describe_job(ranks, rank, debugger)
+
+    def _oom_snapshot_path(self, ranks: NodeRanks, rank: Rank) -> str:
+        """The file for the state of CUDA's allocator: in the log folder, else in the current folder."""
+        name = snapshot_file(rank.rank, ranks.number)
+        return self.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
+
+    def _describe_job(self, ranks: NodeRanks, rank: Rank, debugger: str) -> RankJob:
+        plan, error_file = ranks.plan, ranks.rank_file_path(rank.rank, "json")
+        target = plan.target
+        environment = {**plan.environment(rank, ranks.number), **self.preemption_file.variables()}
+        if error_file:
+            environment["TORCHELASTIC_ERROR_FILE"] = error_file  # for torchelastic's ``@record`` too
+        if self.screen.terminal:
+            environment["DDPLAUNCH_TERMINAL"] = "1"  # for ddplaunch.runtime.progress: the rank's streams are pipes
+        program: ProgramJob = {
+            "rank": rank.rank,
+            "kind": "program",
+            "target_text": target.text,
+            "path": target.path or "",
+            "args": list(plan.arguments(rank)),
+            "env": environment,
+            "cpus": list(rank.cpus) if rank.cpus else None,
+        }
+        if target.kind is TargetKind.PROGRAM:
+            return program
+        facts: RankFacts = {
+            "rank": rank.rank,
+            "local_rank": int(environment["LOCAL_RANK"]),
+            "node_rank": rank.node_rank,
+            "nnodes": plan.nnodes,
+            "world_size": plan.world_size,
+            "local_world_size": plan.node_of(rank.node_rank).local_world_size,
+            "device": environment["DDPLAUNCH_DEVICE"],
+        }
+        python: PythonJob = {
+            **program,
+            "kind": target.kind.value,
+            "module": target.module or "",
+            "function": target.function or "",
+            "sys_path_0": target.sys_path_0 or "",
+            "facts": facts,
+            "is_first_local": rank.local_rank == 0,
+            "backend": plan.backend,
+            "init_method": plan.init_method,
+            "error_file": error_file,
+            "trace_file": ranks.rank_file_path(rank.rank, "trace.json"),
+            "trace_min_age_s": LONG_ATTEMPT_S,
+            "oom_snapshot": self._oom_snapshot_path(ranks, rank) if self.policy.oom_report else "",
+            "oom_summary": ranks.rank_file_path(rank.rank, "oom") or "",
+            "debugger": debugger,
+            "debugpy": rank.rank in self.policy.debugpy,
+            "post_mortem": self.policy.post_mortem,
+            "long_group_timeout": self.policy.debug,
+            "title": " ".join(target.argv),
+        }
+        return python

@@ -1,0 +1,153 @@
+"""The launcher's process tree: the zygote, and which other descendants belong to the job.
+
+A shell that became the launcher by ``exec`` may have left it children: unrelated processes. While a zygote lives, all
+descendants of its ranks are below it. If it is killed, the launcher adopts them, and unrelated orphans too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.core.failures import describe_exit
+from ddplaunch.core.node import child_processes, node_context
+from ddplaunch.core.node.run_temp_dir import RunTempDir
+from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
+from ddplaunch.core.node_config import NodeConfig
+from ddplaunch.core.rank import proc_utils
+from ddplaunch.system.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
+
+
+STOPPED_S = 1.0  # seconds before a stop is reported: a scheduler resumes the processes of a job one by one
+
+
+class ProcessTree:
+    """Owns one zygote at a time, and knows the unrelated processes; without any at the start there will be none."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        policy: NodeConfig,
+        environ: Mapping[str, str],
+        run_id: str,
+        note: Callable[[str], object],
+    ) -> None:
+        """``note`` shows a message to the user."""
+        self._loop, self._policy, self._note = loop, policy, note
+        self._unrelated_pids = frozenset(proc_utils.list_children())
+        self._sessions: set[int] = set()
+        self.environ = {name: value for name, value in environ.items() if name not in node_context.LAUNCHER_VARIABLES}
+        self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # its path in their environment identifies ranks
+        self.zygote: ZygoteClient | None = None
+        self._stopped = 0  # the pid of a zygote whose stop was reported
+        self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
+        self._warm: WarmZygoteStarter | None = None
+        if policy.warm_idle_timeout_s is not None:
+            from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
+
+            self._warm = WarmZygoteStarter(policy.warm_idle_timeout_s)
+        self.sidecar_zygote: int | None = None  # the parent of all sidecars
+        loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
+
+    def ensure_zygote(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
+        """Return the zygote, started if there is none; it removes ``store_file`` if the launcher is killed.
+
+        Raises:
+            ResourceLimitError: a limit on processes or memory is reached.
+        """
+        self.zygote = self.zygote or ZygoteClient(
+            self._loop,
+            listener=listener,
+            environment={**self.environ, **plan.shared_environment},
+            preload=self._policy.preload,
+            first=plan.target.sys_path_0 or os.getcwd(),
+            remove=[path for path in (self.temp_dir.path, store_file) if path],
+            title=" ".join(plan.target.argv),
+            shielded=node_context.signals_to_block(self._policy.preempt_signal),
+            blocked=AT_START.blocked - {self._policy.preempt_signal},  # which may have waited for the launcher
+            warm=self._warm,
+        )
+        return self.zygote
+
+    @property
+    def warm_unavailable_reason(self) -> str | None:
+        """Why the zygote is not a fork of a warm one, if --warm was given."""
+        return self._warm.unavailable_reason if self._warm else self._policy.warm_unavailable_reason
+
+    def _on_child(self, number: int) -> None:
+        """A child has ended, or a signal has stopped or continued it."""
+        if self._stopped_zygote() != self._stopped:
+            self._loop.call_later(STOPPED_S, self.report_stopped_zygote)
+
+    def report_stopped_zygote(self) -> None:
+        """Report once that a signal has stopped the zygote, which then neither starts ranks nor reports exits."""
+        pid = self._stopped_zygote()
+        if pid and pid != self._stopped:
+            text = f"the process that starts the ranks (pid {pid}) is stopped; continue it: kill -CONT {pid}"
+            self._note(text)
+        self._stopped = pid
+
+    def _stopped_zygote(self) -> int:
+        """The pid of the zygote if a signal has stopped it, else 0."""
+        pid = self.zygote.pid if self.zygote else 0
+        return pid if pid and proc_utils.is_suspended(pid) else 0
+
+    def cancel_pending(self) -> int:
+        return self.zygote.cancel_pending() if self.zygote else 0
+
+    def sweep(self, grace: float) -> None:
+        """Kill what is left of the ranks, as ``ZygoteClient.sweep`` does."""
+        if self.zygote:
+            self.zygote.sweep(grace)
+
+    def kill(self) -> None:
+        if self.zygote:
+            self.zygote.kill()
+
+    def close(self) -> str | None:
+        """Close the zygote, if any; return how it had ended already, None if the launcher ended it."""
+        if (zygote := self.zygote) is None:
+            return None
+        self.zygote = None
+        killed, status = zygote.killed, zygote.close()
+        self._stuck = zygote.unkillable
+        how = describe_exit(-signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status))
+        return None if killed else f"the zygote (pid {zygote.pid}) {how}, and its ranks with it"
+
+    def kill_remaining(self) -> list[str]:
+        """Kill the descendants that the launcher adopted from the zygote; return those that cannot be killed."""
+        return [*self._stuck, *child_processes.kill_descendants(self._is_unrelated)]
+
+    def add_session(self, pid: int) -> None:
+        """Note that a rank leads this session; its children are in it too unless they leave it."""
+        self._sessions.add(pid)
+
+    def _is_unrelated(self, pid: int) -> bool:
+        """Whether a child of this process, own or adopted, does not descend from the ranks; in doubt True."""
+        if pid == self.sidecar_zygote or not self._unrelated_pids:
+            return pid == self.sidecar_zygote
+        return pid in self._unrelated_pids or not (
+            self._get_session(pid) in self._sessions or self._has_run_marker(pid)
+        )
+
+    def _get_session(self, pid: int) -> int:
+        try:
+            return os.getsid(pid)
+        except OSError:
+            return 0
+
+    def _has_run_marker(self, pid: int) -> bool:
+        if self.temp_dir.path is None:
+            return False
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return os.fsencode(self.temp_dir.path) in file.read()
+        except OSError:
+            return False

@@ -1,0 +1,153 @@
+"""The launcher's end of the rank channel, a socket on which a rank reports its state.
+
+``core/rank/inspection_endpoint.py`` is the other end, and describes the messages.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.fast_dataclass import dataclass
+
+_MAX_REPLY_BYTES = 16 << 20  # 2,000 collectives take 1 MB
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class RankReply:
+    """A rank's reply to a state request: whether it has a process group, and torch's JSON."""
+
+    initialised: bool
+    groups: bytes  # an array for each group, in the order of creation (``core/rank/inspection_endpoint.py``)
+    call: bytes  # the function of torch.distributed that it is in
+    traces: tuple[bytes, ...]  # of its flight recorders
+    outer: bytes = b""  # the outer frames of a deep stack, as a dump has them
+
+    @classmethod
+    def parse(cls, line: bytes) -> RankReply:
+        """Parse a reply without its serial; ValueError: it is malformed."""
+        initialised, groups, call, *traces = line.split(b"\t")
+        call, _, outer = call.partition(b"|")
+        return cls(initialised == b"1", groups, call, tuple(traces), outer.replace(b"\r", b"\n"))
+
+
+def _ignore_reply(reply: RankReply) -> None:
+    """Handle a reply when none is awaited."""
+
+
+class RankChannel:
+    """The channel of one rank, from before its start until it has ended."""
+
+    def __init__(self, loop: EventLoop, on_failed: Callable[[str], None]) -> None:
+        """``on_failed`` gets the exception, or the ``sys.exit``, that has ended the rank's program.
+
+        Raises:
+            OSError: too many files are open.
+        """
+        self._loop = loop
+        our_socket, rank_socket = socket.socketpair()
+        self._socket = our_socket
+        self._buffer = bytearray()
+        self._serial = 0
+        self.rank_fd = rank_socket.detach()  # the rank's end, to be sent to the zygote
+        self.stack_signals = (0, 0)  # signals on which it dumps its stacks: from Python, and at once; 0 for none
+        self.stacks_fd = 0  # the descriptor that it writes stack dumps to
+        self.debug_signal = 0  # the signal on which it stops in its debugger; 0 for none
+        self.profile_signal = 0  # the signal for ticks of a profile; 0 for none
+        self.profile_armed = False  # whether it was requested to handle that signal
+        self.is_ready = False  # whether it has sent these
+        self.has_thread = False  # whether its endpoint thread runs: it has called init_process_group
+        self.bytes_received = 0  # sent by the rank so far
+        self._on_reply: Callable[[RankReply], None] = _ignore_reply
+        self._on_failed = on_failed
+        our_socket.setblocking(False)
+        loop.watch_fd(our_socket.fileno(), self._on_readable)
+
+    @property
+    def reserved_signals(self) -> tuple[int, ...]:
+        """The signals that the launcher uses in this rank."""
+        return (*self.stack_signals, self.debug_signal, *([self.profile_signal] if self.profile_armed else []))
+
+    def close(self) -> None:
+        self._end()
+        self._socket.close()
+
+    def _end(self) -> None:
+        """Stop reading."""
+        self.has_thread = False
+        self.clear_reply_handler()
+        if self._socket.fileno() >= 0:
+            self._loop.unwatch_fd(self._socket.fileno())
+
+    def read_pending(self) -> None:
+        """Handle all messages that have arrived."""
+        self._on_readable()
+
+    def write_line(self, line: bytes) -> None:
+        """Send a request line."""
+        try:
+            self._socket.send(line + b"\n")
+        except OSError:  # it has exited, or its buffer is full
+            self.has_thread = False
+
+    def request_state(self, *, details: bool) -> None:
+        """Request the state of its collectives; ``details``: also its last collectives."""
+        self._serial += 1
+        self.write_line(b"%s%d" % (b"e" if details else b"s", self._serial))
+
+    def request_exception(self) -> None:
+        """Make it record the exception that it is handling at the next stack dump; with a thread it does so anyway."""
+        if not self.has_thread:
+            self.write_line(b"n")
+
+    def set_reply_handler(self, on_reply: Callable[[RankReply], None]) -> None:
+        """Call ``on_reply`` with each reply, until ``clear_reply_handler``."""
+        self._on_reply = on_reply
+
+    def clear_reply_handler(self) -> None:
+        self._on_reply = _ignore_reply
+
+    def _on_readable(self) -> None:
+        try:
+            while data := self._socket.recv(_CHUNK):
+                self._buffer += data
+                self.bytes_received += len(data)
+                *lines, rest = self._buffer.split(b"\n")
+                self._buffer = bytearray(rest)
+                for line in lines:
+                    self._handle_line(bytes(line))
+                if len(self._buffer) > _MAX_REPLY_BYTES:
+                    self._buffer.clear()
+                    break
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._end()
+
+    def _handle_line(self, line: bytes) -> None:
+        """Handle a line of the rank; a malformed one, written by the program itself, is ignored."""
+        word, *rest = line.split(b" ", 1)
+        try:
+            if word == b"h":
+                first, second, self.stacks_fd, self.profile_signal = map(int, rest[0].split())
+                self.stack_signals = first, second
+                self.is_ready = True
+            elif word == b"b":
+                self.debug_signal = int(rest[0])
+            elif word in (b"t", b"l"):
+                self.has_thread = word == b"t"
+            elif word == b"f":
+                self._on_failed(sanitize_line(rest[0].decode(errors="replace"), 100))
+            elif word == b"x":
+                left = int(rest[0])
+                self.stack_signals = self.stack_signals[0] if left else 0, self.stack_signals[1] if left > 1 else 0
+            elif word[:1] in (b"s", b"e"):
+                reply = RankReply.parse(rest[0])
+                if int(word[1:]) == self._serial:  # else it is late
+                    self._on_reply(reply)
+        except (ValueError, IndexError):
+            pass

@@ -1,0 +1,142 @@
+"""Reads what a rank that ended has left: its error file, its trace of collectives, its last lines of output."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from ddplaunch import PACKAGE_DIR, TYPE_CHECKING
+from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
+from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
+
+if TYPE_CHECKING:
+    from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
+
+MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; a message is twice in it
+
+
+@dataclass(frozen=True)
+class RecordedError:
+    """The contents of an error file, all None without one; ``moment`` is in seconds since the epoch."""
+
+    message: str | None = None
+    traceback: str | None = None
+    moment: float | None = None
+    refused: tuple[str, str | None] | None = None
+    collectives: int | None = None
+    hint: str | None = None
+    interrupt: bool = False  # whether it is a KeyboardInterrupt, perhaps from a stop signal of the launcher
+
+
+def read_error_file(path: str | None) -> RecordedError:
+    """Read the error file of a rank, written by ddplaunch or ``@record``; empty if it is missing or truncated.
+
+    Source: torch.distributed.elastic.multiprocessing.errors writes {"message": {"message", "extraInfo":
+    {"py_callstack", "timestamp"}}}, or {"message": text}.
+    """
+    if path is None:
+        return RecordedError()
+    try:
+        return _parse_error(json.loads(read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False))["message"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # RecursionError: deep nesting
+        return RecordedError()
+
+
+def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
+    """Read and remove the file of ``inspection_endpoint.py`` with the arrivals of a rank at its last collectives.
+
+    Empty if it is truncated, as on a full disk.
+    """
+    try:
+        traces = read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines()
+        os.unlink(path)
+        return tuple(each for trace in traces for each in parse_arrivals(rank, trace, operations_per_rank(world_size)))
+    except (OSError, ValueError):
+        return ()
+
+
+def read_oom_summary(path: str | None, exception_text: str) -> str | None:
+    """Read what ``oom_report.py`` wrote about CUDA memory; None unless the exception is an OutOfMemoryError."""
+    if path is None or "OutOfMemoryError" not in exception_text:
+        return None
+    try:
+        lines = (
+            read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False)
+            .decode(errors="replace")
+            .splitlines()[:4]
+        )
+    except OSError:
+        return None
+    return "\n".join(sanitize_line(line, MAX_LINE_CHARS) for line in lines) or None
+
+
+def _parse_error(content: object) -> RecordedError:
+    """Parse leniently: a user's program may have written values of any type."""
+    if not isinstance(content, dict):
+        return RecordedError(sanitize_text(str(content)))
+    info = content.get("extraInfo")
+    info = info if isinstance(info, dict) else {}
+    message = sanitize_text(str(content.get("message")))
+    message = message.removesuffix(": ")  # torch's @record writes "ValueError: " for an exception without a message
+    time_ns, refused, callstack = info.get("time_ns"), info.get("refused"), info.get("py_callstack")
+    entered = info.get("collectives")
+    return RecordedError(
+        message=message,
+        traceback=sanitize_text(callstack) if isinstance(callstack, str) and callstack else None,
+        moment=time_ns / 1e9 if isinstance(time_ns, int) and 0 < time_ns < 1 << 64 else None,
+        refused=(message, _parse_hint(refused.get("hint"))) if isinstance(refused, dict) else None,
+        collectives=entered if isinstance(entered, int) and 0 < entered < 1 << 62 else None,
+        hint=_parse_hint(info.get("hint")),
+        interrupt=bool(info.get("interrupt")),
+    )
+
+
+def _parse_hint(text: object) -> str | None:
+    return (
+        "\n".join(sanitize_line(line, MAX_LINE_CHARS) for line in text.splitlines()[:2])
+        if isinstance(text, str)
+        else None
+    )
+
+
+def signal_hint(number: int) -> str | None:
+    """Explain an end by this signal; None if there is nothing to add."""
+    if number in FORWARDED_SIGNALS:
+        return "the program does not handle this signal, and Slurm's --signal may come to every process of a step"
+    return None
+
+
+def last_lines(tail: bytes, count: int = MAX_TAIL_LINES) -> tuple[str, ...]:
+    """The last lines that a rank printed; of a progress bar, its last state.
+
+    Frames of native code are omitted if there are other lines. If they follow a Python traceback, the lines end with
+    the traceback, or soon after it.
+    """
+    printed = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
+    printed = [line for line in printed if line.strip() and not line.startswith(_INTERNAL_LINE_PREFIXES)]
+    lines = [line for line in printed if not _NATIVE_FRAME.match(line)] or printed
+    begins = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    if begins and any(map(_NATIVE_FRAME.match, printed[begins[-1] :])):
+        first = begins[-1]
+        exception = next((n for n in range(first + 1, len(lines)) if not _INDENTED.match(lines[n])), len(lines))
+        lines = lines[: max(exception + 1, first + count)]
+    return tuple(sanitize_line(line, MAX_LINE_CHARS) for line in lines[-count:])
+
+
+_NATIVE_FRAME = re.compile(
+    r"(\[\S+\] *)?\s*(frame #\d+: |#\d+:? +(0x[0-9a-f]|\S+ \(.*\) (at|from) )|@ +0x[0-9a-f])"
+    r"|\[\S+\] \[ *\d+\] \S|\S+ ?\(\S*\+0x[0-9a-f]+\)"
+)
+"""A line of a stack of native code: of torch, gdb and sanitizers, glog, Open MPI, and glibc's ``backtrace``."""
+
+_TRACEBACK = re.compile(r"(\[rank\d+\]: ?)?Traceback \(most recent call last\):$")
+_INDENTED = re.compile(r"(\[rank\d+\]: ?)?\s")
+_INTERNAL_LINE_PREFIXES = (
+    f'  File "{PACKAGE_DIR}{os.sep}',
+    "Extension modules:",
+)
+"""Lines of faulthandler that do not concern the user: ddplaunch's own frames, and a list of libraries."""

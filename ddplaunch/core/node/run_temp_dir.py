@@ -1,0 +1,87 @@
+"""The temporary folder of a run, and the preemption file in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ddplaunch.base.safe_files import make_private_dir, open_for_writing
+
+PREEMPTED_FILE_VARIABLE = "DDPLAUNCH_PREEMPTED_FILE"
+
+
+class RunTempDir:
+    """A private folder, created once a zygote can remove it: a launcher that is killed earlier leaves nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.path: str | None = None  # None until it is created, or if no location is writable
+
+    def create(self, register_for_removal: Callable[[str], None]) -> None:
+        """Create it, unless it exists; ``register_for_removal`` gets the path."""
+        self.path = self.path or make_private_dir(self._name)
+        if self.path:
+            register_for_removal(self.path)
+
+    def remove(self) -> None:
+        """Remove it with its contents; no other user's folder that has replaced it."""
+        if self.path:
+            _remove_folder(self.path, None)
+
+
+def _remove_folder(path: str, parent: int | None) -> None:
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError:
+        return
+    try:
+        if os.fstat(folder).st_uid == os.geteuid():
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_folder(entry.name, folder)
+                else:
+                    os.unlink(entry.name, dir_fd=folder)
+            os.rmdir(path, dir_fd=parent)
+    except OSError:
+        pass
+    finally:
+        os.close(folder)
+
+
+class PreemptionFile:
+    """A file that notifies the ranks of this node of a preemption; ``is_preempted``: whether it was created.
+
+    Any process can check for it, in any language, with one system call, and no rank is interrupted.
+    ``ddplaunch.runtime.preempted`` checks, and creates a second file if the first exists: the ranks have seen it.
+    """
+
+    def __init__(self, folder: RunTempDir) -> None:
+        self._folder = folder
+        self.is_preempted = self._seen = False
+
+    @property
+    def _path(self) -> str | None:
+        return os.path.join(self._folder.path, "preempted") if self._folder.path else None
+
+    def variables(self) -> dict[str, str]:
+        return {PREEMPTED_FILE_VARIABLE: self._path} if self._path else {}
+
+    def create(self) -> str | None:
+        """Create the file; return the error, if any."""
+        self.is_preempted = True
+        if self._path is None:
+            return "there is no folder for temporary files"
+        try:
+            os.close(open_for_writing(self._path, 0, 0o600))
+        except OSError as error:
+            return f"{self._path}: {error.strerror}"
+        return None
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether a rank has seen the file, or ended as if it had."""
+        return self._seen or (self._path is not None and os.path.exists(f"{self._path}.seen"))
+
+    def mark_seen(self) -> None:
+        """A rank has ended with the exit code for a preemption, or handles the preemption signal."""
+        self._seen = True

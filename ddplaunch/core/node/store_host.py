@@ -1,0 +1,63 @@
+"""The store of torch.distributed that node 0 hosts: its reserved port, or the file of ``--init-method file://``."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from ddplaunch.core.net.reserved_port import ReservedPort
+from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.zygote_client import ZygoteClient
+from ddplaunch.system.plan.plan import Plan
+
+
+class StoreHost:
+    """Reserves the port for the whole job, with a new store for each attempt; does nothing on other nodes."""
+
+    def __init__(self, plan: Plan, *, new_file_each_attempt: bool) -> None:
+        """``new_file_each_attempt``: remove the file before each attempt, as no other node can have started it earlier.
+
+        Raises:
+            UsageError: the port is taken, or the interface does not exist.
+        """
+        here = plan.hosts_store
+        self.port = ReservedPort(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if here else None
+        method = plan.init_method or ""
+        # torch creates the file and does not remove it
+        self.path = method.removeprefix("file://") if here and method.startswith("file://") else None
+        self._new_file_each_attempt = new_file_each_attempt
+
+    def start_attempt(self) -> None:
+        """Remove the file of an earlier attempt, whose entries would mislead the new one."""
+        if self._new_file_each_attempt:
+            self._remove_file()
+
+    def open(self, zygote: ZygoteClient | None, ranks: NodeRanks) -> None:
+        """Start the store of an attempt: in a fork of the zygote if that has torch, else rank 0 opens it.
+
+        Until the zygote is ready, the plan decides: ranks of other nodes may connect by then, and must not find a
+        socket that rank 0 replaces.
+
+        Raises:
+            UsageError: rank 0 had the port in the last attempt, and another program has taken it since.
+        """
+        ready = zygote if zygote and zygote.ready else None
+        if ready:
+            ranks.plan = ranks.plan.with_store(torch=ready.stores)
+        if not self.port:
+            return
+        listening = self.port.listen()
+        if not ranks.plan.agent_store:
+            self.port.cede()
+        elif ready:
+            ready.serve_store(listening.dup().detach())
+
+    def close(self) -> None:
+        self._remove_file()
+        if self.port:
+            self.port.close()
+
+    def _remove_file(self) -> None:
+        if self.path:
+            with suppress(OSError):
+                os.unlink(self.path)

@@ -1,0 +1,210 @@
+"""The supervisor's client of the zygote: starts the zygote, requests ranks, reports their exits."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.core.node import process_limits
+from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess
+from ddplaunch.core.node.zygote_socket import ZygoteSocket
+from ddplaunch.features.preload.preload_plan import PreloadPlan
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, Usage, ZygoteConfig
+    from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
+else:
+    Protocol = object
+
+OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
+LEFTOVER_GRACE_S = 5.0  # seconds at most between SIGTERM and SIGKILL for leftover processes of ranks that succeeded
+MAX_IN_FLIGHT = 8  # ranks requested and not spawned yet: each has up to six descriptors in the socket
+_MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)
+
+BuildRankJob = Callable[[dict[str, int]], "RankJob"]
+"""Builds the job of a rank, and adds its descriptors by purpose: stdin, stdout, stderr, rank_channel."""
+
+
+class ZygoteListener(Protocol):
+    """Handles the messages of a zygote; never called from within a call to its client."""
+
+    def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
+        """It can start ranks.
+
+        ``failed``: why it imported its fallback; the rest is as in ``events.ZygoteReady``.
+        """
+
+    def on_import_failed(self, message: str) -> None: ...  # a module that the user named
+    def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None: ...
+    def on_spawn_failed(self, rank: int, errno: int) -> None: ...  # no process or no descriptors
+    def on_exited(self, rank: int, pid: int, code: int, usage: Usage) -> None: ...  # -N for signal N
+    def on_store_exited(self, pid: int, code: int) -> None: ...  # the store's process; the launcher never kills it
+    def on_swept(self, found: list[str], stuck: list[str]) -> None: ...  # as in ``events.AttemptSwept``
+    def on_zygote_signalled(self, number: int, rank: int | None) -> None: ...  # by a rank; None: a group of processes
+    def on_zygote_lost(self) -> None: ...  # it ended without ``close``
+
+
+class ZygoteClient:
+    """One zygote process, from construction to ``close``; once it is ready, ranks are requested a few at a time."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        *,
+        listener: ZygoteListener,
+        environment: Mapping[str, str],
+        preload: PreloadPlan | None = None,  # what to import before forking; None: every rank is a new interpreter
+        first: str = "",  # the folder that ranks have in front of ``sys.path``
+        remove: Sequence[str] = (),  # paths that it removes if the launcher is killed
+        title: str = "",  # the longest command line that ``ps`` is to show for a rank
+        shielded: Sequence[int] = (),  # signals for the launcher that all descendants get too; ranks may handle them
+        blocked: Iterable[int] = (),  # signals that a rank inherits as blocked
+        warm: WarmZygoteStarter | None = None,  # provides a zygote that has imported already
+    ) -> None:
+        """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
+        self._loop, self._listener = loop, listener
+        preload = preload or PreloadPlan()
+        self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
+        config: ZygoteConfig = {
+            "supervisor_pid": os.getpid(),
+            "forks": preload.forks,
+            "modules": list(preload.modules),
+            "user_modules": list(preload.user_modules),
+            "fallback": list(preload.fallback),
+            "allowed": preload.allowed,
+            "environment_reads": list(preload.environment_reads),
+            "import_environment": dict(preload.settings),
+            "sys_path_0": first,
+            "import_dirs": list(preload.import_dirs),
+            "remove_on_exit": list(remove),
+            "shielded_signals": list(shielded),
+            "blocked_signals": sorted(blocked),
+            "ignores_sigchld": AT_START.ignores_children,
+            "failed": None,
+            "unsafe": preload.unsafe,
+            "warm": None,
+            "has_guardian": False,
+        }
+        warm_zygote = warm.get_zygote(config, environment) if warm else None
+        self._process: ZygoteProcess
+        if warm_zygote:
+            self._process, our_socket = warm_zygote
+        else:
+            our_socket, child_socket = socket.socketpair()
+            title_bytes = min(len(title.encode(errors="replace")), _MAX_TITLE_BYTES)
+            try:
+                self._process = OwnZygote(config, child_socket, environment, title_bytes)
+            except OSError as error:
+                our_socket.close()
+                raise process_limits.ResourceLimitError(
+                    f"no process can be started: {process_limits.describe_spawn_error(error.errno)}"
+                ) from None
+            finally:
+                child_socket.close()
+        self._socket = ZygoteSocket(loop, our_socket, self._on_message, listener.on_zygote_lost)
+        self._queue: deque[tuple[int, BuildRankJob]] = deque()
+        self._in_flight = 0
+
+    def spawn(self, ranks: Iterable[tuple[int, BuildRankJob]]) -> None:
+        """Queue requests for ranks; each is answered by ``on_spawned`` or ``on_spawn_failed``."""
+        self._queue.extend(ranks)
+        self._request_next()
+
+    def serve_store(self, listening: int) -> None:
+        """Replace the store by a new one that listens on this socket, which is closed; before ranks are requested."""
+        self._socket.send({"op": "serve_store"}, [listening], lambda error: self._socket.send({"op": "serve_store"}))
+
+    def cancel_pending(self) -> int:
+        """Drop the queued requests; return how many ranks will never start because of that."""
+        back = min(self._socket.withdraw_unsent(), self._in_flight)  # the unsent message may be that of the store
+        self._in_flight -= back
+        count = back + len(self._queue)
+        self._queue.clear()
+        return count
+
+    def remove_on_exit(self, path: str) -> None:
+        """Have the zygote remove ``path`` if the launcher is killed."""
+        self._socket.send({"op": "remove_path", "path": path})
+
+    def sweep(self, grace: float, *, own_exit_timeout_s: float = OWN_EXIT_TIMEOUT_S) -> None:
+        """End all descendants: SIGTERM after ``own_exit_timeout_s``, SIGKILL ``grace`` seconds later.
+
+        Answered by ``on_swept``.
+        """
+        self._socket.send({"op": "sweep", "grace_s": grace, "own_exit_timeout_s": own_exit_timeout_s})
+
+    def kill(self) -> None:
+        """Kill the zygote, and by their parent-death signal its ranks."""
+        self.killed = True
+        self._process.kill()
+
+    def close(self) -> int | None:
+        """Have the zygote kill its descendants and exit; return its wait status, None if it was closed before."""
+        if self._socket.is_closed:
+            return None
+        if not self.ready:
+            self.kill()  # it has no descendants yet, and imports may take long
+        self._queue.clear()
+        self._socket.close()
+        return self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def unkillable(self) -> list[str]:
+        """After ``close``: descendants of a warm zygote that its guardian could not kill."""
+        return list(self._process.unkillable)
+
+    def _request_next(self) -> None:
+        while self.ready and self._queue and self._in_flight < MAX_IN_FLIGHT and self._socket.is_idle:
+            rank, prepare = self._queue.popleft()
+            self._in_flight += 1
+            fds: dict[str, int] = {}
+            try:
+                job = prepare(fds)
+            except OSError as error:  # the next rank would fail too
+                for fd in fds.values():
+                    os.close(fd)
+                return self._on_spawn_failed(rank, error)
+            failed = partial(self._on_spawn_failed, rank)
+            self._socket.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed)
+
+    def _on_spawn_failed(self, rank: int, error: OSError) -> None:
+        self._loop.call_soon(
+            partial(self._on_message, {"op": "spawn_failed", "rank": rank, "errno": error.errno or 0}, [])
+        )
+
+    def _on_message(self, message: FromZygote, fds: list[int]) -> None:
+        if message["op"] == "ready":
+            self.ready, self.stores = True, message["can_serve_store"]
+            self._process.on_ready(message["pid"], fds[0] if fds else None)
+            self._listener.on_zygote_ready(message["forks"], message["failed"], message["unsafe"], message["import_s"])
+        elif message["op"] == "import_failed":
+            self._listener.on_import_failed(message["message"])
+        elif message["op"] == "spawned":
+            self._in_flight -= 1
+            self._listener.on_spawned(message["rank"], message["pid"], fds[0] if fds else None)
+        elif message["op"] == "spawn_failed":
+            self._in_flight -= 1
+            self._listener.on_spawn_failed(message["rank"], message["errno"])
+        elif message["op"] == "exited":
+            code = os.waitstatus_to_exitcode(message["status"])
+            self._listener.on_exited(message["rank"], message["pid"], code, message["usage"])
+        elif message["op"] == "store_exited":
+            self._listener.on_store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
+        elif message["op"] == "signalled":
+            self._listener.on_zygote_signalled(message["number"], message["rank"])
+        elif message["op"] == "swept":
+            self._listener.on_swept(message["found"], message["stuck"])
+        if not self._socket.is_closed:
+            self._request_next()

@@ -1,0 +1,103 @@
+"""Settings of one node: what it preloads, shows and logs, its sidecars, debugging and preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass, field
+from ddplaunch.base.text import shell_quote
+from ddplaunch.system.plan.rank_layout import Rank
+
+if TYPE_CHECKING:
+    import re
+
+    from ddplaunch.features.preload.preload_plan import PreloadPlan
+
+
+@dataclass(frozen=True)
+class ShowRule:
+    """One rule of ``--show``: for these ranks, show stdout (1), stderr (2), both or neither."""
+
+    rank: int | None  # None: all ranks
+    is_local_rank: bool = False  # whether ``rank`` is a local rank, of every node
+    streams: frozenset[int] = frozenset({1, 2})
+
+    def matches(self, rank: Rank) -> bool:
+        return self.rank is None or self.rank == (rank.local_rank if self.is_local_rank else rank.rank)
+
+
+@dataclass(frozen=True)
+class ShowRules:
+    """The value of ``--show``: the last rule that matches a rank applies; a rank without a rule is not shown."""
+
+    rules: tuple[ShowRule, ...]
+    full_tracebacks: bool = True  # also show the tracebacks of secondary failures in a terminal
+    merge: bool | None = False  # whether equal lines of several ranks are merged; None: in a terminal
+
+    def streams_for(self, rank: Rank) -> frozenset[int]:
+        return next((rule.streams for rule in reversed(self.rules) if rule.matches(rank)), frozenset())
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A program that starts and ends with the job.
+
+    ``url_pattern``: a title, and a pattern of the line in which it prints its URL. What it prints before that is shown
+    only if it fails.
+    """
+
+    name: str  # unique in the job; the prefix of its lines, and in the name of its log
+    argv: tuple[str, ...]
+    path: str
+    variables: Mapping[str, str] = field(default_factory=dict)  # added to the launcher's environment
+    url_pattern: tuple[str, re.Pattern[bytes]] | None = None
+
+    @property
+    def command_text(self) -> str:
+        return shell_quote(self.argv)
+
+
+@dataclass(frozen=True)
+class NotifyCommand:
+    """A command of the user that is run on events."""
+
+    argv: tuple[str, ...]
+    path: str
+
+    @property
+    def command_text(self) -> str:
+        return shell_quote(self.argv)
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """The options that apply to this node alone."""
+
+    preload: PreloadPlan  # what the zygote imports, if it forks
+    show: ShowRules
+    stdin: int | None  # the rank that reads standard input; None: none, but a single rank does
+    log_dir: str | None
+    inspect: bool  # whether ranks can be inspected
+    history: bool  # whether the run is recorded for ``ddplaunch report`` and others
+    colour: bool
+    debug: bool  # whether breakpoints wait for a user to attach, and process groups get a timeout of 24 hours
+    debug_timeout: float  # seconds without input after which a rank in its debugger resumes
+    post_mortem: bool  # whether a rank that fails enters its debugger at the exception
+    debugpy: frozenset[int]  # the ranks to which an editor may attach
+    oom_report: bool  # whether ranks report their GPU memory when CUDA runs out of it
+    waits_for_debugger: bool  # whether ranks stop at breakpoints at all
+    has_debug_prompt: bool  # whether the launcher's terminal is the debugger's
+    prefix: str  # before each line of a rank: core/output/prefix.py
+    output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
+    quiet_s: float  # seconds after which a wait for the other nodes is reported
+    preempt_signal: int | None  # the scheduler's preemption signal, if any
+    preempt_forward: int | None  # the signal that ranks get then, if any
+    sidecars: tuple[Sidecar, ...]  # empty on other nodes than node 0
+    metrics: str | None  # the file to write metrics to, for Prometheus
+    checkpoint: str | None = None  # a pattern of the program's checkpoints
+    notify: tuple[NotifyCommand, ...] = ()  # run on events; on node 0
+    warm_idle_timeout_s: float | None = None  # an idle warm zygote ends after this; None: no warm zygote
+    warm_unavailable_reason: str | None = None  # why there is none although --warm was given
+    in_slurm_step: bool = False  # whether the tasks of a Slurm step are the job's nodes
+    has_live_view: bool = False  # whether a live view below the output reads the terminal's keys

@@ -1,0 +1,1 @@
+"""The output of ranks and the events of a job, on their way to the terminal, to files and to the failure report."""

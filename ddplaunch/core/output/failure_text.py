@@ -1,0 +1,57 @@
+"""Renders the failure report: the first failure in full; secondary failures are grouped and counted."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from ddplaunch.base.text import format_count, format_ranks
+from ddplaunch.core.failures import FailureReport, RankFailure, first_line
+
+_MAX_OTHERS = 3
+_ADDRESS = r"\[[0-9a-fA-F.:%]+\]:\d+"  # of a peer: messages of gloo that differ only in it are equal
+_MAX_LINE = 400  # characters: five lines of a terminal
+
+
+def render_verdict(verdict: FailureReport, nnodes: int) -> str:
+    """Render the report as text with ANSI styles (click.echo removes them if they are not wanted)."""
+    first = verdict.first
+    where = f" (on {first.host})" if nnodes > 1 and first.host else ""
+    lines = [click.style(f"ddplaunch: {verdict.blame or first.headline + where}", fg="red", bold=True)]
+    if verdict.blame and first.is_secondary:
+        lines.append(f"  then {first.headline}{where}")
+    lines += [f"  {line}" for line in (first.hint or "").splitlines()]
+    if verdict.world_size == 1:
+        pass  # the rank has just printed all this itself, straight to the terminal
+    elif first.traceback:
+        lines += [f"  {_truncate(line)}" for line in first.traceback.rstrip("\n").split("\n")]
+    elif first.message and first.pid and not verdict.blame:
+        lines.append(f"  {_truncate(first.message)}")
+    elif first.tail:
+        lines.append(click.style("  its last lines:", dim=True))
+        lines += [f"  | {line}" for line in first.tail]
+    if verdict.alike:
+        lines.append(f"  {format_ranks(verdict.alike)} failed in the same way")
+    equal: dict[str, list[RankFailure]] = {}
+    for other in verdict.others:
+        equal.setdefault(re.sub(_ADDRESS, "", _one_line_failure(other)), []).append(other)
+    groups = [*equal.values()]
+    for group in groups[:_MAX_OTHERS]:
+        lines.append(f"  then {format_ranks(each.rank for each in group)} {_one_line_failure(group[0])}")
+    if more := sum(map(len, groups[_MAX_OTHERS:])):
+        lines.append(f"  and {format_count(more, 'more rank')} failed")
+    if verdict.stopped:
+        lines.append(f"  {verdict.stopped} other rank{'s were' if verdict.stopped > 1 else ' was'} stopped")
+    return "\n".join(lines) + "\n"
+
+
+def _truncate(line: str) -> str:
+    """Truncate a line, which must not hide the rest of the report; failure.json has it in full."""
+    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
+
+
+def _one_line_failure(failure: RankFailure) -> str:
+    if not failure.message:
+        return failure.reason
+    return f"failed: {first_line(failure.message)}"

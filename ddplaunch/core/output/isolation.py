@@ -1,0 +1,72 @@
+"""Isolates optional features, such as the history or --notify: an exception in one disables it, and the job goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from ddplaunch.base.errors import escape_control_chars, format_trace
+from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+
+
+class IsolatedLoop(EventLoop):
+    """An event loop for one optional feature.
+
+    The first exception in one of its callbacks is reported with its traceback; after that none of them is called.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        feature: str,
+        report: Callable[[str], object],
+        on_error: Callback | None = None,
+    ) -> None:
+        """``report`` gets the message; then ``on_error`` is called, to clean up after the feature."""
+        self._loop, self._feature, self._report, self._on_error = loop, feature, report, on_error
+        self.failed = False
+
+    def guard(self, callback: Callable[..., object]) -> Callable[..., None]:
+        """Wrap a callback of the feature that is called from elsewhere."""
+
+        def guarded(*arguments: object) -> None:
+            if self.failed:
+                return
+            try:
+                callback(*arguments)
+            except Exception as error:
+                self.failed = True
+                with suppress(Exception):
+                    self._report(describe_bug(self._feature, error))
+                    if self._on_error is not None:
+                        self._on_error()
+
+        return guarded
+
+    def watch_fd(self, fd: int, callback: Callback, *, write: bool = False) -> None:
+        guarded = self.guard(callback)
+
+        def ready() -> None:
+            guarded()
+            if self.failed:
+                self._loop.unwatch_fd(fd)
+
+        self._loop.watch_fd(fd, ready, write=write)
+
+    def unwatch_fd(self, fd: int, *, write: bool | None = None) -> None:
+        self._loop.unwatch_fd(fd, write=write)
+
+    def call_later(self, seconds: float, callback: Callback) -> Timer:
+        return self._loop.call_later(seconds, self.guard(callback))
+
+    def call_soon(self, callback: Callback) -> None:
+        self._loop.call_soon(self.guard(callback))
+
+    def run_once(self) -> None:
+        self._loop.run_once()
+
+
+def describe_bug(feature: str, error: Exception) -> str:
+    """Describe the exception that disabled a feature, with its traceback and a request to report it."""
+    what = f"bug in ddplaunch: {feature} failed and is left out, the job goes on; please report it"
+    return f"{what}:\n{escape_control_chars(format_trace(error))}"

@@ -1,0 +1,91 @@
+"""ddplaunch's own log messages and their formatter: plain text, or one JSON object per line (``--log-json``).
+
+They are only formatted here. The screen writes them while a job runs, ``cli/console_output.py`` before and after.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from enum import Enum
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ddplaunch.system.plan.plan import Plan
+
+
+class MessageKind(Enum):
+    """The kind of a log message and its level."""
+
+    NOTE = "note", "info"
+    WAITING = "waiting", "info"  # for other nodes
+    RESTART = "restart", "warning"
+    STACKS = "stacks", "info"  # an inspection that the user has requested
+    FAILURE = "failure", "error"  # the failure report
+    ERROR = "error", "error"  # the job cannot start
+    END = "end", "info"
+
+    @property
+    def level(self) -> str:
+        return self.value[1]
+
+
+@dataclass(frozen=True)
+class LogMessage:
+    """A message of ddplaunch itself; ``fields``: additional JSON fields, listed in ``tests/reference/records.py``."""
+
+    kind: MessageKind
+    text: str
+    fields: Mapping[str, object] = {}  # values may be objects with ``to_json``
+    human_text: str | None = None  # the text form; None: the lines of ``text``, each with the prefix "ddplaunch: "
+
+
+JSON_LINE_START = '{"source": "ddplaunch", '
+"""The start of each JSON object, which distinguishes it from a line of a rank."""
+
+
+class MessageFormatter:
+    """Formats all messages of this process; there is one instance, as there is one stderr."""
+
+    def __init__(self) -> None:
+        self.as_json = False
+        self.run_id: str | None = None
+        self.node_rank: int | None = None  # None until assigned
+
+    def set_origin(self, plan: Plan, *, numbered: bool = True) -> None:
+        """Set the run id and node rank of all later messages; ``numbered``: the plan's node rank is final."""
+        self.run_id = plan.run_id
+        self.node_rank = plan.node_and_local_rank(plan.local_ranks[0])[0] if numbered else None
+
+    def format(self, message: LogMessage) -> str:
+        """Format a message as lines with newlines; "" for an empty message."""
+        if self.as_json:
+            return self._to_json(message) if message.text else ""
+        if message.human_text is not None:
+            return message.human_text
+        return "".join(f"ddplaunch: {line}\n" for line in message.text.splitlines())
+
+    def _to_json(self, message: LogMessage) -> str:
+        name, level = message.kind.value
+        head = {"source": "ddplaunch", "kind": name, "level": level, "time": time.time()}
+        origin = {"run_id": self.run_id, "node_rank": self.node_rank, "text": message.text}
+        return json.dumps({**head, **origin, **message.fields}, default=_to_plain_data) + "\n"
+
+
+FORMATTER = MessageFormatter()
+
+
+def _to_plain_data(value: object) -> object:
+    return value.to_json() if hasattr(value, "to_json") else str(value)
+
+
+def without_node_fields(line: bytes) -> bytes:
+    """Remove time and node rank from a JSON message, so that equal messages of several nodes become identical."""
+    try:
+        message = json.loads(line)
+    except ValueError:  # truncated, or not a message of ddplaunch
+        return line
+    return json.dumps({name: value for name, value in message.items() if name not in ("time", "node_rank")}).encode()

@@ -1,0 +1,317 @@
+"""Captures the output of ranks and sidecars by pipes: raw to log files, the tail in memory, lines to the screen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ddplaunch.base.event_loop import Callback, EventLoop
+from ddplaunch.base.fast_dataclass import dataclass, field
+from ddplaunch.base.safe_files import open_for_writing
+from ddplaunch.core.output.line_assembler import LineAssembler
+from ddplaunch.core.output.screen import Screen, Source
+from ddplaunch.core.output.times import Mark, OutputTimes
+from ddplaunch.core.output.traceback_filter import EXIT_TIMEOUT_S, TracebackFilter
+
+PIPE_BYTES = 1 << 18  # a rank blocks with this much unread (F_SETPIPE_SZ; the kernel's default is 64 KiB)
+REPORT_TAIL_BYTES = 8192  # of a sidecar's output, in its exit message
+REPORTED = 1 << 16  # bytes of each rank's last output in memory, for the failure report: native frames may come last
+MEMORY_TAIL_BYTES = 1 << 18  # the same for a rank without a log file
+MAX_BEGUN = 4096  # of a longer unfinished line the start is not searched: its time is that of its end
+DRAIN_TIMEOUT_S = 1.0  # for output after all ranks are dead: a process that cannot be killed may hold a pipe open
+
+
+class TailBuffer:
+    """Ring buffer of the last ``limit`` bytes of a stream, with a count of all bytes; data is copied once."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0  # bytes added so far
+        self._ring = bytearray()  # grows to the limit
+        self._next = 0  # index of the next byte, and of the oldest once the ring is full
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        view = memoryview(data)[-self.limit :]
+        if room := self.limit - len(self._ring):
+            self._ring += view[:room]
+            view = view[room:]
+        while view:
+            count = min(len(view), self.limit - self._next)
+            self._ring[self._next : self._next + count] = view[:count]
+            self._next = (self._next + count) % self.limit
+            view = view[count:]
+
+    def last(self, count: int) -> bytes:
+        """The last ``count`` bytes, or as many as there are."""
+        count = min(count, len(self._ring))
+        if count <= self._next:
+            return bytes(self._ring[self._next - count : self._next])
+        return bytes(self._ring[len(self._ring) - (count - self._next) :] + self._ring[: self._next])
+
+    @property
+    def line_start_offset(self) -> int:
+        """The offset where the unfinished line begins; without one, where the next byte goes."""
+        last = self.last(MAX_BEGUN)
+        end = max(last.rfind(b"\n"), last.rfind(b"\r")) + 1
+        return self.total - len(last) + end if end or len(last) == self.total else self.total
+
+
+@dataclass
+class _OpenStream:
+    source: Source
+    number: int
+    fd: int
+    show: bool
+    on_output: Callback = lambda: None
+    lines: LineAssembler = field(default_factory=LineAssembler)
+    tracebacks: TracebackFilter | None = None  # shortens tracebacks of secondary failures
+
+
+class Streams:
+    """The output pipes of all ranks of an attempt, and of the sidecars, which outlive it."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        screen: Screen,
+        on_output: Callable[[int], None],
+        on_drained: Callback,
+        *,
+        full_tracebacks: bool = True,
+    ) -> None:
+        """``on_output`` is called with a rank whenever it prints, ``on_drained`` when no rank can print any more;
+        ``full_tracebacks``: tracebacks of secondary failures are not shortened.
+        """
+        self._loop, self._screen, self._full_tracebacks = loop, screen, full_tracebacks
+        self._on_output, self._on_drained = on_output, on_drained
+        self._streams: dict[int, _OpenStream] = {}
+        self._files: dict[Source, int] = {}
+        self._tails: dict[Source, TailBuffer] = {}
+        self._attempt_starts: dict[Source, int] = {}  # bytes that each rank had printed before this attempt
+        self._times: dict[int, OutputTimes] = {}
+        self._subscribers: tuple[Callable[[int, bytes], None], ...] = ()
+        self._paused = False
+        screen.set_drain_callback(self._resume)
+
+    @property
+    def has_open(self) -> bool:
+        """Whether any rank may still print."""
+        return any(isinstance(stream.source, int) for stream in self._streams.values())
+
+    def open_rank(
+        self, fds: dict[str, int], rank: int, *, has_stdin: bool, show: frozenset[int], log: str | None
+    ) -> None:
+        """Add to ``fds`` the rank's stdin, stdout and stderr; those not added are inherited from the launcher.
+
+        ``has_stdin``: the rank gets the launcher's stdin. ``show``: which of descriptors 1 and 2 are shown. ``log``: a
+        file for both.
+
+        Raises:
+            OSError: too many files are open.
+        """
+        self._attempt_starts[rank] = self._tails[rank].total if rank in self._tails else 0
+        times = self._times.setdefault(rank, OutputTimes())
+        self._open_log_file(rank, log)
+        self._guard_times(rank, lambda: times.begin(self._attempt_starts[rank], log if rank in self._files else None))
+        if not has_stdin:
+            fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        if not (has_stdin and len(show) == 2 and log is None):
+            fds["stdout"] = self._open_pipe(rank, 1, show=1 in show, on_output=partial(self._on_output, rank))
+            fds["stderr"] = self._open_pipe(rank, 2, show=2 in show, on_output=partial(self._on_output, rank))
+
+    def open_sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, on_output: Callback) -> None:
+        """Add to ``fds`` a sidecar's stdin, stdout and stderr; ``on_output`` is called whenever ``tail`` has more."""
+        self._open_log_file(name, log)
+        fds["stdin"] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        fds["stdout"] = self._open_pipe(name, 2, show=show, on_output=on_output)
+        fds["stderr"] = os.dup(fds["stdout"])
+
+    def _open_pipe(self, source: Source, number: int, *, show: bool, on_output: Callback = lambda: None) -> int:
+        read, write = os.pipe()
+        try:
+            fcntl.fcntl(read, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
+        except OSError:
+            pass  # above the user's limit (pipe-user-pages-soft), or not Linux
+        os.set_blocking(read, False)
+        stream = self._streams[read] = _OpenStream(source, number, read, show, on_output)
+        if isinstance(source, int) and number == 2 and not self._full_tracebacks:
+            stream.tracebacks = TracebackFilter()
+        self._loop.watch_fd(read, partial(self._read, stream))
+        if show:
+            self._screen.show_lines(source, number, b"")
+        return write
+
+    def _open_log_file(self, source: Source, path: str | None) -> None:
+        """Write all output from now on to the file at ``path``, byte for byte."""
+        if path is None:
+            return
+        try:
+            file = open_for_writing(path, os.O_APPEND)
+        except OSError as error:
+            return self._screen.show_note(f"{_describe_source(source)} has no log file: {error.strerror}")
+        if before := self._files.pop(source, None):
+            os.close(before)
+        self._files[source] = file
+
+    def tail(self, source: Source, limit: int = REPORT_TAIL_BYTES) -> bytes:
+        """The last output, at most ``limit`` bytes; of a rank only that of its last attempt."""
+        tail = self._tails.get(source)
+        return tail.last(min(limit, tail.total - self._attempt_starts.get(source, 0))) if tail else b""
+
+    def since(self, rank: int, moment: float) -> bytes:
+        """The output of a rank since this time, in any attempt, as far as it is in memory."""
+        tail, start = self._tails.get(rank), self._times[rank].since(moment) if rank in self._times else None
+        return b"" if tail is None or start is None else tail.last(tail.total - start)
+
+    def times(self, rank: int, count: int) -> bytes:
+        """The times of the last ``count`` bytes of a rank, in the format of the ``.times`` file."""
+        return self._times[rank].format_after(self._tails[rank].total - count) if rank in self._tails else b""
+
+    def ranks_in_memory(self) -> list[int]:
+        """The ranks whose output is in memory, in order."""
+        return sorted(source for source in self._tails if isinstance(source, int))
+
+    def subscribe(self, on_data: Callable[[int, bytes], None]) -> None:
+        """From now on call ``on_data(rank, data)`` with each piece of output of a rank."""
+        self._subscribers += (on_data,)
+
+    def unsubscribe(self, on_data: Callable[[int, bytes], None]) -> None:
+        """Remove a subscriber."""
+        self._subscribers = tuple(each for each in self._subscribers if each != on_data)
+
+    def set_shown(self, name: str, show: bool) -> None:
+        """Show the output of this sidecar from now on, or stop showing it."""
+        for stream in self._streams_of(name):
+            stream.show = show
+            self._screen.show_lines(name, stream.number, b"", stream.lines.progress_bar if show else b"")
+
+    def read_pending(self, name: str) -> None:
+        """Read the remaining output of this sidecar, which has ended."""
+        for stream in self._streams_of(name):
+            while self._read(stream):
+                pass
+
+    def flush(self, mark: bytes) -> None:
+        """Show all output of the ranks so far, unfinished lines too, then write ``mark`` to stdout and stderr."""
+        for stream in [each for each in self._streams.values() if isinstance(each.source, int)]:
+            self._read(stream)  # once: a read returns all that a pipe holds
+            if stream.show and stream.fd in self._streams:
+                lines = self._filter(stream, stream.lines.close())
+                lines += stream.tracebacks.release() if stream.tracebacks else b""
+                self._screen.show_lines(stream.source, stream.number, lines)
+        self._screen.write_marker(mark)
+
+    def close(self) -> None:
+        """Show the rest and close the streams of all ranks; their tails are kept until the next attempt."""
+        for source in {*self._files, *(stream.source for stream in self._streams.values())}:
+            if isinstance(source, int):
+                self.close_source(source)
+
+    def close_source(self, source: Source) -> None:
+        """Show the rest and close the streams of a rank or sidecar."""
+        for stream in self._streams_of(source):
+            self._on_eof(stream)
+        if source in self._files:
+            os.close(self._files.pop(source))
+        if isinstance(source, int) and source in self._times:
+            self._times[source].close()
+
+    def _streams_of(self, source: Source) -> list[_OpenStream]:
+        return [stream for stream in self._streams.values() if stream.source == source]
+
+    def _read(self, stream: _OpenStream) -> bool:
+        """Read once; return whether there was data."""
+        try:
+            data = os.read(stream.fd, PIPE_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._on_eof(stream)
+            if not self.has_open:
+                self._loop.call_soon(self._on_drained)
+            return False
+        self._write_log(stream.source, data)
+        if (tail := self._tails.get(stream.source)) is None:
+            tail = self._tails[stream.source] = TailBuffer(
+                REPORTED if stream.source in self._files else MEMORY_TAIL_BYTES
+            )
+        if isinstance(stream.source, int):
+            self._mark(stream.source, tail)
+        tail.add(data)
+        if isinstance(stream.source, int):
+            for on_data in self._subscribers:
+                on_data(stream.source, data)
+        if stream.show:
+            lines = self._filter(stream, stream.lines.feed(data))
+            self._screen.show_lines(stream.source, stream.number, lines, stream.lines.progress_bar)
+            if self._screen.is_full and not self._paused:
+                self._paused = True
+                for other in self._streams.values():
+                    self._loop.unwatch_fd(other.fd)
+        stream.on_output()
+        return True
+
+    def _filter(self, stream: _OpenStream, lines: bytes) -> bytes:
+        """Return the lines to show now: a traceback is held until the rank ends or goes on."""
+        tracebacks = stream.tracebacks
+        if tracebacks is None:
+            return lines
+        was_holding = tracebacks.is_holding
+        lines = tracebacks.feed(lines)
+        if tracebacks.is_holding and not was_holding:
+            self._loop.call_later(
+                EXIT_TIMEOUT_S,
+                lambda: self._screen.show_lines(stream.source, 2, tracebacks.release(), stream.lines.progress_bar),
+            )
+        return lines
+
+    def _resume(self) -> None:
+        if self._paused and not self._screen.is_full:
+            self._paused = False
+            for stream in self._streams.values():
+                self._loop.watch_fd(stream.fd, partial(self._read, stream))
+
+    def _write_log(self, source: Source, data: bytes) -> None:
+        if (file := self._files.get(source)) is None:
+            return
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError as error:
+            os.close(self._files.pop(source))
+            self._screen.show_note(f"the log of {_describe_source(source)} ends here: {error.strerror}")
+
+    def _mark(self, rank: int, tail: TailBuffer) -> None:
+        """Record the time of the data that a rank prints next, if a mark is due."""
+        now, times = time.time(), self._times[rank]
+        if times.is_due(now):
+            mark = Mark(tail.line_start_offset, now)
+            self._guard_times(rank, lambda: times.add(mark, tail.total - tail.limit))
+
+    def _guard_times(self, rank: int, write: Callback) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._times[rank].close()
+            self._screen.show_note(f"output times of rank {rank} are not recorded any more: {error.strerror}")
+
+    def _on_eof(self, stream: _OpenStream) -> None:
+        if stream.show:
+            lines = self._filter(stream, stream.lines.close())
+            rest = stream.tracebacks.close() if stream.tracebacks else b""
+            if b"\n" in rest[:-1]:  # a traceback: the failure report may contain it, too
+                self._screen.hold_traceback(stream.source, rest)
+                rest = b""
+            self._screen.show_lines(stream.source, stream.number, lines + rest, last=True)
+        self._loop.unwatch_fd(stream.fd)
+        os.close(stream.fd)
+        del self._streams[stream.fd]
+
+
+def _describe_source(source: Source) -> str:
+    return f"rank {source}" if isinstance(source, int) else source

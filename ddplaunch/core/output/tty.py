@@ -1,0 +1,162 @@
+"""The user's terminal: detection, size, restoring its settings after a program was killed at a prompt, single keys.
+
+Ctrl-C, Ctrl-Z and Ctrl-\\ stay signals.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import signal
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ddplaunch import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ddplaunch.base.event_loop import EventLoop
+
+ESCAPE = "\x1b"
+ENTER = "\r"
+BACKSPACE = "\x7f"
+_KEYS = re.compile(r"\x1b[\[O][0-?]*[ -/]*[@-~]|\x1b[^\x1b\[O]|.", re.DOTALL)
+"""One match is one key: an escape sequence (arrows, Alt with a letter) or a character."""
+
+
+def is_interactive(fd: int) -> bool:
+    """Whether a descriptor is the user's terminal.
+
+    It is if it is our session's controlling terminal, or if another standard stream is on it too. ``srun -u`` and Open
+    MPI's ``mpirun`` create a pty for stdout alone, so that programs are line-buffered, and read it themselves.
+    """
+    if not os.isatty(fd):
+        return False
+    try:
+        os.tcgetpgrp(fd)
+    except OSError:  # ENOTTY: it is the controlling terminal of another session, or of none
+        here = os.fstat(fd).st_rdev
+        return any(os.isatty(other) and os.fstat(other).st_rdev == here for other in {0, 1, 2} - {fd})
+    return True
+
+
+def can_move_cursor() -> bool:
+    """Whether the terminal supports cursor movement, by TERM."""
+    return os.environ.get("TERM", "dumb") not in ("dumb", "")
+
+
+def window_size(fd: int) -> tuple[int, int]:
+    """The columns and rows of a terminal; 80 and 24 if unknown."""
+    try:
+        columns, rows = os.get_terminal_size(fd)
+    except OSError:
+        return 80, 24
+    return columns or 80, rows or 24
+
+
+@contextmanager
+def restore_terminal() -> Iterator[None]:
+    """Context manager that restores the settings of the terminal on stdin; does nothing without one."""
+    if not os.isatty(0):
+        yield
+        return
+    before = termios.tcgetattr(0)
+    try:
+        yield
+    finally:
+        with _ignore_sigttou():
+            try:
+                if termios.tcgetattr(0) != before:
+                    termios.tcsetattr(0, termios.TCSADRAIN, before)
+            except termios.error:
+                pass
+
+
+class Keyboard:
+    """Reads single keys while the launcher is in the foreground; otherwise the terminal has its former settings."""
+
+    def __init__(self, loop: EventLoop, on_key: Callable[[str], object]) -> None:
+        self._loop, self._on_key = loop, on_key
+        self._before: list[Any] | None = None  # former settings; None while stopped
+        self._own_settings: list[Any] = []
+        self._on_raw_input: Callable[[bytes], object] | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
+
+    def start(self, on_raw_input: Callable[[bytes], object] | None = None) -> None:
+        """Start reading, also after a stop; does nothing without a terminal, or while another program has it.
+
+        ``on_raw_input`` gets all input unchanged, in raw mode: no key is a signal then.
+        """
+        if not in_foreground(0):
+            return self._unwatch()
+        try:
+            now = termios.tcgetattr(0)
+            if self._before is not None and now == self._own_settings and on_raw_input == self._on_raw_input:
+                return
+            if self._before is None:
+                self._before = now
+            self._on_raw_input = on_raw_input
+            if on_raw_input is None:
+                tty.setcbreak(0, termios.TCSANOW)
+            else:
+                tty.setraw(0, termios.TCSANOW)
+            self._own_settings = termios.tcgetattr(0)
+        except termios.error:  # the terminal is gone
+            return self._unwatch()
+        self._loop.watch_fd(0, self._on_readable)
+
+    def stop(self) -> None:
+        """Stop reading and restore the terminal's settings."""
+        before = self._before
+        self._unwatch()
+        if before is None:
+            return
+        with _ignore_sigttou():
+            try:
+                termios.tcsetattr(0, termios.TCSANOW, before)
+            except termios.error:
+                pass
+
+    def _unwatch(self) -> None:
+        if self._before is not None:
+            self._loop.unwatch_fd(0)
+        self._before = None
+
+    def _on_readable(self) -> None:
+        if not in_foreground(0):  # reading would stop this process (SIGTTIN)
+            return self._unwatch()
+        try:
+            data = os.read(0, 1024)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            return self._loop.unwatch_fd(0)
+        if self._on_raw_input is not None:
+            self._on_raw_input(data)
+            return
+        for key in _KEYS.findall(self._decoder.decode(data)):
+            self._on_key({"\n": ENTER, "\b": BACKSPACE}.get(key, key))
+
+
+def in_foreground(fd: int) -> bool:
+    """Whether a descriptor is a terminal and this process group its foreground process group."""
+    try:
+        return os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+
+
+@contextmanager
+def _ignore_sigttou() -> Iterator[None]:
+    """Context manager: ignore SIGTTOU, which stops a background process that changes terminal settings."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTTOU, before)

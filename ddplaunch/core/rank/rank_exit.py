@@ -1,0 +1,356 @@
+"""The end of a rank: show and record an exception, join threads, drop the user's objects, flush the output.
+
+Part of the worker (``rank_runner.py``) and bound by its rules: no import that a user's file could shadow, no name left
+behind. Output and order are those of the interpreter (Python/pythonrun.c, pylifecycle.c).
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
+import os
+import sys
+import time
+from _thread import get_ident
+from _weakref import ref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+    from ddplaunch.core.rank.zygote_messages import PythonJob
+
+EXIT_FLUSH_FAILED = 120  # as Python exits if it cannot flush the output (Python/pythonrun.c, Py_Exit)
+_MAX_TEXT_CHARS = 1 << 19  # of a recorded message or traceback
+_PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_Module = type(sys)
+
+
+class TargetError(Exception):
+    """A usage error that shows only in the rank, after the user's code or torch was imported."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def exit_code(code: object) -> int:
+    """The exit code of ``sys.exit(code)``, as in Python: 0 for None, a number itself; anything else is printed, 1."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    for text in (code, "\n"):
+        try:
+            print(text, end="", file=sys.stderr)
+        except Exception:
+            pass  # as Python does if __str__ raises or stderr is closed
+    return 1
+
+
+def to_exit_status(code: int) -> int:
+    """The low 8 bits, which a parent sees; a code that does not fit a C long counts as -1 (Python/pythonrun.c)."""
+    return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
+
+
+def report_exception(job: PythonJob, error: BaseException) -> None:
+    """Print an uncaught exception as Python would, without ddplaunch's frames, and record it for the failure report."""
+    _strip_internal_frames(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    write_error_file(job, error, _format_exception(error))
+    if isinstance(error, KeyboardInterrupt) and job["facts"]["world_size"] > 1 and _is_default_hook(sys.excepthook):
+        return _print_interrupt_location(error)  # Ctrl-C interrupts all ranks: their tracebacks would hide the report
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as broken:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        _print_exception(_strip_internal_frames(broken))
+        print("\nOriginal exception was:", file=sys.stderr)
+        _print_exception(error)
+
+
+def _is_default_hook(hook: Any) -> bool:
+    """Whether an excepthook is Python's, or torch's wrapper of it: ``init_process_group`` sets one, for a prefix."""
+    is_torchs = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"
+    wrapped = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()] if is_torchs else [hook]
+    return any(each is sys.__excepthook__ for each in wrapped)
+
+
+def _print_interrupt_location(error: BaseException) -> None:
+    """Print one line with the innermost line of the user's code: "KeyboardInterrupt: step at train.py:31"."""
+    where, here = "", os.getcwd() + os.sep
+    for each in (error.__context__, error):  # it may arrive just after another exception has ended the program
+        trace = each.__traceback__ if each is not None else None
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if is_user_file(code.co_filename):
+                name = "" if code.co_name == "<module>" else f"{code.co_name} at "
+                where = f": {name}{code.co_filename.removeprefix(here)}:{trace.tb_lineno}"
+            trace = trace.tb_next
+    try:
+        print(f"{type(error).__name__}{where}", file=sys.stderr)
+    except Exception:
+        pass
+
+
+def _print_exception(error: BaseException) -> None:
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _strip_internal_frames(error: BaseException) -> BaseException:
+    """Remove the frames before the user's from a traceback: ddplaunch's, and importlib's from loading their module.
+
+    If there are no other frames, they stay, because nothing else would show where the exception was raised, except for
+    types of exceptions, and an origin (features/python/rank/call_loop.py), whose message is enough.
+    """
+    trace, name = error.__traceback__, ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not is_internal_file(name) and not name.startswith("<frozen importlib"):
+            break
+        trace = trace.tb_next
+    from_launch = name == os.path.join(_PACKAGE_DIR, "features", "python", "rank", "call_loop.py")
+    if trace is None and not from_launch and not isinstance(error, (SyntaxError, ImportError, KeyboardInterrupt)):
+        return error
+    return error.with_traceback(trace)
+
+
+class _StderrTee:
+    """Replaces ``sys.stderr``: collects what this thread writes, passes on the output of other threads."""
+
+    def __init__(self, stream: Any) -> None:
+
+        self._stream, self._ident, self._thread = stream, get_ident, get_ident()
+        self.collected: list[str] = []
+
+    def write(self, text: str) -> None:
+        if self._ident() == self._thread:
+            self.collected.append(text)
+        elif self._stream is not None:
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def _format_exception(error: BaseException) -> str:
+    """Format an exception with the interpreter's own printer; the traceback module would import a dozen others."""
+    stderr = sys.stderr
+    sys.stderr = tee = _StderrTee(stderr)
+    try:
+        _print_exception(error)
+    finally:
+        sys.stderr = stderr
+    return "".join(tee.collected)
+
+
+def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
+    """Write the error file, unless ``@record`` has, in torchelastic's format: {"message": {"message", "extraInfo"}}."""
+    path = job["error_file"]
+    if not path or os.path.lexists(path):
+        return
+
+    try:
+        message = str(error)
+    except Exception:
+        message = "<exception str() failed>"
+    message, moment = _truncate(message), time.time_ns()
+    info: dict[str, object] = {"py_callstack": _truncate(text), "timestamp": str(moment // 10**9), "time_ns": moment}
+    if isinstance(error, TargetError):
+        info["refused"] = {"hint": error.hint}
+    else:
+        name = type(error).__name__
+        message = f"{name}: {message}" if message else name
+        if name == "BdbQuit" and "Caught BdbQuit in DataLoader worker" in message:  # torch/_utils.py, ExceptionWrapper
+            info["hint"] = "a DataLoader worker cannot be stopped in a debugger: use num_workers=0"
+        elif name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
+            other = f"pdb, ipdb, pudb and IPython wait for you; for other debuggers use --stdin {job['rank']}"
+            waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
+            info["hint"] = other if job["debugger"] else waits
+        elif name == "EOFError" and job["facts"]["world_size"] > 1:
+            info["hint"] = f"stdin of this rank is empty; with --stdin {job['rank']} it reads the launcher's stdin"
+        elif name == "ModuleNotFoundError" and (hint := _other_environment()):
+            info["hint"] = hint
+        elif isinstance(error, KeyboardInterrupt):
+            info["interrupt"] = 1
+        info["collectives"] = _count_collectives()
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(_to_json({"message": {"message": message, "extraInfo": info}}))
+    except OSError:
+        pass  # a full disk: the failure report uses the rank's output instead
+
+
+def _other_environment() -> str:
+    """A hint if another Python environment is active in the shell than the ranks run in; otherwise ""."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        folder = os.environ.get(variable)
+        if not folder:
+            continue
+        if os.path.realpath(folder) == os.path.realpath(sys.prefix):
+            return ""
+        python = os.path.join(folder, "bin", "python")
+        if os.path.exists(python):
+            return f"the ranks use {sys.executable}; ${variable} has another Python: {python} -m ddplaunch run …"
+    return ""
+
+
+def _count_collectives() -> int | None:
+    """The number of collectives that this rank has entered, in all its process groups; None if unknown."""
+    try:
+        module = sys.modules["torch.distributed.distributed_c10d"]
+        return sum([int(group._get_sequence_number_for_group()) for group in module._world.pg_names]) or None
+    except Exception:
+        return None
+
+
+def _truncate(text: str) -> str:
+    """Cut the middle out of a long text: the launcher keeps less than this, and reads no file of unlimited size."""
+    return (
+        text if len(text) <= _MAX_TEXT_CHARS else text[: _MAX_TEXT_CHARS // 2] + "\n…\n" + text[-_MAX_TEXT_CHARS // 2 :]
+    )
+
+
+def _to_json(value: object) -> str:
+    """Format a value as ASCII JSON; the json module is not used, as a user's json.py would shadow it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_to_json(key)}: {_to_json(inner)}" for key, inner in value.items()) + "}"
+    if not isinstance(value, str):
+        return "null" if value is None else str(value)
+    units = memoryview(value.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass")).cast("H")
+    plain = "".join(chr(unit) if 31 < unit < 127 and unit not in b'"\\' else f"\\u{unit:04x}" for unit in units)
+    return f'"{plain}"'
+
+
+def join_threads() -> None:
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        try:
+            threading._shutdown()
+        except BaseException as error:
+            report_unraisable(error, "on threading shutdown", threading)
+
+
+def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
+    """Drop the user's modules, so that ``__del__`` runs and files are flushed; return whether stdout was flushed.
+
+    In the interpreter's order (Python/pylifecycle.c: Py_FinalizeEx, finalize_modules): first the objects that only the
+    user's modules reference, so that ``__del__`` still sees all globals, then the globals of modules that live on.
+    """
+    import gc
+
+    broken = flush_stream(sys.stdout)
+    if broken is not None:
+        report_unraisable(broken, "on flushing sys.stdout", sys.stdout)
+    flushed = broken is None and flush_stream(sys.stderr) is None
+    for number in _signal.valid_signals():
+        if callable(_signal.getsignal(number)):
+            _signal.signal(number, _signal.SIG_DFL)
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    left = []
+    users = [  # all are listed before the first is dropped: a namespace package's child asks it for its path
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if isinstance(module, _Module)
+        and (name == "__main__" or (name not in initial_modules and _is_user_module(module)))
+    ]
+    while users:
+        name, module = users.pop(0)
+        # A module may be freed while a function still references its globals: the mark in them shows that.
+        mark = module.__dict__["__end__"] = _Module(name)
+        left.append((ref(module), ref(mark)))
+        sys.modules[name] = None  # type: ignore[assignment]
+    module = mark = None  # type: ignore[assignment]
+    gc.collect()
+    cleared = False
+    for module_left, mark_left in reversed(left):
+        module, mark = module_left(), mark_left()  # type: ignore[assignment]
+        if mark is not None:
+            cleared = True
+            for names in gc.get_referrers(mark) if module is None else [module.__dict__]:
+                if type(names) is dict:
+                    _clear_globals(names)
+    module = mark = names = None  # type: ignore[assignment]
+    if cleared:
+        gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        flush_stream(stream)
+    return flushed
+
+
+def _is_user_module(module: ModuleType) -> bool:
+    """Whether a module is the user's code, and not Python's or installed: those have nothing to finalize."""
+    try:
+        path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    except Exception:  # a path that is computed, by a parent that the program has deleted or by other code
+        return False
+    return isinstance(path, str) and is_user_file(path)
+
+
+def is_internal_file(path: str) -> bool:
+    """Whether a source file is part of ddplaunch that runs in ranks: it is in a folder ``rank`` of the package."""
+    return path.startswith(_PACKAGE_DIR) and f"{os.sep}rank{os.sep}" in path[len(_PACKAGE_DIR) - 1 :]
+
+
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the user's code: not Python's, not an installed package's, not ddplaunch's."""
+    return (
+        not path.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen "))
+        and not is_internal_file(path)
+        and f"-packages{os.sep}" not in path
+    )
+
+
+def _clear_globals(names: dict[str, object]) -> None:
+    """Set a module's globals to None, private names first (Objects/moduleobject.c, _PyModule_ClearDict)."""
+    for private in (True, False):
+        for name in list(names):
+            if name != "__builtins__" and (name[:1] == "_" and name[:2] != "__") is private:
+                names[name] = None
+
+
+def flush_stream(stream: Any) -> BaseException | None:
+    """Flush a stream unless it is closed; return the exception if that fails."""
+    try:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except BaseException as error:
+        return error.with_traceback(None)
+    return None
+
+
+def report_unraisable(error: BaseException, occasion: str, source: object) -> None:
+    """Print an exception that cannot be handled any more, with the interpreter's "Exception ignored"."""
+    try:
+        where = f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}"
+        print("Exception ignored", where, file=sys.stderr)
+        _print_exception(_strip_internal_frames(error))
+    except Exception:
+        pass  # stderr is broken, too
+
+
+def exit_by_sigint_later() -> NoReturn:
+    """Let the interpreter exit by SIGINT, as after any KeyboardInterrupt; it is printed already."""
+    hook = sys.excepthook
+
+    def print_nothing(*ignored: object) -> None:
+        sys.excepthook = hook
+
+    sys.excepthook = print_nothing
+    raise KeyboardInterrupt
+
+
+def die_by_sigint() -> NoReturn:
+    """Exit by SIGINT, as Python does after a KeyboardInterrupt, so that the parent can see it."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    os.kill(os.getpid(), _signal.SIGINT)
+    os._exit(130)

@@ -1,0 +1,441 @@
+"""The worker: runs the user's program in a rank, forked from the zygote or started as a fresh interpreter.
+
+The program must not notice that it was not started as ``python train.py`` (docs/fidelity.md lists the differences). So
+this file imports only modules that Python has loaded already or built in, because a user's file may have any other
+name; it leaves no name behind, being run or loaded by path and never in ``sys.modules``; and below the program's stack
+are only two frames of ddplaunch, ``run_program`` and its caller.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import marshal
+import os
+import sys
+import time
+from _frozen_importlib import module_from_spec
+from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader, spec_from_file_location
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+    from ddplaunch.core.rank.zygote_messages import PythonJob
+    from ddplaunch.features.debug.rank.breakpoint_hooks import BreakpointHooks
+
+    Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]
+
+EXIT_USAGE = 2
+
+_STACK_CHUNK_SLOTS = 1 << 17  # of the interpreter's stack, in pointers: 1,000 calls use about a third
+
+_Module = type(sys)
+
+
+PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def load_private_module(path: str) -> Any:
+    """Load a file of the package, as "core/rank/rank_exit", without adding its name to ``sys.modules``."""
+    return _load(path.rpartition("/")[2], os.path.join(PACKAGE_DIR, path + ".py"), {})
+
+
+def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
+    """Load a file as module ``name``, added to ``modules`` before it runs; importlib.util is not imported."""
+    spec: Any = spec_from_file_location(name, path)
+    module = module_from_spec(spec)
+    modules.setdefault(name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from ddplaunch.core.rank import inspection_endpoint, rank_exit
+else:
+    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
+    rank_exit = load_private_module("core/rank/rank_exit")
+
+
+class RankRunner:
+    """One rank from its start to its end; ``program`` is the callable to run, set by ``setup``."""
+
+    def __init__(self, job: PythonJob, fds: dict[str, int], *, forked: bool) -> None:
+        """``fds``: descriptors by purpose, as in ``SpawnRequest``.
+
+        ``forked``: this is a fork of the zygote, whose modules need no teardown at the end.
+        """
+        self._job, self._fds, self._forked = job, fds, forked
+        self._initial_modules = frozenset(sys.modules)
+        self._endpoint: inspection_endpoint.InspectionEndpoint | None = None
+        self._breakpoints: BreakpointHooks | None = None
+        self._error: BaseException | None = None
+        self._code = 0
+        self._interrupted = False
+        self._clear_program()
+
+    def _clear_program(self) -> None:
+        self.program: Callable[..., Any] = type(None)
+        self.positional: tuple[Any, ...] = ()
+        self.named: dict[str, object] = {}
+
+    def setup(self) -> None:
+        if not faulthandler.is_enabled():
+            faulthandler.enable(2)
+        if "rank_channel" in self._fds:
+            self._endpoint = inspection_endpoint.InspectionEndpoint(
+                self._fds["rank_channel"], load_private_module, long_group_timeout=self._job["long_group_timeout"]
+            )
+            if self._job["error_file"]:
+                path = f"{self._job['error_file']}.in-flight"
+                self._endpoint.on_request = (
+                    load_private_module("features/inspect/rank/in_flight").InFlight(path, rank_exit._to_json).note
+                )
+        if self._job["oom_snapshot"]:
+            self._install_oom_reporter()
+        if self._job["debugpy"]:
+            load_private_module("features/debug/rank/breakpoint_hooks").start_debugpy(self._job["rank"])
+        elif self._job["debugger"]:
+            self._breakpoints = load_private_module("features/debug/rank/breakpoint_hooks").BreakpointHooks(
+                self._job["debugger"], self._job["rank"], load_private_module
+            )
+            if self._endpoint is not None and self._breakpoints is not None:
+                self._endpoint.set_debug_signal(self._breakpoints.signal)
+        _set_buffering()
+        if self._forked:
+            _reseed()
+        _reset_main_module()
+        _init_process_group(self._job)
+        kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
+        self.program, self.positional, self.named = kinds[self._job["kind"]](self._job)
+
+    def _install_oom_reporter(self) -> None:
+        files = self._job["oom_snapshot"], self._job["oom_summary"]
+        reporter = load_private_module("features/memory/rank/oom_report").OomReporter(
+            self._job["rank"], *files, rank_exit.is_user_file
+        )
+        if (cuda := sys.modules.get("torch.cuda")) is not None:
+            reporter.install(cuda)
+        else:
+            sys.meta_path.insert(0, inspection_endpoint.PostImportHook("torch.cuda", "_lazy_call", reporter.install))
+
+    def destroy_process_group(self) -> None:
+        """Destroy the process group that ``setup`` initialised (--backend), after the program has returned."""
+        if self._job["backend"] is None:
+            return
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            # gloo's teardown can deadlock while the last work is being freed (torch 2.13): synchronise, then wait.
+            dist.barrier()
+            time.sleep(0.02)
+            dist.destroy_process_group()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self._error = error
+        self._clear_program()
+        return True
+
+    def _determine_exit_code(self) -> None:
+        error = self._error
+        if isinstance(error, SystemExit):
+            self._code = rank_exit.exit_code(error.code)
+            if self._code:
+                self._report_failure(f"sys.exit({self._code})")
+        elif isinstance(error, rank_exit.TargetError):
+            rank_exit.write_error_file(self._job, error, str(error))
+            self._code = EXIT_USAGE
+        elif error is not None:
+            self._code = 1
+            self._interrupted = type(error) is KeyboardInterrupt
+            if not self._job["post_mortem"]:
+                self._report_failure(type(error).__name__)
+            rank_exit.report_exception(self._job, error)
+            if self._job["post_mortem"] and not self._interrupted:
+                self._post_mortem(error)
+
+    def _report_failure(self, what: str) -> None:
+        if self._endpoint is not None:
+            self._endpoint.report_failure(what)
+
+    def _post_mortem(self, error: BaseException) -> None:
+        """Enter the debugger at the exception."""
+        if self._breakpoints is not None:
+            self._breakpoints.post_mortem(error)
+        elif os.isatty(0):
+            import pdb
+
+            pdb.post_mortem(error.__traceback__)
+
+    def exit(self) -> NoReturn:
+        """Exit as the interpreter would: print an exception, join threads, run atexit, drop the user's objects, flush.
+
+        While threads and atexit run, the rank can still be inspected. A fork of the zygote also does the rest itself,
+        and skips the teardown of preloaded modules (0.5 s for torch, and it would touch every page that the ranks
+        share). If daemon threads still run, only the interpreter itself can end without them noticing.
+        """
+        for stream in (sys.stderr, sys.stdout):
+            rank_exit.flush_stream(stream)
+        try:
+            self._determine_exit_code()
+        except SystemExit as exit:  # from the user's own sys.excepthook
+            self._code = rank_exit.exit_code(exit.code)
+        self._error = None
+        if self._endpoint is not None and self._code == 0 and self._job["trace_file"]:
+            self._endpoint.write_trace(self._job["trace_file"], self._job["trace_min_age_s"])
+        import atexit
+
+        rank_exit.join_threads()
+        atexit._run_exitfuncs()
+        if self._breakpoints is not None:
+            self._breakpoints.uninstall()
+        if self._endpoint is not None:
+            self._endpoint.stop()
+        if not self._forked or len(sys._current_frames()) > 1:
+            if self._interrupted:
+                rank_exit.exit_by_sigint_later()
+            sys.exit(self._code)
+        flushed = rank_exit.finalize_user_modules(self._initial_modules)
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+        if self._interrupted:
+            rank_exit.die_by_sigint()
+        os._exit(rank_exit.to_exit_status(self._code) if flushed else rank_exit.EXIT_FLUSH_FAILED)
+
+
+def run_program(runner: RankRunner) -> None:
+    """Run the program; its exception is stored in ``runner``."""
+    try:
+        with runner:
+            runner.setup()
+            runner.program(*runner.positional, **runner.named)
+            runner.destroy_process_group()
+    except KeyboardInterrupt as error:  # it arrived just after the program's end
+        runner.__exit__(None, error, None)
+
+
+def preallocate_stack_chunk(function: Any) -> Any:
+    """Return a copy of a Python function that reserves one large chunk of the interpreter's stack for its callees.
+
+    Since Python 3.11 the stack consists of chunks of 16 KiB, mapped and unmapped as calls cross their ends
+    (``_PyThreadState_PopFrame``): 26,000 times during Lightning's import, which is 5 % of its time.
+    """
+    if sys.version_info < (3, 11):
+        return function
+    return type(function)(function.__code__.replace(co_stacksize=_STACK_CHUNK_SLOTS), function.__globals__)
+
+
+def list_importable(folder: str) -> set[str]:
+    """Return the names that ``import`` finds in a folder, except packages without ``__init__``."""
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return set()
+    names = set()
+    for entry in entries:
+        name, dot, _ = entry.partition(".")
+        file = entry if dot else os.path.join(entry, "__init__.py")
+        if file.endswith((".py", ".pyc", ".so")) and os.path.isfile(os.path.join(folder, file)):
+            names.add(name)
+    return names
+
+
+def is_loaded_from(module: ModuleType | None, folder: str) -> bool:
+    """Whether a top-level module was imported from a file or package directly in ``folder``."""
+    path = os.path.abspath(getattr(module, "__file__", None) or "/")
+    return folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path)))
+
+
+def _set_buffering() -> None:
+    """Make stdout and stderr line-buffered, so that the last lines of a killed rank are not lost.
+
+    Python does that on a terminal only. Bytes written to ``sys.stdout.buffer`` stay in its buffer.
+    """
+    if os.environ.get("PYTHONUNBUFFERED"):
+        return
+    streams: tuple[Any, ...] = (sys.stdin, sys.stdout, sys.stderr)
+    for fd, stream in enumerate(streams):
+        if stream is not None:
+            stream.reconfigure(line_buffering=fd > 0 or os.isatty(fd))
+
+
+def _reseed() -> None:
+    """Reseed the generators that numpy and torch seeded at import in the zygote; the random module reseeds itself."""
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy_random is not None:
+        numpy_random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
+
+
+def _reset_main_module() -> None:
+    main = _Module("__main__")
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing's alias, used by classes in spawned children
+        sys.modules["__mp_main__"] = main
+    for name in ("dill._dill", "dill.session"):  # dill recognises the program's own functions by it
+        if name in sys.modules:
+            sys.modules[name].__dict__["_main_module"] = main
+
+
+def _find_script(job: PythonJob) -> Call:
+    path = os.path.join(os.getcwd(), job["path"])  # __file__ of __main__ is absolute since 3.9; argv[0] is unchanged
+    _set_argv_and_path(job, job["path"], job["path"])
+    loader: Any = SourceFileLoader
+    namespace = sys.modules["__main__"].__dict__
+    with io.open_code(path) as file:
+        source = file.read()
+    if path.endswith(".pyc"):
+        loader = SourcelessFileLoader
+        code = marshal.loads(source[16:])  # after the header (PEP 552)
+    else:
+        code = compile(source, path, "exec", dont_inherit=True)
+    namespace.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+    return exec, (code, namespace), {}
+
+
+def _find_main(job: PythonJob) -> Call:
+    _set_argv_and_path(job, job["path"], job["path"])
+    return _run_as_main("__main__", False)
+
+
+def _find_module(job: PythonJob) -> Call:
+    _set_argv_and_path(job, "-m", "-m", job["module"])
+    return _run_as_main(job["module"])
+
+
+def _run_as_main(*arguments: object) -> Call:
+    import runpy
+
+    return runpy._run_module_as_main, arguments, {}  # type: ignore[attr-defined]
+
+
+def _find_function(job: PythonJob) -> Call:
+    _set_argv_and_path(job, job["path"] or job["module"], job["target_text"])
+    function = _import_function(job)
+    return (function, *_bind_arguments(job, function))
+
+
+def _set_argv_and_path(job: PythonJob, first: str, *typed: str) -> None:
+    sys.argv = [first, *job["args"]]
+    sys.orig_argv[:] = [sys.executable, *typed, *job["args"]]
+    if job["kind"] == "main" or not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, job["sys_path_0"])
+
+
+def _import_function(job: PythonJob) -> Callable[..., Any]:
+    found: Any = _import_module(job["module"], job["path"])
+    for part in job["function"].split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            file = os.path.basename(job["path"])
+            raise rank_exit.TargetError(f"{file or job['module']} has no function {job['function']}") from None
+    if not callable(found) or isinstance(found, type):
+        raise rank_exit.TargetError(f"{job['target_text']} is not a function: it is {found!r:.80}")
+    if getattr(getattr(found, "__code__", None), "co_flags", 0) & 0x80:  # CO_COROUTINE
+        raise rank_exit.TargetError(
+            f"{job['target_text']} is a coroutine function", "wrap it in a function that calls asyncio.run"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _import_module(name: str, path: str) -> ModuleType:
+    """Import a module by name or, if ``path`` is known, from that file, even if other modules have its name."""
+    loaded = sys.modules.get(name)
+    if not path:
+        __import__(name)
+        return sys.modules[name]
+    if loaded is not None and is_loaded_from(loaded, os.path.dirname(os.path.realpath(path))):
+        return loaded
+    return _load(name, path, sys.modules)
+
+
+def _bind_arguments(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
+    """Return the arguments to call ``function`` with.
+
+    ddplaunch's modules and click are imported as if the user's files did not exist, and removed from ``sys.modules``
+    again if a user's file has the same name.
+    """
+    names = list_importable(job["sys_path_0"])
+    before, path = dict(sys.modules), list(sys.path)
+    for name in before:
+        top = name.partition(".")[0]
+        if top in names and is_loaded_from(before.get(top), job["sys_path_0"]):
+            del sys.modules[name]
+    home = os.path.dirname(PACKAGE_DIR)
+    sys.path[:] = [*(each for each in path if each != job["sys_path_0"]), home]
+    try:
+        from ddplaunch.base.errors import LaunchError
+        from ddplaunch.system.target import arguments
+
+        positional, named = arguments.bind_arguments(
+            job["target_text"], function, tuple(job["args"]), job["facts"], _make_device
+        )
+    except LaunchError as error:
+        raise rank_exit.TargetError(error.message, error.hint) from None
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - set(before):
+            if name.partition(".")[0] in {"ddplaunch", *names}:
+                del sys.modules[name]
+        sys.modules.update(before)
+    return tuple(positional), named
+
+
+def _make_device(name: str) -> object:
+    import torch
+
+    return torch.device(name)
+
+
+def _init_process_group(job: PythonJob) -> None:
+    backend, method = job["backend"], job["init_method"]
+    if backend is None:
+        return
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise rank_exit.TargetError(
+            "this torch was built without torch.distributed", "omit --backend and --init-method"
+        )
+    known = [name for name in dist.Backend.backend_list if name != "undefined" and dist.is_backend_available(name)]
+    for name in [part.rpartition(":")[2] for part in backend.split(",")]:
+        if name not in known:
+            text = f"--backend {name} is not available: this torch ({torch.__version__}) has {', '.join(known)}"
+            raise rank_exit.TargetError(text, f"--backend {known[0]}")
+    options: dict[str, object] = {}
+    device = torch.device(job["facts"]["device"])
+    if backend in ("nccl", "xccl") and device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
+        options["device_id"] = device
+    dist.init_process_group(
+        backend, init_method=method or "env://", rank=job["rank"], world_size=job["facts"]["world_size"], **options
+    )
+
+
+def _read_job() -> tuple[PythonJob, dict[str, int]]:
+    """Read the marshalled job and descriptors from the descriptor given as first argument."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)  # this file's folder: imports of the user must not find its files
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        job, fds = marshal.loads(file.read())
+    for fd in fds.values():
+        os.set_inheritable(fd, False)
+    return job, fds
+
+
+if __name__ == "__main__":
+    runner = RankRunner(*_read_job(), forked=False)
+    preallocate_stack_chunk(run_program)(runner)
+    runner.exit()

@@ -1,0 +1,91 @@
+"""Node checks: before each attempt every node checks its machine; collects the replies and decides who takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddplaunch.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.base.text import join_names
+from ddplaunch.core.failures import FailureReport, JobResult
+from ddplaunch.core.job.membership import Membership
+from ddplaunch.core.job.node_table import JoinedNode, NodeTable
+from ddplaunch.core.messages import CheckNode, EndJob, NodeStartError
+
+SLOW_NODE_NOTICE_S = 5.0  # after this, print which nodes have not replied
+
+
+class NodeChecks:
+    """The checks before each attempt (--check)."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        membership: Membership,
+        call_later: Callable[[float, Callable[[], None]], None],
+        start: Callable[[], None],
+        end: Callable[[JobResult], None],
+    ) -> None:
+        """``start`` is called when all nodes have passed, ``end`` if the job cannot go on.
+
+        The timers of ``call_later`` are cancelled when an attempt starts or ends.
+        """
+        self._config, self._nodes, self._membership = nodes.config, nodes, membership
+        self._call_later, self._start, self._end = call_later, start, end
+        self._attempt = 0
+        self._unanswered: set[int] = set()  # nodes without a reply; empty if no round of checks is in progress
+
+    def begin(self, attempt: int) -> None:
+        """Ask all nodes to check themselves for this attempt."""
+        self._attempt = attempt
+        self._unanswered = set(self._nodes)
+        for number in list(self._nodes):
+            self.send_check(number)
+        if self._config.is_multi_node:
+            self._call_later(SLOW_NODE_NOTICE_S, self._name_slow_nodes)
+
+    def send_check(self, number: int) -> None:
+        """Ask one node, as one that has just joined. A reply while an attempt runs does not count for the next one."""
+        if self._unanswered:
+            self._unanswered.add(number)
+        self._nodes.send(number, CheckNode(self._attempt, self._config.gpu_memory_timeout))
+
+    def on_check_passed(self, number: int, attempt: int) -> None:
+        """Called when a node has passed its check."""
+        if attempt == self._attempt:
+            self.on_node_gone(number)
+
+    def on_node_gone(self, number: int) -> None:
+        """Called when a node needs no more waiting for: it passed, was left out or is lost."""
+        if number in self._unanswered:
+            self._unanswered.discard(number)
+            if not self._unanswered:
+                self._start()
+
+    def on_check_failed(
+        self, node: JoinedNode, error: NodeStartError, previous_failure: FailureReport | None, *, first: bool
+    ) -> None:
+        """Called when a node's check failed: go on without it, or end the job.
+
+        ``previous_failure``: how the previous attempt failed, if it did; ``first``: whether this is the first attempt.
+        """
+        if self._membership.can_spare(node):
+            text = f"{node.name} is left out: {error.message}"
+            del self._nodes[node.node_rank]
+            self._nodes.broadcast_note(text)
+            self._nodes.send(node.node_rank, EndJob(JobResult(EXIT_USAGE, usage_error=(text, error.hint))))
+            return self.on_node_gone(node.node_rank)
+        text = f"{node.name}: {error.message}" if self._config.is_multi_node else error.message
+        if node.node_rank and self._config.is_elastic:
+            left = self._membership.usable_count - self._membership.is_usable(node)
+            text += f"; without it {left} of at least {self._config.min_nodes} nodes are left"
+        if previous_failure is not None:
+            self._end(JobResult(previous_failure.first.shell_exit_code, previous_failure, remark=f"no restart: {text}"))
+        elif first:
+            self._end(JobResult(EXIT_USAGE, usage_error=(text, error.hint)))
+        else:
+            self._end(JobResult(EXIT_UNAVAILABLE, remark=f"no restart: {text}"))
+
+    def _name_slow_nodes(self) -> None:
+        awaited = [self._nodes[number].name for number in sorted(self._unanswered & set(self._nodes))]
+        if awaited:
+            self._nodes.broadcast_note(f"waiting for the check of {join_names(awaited)}")

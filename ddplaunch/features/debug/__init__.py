@@ -1,0 +1,4 @@
+"""The debugger: ``--debug``, ``breakpoint()`` in ranks, and ``ddplaunch debug``.
+
+``rank/`` runs in the rank; ``debug_server`` in the launcher connects ranks and users; ``command`` is a user's side.
+"""

@@ -1,0 +1,288 @@
+"""``ddplaunch debug``: attaches the terminal to the debuggers of a running job's ranks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+
+import click
+
+from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, host_name, sanitize_line
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.base.local_sockets import peer_uid
+from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
+from ddplaunch.cli.run_command import RunName
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.client import REPLY_TIMEOUT_S, JobNotResponding
+from ddplaunch.core.control_socket.status_request import StatusQuery
+from ddplaunch.core.net.connection import MAX_FRAME_BYTES, Connection
+from ddplaunch.core.output.colour import is_colour_allowed
+from ddplaunch.core.output.screen import ScreenOptions, TerminalScreen
+from ddplaunch.core.output.sink import READER_TIMEOUT_S
+from ddplaunch.core.output.tty import can_move_cursor, is_interactive, restore_terminal
+from ddplaunch.features.debug.debugger_prompt import DebuggerPrompt, TerminalFrontend
+from ddplaunch.features.debug.line_editor import LineEditor
+from ddplaunch.features.debug.messages import DebuggerNotice, RankStopped, ToUser
+from ddplaunch.features.debug.request import DebugRanks
+from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.inspect.request import InspectJobRequest
+from ddplaunch.features.runs import run_lookup
+from ddplaunch.features.runs.job_resolver import require_running, resolve_job, resolve_job_id, run_name
+from ddplaunch.features.ssh.host_command import HostCommand
+from ddplaunch.features.ssh.host_spec import read_hosts
+from ddplaunch.features.ssh.ssh_session import interactive_ssh_command
+from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
+from ddplaunch.system.schedulers.scheduler import BatchJobState, run_program
+from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
+from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+
+HOST_QUERY_TIMEOUT_S = 30.0  # for `stacks --json` on a host of --hosts
+STOPPED_RANKS_TIMEOUT_S = 0.3  # for the job to report the ranks that are in their debugger
+
+
+@click.command(cls=HostCommand)
+@click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Pause this rank at its next line of Python.")
+@click.option(
+    "--hosts",
+    metavar="HOSTS",
+    help="Connect over SSH to this host, or to the one of several that runs the rank.",
+)
+def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
+    """Attach to the debugger of the ranks of a running job.
+
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the only running job.
+
+    Ranks stop at `breakpoint()` if `ddplaunch run` was started in a terminal, or with --debug. Type pdb commands; @3
+    selects rank 3, `@all p loss` asks all stopped ranks. `detach`, Ctrl-D or Ctrl-C resume the ranks, `q` ends the
+    job.
+
+    With the number of a job submitted to Slurm, its nodes are reached by `srun --overlap`. Ranks of other nodes are
+    reached over SSH if the job runs over SSH or --hosts is given, otherwise by srun within a Slurm job.
+    """
+    more = [] if rank is None else ["--rank", str(rank)]
+    if hosts is not None:
+        return _run_over_ssh(_choose_host(hosts, run, rank), ["debug", *([run] if run else []), *more])
+    if queued := resolve_job(run):
+        seen = require_running(queued, resolve_job_id(queued, run or "", "debug"))
+        name = run_name(queued, seen)
+        if rank is not None:
+            output = query_node_zero(queued, seen, ["stacks", name, "--json"], REPLY_TIMEOUT_S)
+            seen = replace(seen, host=_host_from_stacks(output, rank) or seen.host)
+        return _run_in_job_step(queued, seen, ["debug", name, *more])
+    job = run_lookup.find_running(run)
+    client.check_suspended(job.path)
+    if rank is not None and (host := _host_of_rank(job.path, rank)):
+        environ = _launcher_environment(job.pid)
+        words = ["debug", job.run_id, *more]
+        if OVER_SSH_VARIABLE in environ:
+            return _run_over_ssh(host, words)
+        if number := environ.get("SLURM_JOB_ID"):
+            where = [f"--jobid={number}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--input=none"]
+            return _exec_command(["srun", "--overlap", *where, *python_command(sys.executable), *words])
+    return DebugClient(job.path, rank).run()
+
+
+def _host_of_rank(path: str, rank: int) -> str:
+    """Return the host of a rank of another node; "" if the rank is on this node, or its host is unknown."""
+    status = client.send_request(path, StatusQuery())
+    if rank in {each.rank for each in status.ranks} or rank >= status.world_size:
+        return ""
+    found = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection.by_number.get(rank)
+    return "" if found is None or found.host == host_name() else found.host
+
+
+def _launcher_environment(pid: int) -> dict[str, str]:
+    """Read the environment of a launcher of this user."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = (os.fsdecode(each).partition("=") for each in file.read().split(b"\0"))
+            return {name: value for name, _, value in pairs}
+    except OSError:
+        return {}
+
+
+def _choose_host(text: str, run: str | None, rank: int | None) -> str:
+    """Choose the host of ``--hosts`` to connect to: the one that runs the rank."""
+    hosts = [each.destination for each in read_hosts(text)]
+    if len(hosts) == 1:
+        return hosts[0]
+    if rank is None:
+        what = f"--hosts {sanitize_line(text, 60)} has {len(hosts)} hosts"
+        raise UsageError(what, "name one of them, or a rank with --rank")
+    words = [*python_command(sys.executable), "stacks", *([run] if run else []), "--json"]
+    for host in hosts:
+        command = interactive_ssh_command(host, words, os.environ, terminal=False)
+        try:
+            output = run_program(*command, seconds=HOST_QUERY_TIMEOUT_S).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if name := _host_from_stacks(output, rank):
+            same = (each for each in hosts if each.rpartition("@")[2].partition(".")[0] == name.partition(".")[0])
+            return next(same, name)
+    what = f"rank {rank} was not found on the hosts of --hosts {sanitize_line(text, 60)}"
+    raise JobNotResponding(what, "ddplaunch ps on a host shows what runs there")
+
+
+def _host_from_stacks(output: str | None, rank: int) -> str:
+    """Return the host of a rank from the output of ``stacks --json``; "" if unknown."""
+    try:
+        hosts = {each["rank"]: each["host"] for each in json.loads(output or "{}").get("ranks", ())}
+        return str(hosts.get(rank, ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _run_over_ssh(host: str, words: list[str]) -> int:
+    return _exec_command(
+        interactive_ssh_command(host, [*python_command(sys.executable), *words], os.environ, terminal=os.isatty(0))
+    )
+
+
+def _run_in_job_step(job: SubmittedJob, seen: BatchJobState, words: list[str]) -> int:
+    command, env = get_scheduler(job).step_command(job, seen, words, everywhere=False)
+    if command[0] != "srun":
+        what = f"{get_scheduler(job).title} cannot give a terminal on the nodes of job {seen.number}"
+        raise UsageError(what, f"log in to {seen.host or 'its first node'} and type: ddplaunch debug")
+    return _exec_command(command, env)
+
+
+def _exec_command(command: list[str], env: Mapping[str, str] = os.environ) -> int:
+    """Replace this process by a command on another node that uses this terminal; input goes through SSH or Slurm."""
+    option = "--pty" if os.isatty(0) else "--input=all"
+    try:
+        os.execvpe(command[0], [option if word == "--input=none" else word for word in command], env)
+    except OSError as error:
+        raise StepNotStarted(f"cannot run {command[0]}: {error.strerror}", "it must be on PATH") from None
+
+
+class DebugClient:
+    """Connects one user's terminal or pipe to the debug server of a job."""
+
+    def __init__(self, path: str, rank: int | None) -> None:
+        """Connect to the control socket at ``path``; raise JobNotResponding if that fails."""
+        self._loop, self._path = EventLoop(), path
+        self._code: int | None = None
+        self._input_ended = False
+        self._rank = rank
+        self._waits_for_rank = rank is not None  # until it stops
+        at_terminal = os.isatty(0) and is_interactive(1) and can_move_cursor()
+        self._screen: TerminalScreen | None = None
+        if at_terminal:
+            self._screen = TerminalScreen(
+                self._loop,
+                ScreenOptions(READER_TIMEOUT_S, 0.0, "", False),
+                reports_job=True,
+                colour=is_colour_allowed(),
+            )
+        self._frontend = TerminalFrontend(self._loop, self._screen) if self._screen else PipeFrontend()
+        self._connection = self._connect()
+        self._prompt = DebuggerPrompt(self._frontend, self._connection.send)
+        self._partial_line = b""
+
+    def _connect(self) -> Connection[ToUser]:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(self._path)
+            if peer_uid(sock) != os.geteuid():
+                raise PermissionError(errno.EPERM, "it belongs to another user")
+        except OSError as error:
+            sock.close()
+            raise JobNotResponding(f"{self._path}: {error.strerror}", "the job may have ended") from None
+        request = DebugRanks(self._rank)
+        connection = Connection[ToUser](
+            self._loop, sock, request.answers, self._on_message, self._on_lost, max_bytes=MAX_FRAME_BYTES
+        )
+        connection.send(request)
+        return connection
+
+    def run(self) -> int:
+        """Send the user's input until the user leaves or the job ends; return the exit code."""
+        with restore_terminal():
+            self._loop.add_signal_handlers(
+                [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], self._on_signal
+            )
+            if isinstance(self._frontend, TerminalFrontend):
+                self._frontend.on_key = self._prompt.on_key
+                self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: os.kill(os.getpid(), signal.SIGSTOP))
+                if self._rank is None:
+                    self._loop.call_later(STOPPED_RANKS_TIMEOUT_S, self._print_waiting)
+            else:
+                self._loop.call_soon(self._on_stdin)
+            while self._code is None or not (self._loop.is_idle and (self._screen is None or self._screen.is_drained)):
+                self._loop.run_once()
+            if isinstance(self._frontend, TerminalFrontend):
+                self._frontend.close()
+        return self._code
+
+    def _print_waiting(self) -> None:
+        if not self._prompt.ranks and self._code is None:
+            self._frontend.show(
+                "ddplaunch: no rank is at a breakpoint; waiting for one. Ctrl-C leaves, --rank 0 stops rank 0\n"
+            )
+
+    def _on_message(self, message: ToUser) -> None:
+        if isinstance(message, RankStopped) and message.rank not in self._prompt.ranks:
+            failed = f": {message.error}" if message.error else ""
+            what = "has failed at" if failed else "is at"
+            self._frontend.show(f"ddplaunch: rank {message.rank} {what} {message.location}{failed}\n")
+        self._prompt.on_message(message)
+        if isinstance(message, DebuggerNotice) and message.is_refusal:
+            self._code = EXIT_USAGE
+        if isinstance(message, RankStopped):
+            self._waits_for_rank = False
+        self._exit_if_done()
+
+    def _on_lost(self, why: str) -> None:
+        if self._code is None:
+            self._frontend.show("ddplaunch: the job has ended\n")
+            self._code = 0
+
+    def _on_signal(self, number: int) -> None:
+        self._code = EXIT_SIGNAL + number
+
+    def _on_stdin(self) -> None:
+        """Read lines from a pipe or file."""
+        try:
+            self._loop.watch_fd(0, self._readable)
+        except PermissionError:  # a regular file, which epoll refuses: it can be read at once
+            while not self._input_ended:
+                self._readable()
+
+    def _readable(self) -> None:
+        data = os.read(0, 1 << 16)
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        if not data:
+            self._loop.unwatch_fd(0)
+            self._input_ended = True
+            lines = [self._partial_line] if self._partial_line else []
+        for line in lines:
+            self._prompt.on_line(line.decode(errors="replace"))
+        self._exit_if_done()
+
+    def _exit_if_done(self) -> None:
+        """Exit when the input has ended and all of it has been answered."""
+        if self._input_ended and not self._waits_for_rank and self._prompt.is_idle and self._code is None:
+            self._code = 0
+
+
+class PipeFrontend:
+    """Frontend without a terminal: input or output is a pipe or file."""
+
+    def show(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def show_input(self, editor: LineEditor, prompt: str, *, expected_soon: bool) -> None:
+        pass
+
+    def lend_terminal(self, on_input: Callable[[bytes], None], on_resize: Callable[[int, int], None]) -> None:
+        pass

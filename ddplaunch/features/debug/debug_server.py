@@ -1,0 +1,465 @@
+"""The debug server: relays between ranks of this node that are in a debugger and the user who debugs them.
+
+A rank connects when it first stops (``rank_debugger.py``). The user is at the launcher's own terminal or has connected
+to the control socket; the last one who attached is in control. Ranks resume when the user leaves or types nothing for
+long.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
+from ddplaunch.base.text import describe_all_ranks, format_elapsed
+from ddplaunch.core.messages import DebuggerActive, FromNode, StopRequested
+from ddplaunch.core.node.launcher_signals import is_caught
+from ddplaunch.features.debug.messages import (
+    EOF_LINE,
+    FROM_DEBUGGER,
+    AttachUser,
+    DebuggerNotice,
+    DebuggerOutput,
+    DetachUser,
+    FromDebugger,
+    FromUser,
+    KeyInput,
+    LineInput,
+    PauseRank,
+    QuitRequested,
+    RankResumed,
+    RankStopped,
+    SessionTakenOver,
+    TerminalOutput,
+    TerminalRequest,
+    TerminalResized,
+    ToUser,
+)
+from ddplaunch.features.debug.rank_terminal import RankTerminal
+from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
+
+if TYPE_CHECKING:
+    from ddplaunch.core.net.connection import Connection
+    from ddplaunch.core.node.node_ranks import NodeRanks
+    from ddplaunch.core.node.run_temp_dir import RunTempDir
+    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
+
+    SendToUser = Callable[[ToUser], None]
+
+SCROLLBACK_BYTES = 1 << 16  # of a debugger's output that a user who attaches later sees
+STOP_TIMEOUT_S = 1.0  # within it, a rank that executes Python stops
+TIMEOUT_CHECK_DELAY_S = 5.0  # after it, the other ranks wait for a stopped one
+TIMEOUT_WARNING_S = 60.0  # before the others fail
+IGNORED_TIMEOUT_S = 12 * 3600.0  # a longer timeout is not reported
+_PROMPT_FORMAT = "(rank {}) "  # for commands to the launcher, next to a debugger with a pseudo-terminal
+
+
+@dataclass
+class Debuggee:
+    """A rank that has stopped in its debugger before; ``stopped``: now."""
+
+    connection: Connection[FromDebugger]
+    stopped: RankStopped | None = None
+    is_stepping: bool = False
+    detached: bool = False  # its user has left; it may notice that only at its next stop
+    output: bytes = b""  # since it stopped, or since the last input line
+    prompt: str = ""  # of the input line that it waits for; "" while it runs
+    timer: Timer | None = None
+    terminal: RankTerminal | None = None  # for a debugger that needs one
+
+    def end_terminal(self) -> None:
+        if self.terminal:
+            self.terminal.close()
+        self.terminal = None
+
+
+class DebugServer:
+    """Serves the debuggers of this node's ranks, in every attempt."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        folder: RunTempDir,
+        idle_timeout_s: float,
+        on_stop_unattended: Callable[[DebugServer], object],
+        inspect_job: Callable[[Detail, Callable[[Inspection], None]], None],
+        notify: Callable[[str], None],
+        send: Callable[[FromNode], None],
+        on_active_changed: Callback,
+    ) -> None:
+        """``idle_timeout_s``: a rank resumes after this time without input; ``inspect_job`` inspects all ranks.
+
+        ``on_stop_unattended`` gets this server when a rank stops and no user is attached; it may call ``attach_user``.
+        ``send`` sends a control message; ``notify`` shows a message. ``on_active_changed`` is called when the first
+        rank stops, and when no rank is stopped any more.
+        """
+        self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
+        self._on_stop_unattended, self._on_active_changed = on_stop_unattended, on_active_changed
+        self._inspect, self._notify, self._send = inspect_job, notify, send
+        self._ranks: NodeRanks | None = None
+        self._socket: socket.socket | None = None
+        self._known: dict[int, Debuggee] = {}
+        self._connections: set[Connection[FromDebugger]] = set()
+        self._users: list[SendToUser] = []
+        self._pausing: set[int] = set()  # ranks that a user has requested to stop
+        self._withdrawn: set[int] = set()  # such ranks whose user has left since
+        self._reported_active = False
+        self._left_failed = False  # whether the user has left a rank that has failed, by which the attempt ends
+
+    def start_attempt(self, ranks: NodeRanks) -> None:
+        """Serve the ranks of a new attempt."""
+        self._ranks, ranks.debug_server, self._left_failed = ranks, self, False
+        self._pausing, self._withdrawn = set(), set()
+
+    def socket_path(self) -> str:
+        """Return the path of the socket that ranks connect to; "" if it cannot be created."""
+        if not self._folder.path:
+            return ""
+        path = os.path.join(self._folder.path, "debugger")
+        if self._socket is None:
+            try:
+                self._socket = _listen_unix(self._folder.path, path)
+                self._loop.watch_fd(self._socket.fileno(), self._accept_rank)
+            except OSError as error:
+                self._notify(f"ranks cannot be debugged: {path}: {error.strerror or error}")
+        return path if self._socket is not None else ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a rank here is in its debugger."""
+        return any(each.stopped or each.is_stepping for each in self._known.values())
+
+    def release_ranks(self) -> None:
+        """Resume all ranks, as they are being stopped: none may wait for a user."""
+        for rank, each in list(self._known.items()):
+            each.connection.send(DetachUser(rank))
+            self._on_rank_disconnect(rank, each)
+
+    def close(self) -> None:
+        for each in self._known.values():
+            each.end_terminal()
+        for connection in self._connections:
+            connection.close()
+        if self._socket is not None:
+            self._loop.unwatch_fd(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    # ------------------------------------------------------------------------------------------------ messages of ranks
+
+    def _accept_rank(self) -> None:
+        assert self._socket is not None
+        try:
+            sock, _ = self._socket.accept()
+        except OSError:
+            return
+        if peer_uid(sock) != os.geteuid():
+            sock.close()
+            return
+        from ddplaunch.core.net.connection import Connection
+
+        connection: Connection[FromDebugger] = Connection(
+            self._loop,
+            sock,
+            FROM_DEBUGGER,
+            lambda message: self._on_rank_message(connection, message),
+            lambda why: lost(),
+        )
+        self._connections.add(connection)
+
+        def lost() -> None:
+            self._connections.discard(connection)
+            for rank, each in list(self._known.items()):
+                if each.connection is connection:
+                    self._on_rank_disconnect(rank, each)
+                    del self._known[rank]
+
+    def _on_rank_message(self, connection: Connection[FromDebugger], message: FromDebugger) -> None:
+        rank = message.rank
+        each = self._known.get(rank)
+        if each is None or each.connection is not connection:
+            each = self._known[rank] = Debuggee(connection)
+        match message:
+            case RankStopped():
+                if each.detached and not message.error:
+                    if message.tool:  # it checked for messages before ``DetachUser`` came, and does not check again
+                        each.stopped = message
+                        self._resume_rank(rank, each)
+                    return None
+                if rank in self._withdrawn or (message.error and self._left_failed):
+                    self._withdrawn.discard(rank)
+                    return connection.send(DetachUser(rank))
+                if self._ranks:
+                    message = replace(message, world_size=self._ranks.plan.world_size)
+                if not self._users:
+                    self._on_stop_unattended(self)
+                if not self.is_active:
+                    self._loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
+                each.stopped, each.output, each.detached = message, b"", False
+                if not each.is_stepping:
+                    self._announce_stop(message)
+                each.is_stepping = False
+                self._pausing.discard(rank)
+                self._start_idle_timer(rank, each)
+                if message.tool:
+                    each.prompt = _PROMPT_FORMAT.format(rank)
+                    self._send_to_user(message)
+                    self._send_to_user(DebuggerOutput(rank, b"", each.prompt))
+                    return self._report_active()
+            case TerminalRequest():
+                return connection.send(TerminalRequest(rank, self._open_terminal(rank, each)))
+            case DebuggerOutput(data=data, prompt=prompt):
+                each.output, each.prompt = (each.output + data)[-SCROLLBACK_BYTES:], prompt
+            case RankResumed(is_stepping=steps):
+                self._left_failed |= bool(each.stopped and each.stopped.error)
+                if each.terminal:
+                    each.terminal.read_output()
+                each.stopped, each.is_stepping, each.prompt = None, steps and not each.detached, ""
+                if not steps and each.timer:
+                    each.timer.cancel()
+            case QuitRequested():
+                return self._on_quit(rank)
+        self._send_to_user(message)
+        self._report_active()
+
+    def _on_quit(self, rank: int) -> None:
+        self._notify(f"rank {rank}: q in the debugger ends the job")
+        self._send(StopRequested(signal.SIGTERM))
+
+    def _open_terminal(self, rank: int, each: Debuggee) -> str:
+        """Return the path of the rank's pseudo-terminal, "" if there is none."""
+        try:
+            each.terminal = each.terminal or RankTerminal(
+                self._loop, lambda data: self._send_to_user(TerminalOutput(rank, data))
+            )
+            return each.terminal.path
+        except OSError as error:
+            self._notify(f"rank {rank}: no terminal for its debugger: {error.strerror}; PYTHONBREAKPOINT= selects pdb")
+            return ""
+
+    def _resume_rank(self, rank: int, each: Debuggee) -> None:
+        """Resume a rank whose user has left; interrupt a debugger that ignores its terminal's end of file."""
+        each.connection.send(DetachUser(rank))
+        if each.terminal:
+            each.end_terminal()
+            each.prompt = ""
+            self._loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
+
+    def _interrupt(self, rank: int, stopped: RankStopped | None) -> None:
+        each, channel = self._known.get(rank), self._ranks and self._ranks.channels.get(rank)
+        process = self._ranks and self._ranks.processes.get(rank)
+        if not stopped or not each or each.stopped is not stopped or not process or not channel:
+            return
+        if is_caught(process.pid, channel.debug_signal):
+            process.send(channel.debug_signal)
+
+    def _announce_stop(self, stopped: RankStopped) -> None:
+        rank, attach = stopped.rank, "" if self._users else f"; attach with {self.attach_command()}"
+        if stopped.error:
+            where = f"{stopped.location}: {stopped.error}"
+            text = f"rank {rank} has failed at {where}; it waits in the debugger until q{attach}"
+        elif rank in self._pausing:
+            text = f"rank {rank} has stopped: {stopped.location}{attach}"
+        else:
+            text = f"rank {rank} is at a breakpoint: {stopped.location}{attach}"
+        self._notify(text)
+
+    def attach_command(self) -> str:
+        """Describe the command that attaches to the ranks of this node, and where to run it."""
+        assert self._ranks is not None
+        plan = self._ranks.plan
+        words = f"`ddplaunch debug {plan.run_id}`"
+        if plan.nnodes == 1:
+            return words
+        return f"{words} on {plan.local_ranks[0].host or f'node {plan.node_rank}'}"
+
+    def _start_idle_timer(self, rank: int, each: Debuggee) -> None:
+        """Restart the timer of a rank that waits for input."""
+        if each.timer:
+            each.timer.cancel()
+        each.timer = self._loop.call_later(self._idle_timeout_s, partial(self._on_idle_timeout, rank, each))
+
+    def _on_idle_timeout(self, rank: int, each: Debuggee) -> None:
+        if each.stopped:
+            idle = format_elapsed(self._idle_timeout_s)
+            self._notify(f"rank {rank} resumes: no input for {idle} (--debug-timeout)")
+            self._resume_rank(rank, each)
+
+    def _on_rank_disconnect(self, rank: int, each: Debuggee) -> None:
+        if each.timer:
+            each.timer.cancel()
+        each.end_terminal()
+        if each.stopped or each.is_stepping:
+            each.stopped, each.is_stepping, each.prompt = None, False, ""
+            self._send_to_user(RankResumed(rank))
+            self._report_active()
+
+    def _report_active(self) -> None:
+        if self.is_active != self._reported_active:
+            self._reported_active = self.is_active
+            self._send(DebuggerActive(max(0, self._ranks.number if self._ranks else 0), self._reported_active))
+            self._on_active_changed()
+
+    def _inspect_timeouts(self, stopped: RankStopped) -> None:
+        """Find out when collectives of the waiting ranks time out."""
+        if any(each.stopped is stopped for each in self._known.values()):
+            self._inspect(Detail.WAITS, partial(self._report_time_left, stopped))
+
+    def _report_time_left(self, stopped: RankStopped, inspection: Inspection) -> None:
+        waits = [
+            (each.entered + each.timeout - time.time(), each.operation)
+            for rank in inspection.ranks
+            for each in rank.last
+            if not each.completed and each.timeout
+        ]
+        left, operation = min(waits, default=(0.0, ""))
+        if not 0 < left < IGNORED_TIMEOUT_S or not any(each.stopped is stopped for each in self._known.values()):
+            return
+        advice = "" if left < TIMEOUT_WARNING_S else "; run --debug sets 24 hours"
+        self._notify(f"{operation} of the other ranks times out in {format_elapsed(left)} (torch's timeout){advice}")
+        if left > 2 * TIMEOUT_WARNING_S:
+            self._loop.call_later(left - TIMEOUT_WARNING_S, partial(self._inspect_timeouts, stopped))
+
+    # ------------------------------------------------------------------------------------------------ messages of users
+
+    def attach_user(self, send: SendToUser) -> None:
+        """Give control to a user, who gets messages by ``send``; a user attached before gets none any more."""
+        if self.is_active:
+            self._send_to_user(SessionTakenOver())
+        self._users.append(send)
+        known = sorted(self._known.items())
+        for rank, each in known:
+            each.connection.send(AttachUser(rank))
+            each.detached = False
+            if each.stopped:
+                send(each.stopped)
+        for rank, each in known:
+            if each.stopped:
+                send(DebuggerOutput(rank, each.output, each.prompt))
+                if each.terminal:
+                    send(TerminalOutput(rank, each.terminal.scrollback))
+
+    def detach_user(self, send: SendToUser) -> None:
+        """A user has left: if it was in control, resume the ranks that are in their debugger."""
+        current = self._users[-1] is send
+        self._users.remove(send)
+        self._withdrawn |= self._pausing
+        self._pausing.clear()
+        for rank, each in self._known.items():
+            if current and (each.stopped or each.is_stepping):
+                self._resume_rank(rank, each)
+                each.detached, each.is_stepping = True, False
+        self._report_active()
+
+    def on_user_message(self, message: FromUser) -> None:
+        """Handle a message of the user."""
+        each = self._known.get(message.rank)
+        if isinstance(message, PauseRank):
+            return self._pause_rank(message.rank)
+        if each is None:
+            return
+        if isinstance(message, KeyInput | TerminalResized):
+            return self._write_terminal(each, message)
+        if not each.prompt:
+            return
+        if each.stopped and each.stopped.tool:
+            return self._run_command(
+                message.rank, each, message.line.strip(" ") if isinstance(message, LineInput) else ""
+            )
+        if isinstance(message, LineInput):
+            each.output, each.prompt = b"", ""
+            self._start_idle_timer(message.rank, each)
+        each.connection.send(message)
+
+    def _write_terminal(self, each: Debuggee, message: KeyInput | TerminalResized) -> None:
+        if each.terminal is None:
+            return
+        if isinstance(message, KeyInput):
+            if each.stopped:
+                self._start_idle_timer(message.rank, each)
+            return each.terminal.write_input(message.data)
+        each.terminal.set_size(message.columns, message.rows)
+        if self._ranks and (process := self._ranks.processes.get(message.rank)):
+            process.send(signal.SIGWINCH)  # ignored by default
+
+    def _run_command(self, rank: int, each: Debuggee, line: str) -> None:
+        """Run a command line while the rank is in a debugger that takes keys only."""
+        assert each.stopped is not None
+        if line in ("detach", EOF_LINE):
+            return self._resume_rank(rank, each)
+        if line in ("q", "quit", "exit"):
+            return self._on_quit(rank)
+        text = f"rank {rank} is in {each.stopped.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
+        self._send_to_user(DebuggerOutput(rank, f"ddplaunch: {text}".encode(), each.prompt))
+
+    def _send_to_user(self, message: ToUser | QuitRequested) -> None:
+        if self._users and not isinstance(message, QuitRequested):
+            self._users[-1](message)
+
+    def _send_refusal(self, text: str) -> None:
+        self._send_to_user(DebuggerNotice(text, is_refusal=True))
+
+    def _pause_rank(self, rank: int) -> None:
+        """Stop a running rank; if it does not stop soon, show where it is."""
+        ranks = self._ranks
+        each = self._known.get(rank)
+        if ranks is None or (each and each.stopped):
+            return
+        process, channel = ranks.processes.get(rank), ranks.channels.get(rank)
+        if channel is not None:
+            channel.read_pending()
+        if not 0 <= rank < ranks.plan.world_size:
+            return self._send_refusal(
+                f"there is no rank {rank}: this job has {describe_all_ranks(ranks.plan.world_size)}"
+            )
+        if all(rank != local.rank for local in ranks.plan.local_ranks):
+            return self._inspect(Detail.WAITS, partial(self._report_busy_rank, rank))
+        if process is None:
+            return self._send_refusal(f"rank {rank} is not running")
+        if channel is None or not channel.debug_signal or not is_caught(process.pid, channel.debug_signal):
+            return self._send_refusal(
+                f"rank {rank} cannot be stopped: its program has not started, or handles that signal"
+            )
+        self._pausing.add(rank)
+        if each:
+            each.detached = False
+        self._withdrawn.discard(rank)
+        process.send(channel.debug_signal)
+        self._loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))
+
+    def _report_busy_rank(self, rank: int, inspection: Inspection) -> None:
+        assert self._ranks is not None
+        found = inspection.by_number.get(rank)
+        where = f"on {found.host}" if found and found.host else "on its own node"
+        command = f"`ddplaunch debug {self._ranks.plan.run_id} --rank {rank}`"
+        self._send_refusal(f"rank {rank} is on another node: run {command} {where}")
+
+    def _explain_delay(self, rank: int) -> None:
+        if rank in self._pausing:
+            self._inspect(Detail.WAITS, partial(self._report_location, rank))
+
+    def _report_location(self, rank: int, inspection: Inspection) -> None:
+        found = inspection.by_number.get(rank)
+        if rank in self._pausing and found is not None:
+            place = describe_locations([found]) or "in native code"
+            text = f"rank {rank} has not reached another line yet: {place}; it stops when that returns, Ctrl-C leaves"
+            self._send_to_user(DebuggerNotice(text))
+
+
+def _listen_unix(folder: str, path: str) -> socket.socket:
+    """Listen at ``path``; through a descriptor of the folder if it is too long for a Unix socket."""
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return listen_unix(path)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return listen_unix(f"/proc/self/fd/{fd}/{os.path.basename(path)}")
+    finally:
+        os.close(fd)

@@ -1,0 +1,162 @@
+"""Messages between a rank in its debugger and the user who debugs it; the launcher's debug server relays them.
+
+Input lines are code: they are sent over Unix sockets of this user on one machine, never over the control port.
+"""
+
+from __future__ import annotations
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ddplaunch.base.field_types import Count, Number, Path, TextLine
+
+EOF_LINE = "\x04"  # Ctrl-D, as a line of its own
+MAX_LINE_CHARS = 64 << 10  # of an input line
+MAX_FRAME_BYTES = 8 * MAX_LINE_CHARS  # of a message with such a line, with any characters
+
+
+@dataclass(frozen=True)
+class RankStopped:
+    """The rank is stopped in its debugger at this line; ``error``: the exception that has ended its program there.
+
+    ``tool``: the name of a debugger that uses a pseudo-terminal; input lines are then commands for the launcher.
+    """
+
+    rank: Count
+    file: TextLine
+    line: Number
+    function: TextLine
+    error: TextLine = ""
+    tool: TextLine = ""
+    world_size: Count = 0  # filled in by the launcher
+
+    @property
+    def location(self) -> str:
+        """Describe the location: "train.py:31, in step"."""
+        return f"{self.file}:{self.line}" + (f", in {self.function}" if self.function else "")
+
+
+@dataclass(frozen=True)
+class DebuggerOutput:
+    """Output of the debugger; with a ``prompt``, it waits for a line."""
+
+    rank: Count
+    data: bytes
+    prompt: TextLine = ""
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Completions of the word that starts at ``begin``."""
+
+    rank: Count
+    begin: Count
+    words: tuple[TextLine, ...]
+
+
+@dataclass(frozen=True)
+class RankResumed:
+    """The rank runs on; ``is_stepping``: to stop again soon."""
+
+    rank: Count
+    is_stepping: bool = False
+
+
+@dataclass(frozen=True)
+class QuitRequested:
+    """The user has quit the debugger of this rank: end the job."""
+
+    rank: Count
+
+
+@dataclass(frozen=True)
+class TerminalRequest:
+    """A debugger in the rank needs a pseudo-terminal; as a reply, the path of one, or "" if none is available."""
+
+    rank: Count
+    path: Path = ""
+
+
+@dataclass(frozen=True)
+class TerminalOutput:
+    """Output for the user's terminal, unchanged."""
+
+    rank: Count
+    data: bytes
+
+
+@dataclass(frozen=True)
+class KeyInput:
+    """Keys that the user has typed."""
+
+    rank: Count
+    data: bytes
+
+
+@dataclass(frozen=True)
+class TerminalResized:
+    """The size of the user's terminal, which shows that of this rank now."""
+
+    rank: Count
+    columns: Count
+    rows: Count
+
+
+@dataclass(frozen=True)
+class LineInput:
+    """An input line for the debugger."""
+
+    rank: Count
+    line: str
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """Request completions of the last word of this line."""
+
+    rank: Count
+    line: str
+
+
+@dataclass(frozen=True)
+class PauseRank:
+    """Stop this rank at its next line of Python."""
+
+    rank: Count
+
+
+@dataclass(frozen=True)
+class DetachUser:
+    """No user is attached any more: resume, and ignore breakpoints."""
+
+    rank: Count
+
+
+@dataclass(frozen=True)
+class AttachUser:
+    """A user is attached: stop at breakpoints again."""
+
+    rank: Count
+
+
+@dataclass(frozen=True)
+class SessionTakenOver:
+    """Another user has attached and controls the debugger from now on."""
+
+
+@dataclass(frozen=True)
+class DebuggerNotice:
+    """A message of the launcher to the user; ``is_refusal``: the requested rank cannot be stopped."""
+
+    text: TextLine
+    is_refusal: bool = False
+
+
+FromDebugger = RankStopped | DebuggerOutput | Completions | RankResumed | QuitRequested | TerminalRequest
+FromUser = LineInput | CompletionRequest | PauseRank | KeyInput | TerminalResized
+ToUser = RankStopped | DebuggerOutput | TerminalOutput | Completions | RankResumed | SessionTakenOver | DebuggerNotice
+
+FROM_DEBUGGER: tuple[type[FromDebugger], ...] = FromDebugger.__args__
+FROM_USER: tuple[type[FromUser], ...] = FromUser.__args__
+TO_USER: tuple[type[ToUser], ...] = ToUser.__args__

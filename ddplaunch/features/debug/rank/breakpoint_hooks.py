@@ -1,0 +1,189 @@
+"""Breakpoint hooks of a rank (``--debug``): for breakpoint(), pdb.set_trace() and similar, and a signal to pause it.
+
+Only the hooks are installed in every rank that may be debugged; the debugger itself (``debugger``, and pdb with it) is
+loaded at the first stop. Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
+import os
+import sys
+from _frozen_importlib import _find_spec  # type: ignore[attr-defined]
+from _thread import RLock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, ModuleType
+    from typing import Any
+
+    from ddplaunch.features.debug.rank.rank_debugger import Debugger
+
+_STOP_FUNCTIONS = {  # by module: the function that stops the program, and the debugger's name if it needs a terminal
+    "pdb": ("set_trace", ""),
+    "ipdb": ("set_trace", "ipdb"),
+    "pudb": ("set_trace", "pudb"),
+    "IPython": ("embed", "IPython"),
+    "IPython.core.debugger": ("set_trace", "ipdb"),
+    "IPython.terminal.debugger": ("set_trace", "ipdb"),
+}
+_OWN_DIR = os.path.dirname(__file__) + os.sep
+
+
+def start_debugpy(rank: int) -> None:
+    """Let an editor attach by debugpy, which handles ``breakpoint()`` then; print the launch.json entry for it."""
+    import debugpy  # type: ignore[import-not-found, unused-ignore]
+
+    host, port = debugpy.listen(("127.0.0.1", 0))
+    connect = f'"connect": {{"host": "{host}", "port": {port}}}'
+    entry = f'{{"name": "rank {rank}", "type": "debugpy", "request": "attach", {connect}}}'
+    print(f"for launch.json: {entry}", file=sys.stderr, flush=True)
+
+
+class BreakpointHooks:
+    """The breakpoint hooks of one rank, from ``RankRunner.setup`` on."""
+
+    def __init__(self, socket_path: str, rank: int, load_module: Callable[[str], Any]) -> None:
+        """``socket_path``: the debug server's socket. ``load_module``: ``rank_runner.load_private_module``."""
+        self._path, self._rank, self._load_module = socket_path, rank, load_module
+        self._pid = os.getpid()
+        self._debugger: Debugger | None = None
+        self._load_lock = RLock()  # reentrant: the signal may arrive while it is held
+        self._patched: list[tuple[ModuleType, str, Any]] = []  # module, function name, original function
+        self.signal = 0  # stops the main thread at its next line; 0 if no signal is free
+        sys.breakpointhook = self._on_breakpoint
+        for name in _STOP_FUNCTIONS.keys() & sys.modules.keys():
+            self._patch_module(sys.modules[name])
+        if missing := {*_STOP_FUNCTIONS} - sys.modules.keys():
+            sys.meta_path.insert(0, _ImportWatcher(missing, self._patch_module))
+        os.register_at_fork(after_in_child=self._restore)
+        self._register()
+
+    def _register(self) -> None:
+        if not hasattr(_signal, "SIGRTMIN"):
+            return
+        blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
+        for number in range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1):
+            if number not in blocked and _signal.getsignal(number) == _signal.SIG_DFL:
+                _signal.signal(number, self._on_signal)
+                _signal.siginterrupt(number, False)  # system calls of the program must not fail with EINTR
+                self.signal = number
+                return
+
+    def _restore(self) -> None:
+        """In a process that the program forks: restore Python's own debuggers, without frames of this file."""
+        if sys.breakpointhook == self._on_breakpoint:
+            sys.breakpointhook = sys.__breakpointhook__
+        for module, name, before in self._patched:
+            setattr(module, name, before)
+        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _ImportWatcher)]
+
+    def uninstall(self) -> None:
+        """Remove the hooks, and ignore the signal: its default action would kill the process if it arrives late."""
+        sys.breakpointhook = sys.__breakpointhook__
+        if self.signal and _signal.getsignal(self.signal) == self._on_signal:
+            _signal.signal(self.signal, _signal.SIG_IGN)
+
+    def post_mortem(self, error: BaseException) -> None:
+        """Enter the debugger at the frames of an exception that has ended the program."""
+        if self._is_rank_process and error.__traceback__ is not None:
+            self._load_debugger().post_mortem(error, error.__traceback__)
+
+    @property
+    def _is_rank_process(self) -> bool:
+        """Whether this process is the rank itself, not one that it has forked."""
+        return os.getpid() == self._pid
+
+    def _load_debugger(self) -> Debugger:
+        with self._load_lock:
+            if self._debugger is None:
+                self._debugger = self._load_module("features/debug/rank/rank_debugger").Debugger(self._path, self._rank)
+        return self._debugger
+
+    def _on_breakpoint(self, *args: Any, **named: Any) -> Any:
+        """The ``sys.breakpointhook``, called by ``breakpoint()``."""
+        hook_name = "" if sys.flags.ignore_environment else os.environ.get("PYTHONBREAKPOINT", "")
+        if not self._is_rank_process or hook_name not in ("", "pdb.set_trace"):
+            return sys.__breakpointhook__(*args, **named)  # which may call a patched function below
+        return self._load_debugger().stop(sys._getframe(1), *args, **named)
+
+    def _patch_module(self, module: ModuleType) -> None:
+        name, tool = _STOP_FUNCTIONS[module.__name__]
+        before = getattr(module, name)
+
+        def stop(*args: Any, **named: Any) -> None:
+            if not self._is_rank_process:
+                return before(*args, **named)  # type: ignore[no-any-return]
+            frame = _user_frame(sys._getframe(1))
+            if tool:
+                return self._stop_at_terminal(tool, before, frame, *args, **named)
+            return self._load_debugger().stop(frame, *args, **named)
+
+        stop.__name__ = stop.__qualname__ = name
+        stop.__doc__, stop.__module__ = before.__doc__, before.__module__
+        setattr(module, name, stop)
+        self._patched.append((module, name, before))
+
+    def _stop_at_terminal(self, tool: str, function: Any, frame: FrameType, *args: Any, **named: Any) -> None:
+        debugger = self._load_debugger()
+        if debugger.terminal is None:
+            debugger.terminal = self._load_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
+        debugger.terminal.stop(tool, function, frame, *args, **named)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_rank_process and frame is not None:
+            try:
+                self._load_debugger().interrupt(_user_frame(frame))
+            except Exception:
+                pass  # the debug client reports that the rank has not stopped
+
+
+def _user_frame(frame: FrameType) -> FrameType:
+    """The innermost frame outside ddplaunch/rank, from ``frame`` outwards."""
+    while frame.f_code.co_filename.startswith(_OWN_DIR) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+class _ImportWatcher:
+    """Import finder that calls back after the import of some modules, and removes itself after the last."""
+
+    def __init__(self, modules: set[str], callback: Callable[[ModuleType], None]) -> None:
+        self._missing, self._callback = modules, callback
+        self._searching: set[str] = set()  # names for which ``_find_spec`` below will call this finder again
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Wrap the loader; it may be called without an import, only to check whether the module exists."""
+        if name not in self._missing or name in self._searching:
+            return None
+        self._searching.add(name)
+        try:
+            spec: Any = _find_spec(name, path, target)
+        finally:
+            self._searching.discard(name)
+        if hasattr(spec and spec.loader, "exec_module"):
+            spec.loader = _NotifyingLoader(spec, self._on_import)
+        return spec
+
+    def _on_import(self, module: ModuleType) -> None:
+        self._missing.discard(module.__name__)
+        if not self._missing and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        if hasattr(module, _STOP_FUNCTIONS[module.__name__][0]):
+            self._callback(module)
+
+
+class _NotifyingLoader:
+    """Wraps a module's loader; restores it before loading, and calls back afterwards."""
+
+    def __init__(self, spec: Any, callback: Callable[[ModuleType], None]) -> None:
+        self._spec, self._loader, self._callback = spec, spec.loader, callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: Any) -> None:
+        self._spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._callback(module)

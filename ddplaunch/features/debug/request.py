@@ -1,0 +1,40 @@
+"""Request of ``ddplaunch debug``: attach a user to the debuggers of this node's ranks."""
+
+from __future__ import annotations
+
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Count
+from ddplaunch.core.control_socket.request import Request
+from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.features.debug.messages import FROM_USER, MAX_FRAME_BYTES, TO_USER, DebuggerNotice, PauseRank, ToUser
+
+NOT_PREPARED_ERROR = "its ranks were not started for server: that takes a terminal, or run --debug"
+
+
+@dataclass(frozen=True)
+class DebugRanks(Request[ToUser]):
+    """Attach to all ranks that are, or will be, at a breakpoint; ``stop``: pause this rank first.
+
+    After the request the client sends the user's input.
+    """
+
+    stop: Count | None = None
+
+    answers = TO_USER
+
+    @property
+    def is_streaming(self) -> bool:
+        return True
+
+    def handle(self, context: RequestContext) -> None:
+        server = context.job.debug_server()
+        if server is None:
+            context.send(DebuggerNotice(NOT_PREPARED_ERROR, is_refusal=True))
+            context.finish()
+            return
+        user = context.guard(context.send)
+        context.expect(FROM_USER, server.on_user_message, MAX_FRAME_BYTES)
+        context.on_job_end(lambda code: server.detach_user(user))
+        server.attach_user(user)
+        if self.stop is not None:
+            server.on_user_message(PauseRank(self.stop))

@@ -1,0 +1,1 @@
+"""``ddplaunch devices``: the GPUs and CPUs of this machine, and which are used."""

@@ -1,0 +1,178 @@
+"""Baseline files of ``doctor --save``: measurements, against which ``--compare`` reports what has become slower."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal
+
+import msgspec
+
+from ddplaunch import __version__
+from ddplaunch.base.codec import convert
+from ddplaunch.base.errors import LaunchError, UsageError
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Name, TextLine
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.safe_files import open_for_writing, read_user_file
+from ddplaunch.base.text import format_size, join_names
+from ddplaunch.features.doctor.benchmark import SIZES
+from ddplaunch.features.doctor.checks import Finding, Findings, Severity
+from ddplaunch.features.doctor.checks.kernel import is_cpu_throttled
+from ddplaunch.features.doctor.examination import DoctorResults, largest_bus_bandwidth
+from ddplaunch.features.doctor.findings import format_flops, join_node_names
+
+MAX_BYTES = 16 << 20
+TOLERANCE_FACTORS = {"FLOP/s": 1.3, "B/s": 1.3, "s": 3.0}
+"""Factor by which a measurement may be worse than the saved one; runs on healthy machines differ by half of that."""
+
+CPU_TOLERANCE_FACTOR = 2.5
+"""The same for bandwidths of gloo, which share the CPUs with everything else that runs there."""
+
+Key = tuple[str, tuple[str, ...]]
+
+_MAX_FINDINGS = 5  # that are listed; the others are counted
+
+
+def _check_range(value: float) -> float:
+    if not 1e-12 <= value <= 1e21:
+        raise ValueError("measurement out of range")
+    return value
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement."""
+
+    what: TextLine  # "all_reduce (nccl)"
+    hosts: tuple[Name, ...]
+    unit: Literal["FLOP/s", "B/s", "s"]
+    value: Annotated[float, _check_range]
+
+    @property
+    def text(self) -> str:
+        match self.unit:
+            case "s":
+                return f"{self.value * 1e6:.0f} us"
+            case "B/s":
+                return f"{format_size(round(self.value))}/s"
+        return format_flops(self.value)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The content of a baseline file."""
+
+    ddplaunch: TextLine
+    date: TextLine  # "2026-11-24 01:10"
+    hosts: tuple[Name, ...]
+    figures: tuple[Measurement, ...]
+
+
+def read_baseline(path: str) -> Baseline:
+    """Read a baseline file. Raises UsageError if it is missing or invalid."""
+    try:
+        found = convert(msgspec.json.decode(read_user_file(path, MAX_BYTES)), Baseline)
+        assert isinstance(found, Baseline)
+        return found
+    except OSError as error:
+        raise UsageError(f"--compare {path}: {error.strerror}", "ddplaunch doctor --save FILE writes one") from None
+    except (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        what = f"--compare {path}: not a file written by ddplaunch doctor --save"
+        raise UsageError(what, "write a new one with --save") from None
+
+
+def check_writable(path: str) -> None:
+    """Raise UsageError if the file cannot be written."""
+    try:
+        os.close(open_for_writing(path, 0))
+    except OSError as error:
+        raise UsageError(f"--save {path}: {error.strerror}", "choose a writable file") from None
+
+
+def save_baseline(examination: DoctorResults, path: str) -> None:
+    """Write the measurements of an examination. Raises LaunchError if that fails."""
+    date = time.strftime("%Y-%m-%d %H:%M")
+    baseline = Baseline(
+        __version__, date, tuple(node.name for node in examination.nodes), tuple(list_measurements(examination))
+    )
+    try:
+        with open(open_for_writing(path, os.O_TRUNC), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(baseline)) + b"\n")
+    except OSError as error:
+        raise LaunchError(f"--save {path}: {error.strerror}") from None
+
+
+def list_measurements(examination: DoctorResults) -> Iterator[Measurement]:
+    """Yield all measurements of an examination."""
+    for power in examination.powers:
+        yield Measurement(f"matrices on {power.device}", (examination.name(power.node),), "FLOP/s", power.flops)
+    for speed in (*examination.speeds, *examination.together):
+        if len(speed.seconds) > 1 and not speed.error:
+            hosts = tuple(map(examination.name, speed.nodes))
+            large = "large " if len(speed.seconds) > len(SIZES) else ""
+            yield Measurement(f"{large}{speed.name} ({speed.backend})", hosts, "B/s", largest_bus_bandwidth(speed))
+            yield Measurement(f"{speed.name} of 4 B ({speed.backend})", hosts, "s", speed.seconds[0])
+
+
+def find_slower_than_baseline(examination: DoctorResults, saved: Baseline) -> Findings:
+    """Report what is slower than in the baseline, except on machines that are busy."""
+    busy = [node.name for node in examination.nodes if node.facts and is_cpu_throttled(node.facts)]
+    best = _index_best(list_measurements(examination))
+    before = {key: old for key, old in _index_best(saved.figures).items() if key in best and best[key].unit == old.unit}
+    if not before:
+        text = f"no measurement in common with {saved.date}, on {join_names(saved.hosts)}"
+        yield Finding(Severity.NOTE, "--compare", text, "save a baseline of these hosts: --save FILE")
+    elif busy:
+        text = f"not compared with {saved.date}: its CPUs are busy"
+        yield Finding(Severity.NOTE, join_node_names(busy), text, "compare again when nothing else runs there")
+    worse = {
+        key: factor
+        for key, old in before.items()
+        if (factor := _slowdown(best[key], old)) > _tolerance(old) and set(busy).isdisjoint(key[1])
+    }
+    reported = set[Key]()
+    for what in dict.fromkeys(what for what, _ in worse):
+        for host in dict.fromkeys(host for _, hosts in worse for host in hosts):
+            own = [key for key in before if key[0] == what and host in key[1] and len(key[1]) == 2]
+            if len(own) > 1 and all(key in worse for key in own) and not reported >= set(own):
+                reported.update(own)
+                least = min(own, key=worse.__getitem__)
+                yield _make_finding(f"{what} with any other node", host, best[least], before[least], saved.date)
+    rest = [key for key in sorted(worse, key=worse.__getitem__, reverse=True) if key not in reported]
+    for key in rest[:_MAX_FINDINGS]:
+        yield _make_finding(key[0], join_node_names(key[1]), best[key], before[key], saved.date)
+    if len(rest) > _MAX_FINDINGS:
+        text = f"{len(rest) - _MAX_FINDINGS} more measurements are worse than on {saved.date}"
+        yield Finding(Severity.WARNING, "--compare", text, "--json lists all measurements")
+
+
+def _make_finding(what: str, subject: str, now: Measurement, then: Measurement, date: str) -> Finding:
+    text = f"{what}: {now.text}; it was {then.text} on {date}"
+    return Finding(
+        Severity.WARNING, subject, text, "check what has changed: drivers, clocks, cables, and what else runs"
+    )
+
+
+def _index_best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
+    """Index measurements by subject and hosts; keep the best: CPU processes of one node disturb one another."""
+    found: dict[Key, Measurement] = {}
+    for measurement in measured:
+        key = (measurement.what, tuple(sorted(measurement.hosts)))
+        found[key] = max(measurement, found.get(key, measurement), key=_higher_is_better)
+    return found
+
+
+def _higher_is_better(measurement: Measurement) -> float:
+    return -measurement.value if measurement.unit == "s" else measurement.value
+
+
+def _slowdown(now: Measurement, then: Measurement) -> float:
+    """The factor by which it is slower."""
+    return now.value / then.value if now.unit == "s" else then.value / now.value
+
+
+def _tolerance(measurement: Measurement) -> float:
+    of_cpus = measurement.unit == "B/s" and "gloo" in measurement.what
+    return CPU_TOLERANCE_FACTOR if of_cpus else TOLERANCE_FACTORS[measurement.unit]

@@ -1,0 +1,75 @@
+"""The checks of one machine, one file per subject: the facts to read, the findings on them, and rows of the report.
+
+A new check is a file here, and a line and its fields in ``facts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Annotated
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass, field
+
+if TYPE_CHECKING:
+    from ddplaunch.features.doctor.node_facts import NodeFacts
+    from ddplaunch.features.doctor.probe import HelperProbe
+
+
+class Severity(Enum):
+    """Severity of a finding: an error breaks a job, a warning slows it or may break it, a note is information."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem."""
+
+    severity: Severity
+    subject: str  # "n1", "n1 GPU 3", "n0 to n2"
+    text: str
+    hint: str  # what to do
+
+
+Findings = Iterator[Finding]
+FactReader = Callable[[], dict[str, object]]
+"""Waits for a started check; returns fields of NodeFacts."""
+
+
+def _check_range(value: int) -> int:
+    if not -1 << 70 <= value <= 1 << 70:
+        raise ValueError("a number out of range")
+    return value
+
+
+KernelNumber = Annotated[int, _check_range]
+"""A number from a kernel or a file system: some report limits and sizes of 2**63 and more."""
+
+
+@dataclass(frozen=True)
+class CheckContext:
+    """The inputs of a check."""
+
+    cwd: str
+    node_zero_address: str  # "" with one node
+    environ: Mapping[str, str]
+    benchmark_process: HelperProbe  # runs ``benchmark``; its first line is a TorchFacts, so torch is imported once
+    thorough: bool = False
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """One check: reads facts of its subject, and turns them into findings and rows of the report."""
+
+    read: Callable[[CheckContext], FactReader]
+    """Starts to read the facts of this machine; calls that may be slow or hang run in a HelperProbe."""
+    findings: Callable[[str, NodeFacts], Findings]
+    """The findings on the machine of this name, independent of the others."""
+    text_rows: Mapping[str, Callable[[NodeFacts], str | None]] = field(default_factory=dict)
+    """Rows of the report, by label."""
+    size_rows: Mapping[str, Callable[[NodeFacts], int | None]] = field(default_factory=dict)
+    """Rows in bytes, by label: the report shows the smallest and the largest value."""

@@ -1,0 +1,139 @@
+"""Check of the route to node 0, the loopback interface, and the clock synchronisation of one machine."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Count, Name, TextLine
+from ddplaunch.core.net.addresses import NameLookup, find_interface
+from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
+from ddplaunch.system.devices.sysfs import read_int
+
+if TYPE_CHECKING:
+    from ddplaunch.features.doctor.node_facts import NodeFacts
+
+LOOPBACK_TIMEOUT_S = 2.0  # for a connection within the machine
+_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
+
+
+@dataclass(frozen=True)
+class RouteToNodeZero:
+    """The route to node 0: local address, interface, and node 0's address."""
+
+    address: Name
+    interface: Name | None
+    mtu: Count | None = None
+    speed: Count | None = None  # Mbit/s, by the driver
+    there: Name = ""  # node 0's address, as resolved here
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the address is one of this machine."""
+        return self.address.startswith("127.") or self.address == "::1"
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """Fields of ``NodeFacts``."""
+
+    link: RouteToNodeZero | None = None
+    link_error: TextLine | None = None
+    loopback: TextLine | None = None
+    clock_synchronised: bool | None = None
+
+
+def _read(context: CheckContext) -> FactReader:
+    probe = HelperProbe.for_function(read_network, context.node_zero_address)
+    silent = NetworkFacts(link_error="the network check timed out")
+    return lambda: vars(probe.read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S) or silent)
+
+
+def read_network(toward: str) -> NetworkFacts:
+    """Read the route to node 0, if there are several nodes, test the loopback, and read the clock state."""
+    link, error = _find_route(toward) if toward else (None, None)
+    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised())
+
+
+def find_route(toward: str) -> RouteToNodeZero | None:
+    """Find the route to an address, in a helper process."""
+    found = HelperProbe.for_function(read_network, toward).read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S)
+    return found.link if found else None
+
+
+def _find_route(toward: str) -> tuple[RouteToNodeZero | None, str | None]:
+    """Return the route to an address, or why there is none."""
+    lookup = NameLookup(toward)
+    if not lookup.wait(REPLY_TIMEOUT_S):
+        return None, f"the name {toward} was not resolved within {REPLY_TIMEOUT_S:g} s"
+    if lookup.error or not lookup.addresses:
+        return None, f"the name {toward} does not resolve"
+    error: OSError | None = None
+    for family, where in lookup.addresses:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((where[0], 9, *where[2:]))  # sends nothing
+                address, there = str(probe.getsockname()[0]), str(probe.getpeername()[0])
+        except OSError as refused:
+            error = refused
+            continue
+        name = find_interface(address)
+        folder = f"/sys/class/net/{name}"
+        speed = read_int(f"{folder}/speed") if name else None
+        mtu = read_int(f"{folder}/mtu") if name else None
+        return RouteToNodeZero(address, name, mtu, speed if speed and speed > 0 else None, there), None
+    return None, f"{toward}: {error.strerror if error else 'no address'}"
+
+
+def _try_loopback() -> str | None:
+    """Return why this machine cannot connect to itself, as its ranks do; None if it can."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.create_connection(listening.getsockname(), LOOPBACK_TIMEOUT_S).close()
+    except TimeoutError:
+        return "gets no answer"
+    except ConnectionRefusedError:
+        return "is refused"
+    except OSError as error:
+        return f"fails: {error.strerror}"
+    return None
+
+
+def _clock_synchronised() -> bool | None:
+    """Whether the clock is synchronised with a time server, by the kernel (adjtimex(2))."""
+    try:
+        timex = (ctypes.c_char * 512)()  # struct timex; its first field, what to change, is 0: nothing
+        state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _UNSYNCHRONISED
+
+
+def _find_problems(name: str, facts: NodeFacts) -> Findings:
+    if facts.loopback:
+        text = f"a connection to itself (127.0.0.1) {facts.loopback}; no measurement on this machine"
+        hint = "allow the interface lo in the firewall: iptables -I INPUT -i lo -j ACCEPT"
+        yield Finding(Severity.ERROR, name, text, hint)
+
+
+def _link(facts: NodeFacts) -> str | None:
+    if facts.link is None:
+        return None
+    speed = f", {facts.link.speed} Mbit/s" if facts.link.speed else ""
+    return f"{facts.link.interface or 'no interface'}, MTU {facts.link.mtu or 'unknown'}{speed}"
+
+
+def _clock_row(facts: NodeFacts) -> str | None:
+    if facts.clock_synchronised is None:
+        return None
+    return "synchronised (NTP)" if facts.clock_synchronised else "not synchronised (no NTP)"
+
+
+CHECK = HealthCheck(
+    _read,
+    _find_problems,
+    {"address": lambda facts: facts.link.address if facts.link else None, "interface": _link, "clock": _clock_row},
+)

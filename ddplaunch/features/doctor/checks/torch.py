@@ -1,0 +1,128 @@
+"""Check of torch: its version, whether CUDA works, and for which GPUs it was built."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+from typing import Any
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Count, TextLine
+from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
+
+if TYPE_CHECKING:
+    from ddplaunch.features.doctor.node_facts import NodeFacts
+
+
+@dataclass(frozen=True)
+class TorchInfo:
+    """Facts about torch, after its import."""
+
+    version: TextLine
+    cuda: TextLine | None  # the version it was built for
+    nccl: TextLine | None
+    cuda_works: bool
+    devices: Count  # GPUs that it can use
+    architectures: tuple[TextLine, ...] = ()  # "sm_90", for which its kernels were compiled
+    capabilities: tuple[TextLine, ...] = ()  # "sm_90", of each GPU
+    why_not: TextLine | None = None  # why CUDA does not work
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """Fields of ``NodeFacts``."""
+
+    torch: TorchInfo | None
+    torch_error: TextLine | None
+
+
+def _read(context: CheckContext) -> FactReader:
+    return lambda: (
+        vars(_facts_from_benchmark(context.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+    )
+
+
+def _facts_from_benchmark(benchmark_process: HelperProbe) -> TorchFacts:
+    timeout = f"torch was not imported within {TORCH_IMPORT_TIMEOUT_S:g} s"
+    found = benchmark_process.read_first_line(TorchFacts, TORCH_IMPORT_TIMEOUT_S)
+    return found or TorchFacts(None, timeout if benchmark_process.timed_out else "import torch terminated Python")
+
+
+def read_torch() -> TorchFacts:
+    """Import torch and read its facts."""
+    try:
+        module: Any = importlib.import_module("torch")
+    except BaseException as error:  # a broken library may raise anything
+        return TorchFacts(None, sanitize_line(f"{type(error).__name__}: {error}", 300))
+    cuda, why_not, capabilities, architectures = module.version.cuda or module.version.hip, None, [], []
+    works = False
+    if cuda:
+        try:
+            module.cuda.init()
+            works = True
+            for device in range(module.cuda.device_count()):
+                capabilities.append("sm_{}{}".format(*module.cuda.get_device_capability(device)))
+            architectures = module.cuda.get_arch_list()
+        except Exception as error:
+            why_not = sanitize_line(str(error).partition("\n")[0], 300)
+    nccl = None
+    with suppress(Exception):
+        nccl = ".".join(map(str, module.cuda.nccl.version()))
+    count = module.cuda.device_count() if works else 0
+    about = TorchInfo(
+        str(module.__version__), cuda, nccl, works, count, tuple(architectures), tuple(capabilities), why_not=why_not
+    )
+    return TorchFacts(about, None)
+
+
+def _find_problems(name: str, facts: NodeFacts) -> Findings:
+    if facts.torch is None:
+        yield Finding(
+            Severity.ERROR, name, facts.torch_error or "no torch", "install torch for this Python: pip install torch"
+        )
+        return
+    if facts.gpus and not facts.torch.cuda and any(gpu.driver for gpu in facts.gpus):
+        gpus = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}"
+        text = f"torch {facts.torch.version} was built without CUDA, but this machine has {gpus}"
+        yield Finding(Severity.ERROR, name, text, "install a build with CUDA: https://pytorch.org/get-started")
+    if facts.torch.why_not and facts.gpus and not facts.lost_gpus:  # with a lost GPU, CUDA fails for the others too
+        driver = next((gpu.driver for gpu in facts.gpus if gpu.driver), "unknown")
+        text = f"torch cannot use CUDA {facts.torch.cuda} with driver {driver}: {facts.torch.why_not}"
+        yield Finding(Severity.ERROR, name, text, "update the driver, or install torch for an older CUDA")
+    if facts.torch.architectures:
+        for index, capability in enumerate(facts.torch.capabilities):
+            if not _is_compatible(capability, facts.torch.architectures):
+                built = ", ".join(facts.torch.architectures)
+                text = f"it is {capability}, but torch {facts.torch.version} was built for {built}"
+                yield Finding(Severity.ERROR, f"{name} cuda:{index}", text, "install another build of torch")
+
+
+def _is_compatible(capability: str, architectures: tuple[str, ...]) -> bool:
+    """Whether a GPU can run kernels for one of these: of the same major version, or PTX for an older one."""
+    major, minor = divmod(int(capability.removeprefix("sm_")), 10)
+    for each in architectures:
+        kind, _, digits = each.partition("_")
+        if not digits[:-1].isdigit() or not digits[-1:].isdigit():  # "sm_90a", or AMD's "gfx90a"
+            if kind.startswith("gfx"):
+                return True
+            digits = digits.rstrip("af")
+        built = divmod(int(digits), 10)
+        if kind == "compute" and built <= (major, minor):
+            return True
+        if kind == "sm" and built[0] == major and built[1] <= minor:
+            return True
+    return False
+
+
+def _summarize_torch(facts: NodeFacts) -> str | None:
+    if facts.torch is None:
+        return None
+    more = [f"{name} {value}" for name, value in (("CUDA", facts.torch.cuda), ("NCCL", facts.torch.nccl)) if value]
+    return ", ".join([facts.torch.version, *more])
+
+
+CHECK = HealthCheck(_read, _find_problems, {"Python": lambda facts: facts.python, "torch": _summarize_torch})

@@ -1,0 +1,403 @@
+"""Findings from the results of all nodes: differences, connectivity, slow nodes and links. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ddplaunch.base.text import format_size
+from ddplaunch.features.doctor.checks import Finding, Findings, Severity
+from ddplaunch.features.doctor.checks.fabric import new_errors, slower_ports
+from ddplaunch.features.doctor.checks.kernel import is_cpu_throttled
+from ddplaunch.features.doctor.checks.network import RouteToNodeZero
+from ddplaunch.features.doctor.connectivity import Outcome
+from ddplaunch.features.doctor.examination import (
+    SLOW_FRACTION,
+    CollectiveResult,
+    DoctorResults,
+    NodeResult,
+    PathResult,
+    largest_bus_bandwidth,
+    slow_pairs,
+)
+from ddplaunch.features.doctor.flows import flow_findings, lossy_pairs
+from ddplaunch.features.doctor.node_facts import NodeFacts, machine_findings
+
+MAX_CLOCK_DIFFERENCE_S = 1.0
+UNSUPPORTED_TEXT = "not support"
+"""Part of the error of a collective that a backend of this torch does not have."""
+_MORE_LOG_HINT = "for details set TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO for a job"
+SLOW_FRACTION_WHEN_BUSY = 0.15  # of the best pair, if all nodes are busy: processes disturb one another
+_MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
+
+
+def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[Finding]:
+    """Return all findings, and ``more``, by severity, then in the order of the nodes."""
+    same: dict[tuple[Severity, str, str], list[str]] = {}
+    for each in _find_per_node(examination):
+        same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
+    together = [Finding(severity, join_node_names(who), text, hint) for (severity, text, hint), who in same.items()]
+    return sorted(
+        [*together, *_find_across_nodes(examination), *more], key=lambda each: list(Severity).index(each.severity)
+    )
+
+
+def _find_per_node(examination: DoctorResults) -> Findings:
+    for node in examination.nodes:
+        if node.trouble:
+            what = "did not respond" if node.facts is None else "stopped responding"
+            yield Finding(
+                Severity.ERROR, node.name, f"{what}: {node.trouble}", f"check whether this works: {node.check}"
+            )
+        if node.facts:
+            yield from machine_findings(node.name, node.facts)
+    for speed in examination.speeds:
+        if speed.error and len(speed.nodes) == 1:
+            text = f"all_reduce of its {speed.ranks} devices failed ({speed.backend}): {speed.error}"
+            yield Finding(
+                Severity.ERROR, examination.name(speed.nodes[0]), text, "for details run the job with NCCL_DEBUG=INFO"
+            )
+    yield from _find_slow_devices(examination)
+    yield from slower_ports(
+        {node.name: node.facts.fabric for node in examination.nodes if node.facts and node.facts.fabric}
+    )
+    for node in examination.nodes:
+        if node.facts and node.facts.fabric and node.fabric_after:
+            yield from new_errors(node.name, node.facts.fabric, node.fabric_after)
+    yield from _find_slow_collectives(examination)
+
+
+def _find_across_nodes(examination: DoctorResults) -> Findings:
+    if len(examination.nodes) < 2:
+        return
+    yield from flow_findings(examination.flows, examination.name)
+    for rule in (
+        _find_differences,
+        _check_machines,
+        _check_clocks,
+        _check_links,
+        _check_ports,
+        _find_broken_paths,
+        _check_pairs,
+        _find_broken_rails,
+    ):
+        yield from rule(examination)
+
+
+# ------------------------------------------------------------------------------------------------------ what differs
+
+
+def _version(facts: NodeFacts) -> str:
+    return ".".join(facts.python.split(".")[:2])
+
+
+COMPARED_FACTS: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], ...] = (
+    ("Python", Severity.ERROR, _version),
+    ("torch", Severity.ERROR, lambda facts: facts.torch.version if facts.torch else None),
+    ("torch's CUDA", Severity.ERROR, lambda facts: (facts.torch.cuda or "none") if facts.torch else None),
+    ("NCCL", Severity.ERROR, lambda facts: facts.torch.nccl if facts.torch else None),
+    ("the GPU driver", Severity.WARNING, lambda facts: facts.gpus[0].driver if facts.gpus else None),
+    ("the number of GPUs", Severity.WARNING, lambda facts: str(len(facts.gpus) + len(facts.lost_gpus))),
+    (
+        "the GPU model",
+        Severity.WARNING,
+        lambda facts: " and ".join(dict.fromkeys(gpu.name for gpu in facts.gpus)) or None,
+    ),
+)
+
+
+def _find_differences(examination: DoctorResults) -> Findings:
+    for what, severity, read in COMPARED_FACTS:
+        values = nodes_by_value(examination.nodes, read)
+        if len(values) < 2:
+            continue
+        usual = max(values.items(), key=lambda each: len(each[1]))  # of several the first node's
+        others = [each for each in values.items() if each != usual]
+        by_value = "; ".join(f"{value} on {join_node_names(who)}" for value, who in (usual, *others))
+        subject = join_node_names([name for _, who in others for name in who])
+        hint = (
+            "install the same on all nodes"
+            if severity is Severity.ERROR
+            else "the slowest one sets the speed of the job"
+        )
+        yield Finding(severity, subject, f"{what} differs: {by_value}", hint)
+
+
+def nodes_by_value(nodes: Iterable[NodeResult], read: Callable[[NodeFacts], str | None]) -> dict[str, list[str]]:
+    """Group the nodes by a value, in the order of the nodes; without those for which ``read`` returns None."""
+    values: dict[str, list[str]] = {}
+    for node in nodes:
+        value = read(node.facts) if node.facts else None
+        if value is not None:
+            values.setdefault(value, []).append(node.name)
+    return values
+
+
+def join_node_names(who: Sequence[str], most: int = 5) -> str:
+    """ "n0, n1 and n2"; of more than ``most`` the first."""
+    if len(who) > most:
+        return f"{', '.join(who[:most])} and {len(who) - most} more"
+    return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
+
+
+def _check_clocks(examination: DoctorResults) -> Findings:
+    for node in examination.nodes:
+        if node.clock is not None and abs(node.clock) > MAX_CLOCK_DIFFERENCE_S:
+            direction = "ahead of" if node.clock > 0 else "behind"
+            text = f"its clock is {abs(node.clock):.1f} s {direction} that of {examination.nodes[0].name}"
+            yield Finding(
+                Severity.WARNING, node.name, text, "synchronise it with a time server: timedatectl set-ntp true"
+            )
+
+
+# ------------------------------------------------------------------------------------------------- connectivity
+
+
+def _check_links(examination: DoctorResults) -> Findings:
+    for node in examination.nodes:
+        facts = node.facts
+        if facts and facts.link_error:
+            hint = "give an address of node 0 that all nodes can use: --master-addr 10.0.0.1"
+            yield Finding(Severity.ERROR, node.name, facts.link_error, hint)
+        elif node is not examination.nodes[0] and facts and facts.link and facts.link.loopback:
+            text = f"node 0's address is this machine itself ({facts.link.address})"
+            yield Finding(Severity.ERROR, node.name, text, "--master-addr with an address that the other nodes reach")
+    mtus = nodes_by_value(examination.nodes, lambda facts: _mtu(facts.link))
+    if len(mtus) > 1:
+        by_mtu = "; ".join(f"{mtu} on {join_node_names(who)}" for mtu, who in mtus.items())
+        text = f"the MTU of the interfaces differs: {by_mtu}"
+        yield Finding(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
+
+
+def _resolves_node_zero_wrongly(node: NodeResult) -> bool:
+    """Whether it resolves the name of node 0 wrongly, which is a finding of its own."""
+    facts = node.facts
+    return bool(facts and (facts.link_error or (facts.link and facts.link.loopback)))
+
+
+def _mtu(link: RouteToNodeZero | None) -> str | None:
+    return str(link.mtu) if link and link.mtu and not link.loopback else None
+
+
+def _duplicate_machines(examination: DoctorResults) -> dict[str, str]:
+    """Map each node that is the same machine as an earlier one to the name of that one."""
+    groups = nodes_by_value(examination.nodes, lambda facts: facts.machine or None).values()
+    return {name: first for first, *others in groups for name in others}
+
+
+def _check_machines(examination: DoctorResults) -> Findings:
+    for name, first in _duplicate_machines(examination).items():
+        yield Finding(Severity.ERROR, name, f"same machine as {first}", "list each machine once")
+
+
+def _check_ports(examination: DoctorResults) -> Findings:
+    duplicates = _duplicate_machines(examination)
+    for node in examination.nodes:
+        if node.name in duplicates:
+            continue  # the doctor's process for the other name has the port
+        for port, why in node.taken.items():
+            hint = f"`ss -ltnp 'sport = :{port}'` shows the process; or choose another port: --master-port"
+            severity = Severity.ERROR if node is examination.nodes[0] else Severity.NOTE
+            yield Finding(severity, node.name, f"cannot listen on port {port}: {why}", hint)
+
+
+_OUTCOME_TEXTS: dict[Outcome, tuple[str, str]] = {
+    "refused": ("is refused", "allow TCP between the nodes in the firewall"),
+    "silent": ("gets no answer", "allow TCP between the nodes in the firewall, on all ports from 1024 up"),
+    "unreachable": ("has no route", "check routes and netmasks; --master-addr may be of another network"),
+    "stranger": (
+        "is closed, or reaches another program",
+        "check for a proxy or a filter between the nodes",
+    ),
+}
+"""For each outcome of a connection: the finding, and the hint."""
+
+
+def _find_broken_paths(examination: DoctorResults) -> Findings:
+    """Report failed connections: by node if all to or from it fail, else one by one."""
+    broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
+    by_pair: dict[tuple[int, int], list[PathResult]] = {}
+    unclear = set[tuple[int, int]]()
+    lossy, losers = lossy_pairs(examination.flows)
+    for path in examination.ways:
+        by_pair.setdefault((path.source, path.target), []).append(path)
+    for (source, target), paths in by_pair.items():
+        # Such a node was tested at the address of node 0, as its own address is unknown.
+        wrong_address = _resolves_node_zero_wrongly(examination.nodes[target or source])
+        if wrong_address or {source, target} in lossy or not losers.isdisjoint((source, target)):
+            unclear.add((source, target))  # lost packets alone may be why a connection gets no answer
+            continue
+        outcomes: dict[Outcome, None] = dict.fromkeys(path.outcome for path in paths if path.outcome != "ok")
+        for outcome in outcomes:
+            ports = tuple(path.port for path in paths if path.outcome == outcome)
+            broken.setdefault((outcome, ports), set()).add((source, target))
+    for (outcome, ports), pairs in broken.items():
+        all_ports = len(ports) == len({path.port for path in examination.ways})
+        at = "" if all_ports and outcome != "refused" else f" on {_describe_ports(ports)}"
+        what_happened, hint = _OUTCOME_TEXTS[outcome]
+        clear = set(by_pair) - unclear
+        both_ways, remaining = _split_failed_nodes(pairs, clear)
+        for nodes in both_ways:
+            what = (
+                f"{at.removeprefix(' on ')} is blocked"
+                if at and outcome == "silent"
+                else f"a connection{at} {what_happened}"
+            )
+            yield Finding(
+                Severity.ERROR, join_node_names(list(map(examination.name, nodes))), f"{what} in both directions", hint
+            )
+        yield from _path_finding(examination, Severity.ERROR, outcome, at, _group_pairs(remaining, clear))
+
+
+def _path_finding(
+    examination: DoctorResults,
+    severity: Severity,
+    outcome: Outcome,
+    at: str,
+    groups: Iterable[tuple[list[int], list[int]]],
+) -> Findings:
+    what_happened, hint = _OUTCOME_TEXTS[outcome]
+    groups = list(groups)
+    for sources, targets in groups[:_MAX_FINDINGS]:
+        subject = " to ".join(join_node_names(list(map(examination.name, nodes))) for nodes in (sources, targets))
+        yield Finding(severity, subject, f"a connection{at} {what_happened}", hint)
+    if len(groups) > _MAX_FINDINGS:
+        text = f"{len(groups) - _MAX_FINDINGS} more paths where a connection{at} {what_happened}"
+        yield Finding(severity, "network", text, "--json lists all")
+
+
+def _describe_ports(ports: tuple[int, ...]) -> str:
+    named = [str(port) for port in ports if port]
+    parts = [f"port{'s' * (len(named) > 1)} {' and '.join(named)}"] if named else []
+    return " and ".join([*parts, *(["a random port"] if 0 in ports else [])])
+
+
+def _split_failed_nodes(
+    pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]
+) -> tuple[list[list[int]], set[tuple[int, int]]]:
+    """Split failed paths into nodes with all paths failed, in both directions, and the other failed paths."""
+    found, remaining = list[list[int]](), set(pairs)
+    for node in sorted({node for pair in pairs for node in pair}):
+        node_pairs = {pair for pair in all_pairs if node in pair}
+        if len(node_pairs) > 2 and node_pairs <= pairs and node_pairs & remaining:
+            found.append([node])
+            remaining -= node_pairs
+    return found, remaining
+
+
+def _group_pairs(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
+    """Group failed paths: all to one node, all from one node, then each by itself."""
+    remaining = set(pairs)
+    nodes = sorted({node for pair in pairs for node in pair})
+    for node in nodes:
+        into = {pair for pair in all_pairs if pair[1] == node}
+        if len(into) > 1 and into <= pairs:
+            yield sorted(source for source, _ in into), [node]
+            remaining -= into
+    for node in nodes:
+        out = {pair for pair in all_pairs if pair[0] == node}
+        if len(out) > 1 and out <= pairs and out & remaining:
+            yield [node], sorted(target for _, target in out)
+            remaining -= out
+    yield from (([source], [target]) for source, target in sorted(remaining))
+
+
+# --------------------------------------------------------------------------------------------- slow devices and links
+
+
+def _find_slow_devices(examination: DoctorResults) -> Findings:
+    for kind in ("cpu", "cuda"):
+        powers = [each for each in examination.powers if each.device.startswith(kind)]
+        best = max((each.flops for each in powers), default=0.0)
+        slow: dict[str, float] = {}
+        for power in powers:
+            if power.flops < SLOW_FRACTION * best and not (kind == "cpu" and _is_throttled(examination, power.node)):
+                name = examination.name(power.node)
+                subject = name if kind == "cpu" else f"{name} {power.device}"
+                slow[subject] = min(power.flops, slow.get(subject, power.flops))
+        for subject, flops in slow.items():
+            text = f"multiplies matrices at {format_flops(flops)}; the best device reaches {format_flops(best)}"
+            yield Finding(Severity.WARNING, subject, text, "check with `top` or `nvidia-smi` what else runs there")
+
+
+def _is_throttled(examination: DoctorResults, node: int) -> bool:
+    facts = examination.nodes[node].facts
+    return facts is not None and is_cpu_throttled(facts)
+
+
+def format_flops(flops: float) -> str:
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
+
+
+def _check_pairs(examination: DoctorResults) -> Findings:
+    """Report a node if all its pairs are slow or fail, else the single link."""
+    pairs = {speed.nodes: speed for speed in examination.speeds if len(speed.nodes) == 2}
+    throttled = {nodes for nodes in pairs if any(_is_throttled(examination, node) for node in nodes)}
+    share = SLOW_FRACTION_WHEN_BUSY
+    if len(throttled) < len(pairs):  # if all nodes are busy, one may still be slow for another reason
+        share = SLOW_FRACTION
+        pairs = {nodes: speed for nodes, speed in pairs.items() if nodes not in throttled or speed.error}
+    best = max((largest_bus_bandwidth(speed) for speed in pairs.values()), default=0.0)
+    slow = {
+        speed.nodes: speed for speed in (*slow_pairs(list(pairs.values()), share), *filter(_has_failed, pairs.values()))
+    }
+    reported: set[tuple[int, ...]] = set()
+    for node in range(len(examination.nodes)):
+        own = [speed for nodes, speed in pairs.items() if node in nodes]
+        if len(own) > 1 and all(speed.nodes in slow for speed in own) and best:
+            fastest = max(own, key=largest_bus_bandwidth)
+            yield _slow_pair_finding(
+                examination.name(node),
+                "all_reduce with any other node",
+                fastest,
+                best,
+                "its network card, cable",
+            )
+            reported |= {speed.nodes for speed in own}
+    for nodes, speed in slow.items():
+        if nodes not in reported:
+            subject = " and ".join(map(examination.name, nodes))
+            yield _slow_pair_finding(subject, "all_reduce between them", speed, best, "the cables")
+
+
+def _find_broken_rails(examination: DoctorResults) -> Findings:
+    """Report connections that fail over one of several networks."""
+    for rail in examination.rails:
+        over = f" over {rail.network} ({', '.join(dict.fromkeys(rail.interfaces.values()))})"
+        pairs: dict[Outcome, set[tuple[int, int]]] = {}
+        for source, target, outcome in rail.outcomes:
+            pairs.setdefault(outcome, set()).add((source, target))
+        all_pairs = {(source, target) for source, target, _ in rail.outcomes}
+        pairs.pop("ok", None)
+        for outcome, broken in pairs.items():
+            yield from _path_finding(examination, Severity.WARNING, outcome, over, _group_pairs(broken, all_pairs))
+
+
+def _find_slow_collectives(examination: DoctorResults) -> Findings:
+    """Report collectives that fail, or are slow, only with all nodes at once."""
+    pairs = [largest_bus_bandwidth(speed) for speed in examination.speeds if len(speed.nodes) == 2 and not speed.error]
+    for speed in examination.together:
+        who = "all nodes at once" if len(speed.nodes) > 1 else examination.name(speed.nodes[0])
+        if speed.error and UNSUPPORTED_TEXT not in speed.error:
+            yield Finding(Severity.ERROR, who, f"{speed.name} failed ({speed.backend}): {speed.error}", _MORE_LOG_HINT)
+        throttled = any(_is_throttled(examination, node) for node in speed.nodes)
+        slow = speed.name == "all_reduce" and 0 < largest_bus_bandwidth(speed) < SLOW_FRACTION * min(pairs, default=0.0)
+        if len(speed.nodes) > 2 and slow and not throttled:
+            rate = _format_rate(largest_bus_bandwidth(speed))
+            text = f"all_reduce runs at {rate}; the slowest pair at {_format_rate(min(pairs))}"
+            hint = "pairs do not load the links between the switches: check those, and the routing"
+            yield Finding(Severity.WARNING, who, text, hint)
+
+
+def _has_failed(speed: CollectiveResult) -> bool:
+    return speed.error is not None
+
+
+def _slow_pair_finding(subject: str, what: str, speed: CollectiveResult, best: float, where: str) -> Finding:
+    if speed.error:
+        return Finding(Severity.ERROR, subject, f"{what} failed ({speed.backend}): {speed.error}", _MORE_LOG_HINT)
+    text = f"{what} runs at {_format_rate(largest_bus_bandwidth(speed))}; the best pair at {_format_rate(best)}"
+    return Finding(Severity.WARNING, subject, text, f"check {where} and switch port, and what else runs there")
+
+
+def _format_rate(value: float) -> str:
+    return f"{format_size(round(value))}/s"

@@ -1,0 +1,64 @@
+"""``ddplaunch stacks``: prints which ranks of a running job wait for which, and the stack of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import click
+
+from ddplaunch.base.errors import host_name
+from ddplaunch.cli.run_command import RunName
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.output.colour import is_colour_allowed
+from ddplaunch.features.inspect import py_spy
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, RankInspection
+from ddplaunch.features.inspect.diagnosis.stack_groups import group_ranks
+from ddplaunch.features.inspect.request import InspectJobRequest
+from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
+from ddplaunch.features.runs.job_resolver import require_running as runs_there
+from ddplaunch.features.runs.job_resolver import resolve_job, resolve_job_id, run_name
+from ddplaunch.features.runs.run_lookup import find_running
+from ddplaunch.features.ssh.host_command import HostCommand
+from ddplaunch.system.schedulers.job_step import run_on_nodes
+
+
+@click.command(cls=HostCommand)
+@click.argument("run", required=False, type=RunName(running=True))
+@click.option("--native", is_flag=True, help="Add C and C++ frames for each group, with py-spy.")
+@click.option("--locals", "with_locals", is_flag=True, help="Add local variables for each group, with py-spy.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
+def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> int:
+    """Show the stacks of all ranks of a running job and which ranks wait for which.
+
+    RUN is the name of the run, the beginning of it, or the PID of its launcher. It may be omitted if only one job
+    runs. The job is not disturbed. Ranks with equal stacks are grouped. With the number of a submitted job, node 0 is
+    queried through Slurm (`srun --overlap`) or Grid Engine.
+    """
+    more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
+    if queued := resolve_job(run):
+        seen = runs_there(queued, resolve_job_id(queued, run or "", "stacks"))
+        return run_on_nodes(queued, seen, ["stacks", run_name(queued, seen), *more, *(["--json"] if as_json else [])])
+    tool = py_spy.find_py_spy(more[0]) if more else ""
+    inspection = client.send_request(find_running(run).path, InspectJobRequest(Detail.WAITS)).inspection
+    ranks = [*_local_examples(inspection)] if more else []
+    dumps = {rank.rank: py_spy.dump_stacks(tool, rank.pid, more) for rank in ranks}
+    if as_json:
+        fields = stacks_to_json(inspection)
+        if more:
+            fields["py_spy"] = {str(rank): text for rank, text in dumps.items()}
+        click.echo(json.dumps(fields))
+        return 0
+    colour = None if is_colour_allowed() else False
+    click.echo(render_stacks(inspection), nl=False, color=colour)
+    for rank, text in dumps.items():
+        click.echo(f"\n{click.style(f'rank {rank}, by py-spy:', bold=True)}\n{text}", nl=False, color=colour)
+    return 0
+
+
+def _local_examples(inspection: Inspection) -> Iterator[RankInspection]:
+    """Yield one rank of each stack group that runs on this machine."""
+    by_number = inspection.by_number
+    for group in group_ranks(inspection):
+        here = (by_number[number] for number in group.ranks if by_number[number].host in ("", host_name()))
+        yield from [rank for rank in here if rank.pid][:1]

@@ -1,0 +1,192 @@
+"""The result of inspecting ranks, as plain data: their processes, stacks and collectives at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from enum import Enum
+from itertools import accumulate
+from typing import Any
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ddplaunch.base.field_types import (
+        Count,
+        ExitStatus,
+        MicrosecondGaps,
+        Name,
+        NonNegativeFloat,
+        Number,
+        Pid,
+        Size,
+        TextLine,
+        Timestamp,
+    )
+
+
+class Detail(Enum):
+    """How detailed an inspection is; each level but the last includes those before it."""
+
+    STATE = "state"  # the process state and the collectives: a millisecond for a rank
+    STACKS = "stacks"
+    WAITS = "waits"  # the collectives twice, 0.1 s apart, and the last collectives of the ranks that wait
+    LATENESS = "pace"  # the arrivals at the last collectives, to find slow ranks: up to 0.4 s of each rank
+
+
+class ProcessCondition(Enum):
+    """The state of a rank's process, from the kernel."""
+
+    ALIVE = "alive"
+    STOPPED = "stopped"  # by SIGSTOP, Ctrl-Z or a debugger
+    BLOCKED = "blocked"  # in uninterruptible sleep (state D): waits for a disk or a driver
+    ENDING = "ending"  # its program has ended, the interpreter is shutting down
+    EXITED = "exited"
+    REPLACED = "replaced"  # the rank has executed another program (execve)
+    PENDING = "pending"  # no process yet
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call in a stack."""
+
+    function: TextLine
+    file: TextLine  # relative to the job's folder if it is below
+    line: Number
+    own: bool  # user code, not from the standard library or an installed package
+
+
+@dataclass(frozen=True)
+class Thread:
+    """One thread of a rank, or a task of asyncio that waits."""
+
+    frames: tuple[Frame, ...]  # the innermost first
+    name: TextLine = ""  # from Python 3.14 on; "task Task-2" of a task
+
+    @property
+    def title(self) -> str:
+        """A title for users: "thread feeder", "task Task-2"."""
+        return self.name if self.name.startswith("task ") else f"thread {self.name}".rstrip()
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A child process that a rank waits for: a DataLoader worker, or one started by multiprocessing."""
+
+    pid: Pid
+    frames: tuple[Frame, ...] = ()  # of its main thread, from the function that runs it on; the innermost first
+    code: ExitStatus | None = None  # exit code, -N for signal N; None while it runs
+    stopped: bool = False  # by SIGSTOP or a debugger; then it has no frames
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """How far a rank is in a process group, in torch's own count, which on gloo includes send and recv."""
+
+    group: TextLine  # torch's name of the group: "0" is the default one
+    enqueued: Number  # the operation that it entered last, from 1
+    completed: Number  # the last that has completed
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group, as reported by one of its members."""
+
+    group: TextLine
+    description: TextLine  # "default_pg", or the name that the program gave it
+    ranks: tuple[Count, ...]  # its members; () if unknown
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The collective that a rank entered last in a process group."""
+
+    group: TextLine
+    number: Number  # from 1, in its group
+    operation: TextLine  # "all_reduce"
+    tensors: TextLine  # the inputs: "float32[6]", "float32[2, 3], int64[1]"; "" for none
+    timeout: NonNegativeFloat  # seconds
+    entered: Timestamp  # seconds since the epoch, by the clock of the rank's host
+    completed: bool
+    alone: bool  # no send or recv is counted in ``number``: then ``GroupState`` has the same numbers
+
+
+@dataclass(frozen=True)
+class ActiveCall:
+    """A function of torch.distributed that a rank is in, as reported by the rank."""
+
+    function: TextLine  # the one that the user or a library called: "broadcast_object_list"
+    operation: TextLine  # what that function calls: "broadcast"
+    names: Count | None  # the rank in its arguments: the peer of a send or recv, or the root
+    members: tuple[Count, ...] = ()  # of the group that it creates or waits in; () for all ranks
+
+
+@dataclass(frozen=True)
+class CollectiveArrivals:
+    """When a rank arrived at consecutive collectives of a process group."""
+
+    rank: Count
+    group: TextLine  # torch's name of the group, one in a job: "0" is the default one
+    description: TextLine  # "default_pg", "mesh_dp", or "undefined"
+    number: Size  # of the first collective, counted in the group
+    began: Timestamp  # seconds since the epoch, when the rank arrived at it, by the clock of its host
+    gaps: MicrosecondGaps  # microseconds from each arrival to the next
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        """Yield the number of each collective and its arrival in seconds since the epoch."""
+        for number, elapsed in enumerate(accumulate(self.gaps, initial=0), self.number):
+            yield number, self.began + elapsed / 1e6
+
+
+@dataclass(frozen=True)
+class RankInspection:
+    """One rank at the moment of an inspection."""
+
+    rank: Count
+    host: Name
+    pid: Pid
+    condition: ProcessCondition
+    code: ExitStatus | None = None  # exit code, -N for signal N; None while it runs
+    ended: Timestamp | None = None  # when its end was noticed; seconds since the epoch
+    threads: tuple[Thread, ...] = ()  # the main one first; () if not requested, or ``no_stack`` has the reason
+    no_stack: TextLine = ""  # "it is not a Python program"
+    workers: tuple[Worker, ...] = ()  # if it waits for child processes
+    answers: bool | None = None  # it reported its collectives; None without process group, or not requested
+    groups: tuple[GroupState, ...] = ()
+    moved: bool = False  # whether ``groups`` changed within a tenth of a second
+    last: tuple[Collective, ...] = ()  # in each group the oldest incomplete and the last one; if requested
+    known: tuple[Group, ...] = ()  # the groups that it is in; if requested
+    inside: ActiveCall | None = None  # the function of torch.distributed that it reports to be in
+    cpu: NonNegativeFloat = 0.0  # CPU seconds of it and its children
+    arrivals: tuple[CollectiveArrivals, ...] = ()  # only in messages to node 0
+    # Recent activity of the rank and its descendants; None is unknown.
+    quiet: NonNegativeFloat | None = None  # seconds since its last output
+    standstill: NonNegativeFloat | None = None  # seconds since it entered or completed a collective
+    busy: NonNegativeFloat | None = None  # CPUs: 0.5 is half of one
+    traffic: NonNegativeFloat | None = None  # bytes a second, read and written in files and pipes
+    network: NonNegativeFloat | None = None  # bytes a second on connections to hosts outside the job
+    late: NonNegativeFloat | None = None  # mean seconds by which it arrived last at collectives; if requested
+    awaits: TextLine = ""  # the peer that its main thread waits for: "store" (the job's), "10.0.0.7:443"
+    asleep: TextLine = ""  # what its main thread sleeps in, from the kernel: "waits for a file lock", or "asleep"
+    lock_holder: Count | None = None  # the rank that holds this file lock
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All ranks at one moment."""
+
+    moment: Timestamp  # seconds since the epoch
+    ranks: tuple[RankInspection, ...]  # in order
+    world_size: Count
+    silent: tuple[TextLine, ...] = ()  # the nodes that did not reply: "node 2 (n2)"
+    node_only: bool = False  # only this node's ranks (--control none)
+    pace: tuple[TextLine, ...] = ()  # sentences on slow ranks, if requested; () if no rank is slow
+
+    @property
+    def by_number(self) -> dict[int, RankInspection]:
+        return {rank.rank: rank for rank in self.ranks}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that stacks.json holds."""
+        return asdict(self, dict_factory=lambda fields: {k: v.value if isinstance(v, Enum) else v for k, v in fields})

@@ -1,0 +1,49 @@
+"""Reads the exception that a rank was handling at the last inspection, if it propagates (``in_flight.py``)."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+
+from ddplaunch.base.errors import sanitize_text
+from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES, RecordedError
+
+
+def read_in_flight(path: str | None) -> RecordedError | None:
+    """Read the newest exception that will end the rank; None if it is handling none, or catches them."""
+    if path is None:
+        return None
+    try:
+        for line in read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines():
+            entry = json.loads(line)
+            source = read_regular_file(entry["file"], MAX_ERROR_FILE_BYTES)
+            if propagates(source.decode(errors="replace"), int(entry["line"])):
+                return RecordedError(sanitize_text(str(entry["message"])), sanitize_text(str(entry["traceback"])))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SyntaxError):
+        pass
+    return None
+
+
+def propagates(source: str, line: int) -> bool:
+    """Whether an exception that is being handled at this line propagates to the callers.
+
+    It does in a ``finally``, in an ``__exit__``, and in an ``except`` that raises further down; elsewhere it is caught.
+    """
+    found = [each for each in _list_handlers(ast.parse(source)) if each[0] <= line <= each[1]]
+    return bool(found) and line <= min(found, key=lambda each: each[1] - each[0])[2]
+
+
+def _list_handlers(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
+    """Yield for each handler of exceptions its first and last line, and the last line from which they propagate."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With | ast.AsyncWith):
+            last = node.items[-1].context_expr.end_lineno or node.lineno
+            yield node.lineno, last, last
+        elif isinstance(node, ast.ExceptHandler):
+            raised = [each.lineno for each in ast.walk(node) if isinstance(each, ast.Raise)]
+            yield node.lineno, node.end_lineno or node.lineno, max(raised, default=0)
+        elif isinstance(node, ast.Try) and node.finalbody:
+            last = node.finalbody[-1].end_lineno or node.finalbody[-1].lineno
+            yield node.finalbody[0].lineno, last, last

@@ -1,0 +1,124 @@
+"""Reports stragglers: ranks that still run when others have ended, or when their own program has failed.
+
+Often one of them hangs, and nothing else shows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.text import MAX_LISTED_NAMES, format_count
+from ddplaunch.core.failures import first_line
+from ddplaunch.core.messages import FromNode, StragglersFound
+from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks, RankProcess
+from ddplaunch.core.node.rank_files import read_error_file
+from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
+
+if TYPE_CHECKING:
+    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+
+NAME_DELAY_S = 30.0  # seconds from the end of a rank to the report: rank 0 may be writing the last checkpoint
+FAILED_S = 5.0  # seconds from a program's failure to the report: threads may be uploading results
+
+InspectStacks = Callable[[NodeRanks, Callable[["Inspection"], None]], None]
+
+
+class StragglerMonitor:
+    """Finds and reports the stragglers of one attempt on this node."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        ranks: NodeRanks,
+        timeout: float | None,
+        inspect: InspectStacks,
+        send: Callable[[FromNode], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        """``inspect`` finds the stacks of this node's ranks; after ``timeout`` seconds, stragglers end the job."""
+        self._loop, self._ranks, self._timeout_s = loop, ranks, timeout
+        self._inspect, self._send, self._notify = inspect, send, notify
+        self._timers: list[Timer] = []
+        self._failed: dict[int, str] = {}  # by rank: the exception that ended its program, until it is reported
+        ranks.on_failed = self._on_failed
+
+    def start_timers(self) -> None:
+        """A rank may have ended: start the timers of those that still run again."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = (
+            [self._loop.call_later(NAME_DELAY_S, self._on_name_delay)]
+            if self._remaining() or self._has_unstarted
+            else []
+        )
+        if self._timers and self._timeout_s is not None and self._ranks.exit_codes:
+            self._timers.append(self._loop.call_later(self._timeout_s, self._on_timeout))
+
+    @property
+    def _has_unstarted(self) -> bool:
+        """Whether ranks are still to be started: others may have ended before."""
+        return self._ranks.phase is AttemptPhase.RUNNING and self._ranks.not_spawned > 0
+
+    def _remaining(self) -> list[RankProcess]:
+        ranks = self._ranks
+        if ranks.phase is not AttemptPhase.RUNNING or ranks.failures:
+            return []
+        return [each for each in ranks.processes.values() if not each.stop_requested]
+
+    def _on_timeout(self) -> None:
+        if self._ranks.has_debugged_rank:
+            self.start_timers()
+        elif self._remaining():
+            self._send(StragglersFound(self._ranks.number))
+
+    def _on_name_delay(self) -> None:
+        if self._has_unstarted or self._ranks.has_debugged_rank:
+            self.start_timers()
+        elif self._remaining():
+            self._inspect(self._ranks, self._on_inspected)
+
+    def _on_inspected(self, inspection: Inspection) -> None:
+        if stragglers := self._remaining():
+            self._notify(self._format_note(stragglers, inspection))
+
+    def _on_failed(self, rank: int, what: str) -> None:
+        """The program of a rank has failed; its process runs until its threads and ``atexit`` handlers are done."""
+        if not self._failed:
+            self._ranks.timers.call_later(FAILED_S, self._inspect_failed)
+        self._failed[rank] = what
+
+    def _inspect_failed(self) -> None:
+        if self._ranks.has_debugged_rank:
+            self._ranks.timers.call_later(FAILED_S, self._inspect_failed)
+        elif any(each.rank.rank in self._failed for each in self._remaining()):
+            self._inspect(self._ranks, self._note_failed)
+        else:
+            self._failed.clear()
+
+    def _note_failed(self, inspection: Inspection) -> None:
+        failed, self._failed = self._failed, {}
+        stragglers = [each for each in self._remaining() if each.rank.rank in failed]
+        for each in stragglers[:MAX_LISTED_NAMES]:
+            rank, what = each.rank.rank, failed[each.rank.rank]
+            on = f" on {each.rank.host}" if self._ranks.plan.nnodes > 1 and each.rank.host else ""
+            recorded = read_error_file(self._ranks.rank_file_path(rank, "json")).message  # none while its __str__ hangs
+            how = f"called {what}" if what.startswith("sys.exit(") else f"raised {first_line(recorded or what)}"
+            found = inspection.by_number.get(rank)
+            place = (describe_locations([found]) or found.no_stack) if found else ""
+            self._notify(
+                f"rank {rank}{on} (pid {each.pid}) has {how}, but is still running" + (f": {place}" if place else "")
+            )
+        if (more := len(stragglers) - MAX_LISTED_NAMES) > 0:
+            self._notify(f"{format_count(more, 'more rank')} failed and are still running")
+
+    def _format_note(self, stragglers: Sequence[RankProcess], inspection: Inspection) -> str:
+        places = {rank.rank: describe_locations([rank]) for rank in inspection.ranks}
+        on = f" on {stragglers[0].rank.host or 'this node'}" if self._ranks.plan.nnodes > 1 else ""
+        described = []
+        for each in stragglers[:MAX_LISTED_NAMES]:
+            place = places.get(each.rank.rank)
+            described.append(f"rank {each.rank.rank} (pid {each.pid})" + (f": {place}" if place else ""))
+        more = f" and {len(stragglers) - MAX_LISTED_NAMES} more" if len(stragglers) > MAX_LISTED_NAMES else ""
+        return f"the other ranks{on} are done; waiting for {'; '.join(described)}{more}"

@@ -1,0 +1,148 @@
+"""Reads torch.distributed's state in this rank: process groups, the current call, the flight recorder's entries.
+
+Called in the thread of ``answers``; what this version of torch lacks is left out. Part of the worker
+(``core/rank/rank_runner.py``) and bound by its rules.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, ModuleType
+    from typing import Any
+
+_MAX_GROUPS, _MAX_MEMBERS = 1024, 4096
+_PACKING = {"_object_to_tensor", "_tensor_to_object"}  # run the program's __reduce__, outside the communication
+_SENDS_AND_RECEIVES = {12: "isend", 13: "irecv", 14: "irecv"}  # OpType in torch/csrc/distributed/c10d/Work.hpp
+_MAX_OPS = 256
+_NAMES = {
+    **dict.fromkeys(("send", "isend", "reduce", "gather"), "dst"),
+    **dict.fromkeys(("recv", "irecv", "broadcast", "scatter"), "src"),
+}
+"""Functions of torch.distributed with an argument that names a rank; with the prefix "group_", a rank of the group."""
+
+
+def describe(module: ModuleType, *, details: bool) -> list[bytes]:
+    """Return ``1`` or ``0`` (whether there is a process group), all groups, the current call, each recorder's dump."""
+    parts = [b"%d" % module.is_initialized(), _groups(module, members=details), _call(module)]
+    return [*parts, *traces(details=details)]
+
+
+def traces(*, details: bool) -> list[bytes]:
+    """Dump each flight recorder as JSON, in one line without tabs."""
+    torch = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
+    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+    found = [getattr(torch, name)(details, False) for name in names if hasattr(torch, name)]
+    return [bytes(each).replace(b"\t", b" ").replace(b"\n", b" ") for each in found]
+
+
+def _groups(module: ModuleType, *, members: bool) -> bytes:
+    """List the process groups of this rank, in order of creation, as JSON; see ``_group``."""
+    try:
+        world = module._world
+        found = list(world.pg_names.items())[:_MAX_GROUPS]
+        ranks = world.pg_group_ranks if members else {}
+        return b"[" + b",".join(_group(name, each, ranks.get(each, {})) for each, name in found) + b"]"
+    except Exception:
+        return b"[]"
+
+
+def _group(name: object, group: Any, members: dict[int, int]) -> bytes:
+    """Format a group as a JSON array: name, description, members, number of operations so far (-1 if unknown)."""
+    try:
+        count = int(group._get_sequence_number_for_group())
+    except Exception:
+        count = -1
+    words = [str(name), str(getattr(group, "group_desc", "") or "")]
+    texts = ['"' + "".join(c if c.isalnum() or c in " _-.:/()[]" else "_" for c in word[:200]) + '"' for word in words]
+    ranks = ",".join(str(int(rank)) for rank in sorted(members)[:_MAX_MEMBERS])
+    return f"[{texts[0]},{texts[1]},[{ranks}],{count}]".encode("ascii", "replace")
+
+
+def _call(module: ModuleType) -> bytes:
+    """Find the torch.distributed function that the program is in, the one that it calls, and the rank that this names.
+
+    "broadcast_object_list broadcast 0"; -1 if it names no rank; "" if no thread is in one. The members of a group may
+    follow: "1,3". Of the frames' variables only numbers, groups and what ``_work_wait`` needs are read.
+    """
+    try:
+        main = sys.modules["threading"].main_thread().ident
+        for thread, top in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
+            inside = []
+            frame: FrameType | None = top
+            while frame is not None:
+                if frame.f_code.co_filename == module.__file__ and not frame.f_code.co_name.startswith("<"):
+                    inside.append(frame)
+                frame = frame.f_back
+            names = [each.f_code.co_name for each in inside]
+            if names and _PACKING.isdisjoint(names):
+                outer = next((name for name in reversed(names) if name[0] != "_"), names[-1])
+                at = next((each for each in inside if each.f_code.co_name in _NAMES), inside[0])
+                words = f"{outer} {at.f_code.co_name} {_named_rank(module, at)} {_members(module, inside)}"
+                return words.rstrip().encode("ascii", "replace")
+            if thread == main and not names and (words := _work_wait(module, top)):
+                return words.encode("ascii", "replace")
+    except Exception:
+        pass
+    return b""
+
+
+def _members(module: ModuleType, inside: list[FrameType]) -> str:
+    """The ranks of the group that a call creates, or that ``monitored_barrier`` gets: "1,3"; "" for all ranks."""
+    ranks: Any = ()
+    for frame in inside:
+        if frame.f_code.co_name == "_new_process_group_helper":
+            ranks = frame.f_locals.get("global_ranks_in_group") or ()
+        elif frame.f_code.co_name == "_new_group_with_tag" and frame.f_locals.get("use_local_synchronization"):
+            ranks = frame.f_locals.get("ranks") or ()  # its final barrier may be among its members only
+        elif frame.f_code.co_name == "monitored_barrier" and (group := frame.f_locals.get("group")) is not None:
+            ranks = module.get_process_group_ranks(group)
+    return ",".join(str(int(rank)) for rank in sorted(ranks)[:_MAX_MEMBERS])
+
+
+def _work_wait(module: ModuleType, frame: FrameType) -> str:
+    """Describe the ``Work.wait()`` of torch.distributed that a frame calls: "wait irecv 2"; "" for anything else.
+
+    It has no frame of its own, and gloo's flight recorder does not show it. The operation is that of a Work among the
+    frame's variables, the rank that of a P2POp in the frame or its callers; "wait wait -1" if these are unknown.
+    """
+    if _called_method(frame) != "wait":
+        return ""
+    works = [each for each in frame.f_locals.values() if isinstance(each, module.Work)]
+    kinds = {_SENDS_AND_RECEIVES.get(int(each._get_op_type()), "wait") for each in works}
+    kind = kinds.pop() if len(kinds) == 1 else "wait"
+    peers: set[int] = set()
+    at: FrameType | None = frame
+    while at is not None and kind != "wait":
+        for value in tuple(at.f_locals.values()):
+            ops = value[:_MAX_OPS] if isinstance(value, list) else ()
+            peers.update(each.peer for each in ops if isinstance(each, module.P2POp) and each.op.__name__ == kind)
+        at = at.f_back if "/torch/distributed/pipelining/" in at.f_code.co_filename else None
+    return f"wait {kind} {peers.pop() if len(peers) == 1 else -1}"
+
+
+def _called_method(frame: FrameType) -> str:
+    """The name of the method that a frame currently calls: the last attribute loaded before its current instruction."""
+    codes, at, code = sys.modules["opcode"].opmap, frame.f_lasti, frame.f_code
+    attribute, *methods = (codes[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in codes)
+    raw = code.co_code
+    while at > 0 and raw[at] not in (attribute, *methods):
+        at -= 2
+    shifted = sys.version_info >= (3, 12) and raw[at] == attribute  # its lowest bit marks a method call there
+    number = raw[at + 1] >> shifted if at > 0 else len(code.co_names)
+    return code.co_names[number] if number < len(code.co_names) else ""
+
+
+def _named_rank(module: ModuleType, frame: FrameType) -> int:
+    """The global rank that a call of one of ``_NAMES`` names; -1 for another call."""
+    argument = _NAMES.get(frame.f_code.co_name)
+    if argument is None:
+        return -1
+    given = frame.f_locals
+    if isinstance(given.get(argument), int):
+        return int(given[argument])
+    number = given.get(f"group_{argument}")
+    group = given.get("group") or module._get_default_group()
+    return int(module.get_global_rank(group, number)) if isinstance(number, int) else -1

@@ -1,0 +1,67 @@
+"""Slow-rank detection on node 0: which ranks enter collectives last, from the arrival times of all nodes' ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.core.messages import ArrivalsReported, StartAttempt
+from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.features.inspect.diagnosis.slow_ranks import (
+    RankClock,
+    describe_slow_ranks,
+    mean_lateness,
+    measure_lateness,
+)
+
+if TYPE_CHECKING:
+    from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Inspection
+    from ddplaunch.features.inspect.diagnosis.slow_ranks import RankClock
+
+MAX_ARRIVALS = 1_000_000  # stored of all nodes together: several times what they send
+
+
+class SlowRankDetector:
+    """Collects the arrivals of one attempt and finds its slow ranks."""
+
+    def __init__(self, start: StartAttempt) -> None:
+        self._attempt = start.attempt
+        self._ranks: dict[int, range] = {}  # by node
+        first = 0
+        for spec in start.node_specs:
+            self._ranks[spec.node_rank] = range(first, first := first + len(spec.devices))
+        self._arrivals: list[CollectiveArrivals] = []
+        self._clocks: dict[int, RankClock] = {}
+        self._room_left = MAX_ARRIVALS
+
+    def add_arrivals(self, node: int, message: ArrivalsReported, offset: ClockOffset) -> None:
+        """Add a node's arrivals and clock ``offset``; ProtocolError if they are of another node's ranks."""
+        if message.attempt != self._attempt:
+            return
+        ranks = {each.rank for each in message.arrivals}
+        if not ranks <= set(self._ranks[node]) or ranks & self._clocks.keys():
+            raise ProtocolError("collectives of ranks that are not its own, or again")
+        self._room_left -= sum(len(each.gaps) + 1 for each in message.arrivals)
+        if self._room_left >= 0:
+            self._arrivals += message.arrivals
+            self._clocks |= dict.fromkeys(ranks, RankClock(node, offset.offset_s, offset.error_s))
+
+    def add_slow_ranks(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
+        """Replace the arrival times in an inspection by which ranks are slow; ``offset``: of a node's clock."""
+        clocks: dict[int, RankClock] = {}
+        for node, ranks in self._ranks.items():
+            found = offset(node)
+            clocks |= dict.fromkeys(ranks, RankClock(node, found.offset_s, found.error_s))
+        arrivals = [each for rank in inspection.ranks for each in rank.arrivals]
+        groups = measure_lateness(arrivals, clocks)
+        late = mean_lateness(groups)
+        others = tuple(replace(rank, arrivals=(), late=late.get(rank.rank)) for rank in inspection.ranks)
+        return replace(inspection, ranks=others, pace=describe_slow_ranks(groups))
+
+    def describe(self) -> tuple[str, ...]:
+        """Describe the slow ranks, a sentence each; none if all are alike or the run was short."""
+        if not self._arrivals:
+            return ()
+        return describe_slow_ranks(measure_lateness(self._arrivals, self._clocks))

@@ -1,0 +1,297 @@
+"""Renders the live view as rows: a summary of the job, exceptional ranks by number, a cell or row per rank. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.text import format_size, group_consecutive
+from ddplaunch.core.control_socket.job_status import JobState, short_target
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+from ddplaunch.features.live.rank_table import TableRow, render_table, sort_rows
+from ddplaunch.features.live.styled_rows import Row, StyledText, flow_parts, truncate_row, wrap_text
+from ddplaunch.features.live.view_state import (
+    RankActivity,
+    ViewState,
+    WaitPoint,
+    busy_cpus_by_rank,
+    collectives_per_second,
+    collectives_per_second_by_rank,
+    rank_activities,
+    wait_point,
+)
+from ddplaunch.system.devices.gpu_usage import GpuUsage
+
+MAX_FOOTER_ROWS = 6  # below the log
+_CELLS_PER_BLOCK = 8  # between two gaps
+_MAX_NAMED_RUNS = 8  # runs of consecutive ranks in the list of ranks with one activity
+_GIB = 1 << 30
+
+
+_HIGHLIGHTED = frozenset({RankActivity.FAILED, RankActivity.STOPPED, RankActivity.SILENT, RankActivity.BLOCKED})
+"""Activities whose ranks are listed, however many there are."""
+
+
+MAX_RANK_ROWS = 16  # up to which each rank has a row on 24 lines; more get cells too, and the table scrolls
+
+
+def render_footer(view: ViewState, columns: int, rows: int) -> list[Row]:
+    """Render the footer: at most ``MAX_FOOTER_ROWS`` rows, and fewer than ``rows``; each shorter than ``columns``."""
+    limit, most = max(1, columns - 1), max(1, min(MAX_FOOTER_ROWS, rows - 1))
+    ranks = rank_activities(view)
+    head = flow_parts(render_summary(view, ranks), limit)[: 2 if most > 3 else 1]
+    legend = flow_parts(_legend(ranks), limit, "   ")[: 2 if most > 3 else 1]
+    sentences = _render_sentences(view, limit, 1 if most < 5 else 2)[: max(0, most - len(head) - len(legend) - 1)]
+    left = max(0, most - len(head) - len(sentences) - len(legend))
+    hint: list[Row] = [(StyledText("? help", "2"),)] if view.hint else []
+    legend = flow_parts([*legend, *_render_scale(ranks, limit, left), *hint], limit, "   ")[: len(legend)]
+    return [*head, *sentences, *legend, *render_cells(ranks, limit, left)][:most]
+
+
+def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
+    """Render the full screen: sentences first, then a row for each rank, then what else there is room for."""
+    limit = max(1, columns - 1)
+    ranks = rank_activities(view)
+    lines = build_table_rows(view, ranks)
+    summary = [
+        *flow_parts(render_summary(view, ranks, figures=False), limit),
+        *_render_sentences(view, limit, max(1, rows - 2)),
+    ][:rows]
+    hint = [truncate_row((StyledText(view.hint, "2"),), limit)] if view.hint and rows - len(summary) > 3 else []
+    room = rows - len(summary) - len(hint)
+    least = min(len(lines) + 1, MAX_RANK_ROWS + 1 if rows >= 20 and len(lines) <= MAX_RANK_ROWS else 5)
+
+    def fits(more: list[Row]) -> list[Row]:
+        nonlocal room
+        if room - len(more) < least:
+            return []
+        room -= len(more)
+        return more
+
+    trends = fits(_render_trends(view, limit)) or fits(_render_trends(view, limit)[:1])
+    heading = (
+        f"{sanitize_line(view.current.status.run_id, 60)}: {sanitize_line(short_target(view.current.status.target))}"
+    )
+    title = fits([truncate_row((StyledText(heading, "1"),), limit)])
+    cells: list[Row] = []
+    if len(lines) > MAX_RANK_ROWS or not lines:
+        third = max(1, rows // 4)
+        legend = flow_parts([*_legend(ranks), *_render_scale(ranks, limit, third)], limit, "   ")
+        cells = fits([*legend, *render_cells(ranks, limit, third)]) or fits(legend[:1])
+    blank = fits([()])
+    body = [*title, *summary, *trends, *cells, *blank, *_table(view, lines, ranks, limit, room)][: rows - len(hint)]
+    return [*body, *[()] * (rows - len(body) - len(hint)), *hint]
+
+
+def _render_trends(view: ViewState, limit: int) -> list[Row]:
+    """Render the trends since the view was opened, next to each other if there is room."""
+    trends = {name: trend for name, trend in view.trends.items() if trend.means}
+    abreast = len(trends) if limit >= 66 else 1
+    rows: list[Row] = []
+    for place, (name, trend) in enumerate(trends.items()):
+        value = trend.means[-1]
+        label = f"{name} {f'{value:.1f}' if 0 < value < 9.95 else f'{value:,.0f}'} "
+        across = limit // abreast - 2
+        mark = trend.render(across - len(label), 100.0 if "%" in name else 0.0)
+        pad = " " * (across - len(label) - len(mark) + 2) if (place + 1) % abreast else ""
+        part: Row = (StyledText(label), StyledText(mark, "36"), StyledText(pad))
+        rows[-1:] = [(*rows[-1], *part)] if place % abreast else [*rows[-1:], part]
+    return rows
+
+
+def build_table_rows(view: ViewState, ranks: Mapping[int, RankActivity]) -> list[TableRow]:
+    """Build the table rows of the ranks that pass the filter, sorted."""
+    counts, busy, rate_of = Counter(ranks.values()), busy_cpus_by_rank(view), collectives_per_second_by_rank(view)
+    gpus = {pid: gpu for gpu in view.gpus or () for pid in gpu.pids}
+    lines = []
+    for each in view.current.inspection.ranks:
+        if (what := ranks.get(each.rank)) is None:
+            continue
+        point = wait_point(each) if what is RankActivity.WAITING else None
+        where = view.locations.get(each.rank) or (_wait_name(view.current.inspection, point) if point else "")
+        about = view.current.last_lines.get(each.rank, ""), busy.get(each.rank), view.current.usage.get(each.rank)
+        lines.append(
+            TableRow(
+                each, what, where, *about, gpus.get(each.pid), rate_of.get(each.rank), view.lateness_s.get(each.rank)
+            )
+        )
+    order = view.sort_by or ("state" if len(lines) > MAX_RANK_ROWS else "rank")
+    return sort_rows(lines, order, lambda one: _sort_key(one.activity, counts[one.activity]))
+
+
+def _table(
+    view: ViewState, lines: list[TableRow], ranks: Mapping[int, RankActivity], limit: int, room: int
+) -> list[Row]:
+    """Render the rows of the table that there is room for, the chosen rank among them."""
+    if room < 2 or not lines:
+        return []
+    places = [one.rank.rank for one in lines]
+    at = places.index(view.cursor) if view.cursor in places else 0
+    first = max(0, min(at - (room - 1) // 2, len(lines) - room + 1))
+    return render_table(lines[first : first + room - 1], limit, cursor=view.cursor)
+
+
+def render_summary(view: ViewState, ranks: Mapping[int, RankActivity], *, figures: bool = True) -> list[Row]:
+    """Build the parts of the summary line; ``figures``: with the values that the full screen shows as trends."""
+    status, inspection = view.current.status, view.current.inspection
+    age = _format_age(max(inspection.moment, status.since) - status.began)
+    ended = f", exit code {status.code}" if status.code is not None else ""
+    style = {JobState.RUNNING: "1;32", JobState.ENDED: "1;31" if status.code else "1"}.get(status.state, "1;33")
+    state = (
+        (StyledText("suspended", "1;33"),) if view.suspended else (StyledText(f"{status.state.value}{ended}", style),)
+    )
+    parts: list[Row] = [(*state, StyledText(f" {age}"))]
+    if status.attempt > 0:
+        parts.append((StyledText(f"attempt {status.attempt + 1}"),))
+    if figures and (speed := collectives_per_second(view)) is not None:
+        parts.append(
+            (StyledText(f"{speed:,.0f} collectives/s" if speed >= 10 or not speed else f"{speed:.1f} collectives/s"),)
+        )
+    if where := _describe_waits(inspection, ranks, briefly=bool(view.sentences)):
+        parts.append((StyledText(where, "33"),))
+    if inspection.silent:
+        parts.append((StyledText(f"no answer from {', '.join(inspection.silent[:3])}", "1;31"),))
+    if inspection.node_only:
+        parts.append((StyledText("this node only"),))
+    if figures and (busy := busy_cpus_by_rank(view)):
+        parts.append((StyledText(f"CPU {sum(busy.values()) * 100:.0f} %"),))
+    if view.current.usage:
+        here = " here" if len(view.current.usage) < len(inspection.ranks) else ""
+        parts.append((StyledText(format_size(sum(used.memory for used in view.current.usage.values())) + here),))
+    if gpu := _gpu(view.gpus):
+        parts.append((StyledText(gpu),))
+    if view.filter_text:
+        parts.append((StyledText(f"filter: {sanitize_line(view.filter_text, 30)}", "1;36"),))
+    return parts
+
+
+def _describe_waits(inspection: Inspection, ranks: Mapping[int, RankActivity], *, briefly: bool) -> str:
+    """Describe how many ranks wait, and where most of them do; "" if none waits."""
+    waiting = {each.rank: wait_point(each) for each in inspection.ranks if ranks.get(each.rank) is RankActivity.WAITING}
+    points = Counter(where for where in waiting.values() if where)
+    if not points:
+        return ""
+    if briefly:
+        return f"{points.total()} of {inspection.world_size} ranks wait"
+    (where, count), *others = points.most_common()
+    named = _wait_name(inspection, where)
+    more = f", {sum(count for _, count in others)} elsewhere" if others else ""
+    return f"{count} of {inspection.world_size} ranks wait in {named}{more}"
+
+
+def _wait_name(inspection: Inspection, where: WaitPoint) -> str:
+    if where.function:
+        return sanitize_line(where.function, 40)
+    return f"{_operation(inspection, where)} of {_group(inspection, where.group)}"
+
+
+def _operation(inspection: Inspection, where: WaitPoint) -> str:
+    for rank in inspection.ranks:
+        for each in rank.last:
+            if WaitPoint(each.group, each.number) == where and not each.completed:
+                return f"{sanitize_line(each.operation, 40)} #{where.number}"
+    return f"#{where.number}"
+
+
+def _group(inspection: Inspection, name: str) -> str:
+    known = (each for rank in inspection.ranks for each in rank.known if each.group == name)
+    found = next(known, None)
+    if found and found.description:
+        return sanitize_line(found.description, 40)
+    return "default_pg" if name == "0" else f"group {sanitize_line(name, 40)}"
+
+
+def _render_sentences(view: ViewState, limit: int, most: int) -> list[Row]:
+    rows = [row for sentence in view.sentences for row in wrap_text(sanitize_line(sentence, 1000), limit, most)]
+    return rows[:most]
+
+
+def _legend(ranks: Mapping[int, RankActivity]) -> list[Row]:
+    """List the activities with their ranks, exceptional ones first; of the most common one only the count."""
+    members_of: dict[RankActivity, list[int]] = {}
+    for rank, what in ranks.items():
+        members_of.setdefault(what, []).append(rank)
+    parts: list[Row] = []
+    for what in sorted(members_of, key=lambda what: _sort_key(what, len(members_of[what]))):
+        members = members_of[what]
+        most = what not in _HIGHLIGHTED and len(members) == max(map(len, members_of.values())) and len(members) > 1
+        named = f"{len(members)} ranks" if most else format_ranks(members)
+        parts.append((StyledText(what.sign, what.style), StyledText(f" {what.word}: {named}")))
+    return parts or [(StyledText("no rank matches the filter"),)]
+
+
+def _sort_key(what: RankActivity, count: int) -> tuple[bool, int, int]:
+    return what not in _HIGHLIGHTED, 0 if what in _HIGHLIGHTED else count, list(RankActivity).index(what)
+
+
+def render_cells(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
+    """Render a character for each rank, in at most ``most`` rows; with too many ranks, for several ranks together."""
+    numbers = sorted(ranks)
+    if len(numbers) < 2 or most < 1:
+        return []
+    label, each_row, together = _grid_size(numbers, limit, most)
+    counts = Counter(ranks.values())
+    parts = [numbers[at : at + together] for at in range(0, len(numbers), together)]
+    marks = [min((ranks[rank] for rank in part), key=lambda what: _sort_key(what, counts[what])) for part in parts]
+    rows = []
+    for at in range(0, len(marks), each_row):
+        row = [StyledText(f"{parts[at][0]:>{label}} ", "2")]
+        for block in range(at, min(at + each_row, len(marks)), _CELLS_PER_BLOCK):
+            row += [StyledText(" ")] * (block > at)
+            runs = ((what, len(list(run))) for what, run in groupby(marks[block : block + _CELLS_PER_BLOCK]))
+            row += [StyledText(what.sign * count, what.style) for what, count in runs]
+        rows.append(truncate_row(tuple(row), limit))
+    return rows
+
+
+def _grid_size(numbers: Sequence[int], limit: int, most: int) -> tuple[int, int, int]:
+    """Return the width of the numbers on the left, the cells in a row, and the ranks in a cell."""
+    label = len(str(numbers[-1]))
+    each_row = max(1, (limit - label) // (_CELLS_PER_BLOCK + 1)) * _CELLS_PER_BLOCK
+    return label, each_row, -(-len(numbers) // (each_row * most))
+
+
+def _render_scale(ranks: Mapping[int, RankActivity], limit: int, most: int) -> list[Row]:
+    if len(ranks) < 2 or most < 1 or (together := _grid_size(sorted(ranks), limit, most)[2]) == 1:
+        return []
+    return [(StyledText(f"(a cell is {together} ranks)", "2"),)]
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Format ranks as runs: "rank 3", "ranks 0-6, 8"."""
+    runs = group_consecutive(ranks)
+    named = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:_MAX_NAMED_RUNS]]
+    more = f" and {sum(map(len, runs[_MAX_NAMED_RUNS:]))} more" if len(runs) > _MAX_NAMED_RUNS else ""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(named)}{more}"
+
+
+def _format_age(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    days, hours = divmod(whole // 3600, 24)
+    text = f"{whole // 60 % 60:02}:{whole % 60:02}"
+    if days:
+        return f"{days}d {hours:02}:{text}"
+    return f"{hours}:{text}" if hours else text
+
+
+def _gpu(gpus: tuple[GpuUsage, ...] | None) -> str:
+    """Describe all GPUs of the job: the range of their utilization, and of their memory."""
+    if gpus is None:
+        return "GPU ?"
+    if not gpus:
+        return ""
+    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    memory = [gpu.memory_used / _GIB for gpu in gpus if gpu.memory_used is not None]
+    total = max((gpu.memory_total or 0 for gpu in gpus), default=0)
+    words = [f"{len(gpus)} GPUs" if len(gpus) > 1 else "GPU"]
+    words.append(f"{_span(busy)} %" if busy else "? %")
+    if memory:
+        words.append(f"{_span(memory)} of {total / _GIB:.0f} GiB" if total else f"{_span(memory)} GiB")
+    return " ".join(words)
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low}-{high}"

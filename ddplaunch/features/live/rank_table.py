@@ -1,0 +1,177 @@
+"""The table of ranks in the live view: chooses the columns that fit, sorts the ranks, and renders it with rich."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from io import StringIO
+from typing import NamedTuple
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.features.inspect.diagnosis.inspection import RankInspection
+from ddplaunch.features.live.styled_rows import Row, StyledText
+from ddplaunch.features.live.view_state import RankActivity
+from ddplaunch.system.devices.gpu_usage import GpuUsage
+from ddplaunch.system.devices.process_usage import ProcessUsage
+
+WIDE_COLUMNS = 100  # of a terminal, from which on the gap between two columns of the table is two blanks
+_MIN_TEXT_COLUMNS = 20  # for location and last output line together
+_MIN_WORD_MODE_COLUMNS = 40  # the same, for the activity of a rank to be a word instead of a sign
+
+
+class TableRow(NamedTuple):
+    """The data of one rank; None where unknown."""
+
+    rank: RankInspection
+    activity: RankActivity
+    location: str  # the user's line, or what it waits in
+    last_line: str  # its last line of output
+    busy: float | None  # CPUs
+    usage: ProcessUsage | None
+    gpu: GpuUsage | None
+    rate: float | None  # collectives a second
+    lateness_s: float | None  # seconds
+
+
+class TableColumn(NamedTuple):
+    """A column of numbers: its width, its text, and the key by which ranks are sorted, the largest first."""
+
+    width: int
+    text: Callable[[TableRow], str]
+    sort_key: Callable[[TableRow], float | None] = lambda line: None
+
+
+def format_size_short(count: float | None) -> str:
+    """Format bytes in five characters at most: "592M", "1.4G"."""
+    if count is None:
+        return ""
+    amount, unit = count / (1 << 20), "M"
+    for larger in "GTP":
+        if amount < 1000:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.1f}{unit}" if unit != "M" and amount < 10 else f"{amount:.0f}{unit}"
+
+
+def _format_rate(rate: float | None) -> str:
+    if rate is None:
+        return ""
+    return f"{rate:.1f}" if 0 < rate < 9.95 else f"{rate:.0f}" if rate < 100_000 else f"{rate / 1000:.0f}k"
+
+
+def _format_lateness(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds:.1f}s" if seconds >= 0.9995 else f"{seconds * 1000:.0f}ms" if seconds >= 0.0005 else "0"
+
+
+def _format_percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0f}"
+
+
+def _get_memory(one: TableRow) -> float | None:
+    return one.usage.memory if one.usage else None
+
+
+def _get_gpu_busy(one: TableRow) -> float | None:
+    return one.gpu.busy if one.gpu else None
+
+
+def _get_gpu_memory(one: TableRow) -> float | None:
+    return one.gpu.memory_used if one.gpu else None
+
+
+COLUMNS: Mapping[str, TableColumn] = {
+    "CPU%": TableColumn(
+        4, lambda one: _format_percent(None if one.busy is None else one.busy * 100), lambda one: one.busy
+    ),
+    "late": TableColumn(5, lambda one: _format_lateness(one.lateness_s), lambda one: one.lateness_s),
+    "coll/s": TableColumn(6, lambda one: _format_rate(one.rate), lambda one: one.rate),
+    "mem": TableColumn(4, lambda one: format_size_short(_get_memory(one)), _get_memory),
+    "GPU%": TableColumn(4, lambda one: _format_percent(_get_gpu_busy(one)), _get_gpu_busy),
+    "GPUmem": TableColumn(6, lambda one: format_size_short(_get_gpu_memory(one)), _get_gpu_memory),
+    "pid": TableColumn(7, lambda one: str(one.rank.pid or "")),
+}
+"""The columns of numbers, by priority: the last ones are left out first, and empty ones always."""
+
+SORT_KEYS = ("rank", "state", *(name for name in COLUMNS if name != "pid"))
+"""By which the ranks can be sorted."""
+
+
+def sort_rows(
+    lines: Iterable[TableRow], by: str, weight: Callable[[TableRow], tuple[bool, int, int]]
+) -> list[TableRow]:
+    """Sort the ranks by number, by importance of their activity (``weight``), or by a column, the largest first."""
+    if by == "rank":
+        return sorted(lines, key=lambda one: one.rank.rank)
+    if by == "state":
+        return sorted(lines, key=lambda one: (weight(one), one.rank.rank))
+    sort_key = COLUMNS[by].sort_key
+    return sorted(lines, key=lambda one: (-(sort_key(one) or 0.0), one.rank.rank))
+
+
+def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = None) -> list[Row]:
+    """Render the header and these ranks, in ``limit`` columns."""
+    gap = "  " if limit >= WIDE_COLUMNS else " "
+    number = max(len("rank"), *(len(str(one.rank.rank)) for one in lines)) if lines else 4
+    hosts = {one.rank.host for one in lines}
+    left = limit - number - len(gap) - 2
+    chosen: list[str] = []
+    for name, column in COLUMNS.items():
+        width = max(column.width, len(name)) + len(gap)
+        has_values = any(column.text(one) for one in lines)
+        least = (
+            _MIN_WORD_MODE_COLUMNS + 10
+            if name == "pid"
+            else _MIN_TEXT_COLUMNS
+            if name in ("CPU%", "late")
+            else _MIN_WORD_MODE_COLUMNS - 4
+        )
+        if has_values and left - width >= least - len(gap):
+            chosen.append(name)
+            left -= width
+    in_words = left - len("starting") + 1 >= _MIN_WORD_MODE_COLUMNS - 4
+    host = min(20, max(map(len, hosts))) if len(hosts) > 1 and left >= 2 * _MIN_WORD_MODE_COLUMNS else 0
+
+    def fixed(rank: str, what: str, host_name: str, cells: Iterable[str]) -> str:
+        parts = [rank.rjust(number), what, *([sanitize_line(host_name, host).ljust(host)] if host else []), *cells]
+        return gap.join(parts)
+
+    wide = len("starting") if in_words else 1
+    table = Table(box=None, padding=(0, len(gap), 0, 0), pad_edge=False, expand=True, width=limit, header_style="dim")
+    widths = [max(COLUMNS[name].width, len(name)) for name in chosen]
+    heads = [name.rjust(width) for name, width in zip(chosen, widths, strict=True)]
+    table.add_column(fixed("rank", "is".ljust(wide) if in_words else " ", "host", heads), no_wrap=True)
+    table.add_column("does", ratio=1, no_wrap=True)
+    if outputs := any(one.last_line for one in lines) and left >= _MIN_WORD_MODE_COLUMNS - 8:
+        table.add_column("last line", ratio=1, no_wrap=True)
+    for one in lines:
+        cells = [COLUMNS[name].text(one).rjust(width) for name, width in zip(chosen, widths, strict=True)]
+        what = (one.activity.word if in_words else one.activity.sign).ljust(wide)
+        first = Text(fixed(str(one.rank.rank), what, one.rank.host, cells))
+        first.stylize(_to_rich_style(one.activity.style), number + len(gap), number + len(gap) + wide)
+        texts = [first, Text(one.location), *([Text(one.last_line)] if outputs else [])]
+        table.add_row(*texts, style="reverse" if one.rank.rank == cursor else "")
+    console = Console(file=StringIO(), width=limit, force_terminal=True, color_system="standard", legacy_windows=False)
+    rendered = console.render_lines(table, console.options.update(width=limit), pad=False)
+    return [tuple(StyledText(segment.text, _from_rich_style(segment.style)) for segment in line) for line in rendered]
+
+
+@cache
+def _to_rich_style(sgr: str) -> Style:
+    """Convert the parameters of SGR to a style of rich."""
+    spans = Text.from_ansi(f"\x1b[{sgr}mx\x1b[0m").spans
+    return Style.parse(str(spans[0].style)) if spans else Style.null()
+
+
+@cache
+def _from_rich_style(style: Style | None) -> str:
+    """Convert a style of rich to the parameters of SGR."""
+    text = style.render("x", color_system=ColorSystem.STANDARD) if style else "x"
+    return text.partition("m")[0].removeprefix("\x1b[") if text.startswith("\x1b") else ""

@@ -1,0 +1,172 @@
+"""``ddplaunch manifest``: the command that turns options and defaults into a Kubernetes manifest (YAML)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.cli import batch_command
+from ddplaunch.cli.batch_command import JOB_NAME, BatchCommand, invalid_value
+from ddplaunch.cli.target_command import SETTINGS
+from ddplaunch.features.manifest import kubernetes, values
+from ddplaunch.features.manifest.options import HEADINGS, REFUSED
+from ddplaunch.features.manifest.pod_job import NAME, TRAINJOB, PodJob, longest_name, name_from
+from ddplaunch.features.manifest.pod_spec import needs_locked_memory
+from ddplaunch.features.submit.options import HEADINGS as OF_SUBMIT
+from ddplaunch.system.plan.rendezvous import DEFAULT_PORT
+
+_NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as in Kubernetes' generated names: without vowels no words appear
+
+COMMON = (
+    "--container-image", "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--nproc",
+    "--container-mounts", "--env", "--namespace", "--label", "--resource", "--toleration", "--patch", "--dry-run",
+    "--help", "--help-all",
+)  # fmt: skip
+"""The options that most people need."""
+
+
+_WINE = "ddplaunch manifest --container-image wine:1"
+
+
+class _ManifestCommand(BatchCommand):
+    own_options = HEADINGS
+    foreign_options = dict.fromkeys(
+        (each.opts[-1] for each in batch_command.flatten_options(OF_SUBMIT)), "ddplaunch submit"
+    )
+    refused_options = REFUSED
+    sections = batch_command.option_sections(HEADINGS, REFUSED)
+    common = COMMON
+    examples = (
+        (
+            "2 nodes with 8 GPUs each; create the job",
+            f"{_WINE} --nodes 2 --gpus-per-node 8 train.py | kubectl apply -f -",
+        ),
+        ("mount a PersistentVolumeClaim", f"{_WINE} --container-mounts my-claim:/data train.py"),
+        ("RDMA, on nodes with a taint", f"{_WINE} --resource rdma/hca=8 --toleration nvidia.com/gpu train.py"),
+        ("set a variable, and a label", f"{_WINE} --env NCCL_DEBUG=INFO --label team=vision train.py"),
+    )
+
+
+_PARAMS = batch_command.all_params(HEADINGS, REFUSED)
+
+
+@click.command(cls=_ManifestCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=_PARAMS)
+@click.pass_context
+def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> int:
+    """Print a training job as YAML for Kubernetes.
+
+    Prints an indexed Job, whose pods are the nodes, with a Service for their names; or a JobSet. Each pod executes
+    `ddplaunch run` with the options of that command given here. The image must contain ddplaunch and TARGET.
+
+    Defaults: [tool.ddplaunch.manifest] in pyproject.toml, [manifest] in ~/.config/ddplaunch.toml.
+    """
+    job = _read_pod_job(ctx, target)
+    click.echo(kubernetes.render_manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
+    params = {**ctx.params, "job_name": job.name}
+    batch_command.print_sources(ctx, params, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
+    return 0
+
+
+def _read_pod_job(ctx: click.Context, target: str) -> PodJob:
+    """Read the options into a job. Raises UsageError if the image is missing or values contradict each other."""
+    params = ctx.params
+    if params["image"] is None:
+        hint = "--container-image REGISTRY/NAME:TAG, an image with ddplaunch and the target"
+        raise UsageError("--container-image is missing: a pod runs in an image", hint)
+    lowest, nodes = values.parse_node_range(params["nodes"])
+    if params["grow"] and lowest == nodes:
+        raise UsageError(f"--grow does not work with --nodes {nodes}", f"--nodes {nodes}:{nodes + 1}")
+    most = nodes + params["spares"]
+    from_options: dict[str, Any] = {name: params[name] for name in PodJob.__match_args__ if name in params}
+    derived: dict[str, Any] = {
+        "command": batch_command.run_argv(ctx),
+        "name": _job_name(ctx, target, most),
+        "nodes": most,
+        "min_nodes": lowest if lowest != most else None,
+        "resources": _quantities(params["resources"]),
+        "requests": _quantities(params["requests"]),
+        "seconds": batch_command.parse_time_s(params["time"] or "UNLIMITED"),
+        "preempt_grace": params["preempt_grace"] if params["preempt_signal"] == signal.SIGTERM else 0.0,
+        "ttl_s": batch_command.parse_time_s(params["ttl"]) if params["ttl"] else None,
+        "labels": values.parse_key_values(params["labels"]),
+        "annotations": values.parse_key_values(params["annotations"]),
+        "host_ports": _ports(ctx) if params["host_network"] and nodes > 1 else (),
+        "variables": values.parse_key_values(
+            [text if "=" in text else f"{text}={os.environ[text]}" for text in params["env"]]
+        ),
+    }
+    job = PodJob(**{**from_options, **derived})
+    _check_consistency(job)
+    return job
+
+
+def _quantities(texts: Sequence[str]) -> dict[str, str | int]:
+    """Read NAME=N in Kubernetes' units: a number for CPUs and devices, else a size."""
+    found: dict[str, str | int] = {}
+    for name, value in values.parse_key_values(texts).items():
+        if name == "cpu" or "/" in name:
+            found[name] = int(value) if value.isdigit() else value
+        else:
+            found[name] = values.format_size(value) or 0
+    return found
+
+
+def _check_consistency(job: PodJob) -> None:
+    """Raise UsageError for values that contradict each other, which Kubernetes would reject later."""
+    for each in job.secrets:
+        name = each.partition("=")[0]
+        if name in job.variables:
+            raise UsageError(f"--env-secret {each}: --env also sets {name}", "leave one of them out")
+    limits: dict[str, str | int | None] = {"cpu": job.cpus_per_task, "memory": job.memory, **job.resources}
+    for name, request in job.requests.items():
+        limit = limits.get(name)
+        if limit is not None and values.parse_quantity(str(request)) > values.parse_quantity(str(limit)):
+            option = values.OWN_OPTIONS.get(name, f"--resource {name}=")
+            raise UsageError(f"--request {name}={request} is more than the limit of {limit}", f"raise {option}")
+    if job.shm and job.memory and values.parse_quantity(job.shm) > values.parse_quantity(job.memory):
+        raise UsageError(
+            f"--shm-size {job.shm} is more than --mem {job.memory}; /dev/shm counts as memory", "raise --mem"
+        )
+    if job.runtime and job.kind != TRAINJOB:
+        raise UsageError(f"--runtime {job.runtime} is for a TrainJob", "--kind trainjob")
+    if job.restricted and (violation := _find_restricted_violation(job)):
+        raise UsageError(f"--restricted does not allow {violation}", "leave out one of the two")
+    if any(name.startswith("hugepages-") for name in job.resources) and not (job.memory or job.cpus_per_task):
+        raise UsageError("Kubernetes accepts huge pages only with a limit on memory or CPUs", "--mem SIZE")
+
+
+def _find_restricted_violation(job: PodJob) -> str | None:
+    """Return what the Pod Security Standard "restricted" forbids in this job; None if nothing."""
+    if job.host_network:
+        return "the nodes' own network (--host-network)"
+    if job.user and job.user[0] == 0:
+        return "root (--run-as 0)"
+    if needs_locked_memory(job):
+        return f"locked memory, which RDMA needs (--resource {next(iter(job.resources))})"
+    folder = next((mount.source for mount in job.mounts if mount.source.startswith("/")), None)
+    return f"folders of the nodes (--container-mounts {folder})" if folder else None
+
+
+def _ports(ctx: click.Context) -> tuple[int, ...]:
+    """Ports on which node 0 listens: torch's store and the control port."""
+    store = ctx.params["master_port"] or DEFAULT_PORT
+    return (store, ctx.params["control_port"] or store + 1)
+
+
+def _job_name(ctx: click.Context, target: str, nodes: int) -> str:
+    params = ctx.params
+    name, unique = params["job_name"], params["unique_name"]
+    suffix = f"-{''.join(random.choices(_NAME_LETTERS, k=5))}" if unique else ""
+    longest = longest_name(nodes, params["kind"]) - len(suffix)
+    if name is None:
+        return name_from(target, longest) + suffix
+    if not NAME.fullmatch(name) or len(name) > longest:
+        rule = f"expected small letters, digits and dashes, a letter first, at most {longest}"
+        raise invalid_value(ctx, JOB_NAME, name, rule, f"--job-name {name_from(name, longest)}")
+    return f"{name}{suffix}"

@@ -1,0 +1,1 @@
+"""``--metrics``: a file of figures for Prometheus."""

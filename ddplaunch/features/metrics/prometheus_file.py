@@ -1,0 +1,119 @@
+"""The file of ``--metrics``: metrics of this node's ranks and GPUs for Prometheus' textfile collector.
+
+It is written with each sample, and replaced atomically. At the end of the job the metrics of ranks are removed and the
+exit code is added: a job that has ended must not look as if it ran.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.core import events
+from ddplaunch.core.control_socket.job_status import RankState
+
+if TYPE_CHECKING:
+    from ddplaunch.core.control_socket.job_status import Status
+    from ddplaunch.core.events import Event
+    from ddplaunch.features.samples.node import CounterSnapshot
+    from ddplaunch.features.samples.sample import NodeSample
+
+RANK_METRICS = (
+    ("cpu", "rank_cpu_seconds_total", "counter", "CPU time of a rank with its descendants; a restart begins anew."),
+    ("memory", "rank_memory_bytes", "gauge",
+     "Memory of a rank with its descendants, without what is shared or in files."),
+    ("read", "rank_read_bytes_total", "counter",
+     "Bytes that a rank with its descendants has read from files and pipes."),
+    ("written", "rank_written_bytes_total", "counter",
+     "Bytes that a rank with its descendants has written to files and pipes."),
+)  # fmt: skip
+GPU_METRICS = (
+    ("memory_used", "gpu_memory_bytes", "gauge", "Memory of a GPU that is in use."),
+    ("power", "gpu_power_watts", "gauge", "Power that a GPU draws."),
+    ("slowed", "gpu_slowed", "gauge", "1 while heat or the power supply holds the clocks of a GPU down."),
+)
+"""Field of a rank's or a GPU's usage, name of its metric, type, and help text."""
+
+STALL_MERGE_S = 1.0  # two reports of one stall may differ in its beginning by this
+
+
+class PrometheusFile:
+    """The observer and subscriber of samples that writes the file."""
+
+    def __init__(self, path: str, status: Callable[[], Status], notify: Callable[[str], None]) -> None:
+        self._path, self._status, self._notify = path, status, notify
+        self._has_failed = False
+        self._stalls, self._last_stall_at = 0, 0.0
+        self._code: int | None = None
+        self._snapshot: CounterSnapshot | None = None
+
+    def on_sample(self, snapshot: CounterSnapshot, sample: NodeSample | None) -> None:
+        """Write the file."""
+        self._snapshot = snapshot
+        self._write()
+
+    def observe(self, event: Event) -> None:
+        """Count stalls, and write the file at the end of the job. ``status`` must observe the event first."""
+        match event:
+            case events.JobStalled(since=since) if since > self._last_stall_at + STALL_MERGE_S:
+                self._stalls, self._last_stall_at = self._stalls + 1, since
+            case events.JobEnded(code=code):
+                self._code = code
+                self._write()
+
+    def _write(self) -> None:
+        text = "".join(self._render(self._status())).encode()
+        draft = os.path.join(os.path.dirname(self._path), f".{os.path.basename(self._path)}.{os.getpid()}")
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            with open(descriptor, "wb") as file:
+                file.write(text)
+            os.replace(draft, self._path)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self._notify(f"cannot write --metrics {self._path}: {error.strerror}; the job continues")
+
+    def _render(self, status: Status) -> Iterator[str]:
+        """Yield the file: each metric with its type, its help text and its series."""
+        labels = f'run_id="{_escaped(status.run_id)}",node_rank="{status.node_rank}"'
+
+        def metric(name: str, kind: str, text: str, series: float | Mapping[str, float | None] | None) -> Iterator[str]:
+            """``series``: its only value, or one for each rank or GPU; None where it is unknown."""
+            values = series if isinstance(series, Mapping) else {"": series}
+            if known := {more: value for more, value in values.items() if value is not None}:
+                yield f"# HELP ddplaunch_{name} {text}\n# TYPE ddplaunch_{name} {kind}\n"
+                yield from (f"ddplaunch_{name}{{{labels}{more}}} {value:.15g}\n" for more, value in known.items())
+
+        over, running = self._code is not None, sum(each.state is RankState.RUNNING for each in status.ranks)
+        yield from metric("up", "gauge", "1 while the launcher runs, 0 once the job is over.", not over)
+        yield from metric("start_time_seconds", "gauge", "When the launcher began, since the epoch.", status.began)
+        ended = time.time() if over else None
+        yield from metric("end_time_seconds", "gauge", "When the job was over, since the epoch.", ended)
+        yield from metric("exit_code", "gauge", "The exit code of the job.", self._code)
+        yield from metric("world_size", "gauge", "Ranks on all nodes.", status.world_size)
+        yield from metric("ranks_running", "gauge", "Ranks of this node that run.", running)
+        yield from metric("restarts_total", "counter", "Restarts of all ranks.", status.restarts)
+        yield from metric("stalls_total", "counter", "Stalls reported.", self._stalls)
+        if over or self._snapshot is None:
+            return
+
+        ranks = {f',rank="{rank}"': used for rank, used in self._snapshot.usage.items()}
+        for field, name, kind, text in RANK_METRICS:
+            yield from metric(name, kind, text, {rank: getattr(used, field) for rank, used in ranks.items()})
+        completed = {f',rank="{rank}"': sum(groups.values()) for rank, groups in self._snapshot.groups.items()}
+        text = "Collectives that a rank has completed; new process groups begin anew."
+        yield from metric("rank_collectives_total", "counter", text, completed)
+
+        gpus = {f',gpu="{each.gpu}"': each for each in self._snapshot.gpus}
+        busy = {gpu: None if each.busy is None else each.busy / 100 for gpu, each in gpus.items()}
+        text = "Share of the last second or so in which something ran on a GPU."
+        yield from metric("gpu_busy_ratio", "gauge", text, busy)
+        for field, name, kind, text in GPU_METRICS:
+            yield from metric(name, kind, text, {gpu: getattr(each, field) for gpu, each in gpus.items()})
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

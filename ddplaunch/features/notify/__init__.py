@@ -1,0 +1,4 @@
+"""``--notify``: runs a command on each event of the job.
+
+``rank/notifier.py`` is the process that runs the commands; ``node.py`` sends it the events.
+"""

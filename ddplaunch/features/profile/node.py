@@ -1,0 +1,175 @@
+"""Profiles this node's ranks: sends each a signal (a tick) at intervals, then reads the profile that it has written.
+
+A rank starts to handle the signal when a profile is requested (``profile_sampler.py``). Right before each signal, /proc
+shows whether the process handles it: an exec clears handlers, and the signal would then kill.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.core.messages import ProfileRequest
+from ddplaunch.core.node.launcher_signals import contains_signal, read_signal_sets
+from ddplaunch.core.node.node_ranks import NOT_BEGUN, NodeRanks, RankProcess
+from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
+from ddplaunch.features.profile.rank_profile import STARTING, TICK_INTERVAL_S, RankProfile, max_places, parse_profile
+
+RESULT_TIMEOUT_S = 5.0  # after the last tick, for ranks to write their profiles; they may hold the GIL
+_START_DELAY_S = 0.1  # for ranks to install the signal handler
+_POLL_INTERVAL_S = 0.02  # between two checks for result files
+_MAX_RESULT_BYTES = 64 << 20
+
+
+class RankProfiler:
+    """Takes one profile, from ``start`` until ``on_done`` is called."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        ranks: NodeRanks,
+        request: ProfileRequest,
+        on_profile: Callable[[RankProfile], None],
+        on_done: Callable[[], None],
+    ) -> None:
+        """``on_profile`` gets the profile of each rank."""
+        self._loop, self._ranks, self._request, self._on_profile, self._on_done = (
+            loop,
+            ranks,
+            request,
+            on_profile,
+            on_done,
+        )
+        self._ticks = max(1, round(request.seconds / TICK_INTERVAL_S))
+        self._pending: dict[int, _ProfiledRank] = {}  # the ranks without a result yet
+
+    def start(self) -> None:
+        self._began = time.monotonic() + _START_DELAY_S
+        for rank in self._ranks.plan.local_ranks:
+            why_not = self._prepare_rank(rank.rank)
+            if why_not:
+                self._report_missing(rank.rank, why_not)
+        self._tick(0)
+
+    def _prepare_rank(self, number: int) -> str:
+        """Request a profile of a rank; return why it cannot be profiled, for users, or ""."""
+        process = self._ranks.processes.get(number)
+        if process is None:
+            return STARTING if self._ranks.not_spawned else "it has ended"
+        if why_not := self._ranks.why_not_inspectable(number):
+            return STARTING if why_not == NOT_BEGUN else why_not
+        channel, path = (
+            self._ranks.channels[number],
+            self._ranks.rank_file_path(number, f"profile-{self._request.serial}"),
+        )
+        if not (channel.profile_signal and channel.stack_signals[0]):
+            return NO_SIGNAL_ERROR
+        if path is None:
+            return "there is no folder for temporary files"
+        profiled = _ProfiledRank(process, channel.profile_signal, path)
+        if not channel.profile_armed and profiled.catches_signal(channel.profile_signal):
+            return NO_SIGNAL_ERROR  # its program catches that signal
+        channel.profile_armed = True
+        places = max_places(self._ranks.plan.world_size)
+        numbers = (
+            channel.profile_signal,
+            int(self._began * 1e9),
+            int(TICK_INTERVAL_S * 1e9),
+            self._ticks,
+            places,
+            self._request.torch,
+        )
+        profiled.remove_file()
+        channel.write_line(b"p %d %d %d %d %d %d " % numbers + os.fsencode(path))
+        if not channel.has_thread:
+            profiled.send_signal(channel.stack_signals[0])
+        self._pending[number] = profiled
+        return ""
+
+    def _tick(self, number: int) -> None:
+        if number == self._ticks or not self._pending:
+            return self._on_last_tick()
+        for profiled in self._pending.values():
+            profiled.send_signal(profiled.tick)
+        next_one = max(number + 1, int((time.monotonic() - self._began) / TICK_INTERVAL_S) + 1)
+        next_one = min(next_one, self._ticks)
+        self._loop.call_later(self._began + next_one * TICK_INTERVAL_S - time.monotonic(), lambda: self._tick(next_one))
+
+    def _on_last_tick(self) -> None:
+        for number, profiled in self._pending.items():
+            channel = self._ranks.channels.get(number)
+            if channel is not None:
+                channel.read_pending()
+                channel.write_line(b"q")
+                if not channel.has_thread:
+                    profiled.send_signal(channel.stack_signals[0])
+        self._collect(time.monotonic() + RESULT_TIMEOUT_S)
+
+    def _collect(self, deadline: float) -> None:
+        """Read the results written so far; one rank per turn of the loop, so that heartbeats are not delayed."""
+        late = time.monotonic() > deadline
+        for number, profiled in list(self._pending.items()):
+            last = late or number not in self._ranks.processes
+            is_complete = not self._request.torch or os.path.exists(profiled.torch)
+            if os.path.exists(profiled.path) and (is_complete or last):
+                self._read_result(number, profiled)
+                break
+            if last:
+                del self._pending[number]
+                channel = self._ranks.channels.get(number)
+                silent = "it did not respond" if channel and channel.stack_signals[0] else NO_SIGNAL_ERROR
+                self._report_missing(number, silent if late else "it has ended")
+                profiled.remove_file()
+            elif self._request.torch:
+                profiled.send_signal(profiled.tick)  # in its handler torch's profiler ends
+        if self._pending:
+            self._loop.call_later(0 if late else _POLL_INTERVAL_S, lambda: self._collect(deadline))
+        else:
+            self._on_done()
+
+    def _read_result(self, number: int, profiled: _ProfiledRank) -> None:
+        del self._pending[number]
+        plan = self._ranks.plan
+        began = time.time() - time.monotonic() + self._began
+        try:
+            result = read_regular_file(profiled.path, _MAX_RESULT_BYTES, follow_symlinks=False)
+            host = plan.rank_of(number).host or ""
+            profile = parse_profile(result, number, host, began, self._request.seconds, plan.world_size, os.getcwd())
+            self._on_profile(replace(profile, torch=profiled.torch) if os.path.exists(profiled.torch) else profile)
+        except (OSError, ValueError, LookupError, TypeError):  # the program has written it, or the disk is full
+            self._report_missing(number, "its profile cannot be read")
+        profiled.remove_file()
+
+    def _report_missing(self, number: int, why_not: str) -> None:
+        self._on_profile(RankProfile(number, self._ranks.plan.rank_of(number).host or "", why_not))
+
+
+class _ProfiledRank:
+    """A rank being profiled; ``tick`` is the signal, ``path`` the file for its profile."""
+
+    def __init__(self, process: RankProcess, tick: int, path: str) -> None:
+        self._process, self.tick, self.path = process, tick, path
+        self.torch = f"{path}.torch"  # the file of torch's own profiler; removed with the run, or moved by the client
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal if the process handles it."""
+        if self.catches_signal(number):
+            self._process.send(number)
+
+    def catches_signal(self, number: int) -> bool:
+        """Whether the process handles this signal, and none is pending, as in a stopped process."""
+        with suppress(OSError, ValueError):
+            caught, waiting = read_signal_sets(self._process.pid, b"SigCgt", b"ShdPnd")
+            return contains_signal(caught & ~waiting, number)
+        return False
+
+    def remove_file(self) -> None:
+        """Remove the profile."""
+        for path in (self.path, f"{self.path}.part"):
+            with suppress(OSError):
+                os.unlink(path)

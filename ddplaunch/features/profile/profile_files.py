@@ -1,0 +1,121 @@
+"""Converts profiles to files for viewers: a trace for Perfetto and chrome://tracing, and a file for speedscope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ddplaunch import __version__
+from ddplaunch.features.inspect.diagnosis.inspection import Frame
+from ddplaunch.features.inspect.diagnosis.rank_position import PACKAGE_PATH
+from ddplaunch.features.profile.rank_profile import TICK_INTERVAL_S, RankProfile
+from ddplaunch.features.profile.torch_trace import Event, torch_events
+
+_STACKS, _COLLECTIVES = 1, 1000  # thread ids in a rank's process of the trace; each lane of collectives is a thread
+_TORCH_LEAD_S = 0.2  # torch's profiler may begin this long before the first tick, and times must not be negative
+_SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
+
+
+def perfetto_trace(profiles: Sequence[RankProfile], of_torch: Mapping[int, str]) -> Iterator[Event]:
+    """Yield events of the trace event format: a process for each rank, with its calls and lanes of collectives.
+
+    ``of_torch``: the files of torch's own profiler on this machine, by rank. Their events are included; they are read
+    one at a time, as such a file has tens of megabytes.
+    """
+    zero = min((each.began for each in profiles), default=0.0) - (_TORCH_LEAD_S if of_torch else 0.0)
+    last: dict[tuple[str, int], float] = {}  # when the last rank entered a collective
+    for each in profiles:
+        for kind, number, begin, _ in each.collectives():
+            last[kind.group, number] = max(begin, last.get((kind.group, number), begin))
+    for each in profiles:
+        yield from _call_events(each, zero)
+        yield from _collective_events(each, zero, last)
+        if path := of_torch.get(each.rank):
+            yield from torch_events(path, each.rank, zero + each.clock_offset_s)
+
+
+def _call_events(profile: RankProfile, zero: float) -> Iterator[Event]:
+    host = f" ({profile.host})" if profile.host else ""
+    yield _name_event(profile.rank, 0, "process_name", f"rank {profile.rank}{host}")
+    yield {"ph": "M", "pid": profile.rank, "name": "process_sort_index", "args": {"sort_index": profile.rank}}
+    yield _name_event(profile.rank, _STACKS, "thread_name", "main thread")
+    began = (profile.began - zero) * 1e6
+    open_calls: list[tuple[str, Frame, int]] = []  # the outermost first: name, frame, tick of its begin
+    now = 0
+    for place, ticks in [*profile.tick_runs(), (0, 0)]:
+        stack = [(_name(frame), frame) for frame in reversed(profile.stack(place))]
+        same = 0
+        while same < min(len(stack), len(open_calls)) and stack[same][0] == open_calls[same][0]:
+            same += 1
+        for name, frame, begin in open_calls[same:]:
+            where = {"file": frame.file, "line": frame.line}
+            times = (began + begin * TICK_INTERVAL_S * 1e6, (now - begin) * TICK_INTERVAL_S * 1e6)
+            yield _make_slice(profile.rank, _STACKS, name, "stack", *times, where)
+        open_calls[same:] = [(name, frame, now) for name, frame in stack[same:]]
+        now += ticks
+
+
+def _name(frame: Frame) -> str:
+    """Name a call: with its line in the user's code, so that lines can be distinguished; else without."""
+    return (
+        f"{frame.function} {frame.file}:{frame.line}"
+        if frame.own
+        else f"{frame.function} {PACKAGE_PATH.sub('', frame.file)}"
+    )
+
+
+def _collective_events(profile: RankProfile, zero: float, last: dict[tuple[str, int], float]) -> Iterator[Event]:
+    """Yield the collectives of a rank; those that overlap, as in several groups, are in different lanes."""
+    lanes: list[float] = []  # when the last one in each ends
+    for kind, number, begin, ended in sorted(profile.collectives(), key=lambda each: each[2]):
+        end = max(ended or last[kind.group, number], begin)
+        lane = next((index for index, until in enumerate(lanes) if until <= begin), len(lanes))
+        if lane == len(lanes):
+            lanes.append(end)
+            yield _name_event(profile.rank, _COLLECTIVES + lane, "thread_name", "collectives")
+        lanes[lane] = end
+        details: dict[str, Any] = {"number": number, "group": kind.description or kind.group, "tensors": kind.tensors}
+        details["ends"] = "when it completed" if ended else "when the last rank came: its own end is not recorded"
+        name = f"{kind.operation} {kind.tensors}".rstrip()
+        yield _make_slice(
+            profile.rank, _COLLECTIVES + lane, name, "collective", (begin - zero) * 1e6, (end - begin) * 1e6, details
+        )
+
+
+def _make_slice(
+    rank: int, thread: int, name: str, kind: str, begin: float, length: float, details: dict[str, Any]
+) -> Event:
+    first, last = (
+        round(begin, 3),
+        round(begin + length, 3),
+    )  # whole nanoseconds: slices with the same end get equal ends
+    times = {"ts": first, "dur": round(last - first, 3)}
+    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": details}
+
+
+def _name_event(rank: int, thread: int, what: str, name: str) -> Event:
+    return {"ph": "M", "pid": rank, "tid": thread, "name": what, "args": {"name": name}}
+
+
+def speedscope_file(profiles: Iterable[RankProfile], title: str) -> dict[str, Any]:
+    """Build a file of speedscope: a sampled profile for each rank."""
+    frames: dict[Frame, int] = {}
+    of_ranks = []
+    for profile in profiles:
+        samples = [
+            [frames.setdefault(frame, len(frames)) for frame in reversed(profile.stack(place))]
+            for place, _ in profile.tick_runs()
+        ]
+        weights = [ticks * TICK_INTERVAL_S for _, ticks in profile.tick_runs()]
+        end = profile.tick_count * TICK_INTERVAL_S
+        times = {"unit": "seconds", "startValue": 0, "endValue": end, "samples": samples, "weights": weights}
+        of_ranks.append({"type": "sampled", "name": f"rank {profile.rank}", **times})
+    known = [{"name": frame.function, "file": frame.file, "line": frame.line} for frame in frames]
+    return {
+        "$schema": _SPEEDSCOPE,
+        "name": title,
+        "exporter": f"ddplaunch {__version__}",
+        "activeProfileIndex": 0,
+        "shared": {"frames": known},
+        "profiles": of_ranks,
+    }

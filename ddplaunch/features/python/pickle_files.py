@@ -1,0 +1,154 @@
+"""Serializes objects between a caller and its ranks: pickles in a private folder.
+
+Functions and classes that cannot be imported (of a notebook or a script, lambdas, closures) are pickled by value, by
+cloudpickle. The memory of large tensors and arrays (out-of-band buffers of PEP 574) is in files next to the pickle,
+which the reader maps. The source of a notebook's cell is a file, too, so that tracebacks show its lines.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import linecache
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import cloudpickle
+
+from ddplaunch.base.errors import LaunchError, sanitize_line
+
+_MIN_MAPPED_BYTES = 1 << 20  # a tensor or array of at least this size gets its own file
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, path: str) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._keep_in_band)
+        self._path = path
+        self.files: list[str] = []
+        """All additional files."""
+        self.buffers: list[str] = []
+        """Those with out-of-band buffers, in order."""
+
+    def _write_file(self, memory: Any) -> str:
+        self.files.append(f"{self._path}-{len(self.files) + 1}")
+        _write_atomic(self.files[-1], memory)
+        return self.files[-1]
+
+    def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        """The buffer callback: write a large buffer to its own file and return False; a small one stays in-band."""
+        memory = buffer.raw()
+        if memory.nbytes < _MIN_MAPPED_BYTES:
+            return True
+        self.buffers.append(self._write_file(memory))
+        return False
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is CodeType and (path := self._write_source(value.co_filename)):
+            return _identity, (value.replace(co_filename=path),)
+        torch = sys.modules.get("torch")
+        if torch is not None and type(value) is torch.storage.TypedStorage:
+            untyped = value._untyped_storage.cpu()  # the caller may have no such GPU
+            if untyped.nbytes() >= _MIN_MAPPED_BYTES:
+                path = self._write_file((ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
+                return _map_storage, (path, untyped.nbytes(), value.dtype)
+            if value._untyped_storage.device.type != "cpu":
+                return _on_cpu, (bytes(untyped), value.dtype)
+        return super().reducer_override(value)
+
+    def _write_source(self, name: str) -> str | None:
+        """Write source that exists only in this process (linecache) to a file; None if it is in a file already."""
+        if os.path.exists(name) or not (lines := linecache.getlines(name)):
+            return None
+        path = os.path.join(os.path.dirname(self._path), os.path.basename(name))
+        if not os.path.exists(path):
+            _write_atomic(path, "".join(lines).encode(errors="backslashreplace"))
+        return path
+
+
+def _identity(code: CodeType) -> CodeType:
+    return code
+
+
+def _write_atomic(path: str, data: Any) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(data)
+
+
+def _map_storage(path: str, size: int, dtype: Any) -> Any:
+    """Map a tensor's memory from a file; writes stay private to this process."""
+    import torch
+
+    untyped = torch.UntypedStorage.from_file(path, shared=False, nbytes=size)
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def _on_cpu(data: bytes, dtype: Any) -> Any:
+    import torch
+
+    untyped = torch.UntypedStorage(len(data))
+    ctypes.memmove(untyped.data_ptr(), data, len(data))
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def dump(value: object, path: str) -> None:
+    """Write an object to a file, atomically.
+
+    Raises:
+        pickle.PicklingError, TypeError, AttributeError and others: the object cannot be pickled.
+        OSError: the file cannot be written.
+    """
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled, path)
+    try:
+        pickler.dump(value)
+    except BaseException:
+        for each in pickler.files:
+            os.unlink(each)
+        raise
+    part = f"{path}.part"
+    _write_atomic(part, pickle.dumps(pickler.buffers) + pickled.getbuffer())
+    os.rename(part, path)
+
+
+def dump_call(function: Callable[..., object], args: tuple[object, ...], path: str) -> None:
+    """Write a function and its arguments to a file; raises UnpicklableError, which names the culprit."""
+    try:
+        dump((function, args), path)
+    except OSError:
+        raise
+    except Exception as error:
+        parts: dict[str, object] = {getattr(function, "__name__", "the function"): function}
+        parts |= {f"argument {number} ({type(each).__name__})": each for number, each in enumerate(args, 1)}
+        raise make_unpicklable_error(parts, error) from None
+
+
+class UnpicklableError(LaunchError):
+    """A function or an argument cannot be pickled."""
+
+
+def make_unpicklable_error(values: dict[str, object], error: Exception) -> UnpicklableError:
+    """The error that names the first of ``values`` that cannot be pickled."""
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as own:
+            return UnpicklableError(f"{name} cannot be sent to the ranks: {sanitize_line(str(own))}")
+    return UnpicklableError(f"the call cannot be sent to the ranks: {sanitize_line(str(error))}")
+
+
+def load(path: str) -> Any:
+    """Read an object written by ``dump``."""
+    with open(path, "rb") as file:
+        buffers = [_map(each) for each in pickle.load(file)]
+        return pickle.load(file, buffers=buffers)
+
+
+def _map(path: str) -> mmap.mmap:
+    """Map a file copy-on-write: writes stay private to this process."""
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

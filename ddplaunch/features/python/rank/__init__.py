@@ -1,0 +1,1 @@
+"""The part of this feature that runs in the user's processes: standard library only."""

@@ -1,0 +1,1 @@
+"""Runs and batch jobs: ``ps``, ``logs``, ``stop``, ``wait``, ``attach``, ``report``, ``clean``, and the history."""

@@ -1,0 +1,63 @@
+"""``ddplaunch attach``: follows a submitted batch job to its end, from any shell."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import click
+
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.cli.run_command import RunName
+from ddplaunch.features.runs.job_resolver import job_state, query_state, resolve_job_id
+from ddplaunch.system.schedulers import submitted_jobs
+from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job
+from ddplaunch.system.schedulers.scheduler import JobForgotten, JobId, SchedulerNotResponding
+from ddplaunch.system.schedulers.scheduler_registry import get_scheduler, make_scheduler
+
+INITIAL_LOG_BYTES = 64 << 10  # of the end of the log, shown first
+
+
+@click.command()
+@click.argument("job", required=False, metavar="[JOB]", type=RunName())
+def attach(job: str | None) -> int:
+    """Follow the log of a submitted job to its end and return its exit code.
+
+    JOB is its number, NUMBER_INDEX in an array, or its name. Default: the job submitted last. Any of your Slurm jobs
+    works. Shows the last 64 KiB of the log, then new output. Ctrl-C asks whether to cancel the job or detach; without
+    a terminal it detaches.
+    """
+    known = submitted_jobs.find_job(job) if job is not None else next(iter(submitted_jobs.list_jobs()), None)
+    if known is None:
+        if job is None:
+            what = "no submitted job is on record"
+            raise UsageError(what, "ddplaunch attach NUMBER takes any job of Slurm")
+        return _attach_to_slurm_job(job)
+    which = resolve_job_id(known, job or known.number, "attach")
+    scheduler = get_scheduler(known)
+    seen = job_state(known, which, scheduler)
+    files = (seen.log_path, seen.stderr_path)
+    follower = LogFollower(which, scheduler, files, INITIAL_LOG_BYTES)
+    if seen.code is not None:
+        return follower.finish(seen)
+    return follow_job(follower, seen.log_path or known.log, known)
+
+
+def _attach_to_slurm_job(word: str) -> int:
+    """Follow a job of Slurm that was not submitted by ddplaunch."""
+    if not re.fullmatch(r"\d+(_\d+)?", word):
+        raise UsageError(f"no submitted job is called {sanitize_line(word, 60)}", "ddplaunch ps shows those that were")
+    slurm = make_scheduler("slurm")
+    if shutil.which(slurm.query_program) is None:
+        what = f"job {word} was not submitted here, and {slurm.query_program} is not on PATH to ask Slurm about it"
+        raise SchedulerNotResponding(
+            what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed"
+        )
+    number, _, index = word.partition("_")
+    job = JobId(number, index=index or None)
+    try:
+        query_state(job, slurm)  # raises at once if Slurm does not respond
+    except JobForgotten:
+        hint = "squeue --me lists your jobs; of those that ended long ago only sacct may know"
+        raise UsageError(f"Slurm does not know job {word}, and none was submitted from here", hint) from None
+    return follow_job(LogFollower(job, slurm, last=INITIAL_LOG_BYTES), f"scontrol show job {word} names it")

@@ -1,0 +1,81 @@
+"""``ddplaunch clean``: deletes the records of runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import click
+
+from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
+from ddplaunch.base.text import format_count, format_size
+from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.cli.run_command import RunName
+from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.ssh import job_records
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]", type=RunName())
+@click.option("--older-than", metavar="TIME", help="Delete only runs that ended longer ago than this, like 7d or 12h.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and exit.")
+def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> None:
+    """Delete the records of all finished runs, or of RUN.
+
+    Without RUN, asks for confirmation unless --older-than or --yes is given. Log folders of --log-dir are kept.
+    """
+    if run is not None and older_than is not None:
+        raise UsageError(f"--older-than is for all runs, not for {sanitize_line(run, 60)}", "leave one of them out")
+    names = history_store.list_runs() if run is None else [_resolve_ended_run(run)]
+    if older_than is not None:
+        oldest = _parse_age(older_than)
+        names = [name for name in names if history_store.last_known_moment(name) < oldest]
+    running = [name for name in names if history_store.may_be_running(name)] if run is None else []
+    names = [name for name in names if name not in running]
+    if dry_run:
+        for name in names:
+            click.echo(f"{name}  {format_size(history_store.run_size(name))}")
+        return
+    if run is None and older_than is None and not yes and names:
+        _ask(names)
+    removed, freed = 0, 0
+    for name in names:
+        bytes_of = history_store.run_size(name)
+        if history_store.remove_run(name):
+            removed, freed = removed + 1, freed + bytes_of
+    if run is not None and not removed:
+        raise LaunchError(f"{run} cannot be removed: {history_store.run_dir(names[0])}")
+    if run is None and older_than is None:
+        job_records.remove_ended_jobs()
+    still = f"; {len(running)} still running" if running else ""
+    click.echo(f"removed {format_count(removed, 'run')}, {format_size(freed)}{still}", err=True)
+
+
+def _resolve_ended_run(run: str) -> str:
+    """Return the name of the run that ``run`` names; raise UsageError if it still runs."""
+    if run not in history_store.list_runs() or history_store.read_run_record(
+        run
+    ):  # unreadable records are found by their exact name only
+        run = run_lookup.find_run(run).run
+    if run_lookup.list_known().get(run):
+        raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
+    return run
+
+
+def _parse_age(text: str) -> float:
+    """Parse a duration; return the moment that long ago."""
+    seconds = parse_seconds(text)
+    if seconds is None or seconds < 0:
+        raise UsageError(f"--older-than {sanitize_line(text, 60)}: expected a time, like 12h or 7d", "--older-than 7d")
+    return time.time() - seconds
+
+
+def _ask(names: list[str]) -> None:
+    """Ask for confirmation to remove all; exit if the user refuses."""
+    what = f"the records of {format_count(len(names), 'run')}, {format_size(sum(map(history_store.run_size, names)))}"
+    if not (sys.stdin.isatty() and os.isatty(2)):
+        raise UsageError(f"clean removes {what}", "add --yes, or --older-than 7d, or name one run")
+    if not click.confirm(f"Remove {what}?", err=True):
+        raise SystemExit(1)

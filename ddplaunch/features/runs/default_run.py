@@ -1,0 +1,49 @@
+"""The default run of commands without RUN: the newest one started in the current folder; its name is printed."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import join_names
+from ddplaunch.cli.target_args import current_directory
+from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.ssh import job_records
+from ddplaunch.features.ssh.host_command import OnHost
+
+
+def default_run(*, follow: bool = False) -> str:
+    """Return the name of the newest run of this folder; ``follow``: prefer one that still runs.
+
+    Raises:
+        OnHost: it was started over SSH, so its record is on its hosts.
+        UsageError: there is none; the hint names others.
+    """
+    folder, known = current_directory(), run_lookup.list_known()
+    remote = {job.run_id: job for job in reversed(job_records.read_remote_jobs()) if job.cwd == folder}
+    began: dict[str, float] = {}
+    for name, job in known.items():
+        if record := history_store.read_run_record(name):
+            if record.cwd == folder:
+                began[name] = record.began
+        elif job and _working_dir(job.pid) == folder:  # with --no-history
+            began[name] = os.stat(job.path).st_mtime
+    began |= {name: job.began for name, job in remote.items()}
+    if not began:
+        hint = f"name one: {join_names(known)}" if known else "ddplaunch run train.py"
+        raise UsageError(f"no running or recorded run was started in {folder}", hint)
+    running = [name for name in began if known.get(name) or (name in remote and remote[name].is_running)]
+    run = max(running if follow and running else began, key=began.__getitem__)
+    click.echo(f"the newest run of this folder: {run}", err=True)
+    if run in remote:
+        raise OnHost(remote[run])
+    return run
+
+
+def _working_dir(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return None

@@ -1,0 +1,216 @@
+"""The charts of the page: metrics of ranks and GPUs over time, with restarts and stalls; sparklines for the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
+from statistics import median
+from typing import NamedTuple
+
+from ddplaunch.base.text import format_elapsed, format_size
+from ddplaunch.features.runs.html_report.html import Markup, element, section_with_heading
+from ddplaunch.features.runs.html_report.page_run import PageRun
+from ddplaunch.features.runs.html_report.timeline import LABELS, axis, mark
+from ddplaunch.features.samples.sample import GpuSample, RankSample
+
+CHART_STEPS = 200
+_HOVER_STRIPES = 50  # of a chart, each with a tooltip
+_SPARKLINE_STEPS = 40
+_HEIGHT, _TITLE, _GAP = 52, 18, 10  # pixels of a panel, of its title, between two
+
+
+class ChartMetric(NamedTuple):
+    """The metric of a panel, of each rank or each GPU."""
+
+    title: str
+    field: str
+    format: Callable[[float], str]
+    of_gpus: bool = False
+
+
+def _format_number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _format_percent(value: float) -> str:
+    return f"{value:.0f} %"
+
+
+def _format_bytes(value: float) -> str:
+    return format_size(int(value))
+
+
+_PANELS = (
+    ChartMetric("collectives a second", "collectives", _format_number),
+    ChartMetric("CPUs of a rank", "cpus", _format_number),
+    ChartMetric("memory of a rank", "memory", _format_bytes),
+    ChartMetric("read a second", "read", _format_bytes),
+    ChartMetric("written a second", "written", _format_bytes),
+    ChartMetric("GPU busy", "busy", _format_percent, True),
+    ChartMetric("GPU memory", "memory", _format_bytes, True),
+    ChartMetric("GPU power", "power", lambda value: f"{value:.0f} W", True),
+    ChartMetric("GPU slowed by heat or power", "slowed", lambda value: _format_percent(100 * value), True),
+)
+
+Values = list[float | None]
+
+
+def metric_over_time(run: PageRun, field: str, steps: int, *, of_gpus: bool = False) -> dict[int, Values]:
+    """Return a metric of each rank (or GPU, numbered over all nodes) in each step of the run's time."""
+    found: dict[int, Values] = {}
+    at = (RankSample._fields if not of_gpus else GpuSample._fields).index(field)
+    scale = steps / run.total
+    for node, readings in enumerate(run.inputs.readings):
+        for each in readings:
+            first = int(scale * (each.time - each.seconds - run.began))
+            last = int(scale * (each.time - run.began))
+            rows: Iterable[tuple[float | None, ...]] = each.gpus if of_gpus else each.ranks
+            for row in rows:
+                key = int(row[0] or 0) + 1000 * node * of_gpus
+                values = found.setdefault(key, [None] * steps)
+                for step in range(max(0, first), min(steps, last + 1)):
+                    values[step] = row[at]
+    return {key: found[key] for key in sorted(found)}
+
+
+class _Panel(NamedTuple):
+    metric: ChartMetric
+    low: Values
+    middle: Values
+    high: Values
+
+    @property
+    def top(self) -> float:
+        return max((each for each in self.high if each is not None), default=0.0)
+
+    def describe(self, step: int) -> str | None:
+        """Describe the values at a step; None without samples."""
+        low, middle, high = self.low[step], self.middle[step], self.high[step]
+        if low is None or middle is None or high is None:
+            return None
+        to_text = self.metric.format
+        span = f" ({to_text(low)} to {to_text(high)})" if to_text(low) != to_text(high) else ""
+        return f"{self.metric.title}: {to_text(middle)}{span}"
+
+
+def _build_panels(run: PageRun) -> Iterator[_Panel]:
+    for each in _PANELS:
+        columns = zip(*metric_over_time(run, each.field, CHART_STEPS, of_gpus=each.of_gpus).values(), strict=True)
+        known = [sorted(value for value in column if value is not None) for column in columns]
+        if any(values and values[-1] > 0 for values in known):
+            low, high = ([values[place] if values else None for values in known] for place in (0, -1))
+            yield _Panel(each, low, [median(values) if values else None for values in known], high)
+
+
+def charts_section(run: PageRun) -> Markup | None:
+    """Build the charts, one below the other on one axis; None without samples."""
+    panels = [*_build_panels(run)]
+    if not panels:
+        return None
+    step = _HEIGHT + _TITLE + _GAP
+    height = step * len(panels)
+    drawn = [
+        _draw_stall(run.percent_at(began), run.percent_at(ended), ended - began, height)
+        for began, ended in run.first.stalls
+    ]
+    labels = []
+    for place, panel in enumerate(panels):
+        drawn += _draw_panel(panel, step * place)
+        for text, y in (panel.metric.format(panel.top), 10), ("0", _HEIGHT):
+            labels.append(element("text", text, x="100%", y=step * place + _TITLE + y, text_anchor="end"))
+    restarts = [each for each in run.attempts if each.number]
+    drawn += [mark(run.percent_at(each.began), f"attempt {each.number} began", height) for each in restarts]
+    drawn += _build_tooltips(panels, run.total, height)
+    size = {"width": "100%", "height": height + 22, "role": "img", "aria_label": "What the ranks used over time"}
+    chart = element("svg", *drawn, *axis(run.total, height), **size)
+    names = element("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
+    legend = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
+    legend += ["A dashed line is a restart."] * bool(restarts) + ["Grey: stalled."] * bool(run.first.stalls)
+    about = element("p", " ".join(legend), class_="dim")
+    return section_with_heading("Over time", about, element("div", names, chart, class_="chart"), id="charts")
+
+
+def _draw_panel(panel: _Panel, y: int) -> Iterator[Markup]:
+    to_text = panel.metric.format
+    known = [each for each in panel.middle if each is not None]
+    title = f"{panel.metric.title}: {to_text(median(known))}, at most {to_text(panel.top)}"
+    yield element("text", title, x=0, y=y + 12, class_="title")
+    parts = (
+        element("path", d=_band_path(panel.low, panel.high, panel.top), class_="band"),
+        element("path", d=_line_path(panel.middle, panel.top), class_="line"),
+    )
+    yield _build_stretched_svg(CHART_STEPS, *parts, y=y + _TITLE, height=_HEIGHT, width="100%")
+    yield element("line", x1=0, x2="100%", y1=y + _TITLE + _HEIGHT, y2=y + _TITLE + _HEIGHT, class_="base")
+
+
+def _build_stretched_svg(steps: int, *content: Markup, **attributes: object) -> Markup:
+    """Build a drawing of ``steps`` by 100 units that is stretched to its container."""
+    box = {"viewBox": f"0 0 {steps} 100", "preserveAspectRatio": "none"}
+    return element("svg", *content, **box, **attributes)
+
+
+def _draw_stall(left: float, right: float, seconds: float, height: int) -> Markup:
+    rect = element("rect", x=f"{left:.2f}%", width=f"{max(right - left, 0.2):.2f}%", y=0, height=height, class_="still")
+    return element("g", rect, element("title", f"stalled for {format_elapsed(seconds)}"))
+
+
+def _build_tooltips(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
+    """Yield transparent stripes whose tooltips have the values at their middles."""
+    for place in range(_HOVER_STRIPES):
+        step = CHART_STEPS * (2 * place + 1) // (2 * _HOVER_STRIPES)
+        texts = [text for panel in panels if (text := panel.describe(step))]
+        if texts:
+            width = 100 / _HOVER_STRIPES
+            rect = element("rect", x=f"{place * width:.2f}%", width=f"{width:.2f}%", y=0, height=height, class_="hover")
+            yield element(
+                "g",
+                rect,
+                element("title", "\n".join([f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}", *texts])),
+            )
+
+
+def sparkline(values: Sequence[float | None], top: float) -> Markup:
+    """Build a small chart for a cell of a table."""
+    path = element("path", d=_line_path([*values], top), class_="line")
+    return _build_stretched_svg(len(values), path, class_="small", aria_hidden="true")
+
+
+def sparklines(run: PageRun, field: str) -> Mapping[int, Markup]:
+    """Build a small chart of a metric for each rank that has samples, all on one scale."""
+    found = metric_over_time(run, field, _SPARKLINE_STEPS)
+    top = max((each for values in found.values() for each in values if each is not None), default=0.0)
+    return {rank: sparkline(values, top) for rank, values in found.items() if top}
+
+
+def _line_path(values: Values, top: float) -> str:
+    """Return the SVG path of a line, with a part for each run of steps with values."""
+    parts = []
+    for first, heights in _split_known_runs(values, top):
+        corners = [(y, first + place + 1) for place, y in enumerate(heights)]
+        parts.append(f"M{first} {heights[0]}{_step_path(corners)}")
+    return "".join(parts)
+
+
+def _band_path(low: Values, high: Values, top: float) -> str:
+    """Return the SVG path of the area between two lines, which have values at the same steps."""
+    parts = []
+    for (first, lower), (_, upper) in zip(_split_known_runs(low, top), _split_known_runs(high, top), strict=True):
+        there = [(y, first + place + 1) for place, y in enumerate(upper)]
+        back = [(y, first + place) for place, y in enumerate(lower)][::-1]
+        parts.append(f"M{first} {upper[0]}{_step_path(there)}{_step_path(back)}Z")
+    return "".join(parts)
+
+
+def _split_known_runs(values: Values, top: float) -> Iterator[tuple[int, list[int]]]:
+    """Yield each run of steps with values: its first step, and the height at each."""
+    place = 0
+    for known, group in groupby(values, lambda value: value is not None):
+        part = [*group]
+        if known:
+            yield place, [round(100 - 98 * (value or 0.0) / (top or 1.0)) for value in part]
+        place += len(part)
+
+
+def _step_path(corners: Sequence[tuple[int, int]]) -> str:
+    """Return the SVG path along these heights; equal ones are one segment."""
+    return "".join(f"V{y}H{x}" for (y, x), (after, _) in pairwise([*corners, (-1, 0)]) if y != after)

@@ -1,0 +1,241 @@
+"""Finds the batch job that a command-line word names, and queries its state: for commands that take runs and jobs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from math import inf
+
+from ddplaunch.base.errors import LaunchError, UsageError, host_name
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.runs.run_record import RunRecord, RunState
+from ddplaunch.system.schedulers import submitted_jobs
+from ddplaunch.system.schedulers.scheduler import (
+    QUICK_TIMEOUT_S,
+    BatchJobState,
+    JobForgotten,
+    JobId,
+    Scheduler,
+    SchedulerNotResponding,
+)
+from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES, get_scheduler, make_scheduler
+from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+
+
+def resolve_job(word: str | None) -> SubmittedJob | None:
+    """Return the batch job that ``word`` names; None if it names a run on this machine, or nothing known."""
+    if word is None:
+        return None
+    job = submitted_jobs.find_job(word) or _find_slurm_job(word)
+    if job is None or (history_store.has_run(word) and not _has_prefix(job.run_prefix, word)):
+        return None
+    if any(word == str(run.pid) or _has_prefix(job.run_prefix, run.run_id) for run in run_lookup.list_running()):
+        return None  # this is a node of the job: use the local run
+    return job
+
+
+def _find_slurm_job(word: str) -> SubmittedJob | None:
+    """Return a running or pending Slurm job that the user submitted without ``ddplaunch submit``."""
+    number, _, index = word.partition("_")
+    slurm = make_scheduler("slurm")
+    if not (number.isdecimal() and index.isdecimal() >= bool(index)) or shutil.which(slurm.query_program) is None:
+        return None
+    if any(word == str(run.pid) for run in run_lookup.list_running()) or slurm.why_unavailable():
+        return None
+    try:
+        state = slurm.query_one(JobId(number, index=index or None), QUICK_TIMEOUT_S)
+    except LaunchError:
+        return None
+    if state is None or not (state.is_running or state.is_pending):
+        return None
+    unknown = SubmittedJob(
+        number=state.number, cluster=None, name=word, target="", nodes=1, array=None, cwd="", log="", run_id=None,
+        python=sys.executable, image=None, moment=0.0,
+    )  # fmt: skip
+    found = next((job for job in list_script_jobs() if job.number == state.number), unknown)
+    return replace(
+        found, name=word, log=state.log_path or "", errors=state.stderr_path, moment=0.0
+    )  # it has earlier runs too
+
+
+def list_script_jobs() -> list[SubmittedJob]:
+    """List Slurm jobs submitted without ``ddplaunch submit`` that, by the history, still run on other machines."""
+    if shutil.which("scontrol") is None:
+        return []
+    known, found = {job.number for job in submitted_jobs.list_jobs()}, dict[str, SubmittedJob]()
+    for each in history_store.read_all_records():
+        if each.fate is RunState.RUNNING and each.host != host_name() and each.job and each.job not in known | {*found}:
+            found[each.job] = SubmittedJob(
+                number=each.job, cluster=None, name=each.run, target=each.target, nodes=each.nnodes, array=None,
+                cwd=each.cwd, log="", run_id=each.run_id, python=sys.executable, image=None, moment=each.began,
+            )  # fmt: skip
+    return [*found.values()]
+
+
+def parse_array_index(job: SubmittedJob, word: str) -> str | None:
+    """Return the array index that ``word`` names, "" for the whole array; None if the job is not an array."""
+    if job.array is None:
+        return None
+    return "" if word == job.name else word.partition("_")[2].partition(".")[0]
+
+
+def resolve_job_id(job: SubmittedJob, word: str, command: str) -> JobId:
+    """Return the scheduler's id of the job. Raises UsageError for an array without an index."""
+    index = parse_array_index(job, word)
+    if index == "":
+        what = f"job {job.number} is an array of --array {job.array}"
+        raise UsageError(what, f"name one by its index: ddplaunch {command} {job.number.partition('.')[0]}_INDEX")
+    return JobId(job.number, job.cluster, index)
+
+
+def check_scheduler(scheduler: Scheduler, cluster: str | None) -> Scheduler:
+    """Return the scheduler. Raises SchedulerNotResponding at once if it has no commands here or is down."""
+    if shutil.which(scheduler.query_program) is None:
+        what = f"{scheduler.query_program} is not on PATH: this machine has no commands of {scheduler.title}"
+        raise SchedulerNotResponding(what, "run it on a login node")
+    if why := scheduler.why_unavailable(cluster):
+        raise SchedulerNotResponding(why, "no job is affected; try again when it is back")
+    return scheduler
+
+
+def query_state(which: JobId, scheduler: Scheduler) -> BatchJobState:
+    """Query the scheduler for the state of a job.
+
+    Raises:
+        SchedulerNotResponding: no answer in time.
+        JobForgotten: it no longer knows the job.
+    """
+    state = check_scheduler(scheduler, which.cluster).query_one(which, QUICK_TIMEOUT_S)
+    if state is None:
+        what = f"{scheduler.query_program} does not answer: the state of job {which.text} is unknown"
+        raise SchedulerNotResponding(
+            what, f"{scheduler.ping_command or scheduler.query_program} shows whether {scheduler.title} is up"
+        )
+    return state
+
+
+def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = None) -> BatchJobState:
+    """Return the state of a job: the stored one if it has ended for good, else the scheduler's; store how it ended.
+
+    ``scheduler`` saves making one for each of several queries.
+
+    Raises:
+        LaunchError: the scheduler does not answer, or neither it nor the record knows how the job ended.
+    """
+    scheduler = scheduler or get_scheduler(job)
+    end = job.get_end(which.index)
+    log, errors = job.log_paths(which.index)
+    stored = (
+        BatchJobState(end.words, end.code, job=which, number=which.text, log_path=log, stderr_path=errors)
+        if end
+        else None
+    )
+    if stored and not scheduler.can_requeue:
+        return stored
+    try:
+        state = query_state(which, scheduler)
+    except JobForgotten:
+        if stored is None:
+            raise
+        return stored
+    store_end(job, which, state)
+    if log is None or "%" not in log:  # with a % in it, the path that Slurm reports is wrong
+        log, errors = state.log_path or log, state.stderr_path or errors
+    return replace(state, log_path=log, stderr_path=errors)
+
+
+def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
+    """Return the end of a run's job, by its scheduler, if the run's records say that it still runs on other machines.
+
+    None if the job still runs, or no scheduler is known to have it. A job that waits to start again has ended too.
+    Raises SchedulerNotResponding if its scheduler does not answer.
+    """
+    word = shares[0].job
+    if not word or not any(map(_runs_elsewhere, shares)):
+        return None
+    job = submitted_jobs.find_job(word)
+    if job and job.moment <= shares[0].began:
+        which = JobId(job.number, job.cluster, parse_array_index(job, word))
+        try:
+            state = job_state(job, which)
+        except JobForgotten:
+            state = BatchJobState(mark_forgotten(job, which.index), 1)
+    else:  # a script of the user's own
+        number, _, index = word.partition("_")
+        slurm = make_scheduler("slurm")
+        if not number.isdecimal() or shutil.which(slurm.query_program) is None:
+            return None
+        try:
+            state = query_state(JobId(number, index=index or None), slurm)
+        except JobForgotten:  # it may belong to another cluster
+            return None
+        if (state.host or "").partition(".")[0] not in {each.host.partition(".")[0] for each in shares}:
+            return None
+    return state if state.code is not None or state.is_pending else None
+
+
+def mark_lost(shares: Sequence[RunRecord], state: BatchJobState | None) -> list[RunRecord]:
+    """Return the records of a run, those without an end as LOST if ``state`` shows that its job is over."""
+    over = state is not None and (state.code is not None or state.is_pending)
+    return [replace(each, fate=RunState.LOST) if over and _runs_elsewhere(each) else each for each in shares]
+
+
+def _runs_elsewhere(share: RunRecord) -> bool:
+    return share.fate is RunState.RUNNING and share.host != host_name()
+
+
+def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
+    """Store how the job ended, if ``state`` says that it has."""
+    if state and state.code is not None:
+        submitted_jobs.save_end(job, which.index, state.description, state.code)
+
+
+def mark_forgotten(job: SubmittedJob, index: str | None = None) -> str:
+    """Store that the job has ended with unknown result; return the description, to follow "job 7"."""
+    words = f"ended; {SCHEDULER_TITLES[job.scheduler]} no longer knows how"
+    submitted_jobs.save_end(job, index, words, 1)
+    return words
+
+
+def require_running(job: SubmittedJob, which: JobId) -> BatchJobState:
+    """Return the state of a running job. Raises UsageError if it is pending or has ended."""
+    state = job_state(job, which)
+    if state.code is not None:
+        raise UsageError(f"job {which.text} {state.description}", f"ddplaunch report {which.text}")
+    if not state.is_running:
+        raise UsageError(f"job {which.text} {state.description}: no rank runs", f"ddplaunch attach {which.text} waits")
+    return state
+
+
+def run_name(job: SubmittedJob, state: BatchJobState) -> str:
+    """Return the name of the latest run of a job, or the prefix of that name if the history is not on this machine."""
+    return find_recorded_run(job, state) or job.run_id or f"{state.number}."
+
+
+def find_recorded_run(job: SubmittedJob, state: BatchJobState) -> str | None:
+    """Return the name of the latest run of a job in the history of this machine (nodes may share a home)."""
+    return next(
+        (name for name in history_store.list_runs() if _has_prefix(job.run_id or f"{state.number}.", name)), None
+    )
+
+
+def find_runs_of_job(job: SubmittedJob, state: BatchJobState) -> list[RunRecord]:
+    """Return all runs of a job in that history, oldest first; not those of other jobs with the same run id."""
+    later = [
+        each.moment for each in submitted_jobs.list_jobs() if job.run_id == each.run_id and each.moment > job.moment
+    ]
+    end = min(later, default=inf) if job.run_id else inf
+    prefix, number = job.run_id or f"{state.number}.", state.number.partition(".")[0]
+    found = [
+        each
+        for each in history_store.read_all_records()
+        if (each.job == number if each.job else _has_prefix(prefix, each.run) and job.moment <= each.began < end)
+    ]
+    return sorted(found, key=lambda each: each.began)
+
+
+def _has_prefix(prefix: str, run: str) -> bool:
+    """Whether the name of a run, followed by a dot, begins with ``prefix``: "77." is that of job 77 of Slurm."""
+    return f"{run}.".startswith(prefix)

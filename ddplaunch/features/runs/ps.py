@@ -1,0 +1,298 @@
+"""``ddplaunch ps``: lists this user's jobs on this machine, submitted batch jobs, and recently ended runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import click
+
+from ddplaunch.base.text import format_count, format_elapsed, join_names
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.client import JobNotResponding, advice_to_continue
+from ddplaunch.core.control_socket.job_status import Status, short_target
+from ddplaunch.core.output.colour import is_colour_allowed
+from ddplaunch.core.output.text_table import fit_to_width, format_table
+from ddplaunch.core.output.tty import window_size
+from ddplaunch.core.rank.proc_utils import is_suspended
+from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
+from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs.goodput import format_percent
+from ddplaunch.features.runs.queued_jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
+from ddplaunch.features.runs.run_lookup import RunningJob, list_known
+from ddplaunch.features.runs.run_record import RunRecord, RunState
+from ddplaunch.features.ssh import job_records
+from ddplaunch.features.ssh.job_records import SshJob
+
+RATE_INTERVAL_S = 0.5  # between the two inspections for the rate
+REPLY_TIMEOUT_S = 2.0  # for a launcher: it may be suspended
+DEFAULT_GROUP = "0"
+MAX_TARGET = 60  # columns
+
+_COLOURS = {RunState.DONE: "green", RunState.FAILED: "red", RunState.LOST: "red"}
+
+
+@click.command()
+@click.option("--all", "show_all", is_flag=True, help="Show all recorded runs, not only the latest.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with stable field names.")
+def ps(show_all: bool, as_json: bool) -> None:
+    """List your jobs: running on this machine, submitted, and recently ended.
+
+    COLLECTIVES/S is the progress of a job: collectives per second of the lowest local rank in its default process
+    group, measured over half a second. Ended runs are recorded in your home, except with `run --no-history`.
+    """
+    runs = list_known()
+    seen = inspect_all({run: job for run, job in runs.items() if job})
+    now = time.time()
+    unreadable = list[str]()
+    kept = _read_records((run for run, job in runs.items() if not job), unreadable)
+    over = (each for each in kept if each.fate is not RunState.RUNNING)
+    recent = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
+    ended = list(itertools.islice(recent, None if show_all else MAX_RECENT))
+    jobs = list_queued_jobs(now, everything=show_all)
+    remote = [
+        job
+        for job in job_records.read_remote_jobs()
+        if show_all or job.is_running or now - (job.ended or job.began) < RECENT_S
+    ]
+    running = seen()
+    if unreadable and show_all:
+        which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"
+        click.echo(f"{which}; ddplaunch clean {unreadable[0]} removes one", err=True)
+    if as_json:
+        found = [
+            *map(running_to_json, running),
+            *map(ssh_json, remote),
+            *map(submitted_to_json, jobs),
+            *map(ended_to_json, ended),
+        ]
+        click.echo(json.dumps(found, indent=2))
+        return
+    if not running and not ended and not jobs and not remote:
+        hint = "" if show_all or not runs else "; --all shows those that have ended"
+        click.echo(f"you have no running jobs on this machine{hint}", err=True)
+    across = window_size(1)[0] if os.isatty(1) else None
+    for line in render_table(running, remote, jobs, ended, now, across):
+        click.echo(line, color=None if is_colour_allowed() else False)
+    for each in running:
+        if each.suspended:
+            click.echo(
+                f"run {each.run} is suspended (PID {each.job.pid}): {advice_to_continue(each.job.pid)}", err=True
+            )
+
+
+def _read_records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
+    """Read the records of these runs; add the names of those that cannot be read to ``unreadable``."""
+    for run in runs:
+        if record := history_store.read_run_record(run):
+            yield record
+        else:
+            unreadable.append(run)
+
+
+class ObservedJob(NamedTuple):
+    """A running job and its status."""
+
+    run: str
+    job: RunningJob
+    status: Status | None  # None if its launcher does not reply
+    rate: float | None  # collectives per second; None if unknown
+    suspended: bool = False  # whether its launcher was stopped by a signal
+
+    @property
+    def state(self) -> str:
+        return self.status.state.value if self.status else "suspended" if self.suspended else "silent"
+
+
+def inspect_all(jobs: Mapping[str, RunningJob]) -> Callable[[], list[ObservedJob]]:
+    """Start to inspect all of these jobs at once, twice each; return a function that waits for the replies.
+
+    The caller does other work meanwhile.
+    """
+    found: dict[str, dict[int, JobInspection]] = {run: {} for run in jobs}
+
+    def inspect(run: str, job: RunningJob, number: int) -> None:
+        with suppress(JobNotResponding):
+            time.sleep(RATE_INTERVAL_S * number)
+            found[run][number] = client.send_request(job.path, InspectJobRequest(), REPLY_TIMEOUT_S)
+
+    threads = [
+        threading.Thread(target=inspect, args=(run, job, number), daemon=True)
+        for run, job in jobs.items()
+        for number in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+
+    def wait_for_replies() -> list[ObservedJob]:
+        for thread in threads:
+            thread.join()
+        return [_make_observed_job(run, job, found[run].get(0), found[run].get(1)) for run, job in jobs.items()]
+
+    return wait_for_replies
+
+
+def _make_observed_job(
+    run: str, job: RunningJob, first: JobInspection | None, second: JobInspection | None
+) -> ObservedJob:
+    last = second or first
+    now = collectives_per_second(first, second) if first and second else None
+    return ObservedJob(run, job, last.status if last else None, now, suspended=not last and is_suspended(job.pid))
+
+
+def collectives_per_second(first: JobInspection, second: JobInspection) -> float | None:
+    """Compute collectives per second in the default process group, of the lowest rank in both inspections."""
+    seconds = second.inspection.moment - first.inspection.moment
+    before, after = _operations_entered(first), _operations_entered(second)
+    both = sorted(before.keys() & after.keys())
+    if first.status.attempt != second.status.attempt or not both or seconds <= 0:
+        return None
+    return max(0.0, (after[both[0]] - before[both[0]]) / seconds)
+
+
+def _operations_entered(found: JobInspection) -> dict[int, int]:
+    return {
+        rank.rank: group.enqueued  # gloo's count of completed ones comes late and out of order
+        for rank in found.inspection.ranks
+        for group in rank.groups
+        if group.group == DEFAULT_GROUP
+    }
+
+
+def render_table(
+    running: Sequence[ObservedJob],
+    remote: Sequence[SshJob],
+    jobs: Sequence[QueuedJob],
+    ended: Sequence[RunRecord],
+    now: float,
+    across: int | None,
+) -> Iterator[str]:
+    """Yield the lines of ``ddplaunch ps``, with ANSI styles; ``across``: columns of the terminal."""
+    if running:
+        heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
+        rows = [_running_row(each, now) for each in running]
+        yield from format_table(heads, rows, max_width=across, optional=("PID", "COLLECTIVES/S"))
+    if running and (remote or jobs or ended):
+        yield ""
+    if remote:
+        yield from format_table(
+            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in remote], max_width=across
+        )
+    if remote and (jobs or ended):
+        yield ""
+    if jobs:
+        heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
+        rows = [_job_row(each, now) for each in jobs]
+        yield from format_table(heads, rows, max_width=across, optional=("COLLECTIVES/S", "SUBMITTED"))
+    if jobs and ended:
+        yield ""
+    if ended:
+        rows = [_ended_row(each, now) for each in ended]
+        colours = [_COLOURS.get(each.fate) for each in ended]
+        heads = ("RUN", "STATE", "ENDED", "LASTED", "GOODPUT", "RANKS", "TARGET")
+        yield from format_table(heads, rows, colours, across, optional=("GOODPUT", "LASTED"))
+
+
+def _running_row(seen: ObservedJob, now: float) -> tuple[str, ...]:
+    known = seen.status or history_store.read_run_record(seen.run)
+    if known is None:
+        return seen.run, seen.state, "-", "-", "-", str(seen.job.pid), "its launcher does not answer"
+    age, ranks = format_elapsed(now - known.began), str(known.world_size)
+    return seen.run, seen.state, age, ranks, _format_rate(seen.rate), str(seen.job.pid), _format_target(known.target)
+
+
+def _format_target(text: str) -> str:
+    return fit_to_width(short_target(text), MAX_TARGET)
+
+
+def _format_rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
+    job = each.job
+    ranks = "-" if each.world_size is None else str(each.world_size)
+    since, words = f"{format_elapsed(now - job.moment)} ago", each.description.removeprefix("is ")
+    return job.number, since, str(job.nodes), ranks, _format_rate(each.rate), _format_target(job.target), words
+
+
+def _ssh_row(job: SshJob, now: float) -> tuple[str, ...]:
+    state = f"{job.state} ({job.code})" if job.code else job.state
+    return (
+        job.run_id,
+        state,
+        f"{format_elapsed(now - job.began)} ago",
+        join_names(job.hosts),
+        _format_target(job.target),
+    )
+
+
+def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
+    lasted = "-" if record.ended is None else format_elapsed(record.ended - record.began)
+    since = "-" if record.ended is None else f"{format_elapsed(now - record.ended)} ago"
+    effective = format_percent(record.spent.goodput if record.ended else None)
+    return (
+        record.run,
+        format_state(record),
+        since,
+        lasted,
+        effective,
+        str(record.world_size),
+        _format_target(record.target),
+    )
+
+
+def format_state(record: RunRecord) -> str:
+    """Format the state of a run: "done", "failed (1)"."""
+    return f"{record.fate.value} ({record.code})" if record.fate is RunState.FAILED else record.fate.value
+
+
+_FIELDS: dict[str, object] = dict.fromkeys([
+    *("run", "state", "pid", "node_rank", "world_size", "ranks", "attempt", "restarts"),
+    *("began", "ended", "code", "collectives_per_second", "effective", "target", "hosts"),
+])  # fmt: skip
+"""The fields of each entry of ``ps --json``, null where unknown."""
+
+
+def running_to_json(seen: ObservedJob) -> dict[str, object]:
+    """Build the entry of a running job for ``ps --json``."""
+    entry = {**_FIELDS, "run": seen.run, "pid": seen.job.pid, "ranks": [], "collectives_per_second": seen.rate}
+    entry |= {"state": seen.state if seen.suspended else None}
+    if not seen.status and (record := history_store.read_run_record(seen.run)):
+        entry |= {"node_rank": record.node_rank, "world_size": record.world_size}
+        entry |= {"began": record.began, "target": record.target}
+    if status := seen.status:
+        entry |= {"state": status.state.value, "node_rank": status.node_rank, "world_size": status.world_size}
+        entry |= {"ranks": [each.rank for each in status.ranks], "attempt": status.attempt}
+        entry |= {"restarts": status.restarts, "began": status.began, "target": status.target}
+    return entry
+
+
+def ssh_json(job: SshJob) -> dict[str, object]:
+    """Build the entry of a job that was started over SSH for ``ps --json``."""
+    fields = {**_FIELDS, "run": job.run_id, "state": job.state, "pid": job.pid, "ranks": [], "hosts": job.hosts}
+    return {**fields, "began": job.began, "ended": job.ended, "code": job.code, "target": job.target}
+
+
+def submitted_to_json(each: QueuedJob) -> dict[str, object]:
+    """Build the entry of a submitted job for ``ps --json``."""
+    entry = {**_FIELDS, "run": each.job.number, "state": each.description, "world_size": each.world_size, "ranks": []}
+    entry |= {"began": each.job.moment, "code": each.code, "collectives_per_second": each.rate}
+    return {**entry, "target": each.job.target}
+
+
+def ended_to_json(record: RunRecord) -> dict[str, object]:
+    """Build the entry of a run that has ended for ``ps --json``."""
+    last = record.attempts[-1] if record.attempts else None
+    entry = {**_FIELDS, "run": record.run, "state": record.fate.value, "pid": record.pid}
+    entry |= {"node_rank": record.node_rank, "world_size": record.world_size}
+    entry |= {"ranks": [each.rank for each in last.ranks] if last else [], "attempt": last.number if last else -1}
+    entry |= {"restarts": last.number if last else 0, "began": record.began, "ended": record.ended}
+    entry |= {"effective": record.spent.goodput if record.ended else None}
+    return {**entry, "code": record.code, "target": record.target}

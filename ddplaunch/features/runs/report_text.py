@@ -1,0 +1,141 @@
+"""Renders the report on a run: command, result, failure, attempts, usage of each rank, and where its output is."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import click
+
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.text import format_count, format_elapsed, format_size, signal_name
+from ddplaunch.core.output.failure_text import render_verdict
+from ddplaunch.core.output.text_table import format_table
+from ddplaunch.features.runs.goodput import TimeBreakdown, format_goodput, format_percent
+from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
+
+MAX_ATTEMPTS = 10  # shown: the last ones
+MAX_RANKS = 32  # shown; --json has all
+MAX_COMMAND = 400  # characters
+
+
+class TimeOfRuns(NamedTuple):
+    """The time of a run, or of all runs of a batch job."""
+
+    runs: Sequence[RunRecord]  # the report is on the last one
+    spent: TimeBreakdown
+
+    @property
+    def line(self) -> str:
+        """The line on goodput."""
+        fate, known = self.runs[-1].fate, format_goodput(self.spent)
+        if fate is RunState.LOST:
+            return f"{known} (until it was last seen)" if self.spent.steady else "goodput unknown: the run was lost"
+        return known or "goodput not known yet"
+
+
+def render_report(shares: Sequence[RunRecord], total: TimeOfRuns, output: str | None) -> Iterator[str]:
+    """Yield the lines of the report, with ANSI styles.
+
+    ``shares``: the records of the nodes, node 0's first; ``output``: the line that says where the output is.
+    """
+    record = shares[0]
+    nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
+    lasted = "" if record.ended is None else f", lasted {format_elapsed(record.ended - record.began)}"
+    yield total.line
+    if len(total.runs) > 1:
+        rows = [_run_row(each) for each in total.runs]
+        yield from (*format_table(("RUN", "BEGAN", "LASTED", "GOODPUT", "ENDED"), rows), "")
+    yield click.style(f"{record.run}: {_format_state(record)}", bold=True)
+    yield f"  {sanitize_line(shlex.join(record.argv), MAX_COMMAND)}"
+    yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
+    yield f"  began {_format_time(record.began)}{lasted}"
+    for share in shares[1:]:
+        yield f"  node {share.node_rank} ({share.host}): {_format_state(share)}"
+    if record.verdict:
+        yield ""
+        yield render_verdict(record.verdict, record.nnodes).rstrip("\n")
+    if record.remark:
+        yield from ("", record.remark)
+    yield from _format_attempts(record)
+    latest = max(_last_attempt_number(share) for share in shares)  # without nodes that were lost earlier
+    yield from _format_ranks(
+        [rank for share in shares if _last_attempt_number(share) == latest for rank in _ranks_of_last_attempt(share)]
+    )
+    if record.notes:
+        yield from ("", *(f"note: {note}" for note in record.notes))
+    if output:
+        yield from ("", output)
+
+
+def _run_row(record: RunRecord) -> tuple[str, ...]:
+    lasted, effective = format_elapsed(record.spent.wall_s), format_percent(record.spent.goodput)
+    return record.run, _format_time(record.began), lasted, effective, _format_state(record)
+
+
+def _format_state(record: RunRecord) -> str:
+    match record.fate:
+        case RunState.RUNNING:
+            return "running"
+        case RunState.DONE:
+            return "succeeded"
+        case RunState.LOST:
+            return "lost: its launcher was killed, or the machine went down"
+        case RunState.STOPPED:
+            return f"stopped by {signal_name(record.signal or 0)}, exit code {record.code}"
+        case RunState.PREEMPTED:
+            return f"preempted, exit code {record.code}"
+    return f"failed with exit code {record.code}"
+
+
+def _format_attempts(record: RunRecord) -> Iterator[str]:
+    if len(record.attempts) < 2:
+        return
+    yield ""
+    rows = [_attempt_row(each) for each in record.attempts[-MAX_ATTEMPTS:]]
+    yield from format_table(("ATTEMPT", "BEGAN", "LASTED", "ENDED"), rows)
+    more = len(record.attempts) - len(rows) + record.left_out
+    if more:
+        yield f"  and {more} before"
+
+
+def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
+    lasted = "-" if attempt.ended is None else format_elapsed(attempt.ended - attempt.began)
+    return str(attempt.number), _format_time(attempt.began), lasted, attempt.why or "-"
+
+
+def _last_attempt_number(record: RunRecord) -> int:
+    return record.attempts[-1].number if record.attempts else -1
+
+
+def _ranks_of_last_attempt(record: RunRecord) -> Sequence[RankRecord]:
+    return record.attempts[-1].ranks if record.attempts else ()
+
+
+def _format_ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:
+    if not any(rank.started for rank in ranks):
+        return
+    hosts = len({rank.host for rank in ranks}) > 1
+    heads = ("RANK", *(["HOST"] if hosts else []), "LASTED", "PEAK MEMORY", "CPU", "ENDED WITH")
+    yield ""
+    yield from format_table(heads, [_rank_row(rank, hosts) for rank in ranks[:MAX_RANKS]])
+    if len(ranks) > MAX_RANKS:
+        yield f"  and {len(ranks) - MAX_RANKS} more ranks; --json has all"
+
+
+def _rank_row(rank: RankRecord, host: bool) -> tuple[str, ...]:
+    known = rank.started is not None and rank.ended is not None
+    lasted = format_elapsed((rank.ended or 0) - (rank.started or 0)) if known else "-"
+    memory = format_size(rank.peak_memory) if rank.peak_memory else "-"
+    cpu = format_elapsed(rank.cpu) if rank.peak_memory else "-"
+    return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, _format_exit(rank.code)
+
+
+def _format_exit(code: int | None) -> str:
+    return "-" if code is None else f"exit code {code}" if code >= 0 else signal_name(-code)
+
+
+def _format_time(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

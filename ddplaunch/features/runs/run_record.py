@@ -1,0 +1,280 @@
+"""Run records: one frozen record for each node of a run, built from the events that ``history`` wrote.
+
+A file of the history consists of lines of JSON: a header, then the events. It may be torn or hostile, so each line is
+validated as a node's message is; an invalid line is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from ddplaunch.base.codec import convert
+from ddplaunch.base.errors import EXIT_PREEMPTED, host_name, sanitize_line
+from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.field_types import (
+    MAX_PATH,
+    Count,
+    ExitCode,
+    ExitStatus,
+    Name,
+    NonNegativeFloat,
+    Path,
+    Pid,
+    RunId,
+    Signal,
+    Size,
+    TextLine,
+    Timestamp,
+)
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.safe_files import read_file_and_owner
+from ddplaunch.base.text import signal_name
+from ddplaunch.core import events
+from ddplaunch.core.events import Event
+from ddplaunch.core.failures import FailureReport
+from ddplaunch.core.rank.proc_utils import start_ticks
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+from ddplaunch.features.runs import sample_file
+from ddplaunch.features.runs.goodput import TimeAccounting, TimeBreakdown
+
+MAX_BYTES = 64 << 20  # of a file of the history
+_DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a torn or hostile line
+
+
+class RunState(Enum):
+    """Whether a run still runs, or how it ended."""
+
+    RUNNING = "running"
+    DONE = "done"  # with exit code 0
+    FAILED = "failed"
+    STOPPED = "stopped"  # by Ctrl-C, a signal or ``ddplaunch stop``
+    PREEMPTED = "preempted"  # by the scheduler
+    LOST = "lost"  # its launcher was killed, or the machine went down
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank of one attempt; times in seconds since the epoch, None where unknown."""
+
+    rank: Count
+    host: Name
+    pid: Pid = 0  # 0 where it never had a process
+    started: Timestamp | None = None
+    ended: Timestamp | None = None
+    code: ExitStatus | None = None  # -N for signal N
+    peak_memory: Size = 0  # bytes, the largest of it and its children; 0 where unknown
+    cpu: NonNegativeFloat = 0.0  # seconds of CPU time of it and its children
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One attempt, as recorded on this node."""
+
+    number: Count  # 0 is the first
+    began: Timestamp
+    ended: Timestamp | None = None
+    ranks: tuple[RankRecord, ...] = ()  # those of this node, in order
+    why: TextLine = ""  # why it ended, in one line; "" after success or while it runs
+    verdict: FailureReport | None = None  # the failure that ended it, without the ``others`` where a restart followed
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One node's record of a run; times in seconds since the epoch."""
+
+    run: TextLine  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
+    run_id: RunId
+    target: TextLine  # the script or program and its arguments, on one line
+    argv: tuple[TextLine, ...]  # the whole command, without its token
+    host: Name  # the launcher's
+    cwd: TextLine  # of the command
+    pid: Pid  # the launcher's
+    began: Timestamp  # when the launcher did
+    born: Size = 0  # when the kernel made the launcher's process, in ticks since its own start
+    node_rank: Count = 0
+    nnodes: Count = 1
+    world_size: Count = 0
+    log_dir: Path | None = None  # this run's folder of --log-dir
+    ended: Timestamp | None = None
+    code: ExitCode | None = None  # the exit code
+    fate: RunState = RunState.RUNNING
+    signal: Signal | None = None  # the first that came to the launcher
+    attempts: tuple[AttemptRecord, ...] = ()
+    left_out: Count = 0  # attempts that were not recorded, as there were too many
+    verdict: FailureReport | None = None  # the failure that decided it
+    remark: TextLine | None = None  # on its end: where ranks were when it was stopped
+    inspections: tuple[Inspection, ...] = ()  # what the ranks were doing when they were about to be stopped
+    notes: tuple[TextLine, ...] = ()
+    lost: tuple[Name, ...] = ()  # the hosts of nodes that were lost; node 0's record alone has them
+    job: Name | None = None  # id of the batch job that it ran in: 4711, 4711_3
+    spent: TimeBreakdown = TimeBreakdown()  # up to the last event that was written
+    stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when its ranks were stalled, likewise
+
+
+class RecordBuilder:
+    """Builds a record while its lines are read; mutable, as a frozen one would be copied for each line."""
+
+    def __init__(self, head: RunRecord) -> None:
+        self._head = head
+        self._attempts: list[AttemptRecord] = []
+        self._ranks: list[list[RankRecord]] = []  # of each attempt
+        self._inspections: list[Inspection] = []
+        self._notes, self._lost = [*head.notes], [*head.lost]
+
+    def build(self) -> RunRecord:
+        attempts = tuple(
+            replace(each, ranks=tuple(ranks)) for each, ranks in zip(self._attempts, self._ranks, strict=True)
+        )
+        return replace(
+            self._head,
+            attempts=attempts,
+            inspections=tuple(self._inspections),
+            notes=tuple(self._notes),
+            lost=tuple(self._lost),
+        )
+
+    def add_event(self, event: Event | events.AttemptStarted | events.AttemptsOmitted, moment: float) -> None:
+        """Apply ``event``, which happened at ``moment``."""
+        match event:
+            case events.AttemptStarted():
+                self._attempts.append(AttemptRecord(event.attempt, moment))
+                self._ranks.append([RankRecord(rank, host) for rank, host in event.ranks])
+                node, nodes, size = event.node_rank, event.nnodes, event.world_size
+                self._head = replace(self._head, node_rank=node, nnodes=nodes, world_size=size)
+            case events.AttemptsOmitted(attempts=attempts):
+                self._head = replace(self._head, left_out=attempts)
+            case events.RankStarted(rank=rank, pid=pid):
+                self._update_rank(rank, pid=pid, started=moment)
+            case events.RankExited(rank=rank, code=code) if (
+                self._attempts and event.attempt == self._attempts[-1].number
+            ):
+                cpu = event.user_cpu + event.system_cpu
+                self._update_rank(rank, ended=moment, code=code, peak_memory=event.peak_memory, cpu=cpu)
+            case events.SignalReceived(number=number) if self._head.signal is None:
+                self._head = replace(self._head, signal=number)
+                self._set_reason(f"stopped by {signal_name(number)}")
+            case events.JobPreempted():
+                self._set_reason("preempted")
+            case events.AttemptSwept() if self._attempts:
+                self._update_attempt(ended=moment)
+                self._ranks[-1] = [
+                    replace(each, ended=moment) if each.ended is None and each.started is not None else each
+                    for each in self._ranks[-1]
+                ]
+            case events.Restarting(text=text, verdict=verdict):
+                self._update_attempt(
+                    why=verdict.first.headline if verdict else text.partition("\n")[0], verdict=verdict
+                )
+            case events.NodeLost(host=host):
+                self._lost.append(host)
+            case events.NoteAdded(text=text) | events.JobStalled(text=text) if text:
+                self._notes.append(text)
+            case events.RanksInspected(inspection=inspection):
+                self._inspections.append(inspection)
+            case events.JobEnded(code=code, verdict=verdict):
+                if verdict:
+                    self._update_attempt(why=verdict.first.headline, verdict=verdict)
+                remark, fate = event.remark, self._run_state(code)
+                self._head = replace(self._head, ended=moment, code=code, verdict=verdict, remark=remark, fate=fate)
+
+    def _run_state(self, code: int) -> RunState:
+        if code == 0:
+            return RunState.DONE
+        if code == EXIT_PREEMPTED:
+            return RunState.PREEMPTED
+        return (
+            RunState.STOPPED if self._head.signal is not None and code == 128 + self._head.signal else RunState.FAILED
+        )
+
+    def _set_reason(self, why: str) -> None:
+        if self._attempts and not self._attempts[-1].why:
+            self._update_attempt(why=why)
+
+    def _update_attempt(self, **changes: Any) -> None:
+        if self._attempts:
+            self._attempts[-1] = replace(self._attempts[-1], **changes)
+
+    def _update_rank(self, number: int, **changes: Any) -> None:
+        ranks = self._ranks[-1] if self._ranks else []
+        index = number - ranks[0].rank if ranks else -1  # the ranks of a node follow one another
+        if 0 <= index < len(ranks):
+            ranks[index] = replace(ranks[index], **changes)
+
+
+def read_record(path: str, run: str) -> RunRecord | None:
+    """Read the record in a file of the history, of the run named ``run``; None if there is none of this user.
+
+    A run whose launcher is gone without a recorded end is LOST.
+    """
+    record = None
+    for _ in range(2):  # LOST: the launcher may have written its end and exited since the first read, so read again
+        try:
+            data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
+        except OSError:
+            return None
+        record = parse_record(data, run, os.path.dirname(path)) if owner == os.geteuid() else None
+        if record is None or record.fate is not RunState.LOST:
+            break
+    return record
+
+
+def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
+    """Parse the lines of a record; None if the first is invalid.
+
+    Where the end of the run was not recorded, the last sample in ``folder`` shows until when it ran.
+    """
+    first, *lines = data.split(b"\n")
+    try:
+        head: RunRecord = convert({**_decode_line(first), "run": run}, RunRecord)
+    except _DECODE_ERRORS:
+        return None
+    builder, accounting = RecordBuilder(replace(head, fate=RunState.RUNNING)), TimeAccounting(head.began, head.nnodes)
+    for line in filter(None, lines):
+        try:
+            fields = _decode_line(line)
+            event = convert(fields, events.EVENT_TYPES[fields["event"]])
+            moment = convert(fields["time"], Timestamp)
+            builder.add_event(event, moment)
+            accounting.on_event(event, moment)
+        except _DECODE_ERRORS:
+            continue
+    record = builder.build()
+    last_seen_at = None
+    if record.ended is None and (
+        samples := sample_file.read_samples(os.path.join(folder, sample_file.sample_file_name(record.node_rank)))
+    ):
+        last_seen_at = min(samples[-1].time, time.time())
+    record = replace(record, spent=accounting.breakdown(last_seen_at), stalls=accounting.stall_periods)
+    return (
+        replace(record, fate=RunState.LOST)
+        if record.fate is RunState.RUNNING and not is_launcher_alive(record)
+        else record
+    )
+
+
+def _decode_line(line: bytes) -> Any:
+    """Decode a line of JSON; bytes of arguments and paths that are not UTF-8 are Python's lone surrogates in it."""
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return json.loads(line)
+
+
+def is_launcher_alive(record: RunRecord) -> bool:
+    """Whether the launcher of a run without recorded end is still alive; True where it is on another machine."""
+    return record.host != host_name() or max(0, start_ticks(record.pid)) == record.born
+
+
+def record_to_json(record: RunRecord, runs: Sequence[RunRecord], spent: TimeBreakdown) -> str:
+    """Format a record for ``ddplaunch report --json``; ``runs``: all runs of its batch job, ``spent``: their time."""
+    log_dir = sanitize_line(record.log_dir, MAX_PATH) if record.log_dir else None
+    fields: dict[str, object] = {name: getattr(record, name) for name in RunRecord.__match_args__}
+    content = {**fields, "log_dir": log_dir, "spent": spent, "runs": [each.run for each in runs]}
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()

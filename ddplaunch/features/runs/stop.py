@@ -1,0 +1,177 @@
+"""``ddplaunch stop`` and ``wait``: stop a running job from another terminal, or wait for its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+import click
+
+from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, sanitize_line
+from ddplaunch.base.text import format_count
+from ddplaunch.cli.run_command import RunName
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.core.control_socket.job_status import RankState
+from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
+from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks, wait_for_end
+from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.runs.default_run import default_run
+from ddplaunch.features.runs.job_resolver import (
+    check_scheduler,
+    job_state,
+    mark_forgotten,
+    parse_array_index,
+    resolve_job,
+)
+from ddplaunch.features.runs.run_lookup import RunningJob
+from ddplaunch.features.ssh import job_records
+from ddplaunch.features.ssh.host_command import CommandOnHost, HostCommand
+from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
+from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
+from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+
+POLL_INTERVAL_S = 1.0
+CONTINUE_TIMEOUT_S = 2.0  # for the kernel to continue a suspended launcher
+
+
+@click.command(cls=HostCommand)
+@click.argument("run", required=False, metavar="[RUN]", type=RunName(running=True))
+@click.option(
+    "--all", "every", is_flag=True, help="Stop all your jobs on this machine, and those started from it over SSH."
+)
+@click.option("--now", is_flag=True, help="Kill the ranks immediately, without --grace.")
+def stop(run: str | None, every: bool, now: bool) -> int:
+    """Stop a running job, like Ctrl-C in its terminal, and wait for its end.
+
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. It may be omitted if only one job runs.
+    On any node of a multi-node job, all nodes stop. Ctrl-C ends the wait; the job still stops.
+
+    With the number of a submitted job, cancel that job. Its ranks get the site's kill time.
+    """
+    if every and run:
+        raise UsageError(f"--all is for all jobs, not for {sanitize_line(run, 60)}", "leave one of them out")
+    if queued := resolve_job(run):
+        _cancel(queued, run or "", now)
+        return 0
+    jobs = run_lookup.list_running() if every else [run_lookup.find_running(run)]
+    far = [job for job in job_records.read_remote_jobs() if job.is_running and job.host == host_name()] if every else []
+    if not jobs and not far:
+        click.echo("you have no running jobs on this machine", err=True)
+    ending = [(job, _begin_to_stop(job, now)) for job in jobs]
+    on_hosts = [CommandOnHost(job, ["stop", job.run_id, *(["--now"] if now else [])], stdin=False) for job in far]
+    for job, run_id in ending:
+        _wait_for_end(job)
+        click.echo(f"{run_id} has ended", err=True)
+    return _end_of_all(on_hosts)
+
+
+def _end_of_all(commands: Sequence[CommandOnHost]) -> int:
+    """Wait for all commands, and return the highest exit code. Raises the LaunchError of the last that failed."""
+    codes, failed = [0], None
+    for each in commands:
+        try:
+            codes.append(each.wait())
+        except LaunchError as error:
+            failed = error
+    if failed:
+        raise failed
+    return max(codes)
+
+
+def _begin_to_stop(job: RunningJob, now: bool) -> str:
+    """Request a launcher to stop its job; return the job's run id."""
+    if is_suspended(job.pid):
+        os.kill(job.pid, signal.SIGCONT)
+        click.echo(f"{job.run_id} was suspended; it is continued, so that it can stop", err=True)
+        _wait_until_continued(job.pid)
+    status = client.send_request(job.path, StatusQuery())
+    client.send_request(job.path, StopJobRequest(now))
+    click.echo(f"stopping {status.run_id}: {format_count(len(status.ranks), 'rank')}", err=True)
+    return status.run_id
+
+
+def _wait_until_continued(pid: int) -> None:
+    """Wait until the kernel has continued a process."""
+    deadline = time.monotonic() + CONTINUE_TIMEOUT_S
+    while is_suspended(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
+    """Cancel a submitted job, or all of an array, and wait until it has ended."""
+    which = JobId(job.number, job.cluster, parse_array_index(job, word))
+    scheduler = get_scheduler(job)
+    if now and not scheduler.can_kill:
+        what = f"--now does not work on job {which.text}: {scheduler.title} decides when to kill the ranks"
+        raise UsageError(what, f"ddplaunch stop {which.text}")
+    if which.index == "":
+        check_scheduler(scheduler, which.cluster)
+    elif (seen := job_state(job, which, scheduler)).code is not None:
+        raise UsageError(f"job {which.text} {seen.description}", f"ddplaunch report {which.text}")
+    if now:
+        scheduler.kill(which)
+    else:
+        scheduler.cancel(which)
+    if which.index == "":
+        return click.echo(f"stopping all of array {job.number}; ddplaunch ps shows what is left", err=True)
+    click.echo(f"stopping job {which.text}", err=True)
+    try:
+        while (seen := job_state(job, which, scheduler)).code is None:
+            time.sleep(POLL_INTERVAL_S)
+        words = seen.description
+    except LaunchError as error:
+        if isinstance(error, SchedulerNotResponding):
+            raise
+        words = mark_forgotten(job, which.index)  # as PBS does at once, by default
+    click.echo(f"job {which.text} {words}", err=True)
+
+
+def _wait_for_end(job: RunningJob) -> None:
+    """Wait for the end of a launcher, and print the number of ranks left whenever it changes."""
+    printed = -1
+    while not wait_for_end(job.pid, POLL_INTERVAL_S):
+        try:
+            left = sum(
+                each.state is RankState.RUNNING
+                for each in client.send_request(job.path, StatusQuery(), POLL_INTERVAL_S).ranks
+            )
+        except JobNotResponding:
+            continue
+        if left and left != printed:
+            click.echo(f"waiting for {format_count(left, 'rank')}; --now kills what is left", err=True)
+            printed = left
+
+
+@click.command(cls=HostCommand)
+@click.argument("run", required=False, metavar="[RUN]", type=RunName())
+def wait(run: str | None) -> int:
+    """Wait for a job to end and return its exit code.
+
+    RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the newest run of this
+    folder. If the run has ended, its exit code is returned immediately.
+    """
+    name, job, record = run_lookup.find_run(default_run(follow=True) if run is None else run)
+    code = record.code if record else None
+    if job:
+        try:
+            over = next(client.stream_replies(job.path, WaitRequest()), None)
+            code = over.code if over else None
+        except JobNotResponding:
+            if os.path.exists(job.path):  # else it is about to end, and has closed its control socket
+                raise
+        wait_for_end(job.pid, None)
+        record = run_lookup.read_job_record(job)
+    elif record and code is None:
+        if record.host == host_name() and start_ticks(record.pid) == record.born:
+            wait_for_end(record.pid, None)
+        record = history_store.read_run_record(name)
+    if code is None and record:  # the launcher has recorded its end by now
+        code = record.code
+    if code is None:
+        error = LaunchError(f"{name} has no exit code: its launcher was killed")
+        error.exit_code = EXIT_UNAVAILABLE
+        raise error
+    return code

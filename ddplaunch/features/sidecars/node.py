@@ -1,0 +1,188 @@
+"""Sidecars: programs that run beside the ranks of node 0, from the first attempt to the end of the job.
+
+They are children of a zygote of their own, without imports, which is swept only once, at the end. As for the ranks, it
+kills what is left of them if the launcher is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import host_name
+from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.core.events import Event, SidecarExited, SidecarListening, SidecarStarted
+from ddplaunch.core.failures import describe_exit
+from ddplaunch.core.node import node_context, process_limits, rank_files
+from ddplaunch.core.node.node_context import NodeContext
+from ddplaunch.core.node.process_tree import ProcessTree
+from ddplaunch.core.node.run_temp_dir import RunTempDir
+from ddplaunch.core.node.zygote_client import ZygoteClient
+from ddplaunch.core.node_config import Sidecar
+from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.core.rank import proc_utils
+
+if TYPE_CHECKING:
+    from ddplaunch.core.rank.zygote_messages import ProgramJob, Usage
+
+MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
+
+
+class SidecarRunner:
+    """Runs all sidecars; reports one that ends early, while the job continues."""
+
+    def __init__(
+        self, loop: EventLoop, context: NodeContext, emit: Callable[[Event], None], tree: ProcessTree, grace: float
+    ) -> None:
+        """``context``, ``tree`` and ``grace`` (in seconds) are those of the ranks."""
+        self._emit, self._tree = emit, tree
+        self._streams, self._log = context.streams, context.log
+        self._screen, self._show_note = context.screen, context.screen.show_note
+        self._loop = IsolatedLoop(loop, "the sidecars", self._show_note, self._close)
+        self._grace = min(MAX_GRACE_S, grace)
+        self._sidecars = context.policy.sidecars
+        self._names = ", ".join(each.name for each in self._sidecars)
+        self._shielded = node_context.signals_to_block(context.policy.preempt_signal)
+        self._zygote: ZygoteClient | None = None
+        self._temp_dir = RunTempDir("ddplaunch-sidecars")
+        self._announced: set[str] = set()
+        # stop_expected: the job is being stopped, and the sidecars may have got the signal too: do not report their end
+        self.stop_expected = self._stopping = self._stopped_now = self._was_lost = False
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        self._loop.guard(self._start)()
+
+    def _start(self) -> None:
+        try:
+            self._zygote = ZygoteClient(
+                self._loop, listener=self, environment=self._tree.environ, shielded=self._shielded
+            )
+        except process_limits.ResourceLimitError as error:
+            return self._show_note(f"{self._names}: {error.message}; the job goes on")
+        self._tree.sidecar_zygote = self._zygote.pid
+        self._zygote.spawn(
+            (number, partial(self._build_job, number, each)) for number, each in enumerate(self._sidecars)
+        )
+
+    def _build_job(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> ProgramJob:
+        name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
+        show, on_output = sidecar.url_pattern is None, self._loop.guard(partial(self._on_output, sidecar))
+        self._streams.open_sidecar(fds, name, show=show, log=log, on_output=on_output)
+        variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
+        if sidecar.url_pattern and self._temp_dir.path:
+            variables["TMPDIR"] = self._temp_dir.path
+        command, *args = sidecar.argv
+        return {
+            "rank": number,
+            "kind": "program",
+            "target_text": command,
+            "path": sidecar.path,
+            "args": args,
+            "env": variables,
+            "cpus": None,
+        }
+
+    def stop(self) -> None:
+        """Stop all sidecars: SIGTERM, and SIGKILL after the grace; return when none is left."""
+        self._stopping = True
+        for sidecar in self._sidecars:
+            if sidecar.url_pattern:
+                self._streams.set_shown(sidecar.name, False)  # what it prints at its end is not of interest
+        if self._zygote:
+            self._zygote.cancel_pending()
+            self._zygote.sweep(self._grace, own_exit_timeout_s=0)
+            self._timer = self._loop.call_later(self._grace + proc_utils.KILL_TIMEOUT_S + 1, self._zygote.kill)
+        elif self._was_lost:
+            self._tree.kill_remaining()
+        while self._zygote or not self._screen.is_drained:
+            self._loop.run_once()
+
+    def stop_now(self) -> bool:
+        """Kill them without the rest of the grace; return False if there is nothing left to kill."""
+        if self._zygote is None or self._stopped_now:
+            return False
+        self._stopped_now = True
+        self._zygote.sweep(0)
+        return True
+
+    def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
+        if self._zygote and any(each.url_pattern for each in self._sidecars):
+            self._temp_dir.create(self._zygote.remove_on_exit)  # TensorBoard leaves files in TMPDIR when it is killed
+
+    def on_import_failed(self, message: str) -> None: ...  # nothing is imported
+
+    def on_zygote_signalled(self, number: int, rank: int | None) -> None: ...  # signals are not forwarded to sidecars
+
+    def on_store_exited(self, pid: int, code: int) -> None: ...  # there is no store
+
+    def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
+        if pidfd is not None:
+            os.close(pidfd)
+        self._tree.add_session(pid)
+        self._emit(SidecarStarted(self._sidecars[rank].name, pid))
+
+    def on_spawn_failed(self, rank: int, errno: int) -> None:
+        self._show_note(f"{self._sidecars[rank].name} cannot be started: {process_limits.describe_spawn_error(errno)}")
+
+    def on_swept(self, found: list[str], stuck: list[str]) -> None:
+        if stuck:
+            self._show_note(f"not waiting for processes that cannot be killed: {', '.join(stuck)}")
+        self._close()
+
+    def on_exited(self, rank: int, pid: int, code: int, usage: Usage) -> None:
+        sidecar = self._sidecars[rank]
+        self._emit(SidecarExited(sidecar.name, code))
+        self._streams.read_pending(sidecar.name)
+        if not (self._stopping or self.stop_expected):
+            last = rank_files.last_lines(self._streams.tail(sidecar.name), 1) if code else ()
+            words = "".join(f": {line.strip()}" for line in last)
+            self._show_note(f"{sidecar.name} {describe_exit(code)}, the job goes on{words}")
+        elif self._stopping and code == -signal.SIGKILL and not self._stopped_now:
+            self._show_note(f"{sidecar.name} did not end within {self._grace:g} s of SIGTERM, and was killed")
+
+    def _on_output(self, sidecar: Sidecar) -> None:
+        """Show the sidecar's URL once it has printed it: then it listens."""
+        if sidecar.url_pattern is None or sidecar.name in self._announced or self._stopping:
+            return
+        title, pattern = sidecar.url_pattern
+        if (found := pattern.search(self._streams.tail(sidecar.name))) is None:
+            return
+        self._announced.add(sidecar.name)
+        self._streams.set_shown(sidecar.name, True)
+        url = found["url"].decode()
+        self._show_note(f"{title} at {url}")
+        if hint := format_tunnel_hint(url, self._tree.environ, host_name()):
+            self._show_note(hint)
+        self._emit(SidecarListening(sidecar.name, url))
+
+    def on_zygote_lost(self) -> None:
+        """The zygote was killed, and the sidecars by their parent-death signal."""
+        self._was_lost = True
+        if not self._stopping:
+            self._show_note(f"{self._names} ended because their guard process was killed; the job goes on")
+        self._close()  # waits for its end: only then has the launcher adopted its descendants
+        if self._stopping:
+            self._tree.kill_remaining()  # no ranks are left
+
+    def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._zygote:
+            self._zygote.close()
+        self._zygote = self._tree.sidecar_zygote = None
+        for sidecar in self._sidecars:
+            self._streams.read_pending(sidecar.name)
+            self._streams.close_source(sidecar.name)
+        self._temp_dir.remove()
+
+
+def format_tunnel_hint(url: str, environ: Mapping[str, str], host: str) -> str | None:
+    """Describe how to reach a local URL from the user's machine, if the launcher seems to run on another one."""
+    if not ("SSH_CONNECTION" in environ or "SLURM_JOB_ID" in environ):
+        return None
+    port = url.rstrip("/").rpartition(":")[2]
+    return f"from your own machine: ssh -N -L {port}:127.0.0.1:{port} {host}"

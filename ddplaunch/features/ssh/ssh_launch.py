@@ -1,0 +1,212 @@
+"""``ddplaunch run --hosts``: starts a job over SSH, with one command for each host."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import UsageError, host_name
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.base.text import join_names, shell_quote
+from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
+from ddplaunch.cli.console_output import print_message
+from ddplaunch.cli.job_config_options import check_control_port
+from ddplaunch.cli.run_options import SSH_OPTIONS, OptionSource, RunOptions
+from ddplaunch.cli.show_option import read_merge
+from ddplaunch.core.output.log_message import LogMessage, MessageKind
+from ddplaunch.core.output.tty import is_interactive
+from ddplaunch.core.rank.proc_utils import start_ticks
+from ddplaunch.features.ssh.fleet import Fleet, HostProblem, raise_fd_limit
+from ddplaunch.features.ssh.host_spec import Host
+from ddplaunch.features.ssh.host_spec import read_host_options as read_hosts
+from ddplaunch.features.ssh.job_records import SshJob, record_job
+from ddplaunch.features.ssh.remote_launcher import HostJob
+from ddplaunch.features.ssh.ssh_session import SshSession, resolve_ssh_config, ssh_command
+from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
+from ddplaunch.system.target.target import Target
+
+if TYPE_CHECKING:
+    from ddplaunch.cli.run_options import Inferred
+
+FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
+"""The variables that are passed to the hosts by default."""
+
+_PER_NODE_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
+_NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
+_OMITTED_OPTIONS = {*SSH_OPTIONS, *_PER_NODE_OPTIONS, "no_config", "as_json"}
+
+
+def read_ssh_hosts(options: RunOptions) -> tuple[Host, ...]:
+    """Return the hosts of --hosts or --hostfile. Raises UsageError if they are invalid or contradict other options."""
+    hosts = read_hosts(options.hosts, options.hostfile, options.include, options.exclude)
+    for name, why in (
+        ("nnodes", "each host is a node"),
+        ("node_rank", "this command starts all nodes"),
+        ("stdin", "the hosts cannot read this terminal"),
+        ("ui", "the hosts cannot draw in this terminal"),
+        ("cluster", "the job runs on the hosts"),
+    ):
+        if options.is_set(name):
+            raise UsageError(f"--{name.replace('_', '-')} does not work with --hosts: {why}", "leave it out")
+    if options.control == "none":
+        raise UsageError("--control none does not work with --hosts: all nodes must end together", "leave it out")
+    if options.spares and len(hosts) - options.spares < 2:
+        left = max(0, len(hosts) - options.spares)
+        what = f"--spares {options.spares} of {len(hosts)} hosts leaves {left} for the ranks"
+        raise UsageError(what, "name at least two hosts more than spares: a spare cannot replace node 0")
+    if options.is_set("nproc") and any(host.slots for host in hosts):
+        raise UsageError(f"--nproc {options.nproc} and the slots of the hosts contradict each other", "give one")
+    if options.is_set("gpus") and any(host.gpus for host in hosts):
+        raise UsageError(f"--gpus {options.gpus} and the slots chosen contradict each other", "give one of them")
+    if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options.master_addr is None:
+        what = f"{hosts[0].name} is another machine on each of the hosts"
+        raise UsageError(what, "use the name by which the other hosts reach it, or add --master-addr")
+    return hosts
+
+
+def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, run_id: str) -> int:
+    """Run the job on the hosts; return its exit code."""
+    raise_fd_limit(len(hosts))
+    environ = forwarded_environment(options.env, os.environ)
+    ssh_configs = [resolve_ssh_config(host.destination) for host in hosts]
+    address = (options.master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
+    port = options.master_port or DEFAULT_PORT
+    control = options.control_port or port + 1
+    if len(hosts) > 1:
+        check_control_port(control, port)
+    token = options.token or os.urandom(16).hex()
+    nonce = os.urandom(16).hex()
+    python = options.remote_python or sys.executable
+    heartbeat, preempt_signal = options.heartbeat_timeout, options.preempt_signal
+    may_merge = is_interactive(1) and is_interactive(2) and options.merge is None
+    merge = ("--merge",) if may_merge and read_merge(options) is None else ()  # the hosts have no terminal
+    fleet = Fleet(
+        heartbeat, options.grace, options.spares, allow_mismatch=options.allow_mismatch, preempt_signal=preempt_signal
+    )
+
+    def connect(node: int, host: Host) -> Callable[..., SshSession]:
+        nnodes = len(hosts) - options.spares
+        own = (*_node_argv(node, nnodes, address, options.master_port), *_nproc_argv(host, options))
+        common = options.to_argv(excluded=_OMITTED_OPTIONS | (_NODE_0_OPTIONS if node else set()))
+        job = HostJob(
+            nonce=nonce,
+            environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH_VARIABLE: "1"},
+            cwd=os.getcwd(),
+            target=target.text,
+            module=options.module,
+            no_python=options.no_python,
+            log_dir=options.log_dir,
+            address=address,
+            ports=(port, control) if node == 0 and len(hosts) > 1 else (),
+            argv=("run", *own, "--no-config", "--run-id", run_id, *common, *merge, "--", target.text, *target.args),
+            preempt_signal=preempt_signal,
+            heartbeat=heartbeat,
+            grace=options.grace,
+        )
+        command = ssh_command(host.destination, ssh_configs[node], python, environ, heartbeat)
+        return lambda loop: SshSession(loop, host.name, ssh_configs[node].first_hop, command, job)
+
+    pid = os.getpid()
+    job = SshJob(
+        run_id=run_id,
+        hosts=tuple(host.destination for host in hosts),
+        python=python,
+        target=shell_quote([target.text, *target.args]),
+        cwd=os.getcwd(),
+        pid=pid,
+        ticks=start_ticks(pid),
+        host=host_name(),
+        began=time.time(),
+    )
+    with record_job(job, history=not options.no_history) as end:
+        code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
+        end.code = None if fleet.problems else code
+    if fleet.problems:
+        _print_problems(fleet.problems, len(hosts), code)
+    return code
+
+
+def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:
+    bad = len({problem.host for problem in problems})
+    width = max(len(problem.host) for problem in problems)
+    text = f"{bad} of {hosts} hosts cannot run the job; nothing was started"
+    lines = [f"ddplaunch: {text}", *(f"  {problem.host.ljust(width)}  {problem.text}" for problem in problems)]
+    found = [{"host": problem.host, "text": problem.text} for problem in problems]
+    print_message(
+        LogMessage(MessageKind.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines))
+    )
+
+
+def options_for_dry_run(hosts: tuple[Host, ...], options: RunOptions) -> tuple[RunOptions, str]:
+    """Return the options of a dry run for these hosts, and a note on the node of each host."""
+    forwarded_environment(options.env, os.environ)
+    new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
+    if len(hosts) > 1:
+        new |= {"node_rank": 0, "master_addr": hosts[0].name}
+    with_ranks = hosts[: len(hosts) - options.spares]
+    if any(host.slots for host in hosts):
+        counts = [str(host.slots or 1) for host in with_ranks]
+        new["nproc"] = counts[0] if len(set(counts)) == 1 else ",".join(counts)
+    note = f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
+    return options.with_defaults(OptionSource.HOSTS, new), f"{note}; each is assumed to be like this machine"
+
+
+def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: RunOptions) -> Plan:
+    """Return the plan of a dry run with the names of these hosts, marking what is only assumed about them."""
+    nodes = tuple(replace(node, host=host.name) for node, host in zip(plan.nodes, hosts, strict=False))
+    ranks = tuple(replace(rank, host=nodes[rank.node_rank].host) for rank in plan.ranks)
+    listed = "--hosts" if options.hosts else "--hostfile"
+    sources = {"devices": SOURCE_ASSUMED, "threads per rank": SOURCE_ASSUMED}
+    unknown = [host.name for host in hosts[: len(nodes)] if not host.slots]
+    if not options.is_set("nproc"):
+        sources["processes per node"] = SOURCE_ASSUMED if unknown else listed
+    if options.sources["master_addr"] is OptionSource.HOSTS:
+        sources["master address"] = "the first host"
+    facts = tuple(
+        replace(fact, source=sources.get(fact.name, fact.source)) for fact in plan.facts if fact.name != "node rank"
+    )
+    notes = plan.notes
+    if unknown and not (options.is_set("nproc") or options.is_set("gpus")):
+        notes = (*notes, f"{join_names(unknown)}: one rank per GPU; their number is not known here")
+    return replace(plan, nodes=nodes, ranks=ranks, facts=facts, notes=notes)
+
+
+def forwarded_environment(env_options: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for the hosts, with those of ``--env``. Raises UsageError if one is invalid or not set."""
+    variables = {
+        name: value
+        for name, value in environ.items()
+        if name in FORWARDED_VARIABLES or name.startswith(FORWARDED_PREFIXES)
+    }
+    for text in env_options:
+        name, equals, value = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"--env {name[:60]!r} is not the name of a variable", "--env NAME, or --env NAME=VALUE")
+        if not equals and name not in environ:
+            raise UsageError(f"--env {name}: the variable is not set here", f"--env {name}=VALUE")
+        variables[name] = value if equals else environ[name]
+    return variables
+
+
+def _node_argv(node: int, nnodes: int, address: str, port: int | None) -> Iterator[str]:
+    yield from ("--nnodes", str(nnodes))
+    if nnodes > 1:
+        yield from ("--node-rank", str(node), "--master-addr", address)
+    if port is not None:
+        yield from ("--master-port", str(port))
+
+
+def _nproc_argv(host: Host, options: RunOptions) -> Iterator[str]:
+    """Options for a host's ranks: its slots, or what the user has set for all hosts."""
+    if host.gpus is not None:
+        yield from ("--gpus", ",".join(map(str, host.gpus)))
+    elif options.gpus is not None:
+        yield from ("--gpus", options.gpus)
+    if host.gpus is None and (host.slots or options.nproc):
+        yield from ("--nproc", str(host.slots or options.nproc))

@@ -1,0 +1,359 @@
+"""SSH session to one host, by the OpenSSH client: the user's configuration, keys and known hosts apply."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ddplaunch import __version__
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.fast_dataclass import dataclass, field
+from ddplaunch.core.output.line_assembler import LineAssembler
+from ddplaunch.features.ssh.remote_launcher import HELLO, HostFacts, HostJob, output_mark
+from ddplaunch.system.plan.launch_command import REMOTE_STATEMENT, python_command
+
+CONNECT_TIMEOUT_S = 15  # unless the user's configuration has a limit: TCP's own is two minutes
+MAX_QUOTED_CHARS = 300  # of a line from a host, its login shell or ssh, where a message quotes it
+_MAX_KEPT_LINES = 30  # the last lines of stderr; a banner may come before the one that matters
+
+# What ssh prints when another try may help (sshd's MaxStartups, a restart), when none does, and when the line explains
+# nothing, as it only follows from an error of a jump host.
+_CONNECTION_REFUSED = re.compile(
+    r"closed by|reset by|Connection refused|Broken pipe|MaxStartups|Not allowed at this time"
+)
+_PERMANENT_ERROR = re.compile(
+    r"ermission denied|verification failed|open failed|authentication failures|timed out|not resolve"
+)
+_UNINFORMATIVE = re.compile(
+    r"UNKNOWN port|stdio forwarding failed|^(kex|ssh)_exchange_identification|^Warning: Permanently added"
+)
+
+_NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONPATH")
+"""Variables without which the interpreter on the host may not start, or not find ddplaunch."""
+
+_OVERRIDDEN = {
+    "BatchMode": "yes",
+    "RequestTTY": "no",  # a terminal would change the bytes written to stdin
+    "RemoteCommand": "none",
+    "ControlMaster": "no",
+    "PermitLocalCommand": "no",  # its output would mix with the host's
+    "ClearAllForwardings": "yes",  # a second connection cannot forward the same ports, and may fail
+    "ForwardX11": "no",
+    "Tunnel": "no",
+    "LogLevel": "INFO",  # ssh's default, at which it prints why it ends
+}
+"""Settings of a user's configuration that suit a shell and would break a job."""
+
+_OVERRIDDEN_WHERE_KNOWN = {"SessionType": "default", "StdinNull": "no", "ForkAfterAuthentication": "no"}
+"""More of them, new in OpenSSH 8.7; an older client would refuse them."""
+
+
+@dataclass(frozen=True)
+class SshRoute:
+    """How ssh reaches a host, by the user's configuration."""
+
+    address: str
+    first_hop: str  # the machine that ssh connects to: the host itself, or a jump host
+    options: tuple[str, ...]  # options of ssh that overrule the user's configuration
+
+
+def resolve_ssh_config(name: str) -> SshRoute:
+    """Read the user's configuration of a host with ``ssh -G``; makes no connection.
+
+    Raises UsageError if there is no ssh client, or it rejects the configuration.
+    """
+    if shutil.which("ssh") is None:
+        raise UsageError("--hosts needs ssh, which is not on PATH", "install the OpenSSH client")
+    done = subprocess.run(["ssh", "-G", "--", name], capture_output=True, text=True, check=False, errors="replace")
+    if done.returncode:
+        reason = sanitize_line(done.stderr, 400) or "ssh -G failed"
+        raise UsageError(f"{name}: {reason}", f"fix your ssh configuration until this succeeds: ssh -G {name}")
+    found = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    address = found.get("hostname", name)
+    jump, proxy = (found.get(key, "none") for key in ("proxyjump", "proxycommand"))
+    first = jump.partition(",")[0] if jump != "none" else proxy if proxy != "none" else address
+    more = {name: value for name, value in _OVERRIDDEN_WHERE_KNOWN.items() if name.lower() in found}
+    options = [f"-o{name}={value}" for name, value in (_OVERRIDDEN | more).items()]
+    if found.get("connecttimeout", "none") in ("none", "0"):
+        options.append(f"-oConnectTimeout={CONNECT_TIMEOUT_S}")
+    return SshRoute(address, first, tuple(options))
+
+
+def ssh_command(
+    name: str,
+    route: SshRoute,
+    python: str,
+    environ: Mapping[str, str],
+    heartbeat: float,
+    statement: str = REMOTE_STATEMENT,
+) -> list[str]:
+    """Return the ssh command that runs ``ssh.remote``, or another Python statement, on a host.
+
+    It uses ``exec``, so that the process is sshd's own child. ssh exits after the heartbeat timeout without data from
+    the host. An existing master connection is used, as it may be the only way to log in (one-time passwords), but none
+    is created (ControlPersist), as it would outlive the job. Raises UsageError if a word has a line break, which the
+    login shell could not read.
+    """
+    alive = [f"-oServerAliveInterval={max(1, round(heartbeat / 3))}", "-oServerAliveCountMax=3"]
+    return ["ssh", *route.options, *alive, "--", name, remote_shell_command(python_command(python, statement), environ)]
+
+
+def interactive_ssh_command(host: str, words: list[str], environ: Mapping[str, str], *, terminal: bool) -> list[str]:
+    """Return the ssh command that runs a ddplaunch command on a host, on this terminal or with pipes."""
+    how = ["LogLevel=ERROR", "ServerAliveInterval=15", "ServerAliveCountMax=3"]
+    how += [f"{name}={_OVERRIDDEN[name]}" for name in ("RemoteCommand", "ClearAllForwardings", "PermitLocalCommand")]
+    return [
+        "ssh",
+        "-t" if terminal else "-T",
+        *(f"-o{each}" for each in how),
+        "--",
+        host,
+        remote_shell_command(words, environ),
+    ]
+
+
+def remote_shell_command(words: list[str], environ: Mapping[str, str]) -> str:
+    """Return a command as one line for the host's login shell. Raises UsageError as ``ssh_command``."""
+    variables = ["PYTHONSAFEPATH=1"]
+    for variable in _NEEDED_TO_START:
+        if variable in environ:
+            folders = [os.path.abspath(each) if each else each for each in environ[variable].split(os.pathsep)]
+            variables.append(f"{variable}={os.pathsep.join(folders)}")
+    words = ["env", *variables, *words]
+    for word in words:
+        if "\n" in word:
+            what = f"'{sanitize_line(word, 200)}' has a line break, and some login shells cannot read that"
+            raise UsageError(what, "use a folder or a value without a line break")
+    return f"exec {shlex.join(words)}"
+
+
+def explain_exit(stderr_lines: Sequence[str], last: str, code: int) -> str:
+    """Explain why Python did not start on a host; ``last`` is the last informative line of stderr."""
+    if any(re.search("No module named '?ddplaunch", line) for line in stderr_lines):
+        return "ddplaunch is not installed for the Python on that host (--remote-python selects another)"
+    return (
+        f"{last} (--remote-python selects another Python)" if code in (126, 127) else last
+    )  # of env(1), or of a shell
+
+
+@dataclass
+class SessionStream:
+    """stdout (1) or stderr (2) of an ssh process."""
+
+    number: int
+    fd: int
+    lines: LineAssembler = field(default_factory=LineAssembler)
+
+
+class SshSession:
+    """One host and the ssh process that connects to it, which runs after ``start``."""
+
+    def __init__(self, loop: EventLoop, name: str, gateway: str, words: list[str], job: HostJob) -> None:
+        """``name``: the host's; ``gateway``: the first machine on the route; ``words``: the ssh command."""
+        self.name, self.gateway = name, gateway
+        self.facts: HostFacts | None = None
+        self.code: int | None = None
+        self.is_started = self.has_ended = self.has_replied = False
+        self.last_output_at = 0.0  # by time.monotonic()
+        self.on_hello: Callable[[SshSession], None] = lambda _: None  # called when `ssh.remote` has started
+        self.on_facts: Callable[[], None] = lambda: None  # called when its facts have arrived
+        self.on_line: Callable[[SshSession, int, bytes], None] = lambda *_: (
+            None
+        )  # called with each line that `ssh.remote` did not mark
+        self._loop = loop
+        self._words, self._job = words, job
+        self._mark = output_mark(job.nonce)
+        self.began = math.inf
+        self._failure = ""
+        self._stderr_lines = deque[bytes](maxlen=_MAX_KEPT_LINES)
+        self._stdin = -1
+
+    def start(self) -> None:
+        """Start the ssh process; may be called again after ``reset``."""
+        self.is_started, self.has_ended = True, False
+        self.began = time.monotonic()
+        self._stderr_lines.clear()
+        self._unsent = bytearray()
+        # A session of its own: Ctrl-C reaches the launcher alone, which forwards it.
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self._words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        assert self._process.stdin
+        assert self._process.stdout
+        assert self._process.stderr
+        self._stdin = self._process.stdin.fileno()
+        self._streams = [
+            SessionStream(1, self._process.stdout.fileno()),
+            SessionStream(2, self._process.stderr.fileno()),
+        ]
+        for fd in (self._stdin, *(stream.fd for stream in self._streams)):
+            os.set_blocking(fd, False)
+        self.resume_reading()
+        # A start file of the login shell may replace it by another shell ("exec zsh"), which reads commands from stdin.
+        self._write(self._words[-1].encode(errors="surrogateescape") + b"\n")
+
+    @property
+    def was_reached(self) -> bool:
+        """Whether ssh, which has ended, had reached the host; if not it exits with 255 (ssh(1))."""
+        return self.has_replied or self._process.returncode not in (255, -signal.SIGKILL)
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether ssh ended because the connection was refused or closed before ``ssh.remote`` ran."""
+        errors = "\n".join(self._error_lines())
+        failed_early = self.has_ended and not self.was_reached and not self._failure
+        return failed_early and bool(_CONNECTION_REFUSED.search(errors)) and not _PERMANENT_ERROR.search(errors)
+
+    @property
+    def last_error_line(self) -> str:
+        """The last line on stderr that explains why ssh ended; "" if there is none."""
+        lines = self._error_lines()
+        informative = [text for text in lines if not _UNINFORMATIVE.search(text)]
+        return self._failure or (informative or lines or [""])[-1]
+
+    def _error_lines(self) -> list[str]:
+        texts = (sanitize_line(line.decode(errors="replace"), MAX_QUOTED_CHARS) for line in self._stderr_lines)
+        return [text for text in texts if text]
+
+    @property
+    def failure_reason(self) -> str:
+        """Why ssh ended before the host replied, for the user."""
+        code = self._process.returncode
+        if self._failure:
+            return self._failure
+        if not self.has_replied and (code == 0 or (code != 255 and not self.last_error_line)):
+            ended = f"the login shell exited before ddplaunch started (exit code {code})"
+            return f"{ended}: does one of its start files call exit?"
+        return explain_exit(self._error_lines(), self.last_error_line or "ssh ended without a message", code)
+
+    def reset(self) -> None:
+        """Prepare for another ``start`` after ssh has ended."""
+        self.is_started = self.has_ended = False
+
+    def give_up(self, why: str) -> None:
+        """Kill ssh; ``failure_reason`` is then ``why``."""
+        self._failure = self._failure or why
+        self.kill()
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for ``ssh.remote``; they are dropped if it has not started."""
+        if self.has_replied:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        if self._stdin < 0:
+            return
+        self._unsent += data
+        try:
+            done = os.write(self._stdin, self._unsent)
+        except BlockingIOError:
+            done = 0
+        except OSError:  # ssh has ended: poll_exit() notices
+            done = len(self._unsent)
+        del self._unsent[:done]
+        if self._unsent:
+            self._loop.watch_fd(self._stdin, lambda: self._write(b""), write=True)
+        else:
+            self._loop.unwatch_fd(self._stdin)
+
+    def pause_reading(self) -> None:
+        """Stop reading, so that the host, and in the end its ranks, block."""
+        for stream in self._streams:
+            self._loop.unwatch_fd(stream.fd)
+
+    def resume_reading(self) -> None:
+        for stream in self._streams:
+            self._loop.watch_fd(stream.fd, partial(self._read, stream))
+
+    def close_stdin(self) -> None:
+        """Close stdin, at which ``ssh.remote`` stops the launcher."""
+        self.has_ended = self.has_ended or not self.is_started
+        if self._stdin >= 0:
+            self._loop.unwatch_fd(self._stdin)
+            assert self._process.stdin
+            self._process.stdin.close()
+            self._stdin = -1
+
+    def kill(self) -> None:
+        """Kill the ssh process."""
+        if self.is_started:
+            self._process.kill()
+
+    def poll_exit(self) -> bool:
+        """Return whether ssh has ended since the last call; then all its output has been delivered."""
+        if self.has_ended or not self.is_started or self._process.poll() is None:
+            return False
+        for stream in list(self._streams):
+            while stream in self._streams and self._read(stream):
+                pass
+            self._close(stream)  # a master connection (ControlPersist) may hold it open
+        self.close_stdin()
+        self.has_ended = True
+        return True
+
+    def _read(self, stream: SessionStream) -> bool:
+        """Read once and deliver complete lines; return whether there may be more to read now."""
+        try:
+            data = os.read(stream.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if data:
+            self.last_output_at = time.monotonic()
+            self._deliver_lines(stream, stream.lines.feed(data))
+        else:
+            self._close(stream)
+        return bool(data)
+
+    def _close(self, stream: SessionStream) -> None:
+        if stream in self._streams:
+            self._streams.remove(stream)
+            self._loop.unwatch_fd(stream.fd)
+            self._deliver_lines(stream, stream.lines.close())
+            pipe = self._process.stdout if stream.number == 1 else self._process.stderr
+            assert pipe
+            pipe.close()
+
+    def _deliver_lines(self, stream: SessionStream, lines: bytes) -> None:
+        for line in re.findall(rb"[^\n]*\n", lines):
+            if stream.number == 1 and not self.has_replied and line.startswith(HELLO):
+                self._on_hello(line[len(HELLO) :])
+                continue
+            text, mark, control_line = line.partition(self._mark)
+            if stream.number == 2 or not self.has_replied:
+                self._stderr_lines.append(text[: 4 * MAX_QUOTED_CHARS])
+            if text:
+                self.on_line(self, stream.number, text if not mark else text + b"\n")
+            if mark:
+                self._on_control_line(stream.number, control_line)
+
+    def _on_hello(self, version: bytes) -> None:
+        """Called when ``ssh.remote`` has started: send the job, if its version is this one."""
+        self.has_replied = True
+        remote_version = sanitize_line(version.decode(errors="replace"), 20)
+        if remote_version != __version__:
+            self.give_up(f"ddplaunch {remote_version} there, {__version__} here")
+            return
+        self._write(self._job.line())
+        self.on_hello(self)
+
+    def _on_control_line(self, number: int, text: bytes) -> None:
+        """Called with a line of ``ssh.remote``: its facts on stdout, the exit code of its launcher on stderr."""
+        try:
+            if number == 1:
+                self.facts = HostFacts.read(text)
+            else:
+                self.code = int(text) & 255
+        except ValueError:
+            self.give_up("ddplaunch cannot read the reply of this host")
+        else:
+            if number == 1:
+                self.on_facts()

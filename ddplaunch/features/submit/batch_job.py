@@ -1,0 +1,160 @@
+"""A batch job: the resources it requests and what it runs, read from the options of ``ddplaunch submit``."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.cli import batch_command
+from ddplaunch.cli.batch_command import parsed_line, run_argv
+from ddplaunch.cli.run_command import value_source
+from ddplaunch.cli.run_options import OptionSource
+from ddplaunch.cli.target_args import current_directory
+
+
+@dataclass(frozen=True)
+class SetupCommand:
+    """One ``--setup`` or ``--teardown``: a file that the job's shell sources, or a command that it runs."""
+
+    text: str
+    is_file: bool = False
+
+    @property
+    def line(self) -> str:
+        """The shell command for it."""
+        return f"source {shlex.quote(self.text)}" if self.is_file else self.text.rstrip("; ")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class RequeueOptions:
+    """``--requeue``: how often, and when the preemption signal comes."""
+
+    max_times: int
+    warning: str  # the signal's name, without SIG
+    grace: float  # seconds for a checkpoint
+    stop_s: float  # seconds to stop the ranks
+
+    @property
+    def warning_lead_s(self) -> int:
+        """Seconds between the signal and the end of the job."""
+        return math.ceil(self.grace + self.stop_s)
+
+    @property
+    def describe_times(self) -> str:
+        """Text for a comment: what there is time for after the signal."""
+        return f"{self.grace:g} s for a checkpoint, then {self.stop_s:g} s for ranks to stop"
+
+    def __str__(self) -> str:
+        return f"{self.max_times}, warned by {self.warning} {self.warning_lead_s} s before the end"
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """One job. None leaves a value to the scheduler's or the site's default."""
+
+    command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments
+    interpreter: str  # the Python that runs ddplaunch on the nodes
+    chdir: str  # the absolute folder that the job runs in, on all nodes
+    job_name: str
+    output: str | None = None  # the log, with the scheduler's patterns, relative to `chdir`; None: the default name
+    error: str | None = None  # the file of stderr, likewise; None is the log
+    nodes: int = 1  # with the spares
+    spares: int = 0  # standby nodes among `nodes`, which replace lost ones
+    gpus_per_node: str | None = None  # a number, or a type and a number ("a100:8")
+    gpus_per_task: str | None = None  # the same, as a node has one task
+    gres: str | None = None  # like gpu:a100:8,nvme:1
+    cpus_per_task: int | None = None  # on each node
+    mem: str | None = None  # on each node, like 200G; the three of memory exclude each other
+    mem_per_gpu: str | None = None
+    mem_per_cpu: str | None = None
+    time: str | None = None  # the limit, in one of sbatch's forms
+    partition: str | None = None  # or the queue
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    exclusive: bool = False  # whole nodes
+    reservation: str | None = None
+    dependency: str | None = None  # like afterok:4711 or singleton
+    mail_type: str | None = None
+    mail_user: str | None = None
+    comment: str | None = None
+    array: str | None = None  # indices like 0-3 or 1,5%2; every one is a job of `nodes` nodes
+    pe: str | None = None  # the parallel environment of Grid Engine: on each host the same number of slots
+    extra_options: Sequence[str] = ()  # other options of the program that submits, in its syntax
+    srun_args: Sequence[str] = ()  # other options of srun, in its syntax
+    setup: Sequence[SetupCommand] = ()
+    teardown: Sequence[SetupCommand] = ()  # runs at the end, whatever the exit code
+    container_image: str | None = None  # srun's option of the pyxis plugin (github.com/NVIDIA/pyxis)
+    container_mounts: Sequence[str] = ()  # SRC:DST pairs besides `chdir`, which is always mounted
+    requeue: RequeueOptions | None = None  # None leaves preempted jobs to the scheduler's own rules
+
+    @property
+    def seconds(self) -> int | None:
+        """The time limit; None for none."""
+        return batch_command.parse_time_s(self.time) if self.time else None
+
+
+def read_batch_job(ctx: click.Context, job_name: str, more: Sequence[str]) -> BatchJob:
+    """Read the options into a job. Raises UsageError if a --setup file is missing or --requeue cannot work."""
+    values = ctx.params
+    from_options = {name: values[name] for name in BatchJob.__annotations__ if name in values}
+    derived = {
+        "command": run_argv(ctx),
+        "interpreter": "python" if values["container_image"] else sys.executable,
+        "chdir": current_directory(),
+        "job_name": job_name,
+        "nodes": values["nodes"] + values["spares"],
+        "extra_options": more,
+        "setup": tuple(_read_setups(ctx, "setup")),
+        "teardown": tuple(_read_setups(ctx, "teardown")),
+        "requeue": _read_requeue(ctx) if values["requeue"] else None,
+    }
+    return BatchJob(**{**from_options, **derived})
+
+
+def _read_requeue(ctx: click.Context) -> RequeueOptions:
+    """Read --requeue and the options that it depends on."""
+    max_times: int = ctx.params["requeue"]
+    warning: int | None = ctx.params["preempt_signal"]
+    name = "none" if warning is None else signal.Signals(warning).name.removeprefix("SIG")
+    if warning is None or warning in (signal.SIGTERM, signal.SIGHUP):
+        hint = "leave --preempt-signal out: scancel sends SIGTERM too, and a cancelled job must not come back"
+        raise UsageError(f"--requeue {max_times} does not work with --preempt-signal {name}", hint)
+    requeue = RequeueOptions(max_times, name, ctx.params["preempt_grace"], ctx.params["grace"])
+    time: str = ctx.params["time"] or "UNLIMITED"
+    limit = batch_command.parse_time_s(time)
+    if limit is not None and limit <= requeue.warning_lead_s:
+        raise UsageError(
+            f"--time {time} is {limit} s, but the signal comes {requeue.warning_lead_s} s before the end"
+            f" (--preempt-grace {requeue.grace:g} and --grace {requeue.stop_s:g})",
+            "use a longer --time, or a shorter --preempt-grace",
+        )
+    return requeue
+
+
+def _read_setups(ctx: click.Context, name: str) -> Iterator[SetupCommand]:
+    """Distinguish files from commands. A relative path in a file of defaults starts at the folder of that file."""
+    folder = current_directory()
+    if value_source(ctx, name) is OptionSource.FILE:
+        folder = os.path.dirname(parsed_line(ctx).defaults.values[name].file)
+    for text in ctx.params[name]:
+        path = os.path.join(folder, os.path.expanduser(text))
+        if os.path.isfile(path):
+            yield SetupCommand(path, is_file=True)
+        elif len(text.split()) == 1 and (text.endswith(".sh") or "/" in text):
+            raise UsageError(f"--{name} {text}: no such file in {folder}", "a command has more than one word")
+        elif text.strip():
+            yield SetupCommand(text)

@@ -1,0 +1,196 @@
+"""Base class of schedulers that accept batch scripts: supported options, writing the script, submitting it.
+
+Each scheduler has a class of its own, registered in ``scheduler_registry.py``. Those that start one process per job, on
+the first of its hosts, share ``hosts``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+
+import click
+
+from ddplaunch.base.errors import LaunchError, UsageError
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.cli.batch_command import parsed_line, print_sources
+from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
+from ddplaunch.system.schedulers import submitted_jobs
+from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job, print_line
+from ddplaunch.system.schedulers.scheduler import JobId, Scheduler
+from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+
+
+class BatchScheduler(Scheduler):
+    """A scheduler that accepts batch scripts."""
+
+    submit_options: tuple[str, ...] = ()  # arguments of the program that submits
+    list_command: str  # the command that lists a user's jobs
+    pass_through_option: str | None = None  # click's name of the option that passes on other options
+    # Options that its jobs cannot have, by click's names, with hints what to use instead.
+    unsupported_options: Mapping[str, str] = {}
+    # Environment variables that override a line of the script, by the option's name without dashes.
+    override_variables: Mapping[str, str] = {}
+
+    def read_job(self, ctx: click.Context, target: str) -> BatchJob:
+        """Read the options into a job. Raises UsageError for options that this scheduler does not support."""
+        for name, hint in self.unsupported_options.items():
+            if ctx.params[name]:
+                option = next(param.opts[-1] for param in ctx.command.params if param.name == name)
+                raise UsageError(f"{option} does not work with --scheduler {ctx.params['scheduler']}", hint)
+        self.check_options(ctx)
+        name = self.job_name(ctx.params["job_name"] or os.path.basename(target))
+        return read_batch_job(ctx, name, ctx.params[self.pass_through_option] if self.pass_through_option else ())
+
+    def check_options(self, ctx: click.Context) -> None:
+        """Raise UsageError for values that this scheduler does not accept."""
+
+    def job_name(self, text: str) -> str:
+        """Turn a text into a job name that it accepts."""
+        return text
+
+    def render_script(self, job: BatchJob) -> str:
+        """Return the batch script, short enough to read. Raises UsageError if a value cannot be written in a line."""
+        raise NotImplementedError
+
+    def log_path(self, job: BatchJob, number: str) -> str:
+        """Path of the log of job ``number``, with %a for the index in an array."""
+        raise NotImplementedError
+
+    def stderr_path(self, job: BatchJob, number: str) -> str | None:
+        """Path of its stderr file, if that is not the log."""
+        return None
+
+    def log_name(self, job: BatchJob) -> str:
+        """Name of the log before the job has a number."""
+        raise NotImplementedError
+
+    def job_notes(self, job: BatchJob) -> Iterator[str]:
+        """Yield notes on the job for the user."""
+        if job.spares:
+            waits = "1 waits as a spare" if job.spares == 1 else f"{job.spares} wait as spares"
+            yield f"of {job.nodes} nodes {job.nodes - job.spares} run ranks, and {waits}"
+
+    def environment(self, script: str) -> Mapping[str, str]:
+        """Environment of the program that submits."""
+        return os.environ
+
+    def rejection_hint(self, error: str) -> str:
+        """Return a hint for a job that was rejected with this message."""
+        raise NotImplementedError
+
+    def parse_job_id(self, job: BatchJob, answer: str) -> JobId | None:
+        """Return the job id in the output of the program that submits; None if there is none."""
+        raise NotImplementedError
+
+    def submit_script(self, job: BatchJob, script: str) -> JobId:
+        """Submit the script, and pass on stderr of the program. Raises UsageError if that rejects it."""
+        words, env = [self.submit_program, *self.submit_options], self.environment(script)
+        done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=env, check=False)
+        if done.stderr:
+            os.write(2, done.stderr)
+        if done.returncode:
+            hint = self.rejection_hint(done.stderr.decode(errors="replace"))
+            what = f"{self.submit_program} rejected the job (exit code {done.returncode})"
+            raise UsageError(what, f"see its message above; {hint}")
+        # a site's own checks may print something before it
+        answer = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+        found = self.parse_job_id(job, answer)
+        if found is None:
+            what = f"{self.submit_program} accepted the job, but its output has no job id: {answer!r}"
+            raise LaunchError(what, f"{self.list_command} lists your jobs")
+        return found
+
+
+def submit_job(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob) -> int:
+    """Print the script, or submit it; with --follow show the log, and return the job's exit code."""
+    dry_run: bool = ctx.params["dry_run"]
+    script = scheduler.render_script(job)
+    values = {name: value for name, value in ctx.params.items() if name != "follow"}
+    values |= {**vars(job), "output": scheduler.log_name(job)}
+    default_sources = {"job-name": "the target", "output": "default", "nodes": "default"}
+    whose = "of the image" if job.container_image else "this one"
+    more = (f"chdir: {job.chdir} (the current directory)", f"interpreter: {job.interpreter} ({whose})")
+    print_sources(
+        ctx, values, default_sources, scheduler.job_notes(job), scheduler.override_variables, more, dry_run=dry_run
+    )
+    if dry_run:
+        click.echo(os.fsencode(script), nl=False)  # bytes, as submitted: from text, click drops escape sequences
+        return 0
+    if shutil.which(scheduler.submit_program) is None:
+        what = f"{scheduler.submit_program} is not on PATH: this machine has no commands of {scheduler.title}"
+        raise UsageError(what, "submit from a login node; --dry-run shows the script on any machine")
+    _check_log_path(job.chdir, "--output", scheduler.log_name(job))
+    if job.error:
+        _check_log_path(job.chdir, "--error", job.error)
+    return _follow(scheduler, ctx, target, job, scheduler.submit_script(job, script))
+
+
+def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: BatchJob, job_id: JobId) -> int:
+    """Store the job, and print how to follow and cancel it; with --follow follow it, and return its exit code."""
+    files = scheduler.log_path(job, job_id.number), scheduler.stderr_path(job, job_id.number)
+    lines = [f"job {job_id.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
+    lines += [f"errors: {files[1]}"] if files[1] else []
+    saved = None if ctx.params["no_history"] else _save_job(ctx, job, job_id, target, files)
+    stop = (
+        f"ddplaunch stop {job_id.number}"
+        if saved
+        else shlex.join([scheduler.cancel_program, *scheduler.job_arguments(job_id)])
+    )
+    if not ctx.params["follow"]:
+        one = replace(job_id, index="INDEX") if job.array else job_id
+        attach = f"ddplaunch attach {one.text}" if saved or ctx.params["scheduler"] == "slurm" else None
+        follow = attach or f"tail -n +1 -F {shlex.quote(files[0])}"
+        click.echo(os.fsencode("\n".join([*lines, f"follow: {follow}", f"cancel: {stop}"])))
+        return 0
+    for line in (*lines, f"cancel: {stop}"):
+        print_line(line)
+    return follow_job(LogFollower(job_id, scheduler, files), files[0], saved)
+
+
+def _save_job(
+    ctx: click.Context, job: BatchJob, job_id: JobId, target: str, files: tuple[str, str | None]
+) -> SubmittedJob:
+    """Store the job for ``ddplaunch ps`` and other commands."""
+    saved = SubmittedJob(
+        number=job_id.number,
+        cluster=job_id.cluster,
+        name=job.job_name,
+        target=" ".join([target, *parsed_line(ctx).line.program_args]),
+        nodes=job.nodes,
+        array=job.array,
+        cwd=job.chdir,
+        log=files[0],
+        run_id=ctx.params["run_id"],
+        python=job.interpreter,
+        image=job.container_image,
+        moment=time.time(),
+        scheduler=ctx.params["scheduler"],
+        errors=files[1],
+    )
+    submitted_jobs.save_job(saved)
+    return saved
+
+
+def _check_log_path(chdir: str, option: str, pattern: str) -> None:
+    """Create the log's folder, which no scheduler does, and check that it is writable: else the job fails silently."""
+    path = os.path.join(chdir, pattern)
+    where = folder = os.path.dirname(path)
+    if set("%$^") & set(os.path.dirname(pattern)):
+        return
+    probe = os.path.join(folder, f".ddplaunch-{os.getpid()}")
+    try:
+        if os.path.exists(path):
+            where = path
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
+        else:
+            os.makedirs(folder, exist_ok=True)
+            os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.unlink(probe)
+    except OSError as error:
+        message = f"cannot write the log: {where}: {error.strerror}"
+        raise UsageError(message, f"choose another folder: {option} DIR/{os.path.basename(pattern)}") from None

@@ -1,0 +1,100 @@
+"""``ddplaunch submit``: the command that turns options and defaults into a batch script, and submits it."""
+
+from __future__ import annotations
+
+import click
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.cli.argv_splitter import SplitArgv, TranslatedArgv, end_of_options, option_name
+from ddplaunch.cli.batch_command import BatchCommand, all_params, option_sections, parse_notes, with_command_name
+from ddplaunch.cli.cluster_detection import check_token
+from ddplaunch.cli.side_programs import check_tensorboard
+from ddplaunch.cli.target_args import TargetOptions, resolve_target
+from ddplaunch.cli.target_command import SETTINGS
+from ddplaunch.features.submit.batch_scheduler import BatchScheduler, submit_job
+from ddplaunch.features.submit.options import (
+    COMMON_OPTIONS,
+    HEADINGS,
+    REFUSED_OPTIONS,
+    SCHEDULER_OPTIONS,
+    pass_through_words,
+)
+from ddplaunch.system.schedulers import scheduler_registry
+
+
+class _SubmitCommand(BatchCommand):
+    own_options = HEADINGS
+    refused_options = REFUSED_OPTIONS
+    foreign_options = dict.fromkeys(("--namespace", "--label"), "ddplaunch manifest")
+    sections = option_sections(HEADINGS, REFUSED_OPTIONS)
+    common = COMMON_OPTIONS
+    examples = (
+        ("2 nodes with 8 GPUs each", "ddplaunch submit --nodes 2 --gpus-per-node 8 --time 4:00:00 train.py --lr 0.1"),
+        ("print the script without submitting it", "ddplaunch submit --dry-run --nodes 2 train.py"),
+        ("follow the log", "ddplaunch submit --follow --partition a100 train.py"),
+        ("4 jobs, with SLURM_ARRAY_TASK_ID 0 to 3", "ddplaunch submit --array 0-3 train.py"),
+        ("requeue after a preemption or the time limit", "ddplaunch submit --requeue 3 --time 1-00 train.py"),
+    )
+
+    def split_argv(self, ctx: click.Context, typed: TranslatedArgv) -> SplitArgv:
+        known, words = self.spellings(ctx), typed.argv
+        end = end_of_options(words, known)
+        if end < len(words) and (instead := pass_through_words(words[end:])):
+            what = f"{option_name(words[end])} is an option of sbatch, not of ddplaunch"
+            raise UsageError(what, f"pass it on: {instead}")
+        for word in words[:end]:
+            if word.startswith("--exclusive="):
+                raise UsageError("--exclusive takes no value here", f"pass it on: --sbatch-arg={word}")
+        return super().split_argv(ctx, typed)
+
+
+@click.command(
+    cls=_SubmitCommand,
+    options_metavar="[OPTIONS]",
+    context_settings=SETTINGS,
+    params=all_params(HEADINGS, REFUSED_OPTIONS),
+)
+@click.pass_context
+def submit(ctx: click.Context, /, target: str, **_: object) -> int:
+    """Submit a training job to Slurm, Grid Engine, PBS or LSF.
+
+    Writes a batch script that executes `ddplaunch run` on each node, with the options of that command given here, and
+    submits it with sbatch, qsub or bsub.
+
+    Defaults: [tool.ddplaunch.submit] in pyproject.toml, [submit] in ~/.config/ddplaunch.toml.
+    """
+    name = ctx.params["scheduler"]
+    _check_scheduler(ctx, name)
+    scheduler = scheduler_registry.make_scheduler(name)
+    assert isinstance(scheduler, BatchScheduler)
+    job = scheduler.read_job(ctx, target)
+    if job.array and ctx.params["follow"]:
+        what = f"--follow does not work with --array {job.array}: each job has its own log"
+        raise UsageError(what, "leave one of them out")
+    if job.container_image is None:  # with an image, the target may exist only there
+        _check_target(ctx)
+    check_token(None)
+    return submit_job(scheduler, ctx, target, job)
+
+
+def _check_scheduler(ctx: click.Context, scheduler: str) -> None:
+    """Raise UsageError for options of another scheduler that no other check rejects."""
+    for name, of in SCHEDULER_OPTIONS.items():
+        value = ctx.params[name]
+        if value and scheduler not in of:
+            option = next(param.opts[-1] for param in ctx.command.params if param.name == name)
+            text = value if isinstance(value, str) else " ".join(value)
+            what = f"{option} {text} needs --scheduler {' or '.join(of)}"
+            raise UsageError(what, f"for {scheduler} leave {option} out")
+
+
+def _check_target(ctx: click.Context) -> None:
+    """Raise UsageError for a target that ``run`` would reject, and for a missing TensorBoard."""
+    values = ctx.params
+    try:
+        typed = TargetOptions(**{name: values[name] for name in TargetOptions.__match_args__})
+        resolve_target(typed, parse_notes().lookalike_note)
+    except UsageError as error:
+        raise with_command_name(ctx.command, error) from None
+    if values["tensorboard"] is not None:
+        check_tensorboard(values["tensorboard"])

@@ -1,0 +1,71 @@
+"""``ddplaunch warm``: lists the warm zygotes with their memory, or stops them."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import LaunchError
+from ddplaunch.base.text import format_elapsed, format_size
+from ddplaunch.core.output.text_table import format_table
+from ddplaunch.core.rank.proc_utils import wait_for_end
+from ddplaunch.features.warm.warm_client import query_all
+
+if TYPE_CHECKING:
+    from ddplaunch.core.rank.zygote_messages import WarmStatus
+
+_EXIT_TIMEOUT_S = 10.0
+_MAX_MODULES = 3  # in a row of the table
+
+
+@click.command()
+@click.option("--stop", is_flag=True, help="Stop them. One in use stops when its run ends.")
+def warm(stop: bool) -> None:
+    """List the idle processes of `ddplaunch run --warm`, which have torch imported."""
+    replies = query_all(stop=stop)
+    zygotes = [each for each in replies if not isinstance(each, str)]
+    if not replies:
+        click.echo("no warm zygotes", err=True)
+    elif stop:
+        _wait_for_exit([each["pid"] for each in zygotes if not each["current_runs"]])
+        for each in zygotes:
+            click.echo(f"{each['pid']} {'stops when its run ends' if each['current_runs'] else 'stopped'}", err=True)
+    elif zygotes:
+        _print_table(zygotes)
+    for path in replies:
+        if isinstance(path, str):
+            click.echo(f"{path} does not answer: still importing, or busy", err=True)
+
+
+def _print_table(zygotes: list[WarmStatus]) -> None:
+    rows = []
+    for each in zygotes:
+        pss = _memory(each["pid"])
+        left = "in use" if each["remaining_s"] is None else format_elapsed(each["remaining_s"])
+        age, memory = format_elapsed(time.time() - each["started_at"]), "-" if pss is None else format_size(pss)
+        modules = _format_modules(each["modules"])
+        rows.append((str(each["pid"]), memory, age, left, str(each["runs_served"]), modules, each["working_dir"]))
+    for line in format_table(("PID", "MEMORY", "AGE", "LEFT", "RUNS", "IMPORTED", "FOLDER"), rows):
+        click.echo(line)
+
+
+def _format_modules(modules: list[str]) -> str:
+    more = len(modules) - _MAX_MODULES
+    return ",".join(modules) if more <= 0 else f"{','.join(modules[:_MAX_MODULES])} and {more} more"
+
+
+def _memory(pid: int) -> int | None:
+    """Return the proportional set size (PSS) of a process in bytes: of shared pages, it counts a share."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _wait_for_exit(pids: list[int]) -> None:
+    for pid in pids:
+        if not wait_for_end(pid, _EXIT_TIMEOUT_S):
+            raise LaunchError(f"{pid} has not ended after {_EXIT_TIMEOUT_S:.0f} s", f"kill -9 {pid}")

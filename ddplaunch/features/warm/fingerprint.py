@@ -1,0 +1,56 @@
+"""The fingerprint of a zygote: a run may use a warm zygote only if both have the same.
+
+It has all that a fork inherits and all that the imports have read, except files: the warm zygote itself watches those
+that it has imported, and it has not read the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+
+from ddplaunch import TYPE_CHECKING, __version__
+from ddplaunch.features.warm.rank.inherited_state import read_inherited_state
+
+if TYPE_CHECKING:
+    from ddplaunch.core.rank.zygote_messages import ZygoteConfig
+
+_IGNORED_VARIABLES = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"})
+_IGNORED_PREFIXES = ("TERM", "SSH_", "TMUX", "DDPLAUNCH_")
+"""Variables of a terminal or a shell: they count only if a preloaded import reads them."""
+
+Fingerprint = Mapping[str, str]
+
+
+def compute_fingerprint(program: str, config: ZygoteConfig, environ: Mapping[str, str]) -> Fingerprint:
+    """Return the fingerprint of a zygote that would run ``program`` with ``environ`` and ``config``.
+
+    Raises:
+        OSError: the state of this process cannot be read.
+        KeyError: the same, on this kind of machine.
+    """
+    reads = frozenset(config.get("environment_reads", ()))
+    variables = {
+        f"variable {name}": value
+        for name, value in sorted(environ.items())
+        if name in reads or not (name in _IGNORED_VARIABLES or name.startswith(_IGNORED_PREFIXES))
+    }
+    interpreter = os.stat(sys.executable)
+    return {
+        "python": f"{sys.executable} {os.path.realpath(sys.executable)} {interpreter.st_dev} {interpreter.st_ino}",
+        "version": sys.version,
+        "ddplaunch": f"{__version__} {program}",
+        "modules": " ".join(config["modules"]),
+        "import_environment": " ".join(f"{name}={value!r}" for name, value in config["import_environment"].items()),
+        "shielded_signals": " ".join(map(str, config["shielded_signals"])),
+        **{f"inherited {name}": value for name, value in read_inherited_state().items()},
+        **variables,
+    }
+
+
+def fingerprint_id(found: Fingerprint) -> str:
+    """Return a short hash of a fingerprint, for a file name; collisions are unlikely."""
+    text = "\0".join(f"{name}={value}" for name, value in found.items())
+    return f"{zlib.crc32(text.encode(errors='surrogateescape')):08x}"

@@ -1,0 +1,217 @@
+"""Gets the zygotes of a run as forks of a warm zygote, and starts a warm zygote if there is none."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base import rlimits
+from ddplaunch.core.node import process_limits
+from ddplaunch.core.node.zygote_process import ZYGOTE_SCRIPT, WarmStart, WarmZygote, spawn_zygote
+from ddplaunch.core.rank import proc_utils, zygote_channel
+from ddplaunch.features.warm import warm_client, warm_sockets
+from ddplaunch.features.warm.fingerprint import compute_fingerprint, fingerprint_id
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from ddplaunch.core.rank.zygote_messages import WarmOrder, ZygoteConfig
+
+_TITLE_BYTES = 4096  # for the command line of ranks of any later run
+_NO_SHELL = "the shell that it was started from has ended"
+
+
+class WarmZygoteStarter:
+    """Connects to the warm zygote of this program and environment, or starts it."""
+
+    def __init__(self, seconds: float) -> None:
+        """``seconds``: how long an idle warm zygote lives."""
+        self._seconds = seconds
+        self._first = True
+        self.unavailable_reason: str | None = None  # why the last zygote is not a fork of a warm one
+
+    def get_zygote(
+        self, config: ZygoteConfig, environment: Mapping[str, str]
+    ) -> tuple[WarmZygote, socket.socket] | None:
+        """Return a fork of a warm zygote and a socket to it; None: start one in the usual way.
+
+        Only for the first request a warm zygote may be started: later the launcher adopts orphans, and it would be one.
+        """
+        first, self._first = self._first, False
+        self.unavailable_reason = _why_not_warm(config)
+        if self.unavailable_reason:
+            return None
+        (ours, theirs), (guardian_socket, its) = socket.socketpair(), socket.socketpair()
+        found: WarmZygote | None = None
+        try:
+            with process_limits.original_nofile_limit():
+                known = compute_fingerprint(ZYGOTE_SCRIPT, config, environment)
+            path = os.path.join(warm_sockets.warm_socket_dir(), fingerprint_id(known))
+            order: WarmOrder = {
+                "config": {**config, "has_guardian": True},
+                "environment": dict(environment),
+                "fingerprint": dict(known),
+                "fd_numbers": warm_client.inherited_fds(),
+            }
+            if (there := warm_sockets.connect(path)) is not None:
+                with there:
+                    warm_client.send_order(there, order, theirs, its)
+                its.close()
+                if warm_client.hand_over_fds(ours, theirs, guardian_socket, order["fd_numbers"]):
+                    found = WarmZygote(guardian_socket, None)
+                else:
+                    self.unavailable_reason = _read_reason(guardian_socket)
+            elif first:
+                # By this socket, as no process that may outlive the launcher must have these descriptors.
+                zygote_channel.send_message(ours, {"op": "fd_handover"}, order["fd_numbers"])
+                found = WarmZygote(
+                    guardian_socket, self._start_warm_zygote(path, config, order, environment, theirs, its)
+                )
+            else:
+                self.unavailable_reason = "the warm zygote has ended"
+        except (OSError, KeyError) as error:
+            self.unavailable_reason = f"cannot connect to a warm zygote: {error}"
+        finally:
+            theirs.close()
+            its.close()
+            if found is None:  # a late reply finds closed sockets
+                ours.close()
+                guardian_socket.close()
+        return (found, ours) if found else None
+
+    def _start_warm_zygote(
+        self,
+        path: str,
+        config: ZygoteConfig,
+        order: WarmOrder,
+        environment: Mapping[str, str],
+        theirs: socket.socket,
+        its: socket.socket,
+    ) -> WarmStart:
+        """Start a warm zygote as a detached process, with this run's order in its socket.
+
+        Raises:
+            OSError: it cannot be started, or another launcher is starting it.
+        """
+        listening = warm_sockets.listen_at(path)
+        ours, end = socket.socketpair()
+        fds: list[int] = []
+        try:
+            warm_client.send_order(ours, order, theirs, its)
+            leader = _session_leader()
+            started, leader_pidfd = proc_utils.start_ticks(leader), proc_utils.open_pidfd(leader)
+            if started < 0:
+                raise OSError(_NO_SHELL)
+            fds += [] if leader_pidfd is None else [leader_pidfd]
+            fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
+            reserved = order["fd_numbers"][3:]
+            warm_config: ZygoteConfig = {
+                **config,
+                "warm": {
+                    "listening_fd": listening.fileno(),
+                    "path": path,
+                    "reserved_fds": reserved,
+                    "session_leader": (leader, started),
+                    "leader_pidfd": leader_pidfd,
+                    "idle_timeout_s": self._seconds,
+                },
+            }
+            for fd in (listening.fileno(), leader_pidfd):
+                if fd is not None:
+                    os.set_inheritable(fd, True)
+            middle = os.fork()
+            if middle == 0:
+                for fd in reserved:
+                    os.dup2(nothing, fd)
+                _fork_warm_zygote(warm_config, end, environment, (nothing, printed, complaints))
+            os.waitpid(middle, 0)
+            pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
+            return WarmStart(int(pid), pidfds[0] if pidfds else None, ours, path)
+        except OSError:
+            ours.close()
+            with suppress(OSError):
+                os.unlink(path)
+            warm_sockets.remove_empty_dirs()
+            raise
+        finally:
+            listening.close()
+            end.close()
+            for fd in fds:
+                os.close(fd)
+
+
+def _why_not_warm(config: ZygoteConfig) -> str | None:
+    """Why this run cannot use a warm zygote; None if it can."""
+    if not config["modules"]:
+        return "nothing is preloaded" if config["forks"] else "each rank is a new interpreter"
+    if config["user_modules"]:
+        return f"modules named with --preload are not kept warm: {','.join(config['user_modules'])}"
+    if not hasattr(os, "memfd_create"):
+        return "this Python or this system has no memfd_create"
+    inherited = warm_client.inherited_fds()
+    if len(inherited) > zygote_channel.MAX_DESCRIPTORS:
+        return "ranks inherit too many descriptors"
+    if inherited[-1] + len(inherited) + 1 >= _count_open_files():
+        return f"ranks inherit descriptor {inherited[-1]}, too close to the limit of open files (ulimit -n)"
+    return None
+
+
+def _read_reason(guardian_socket: socket.socket) -> str:
+    reply = warm_client.receive_reply(guardian_socket, 0)
+    return str(reply["reason"]) if reply and reply["op"] == "declined" else "the warm zygote was busy"
+
+
+def _count_open_files() -> int:
+    with process_limits.original_nofile_limit():
+        soft = rlimits.read(resource.RLIMIT_NOFILE)[0]
+        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def _session_leader() -> int:
+    """The process that ends when the user logs out: the leader of this session, or of the parent's session.
+
+    If that has ended or is invisible (in a container, behind nsenter): the outermost visible process of the session.
+
+    Raises:
+        OSError: there is none but the launcher itself.
+    """
+    ours = os.getpid()
+    leader = os.getppid() if os.getsid(0) == ours else ours
+    session = os.getsid(leader)
+    if proc_utils.read_state(session)[0] not in "ZX":
+        leader = session
+    else:
+        while (above := proc_utils.read_state(leader)[1]) and os.getsid(above) == session:
+            leader = above
+    if leader == ours:
+        raise OSError(_NO_SHELL)
+    return leader
+
+
+def _fork_warm_zygote(
+    config: ZygoteConfig, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]
+) -> NoReturn:
+    """In a fork, which then exits: start a warm zygote, and send its pid to the launcher.
+
+    The kernel kills the zygote, even a stopped one, when the launcher's end of ``end`` is closed.
+    """
+    try:
+        pid = spawn_zygote(config, end, environment, _TITLE_BYTES, streams)
+        fcntl.fcntl(end, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+        pidfd = proc_utils.open_pidfd(pid)
+        try:
+            socket.send_fds(end, [str(pid).encode()], [] if pidfd is None else [pidfd])
+        except OSError:  # the launcher has gone already
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os._exit(0)

@@ -1,1 +1,0 @@
-"""What ranks print and what happens, on its way to people and files."""

@@ -1,1 +1,0 @@
-"""Preloading: which modules the zygote imports once, before it forks the ranks."""

@@ -1,1 +1,0 @@
-"""ddplaunch from Python: functions in, results out; ``ddplaunch`` itself has the names (docs/python.md)."""

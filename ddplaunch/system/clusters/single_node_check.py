@@ -1,0 +1,99 @@
+"""Safety check for single-node jobs: do variables suggest several nodes, although no cluster system was detected?
+
+Each machine would then train alone, and all would write the same checkpoint. Such variables are an error, whose hint
+has the commands for both cases. Variables that describe one machine, as in tests and for mp.spawn, are ignored.
+"""
+
+from __future__ import annotations
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.system.plan.numbers import parse_int
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddplaunch.system.clusters.cluster_env import ClusterEnv
+
+# The last ones of each are from job scripts for NSML, Arnold and Taiji, whose manuals are not public.
+NODE_RANK_VARIABLES = ("NODE_RANK", "GROUP_RANK", "MACHINE_RANK", "CROSS_RANK", "NODE_INDEX", "NSML_RANK", "ARNOLD_ID")
+NODE_COUNT_VARIABLES = (
+    "NNODES", "NUM_NODES", "NODE_COUNT", "NUM_MACHINES", "GROUP_WORLD_SIZE", "CROSS_SIZE", "NSML_WORLD_SIZE",
+    "ARNOLD_WORKER_NUM", "HOST_NUM",
+)  # fmt: skip
+ADDRESS_VARIABLES = ("MASTER_ADDR", "TORCHX_RANK0_HOST", "NSML_HOST_RANK0", "ARNOLD_WORKER_0_HOST", "CHIEF_IP")
+WORLD_SIZE_VARIABLE = "WORLD_SIZE"
+
+
+def check_single_node(
+    environ: Mapping[str, str], ranks: int, cluster_env: ClusterEnv | None, is_here: Callable[[str], bool | None]
+) -> str | None:
+    """Check a job with ``ranks`` ranks on this machine only; return a note for the user, or None.
+
+    Args:
+        cluster_env: of a system that leaves this open: of a batch script, or of one of many numbered tasks.
+        is_here: whether an address is this machine's, None if it cannot be resolved; called last.
+
+    Raises UsageError if the variables suggest several nodes.
+    """
+    index, count, address = (
+        _first_set_variable(environ, names) for names in (NODE_RANK_VARIABLES, NODE_COUNT_VARIABLES, ADDRESS_VARIABLES)
+    )
+    size, node_rank, nnodes = (
+        parse_int(environ.get(name or "", "").strip()) for name in (WORLD_SIZE_VARIABLE, index, count)
+    )
+    has_more_ranks = size is not None and size > ranks
+    where = environ.get(address or "", "")
+
+    def ambiguity_error() -> UsageError:
+        index_variable = index or (cluster_env.variables[0] if cluster_env and cluster_env.may_be_single else None)
+        names = (index_variable, count, WORLD_SIZE_VARIABLE if has_more_ranks else None, address)
+        nodes = size // ranks if size and size % ranks == 0 else None
+        settings = [f"{name}={sanitize_line(environ[name])}" for name in names if name]
+        return _ambiguity_error(index_variable, count, address, nodes if has_more_ranks else None, settings)
+
+    if (count and nnodes != 1) or (index and node_rank != 0):
+        raise ambiguity_error()
+    if count or size == 1 or _is_loopback(where) or (cluster_env and cluster_env.is_batch_script):
+        return None
+    if has_more_ranks or (index and size != ranks) or (address and cluster_env):
+        raise ambiguity_error()
+    if not address or index:
+        return None
+    here = is_here(where)
+    if here is False:
+        raise ambiguity_error()
+    return (
+        None if here else f"{address}={sanitize_line(where)} cannot be resolved and is not used: this job has one node"
+    )
+
+
+def _first_set_variable(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if environ.get(name)), None)
+
+
+def _is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1", "[::1]", "0.0.0.0") or address.startswith("127.")
+
+
+def _ambiguity_error(
+    index: str | None, count: str | None, address: str | None, nodes: int | None, settings: list[str]
+) -> UsageError:
+    """Build the error with the variables that were found, and the commands for several nodes and for one."""
+    unknown_parts = [
+        what
+        for what, known in (
+            ("how many there are", count or nodes),
+            ("which one this is", index),
+            ("where node 0 is", address),
+        )
+        if not known
+    ]
+    lacking = f", but nothing says {unknown_parts[0]}" if unknown_parts else ""
+    nnodes = f'"${count}"' if count else nodes or "N"
+    node_rank, master = (f'"${name}"' if name else unknown for name, unknown in ((index, "I"), (address, "HOST")))
+    return UsageError(
+        f"{', '.join(settings)}: this may be one node of several{lacking}",
+        f"on every node: ddplaunch run --nnodes {nnodes} --node-rank {node_rank} --master-addr {master} …\n"
+        "this machine alone: ddplaunch run --standalone …, or --cluster none",
+    )

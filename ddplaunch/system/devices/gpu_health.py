@@ -1,0 +1,119 @@
+"""Reads the health of NVIDIA's GPUs through NVML: memory errors, throttling, temperature, NVLinks, processes.
+
+Calls into a wedged driver never return, so this runs in a process that may be abandoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.system.devices.nvidia import open_nvml
+from ddplaunch.system.plan.hardware import Gpu, GpuProcess
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ddplaunch.base.field_types import Count, Number, Size, TextLine
+
+THROTTLE_REASONS = {
+    0x08: "a hardware slowdown",
+    0x20: "software, because of heat",
+    0x40: "hardware, because of heat",
+    0x80: "the power supply (power brake)",
+}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that mean trouble; the others are normal."""
+
+
+NVLINK_ERRORS = {"replays": 0, "recoveries": 1, "CRC errors of flits": 2, "CRC errors of data": 3}
+"""NVML_NVLINK_ERROR_DL_* (nvml.h)."""
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """The health of one GPU; None is unknown."""
+
+    index: Count
+    name: TextLine
+    driver: TextLine | None
+    memory_total: Size | None  # bytes
+    memory_used: Size | None
+    processes: tuple[GpuProcess, ...]
+    temperature: Number | None = None  # degrees Celsius
+    slowed_by: tuple[TextLine, ...] = ()
+    memory_errors: Size | None = None  # uncorrectable by ECC, since the driver was loaded
+    needs_reset: bool = False  # memory rows or pages are waiting to be remapped
+    worn_out: bool = False  # memory rows could not be remapped
+
+
+@dataclass(frozen=True)
+class NvLinks:
+    """The NVLinks of one GPU: how many are active and down, and their errors."""
+
+    gpu: Count
+    active: Count
+    down: Count
+    errors: tuple[tuple[TextLine, Size], ...]  # kind, and count since the driver was loaded
+
+
+def read_nvlinks(gpus: Sequence[Gpu]) -> tuple[NvLinks, ...]:
+    """Read the NVLinks of these GPUs; a GPU without any is left out."""
+    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    found = (_nvlinks(nvml, gpu) for gpu in gpus if nvml and gpu.vendor == "nvidia")
+    return tuple(links for links in found if links)
+
+
+def _nvlinks(nvml: Any, gpu: Gpu) -> NvLinks | None:
+    states: list[int] = []
+    errors: dict[str, int] = {}
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            states.append(nvml.nvmlDeviceGetNvLinkState(handle, link))
+            for what, counter in NVLINK_ERRORS.items():
+                try:
+                    count = nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter)
+                except nvml.NVMLError:  # this link is down, or this GPU does not count them
+                    continue
+                errors[what] = errors.get(what, 0) + count
+    except nvml.NVMLError:  # there are no more
+        pass
+    counted = tuple((what, count) for what, count in errors.items() if count)
+    return NvLinks(gpu.index, sum(map(bool, states)), states.count(0), counted) if states else None
+
+
+def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:
+    """Read the health of these GPUs; those of other vendors have only the fields that ``gpus`` has."""
+    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    return tuple(_health(nvml if gpu.vendor == "nvidia" else None, gpu) for gpu in gpus)
+
+
+def _health(nvml: Any, gpu: Gpu) -> GpuHealth:
+    known = (gpu.index, gpu.name, gpu.driver, gpu.memory_total, gpu.memory_used, gpu.processes)
+    if nvml is None:
+        return GpuHealth(*known)
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    except nvml.NVMLError:
+        return GpuHealth(*known)
+
+    def query(function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(nvml, function)(handle, *arguments)
+        except nvml.NVMLError:  # not supported by this GPU or driver, or not permitted
+            return None
+
+    reasons = query("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    remapped = query("nvmlDeviceGetRemappedRows") or (0, 0, 0, 0)  # corrected, uncorrected, pending, failed
+    retired = query("nvmlDeviceGetRetiredPagesPendingStatus") or 0
+    return GpuHealth(
+        *known,
+        temperature=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        slowed_by=tuple(text for bit, text in THROTTLE_REASONS.items() if reasons & bit),
+        memory_errors=query(
+            "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+        needs_reset=bool(remapped[2] or retired),
+        worn_out=bool(remapped[3]),
+    )

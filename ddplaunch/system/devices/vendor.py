@@ -1,0 +1,172 @@
+"""Common to all GPU vendors: the ``Vendor`` interface, devices as torch numbers them, ``*_VISIBLE_DEVICES`` masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from ddplaunch.system.plan.hardware import Gpu, LostGpu, MigInstance
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from ddplaunch.system.devices.sysfs import Folder
+
+HIDE_ALL_VALUES = ("", "-1", "NoDevFiles")
+"""Mask values that hide every GPU on purpose; Slurm sets "NoDevFiles" for a job that requested no GPU."""
+
+UUID_KINDS = ("gpu-", "mig-")
+SOURCE_SEPARATOR = " and "  # between the variables that a source names
+
+
+@dataclass(frozen=True)
+class VisibleGpu:
+    """One device as torch numbers it: a whole GPU, or one MIG instance.
+
+    ``token`` identifies the device in its vendor's mask variable: a UUID if it has one, else an index.
+    """
+
+    gpu: Gpu
+    mig: MigInstance | None
+    token: str
+
+
+@dataclass(frozen=True)
+class VisibleGpus:
+    """The devices that ranks will see, in torch's order.
+
+    ``source``: what selected them ("--gpus", "CUDA_VISIBLE_DEVICES", "NVML"). ``environ``: variables to set in the
+    ranks so that they see exactly these; empty if the inherited variables already do that.
+    """
+
+    gpus: tuple[VisibleGpu, ...]
+    source: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    devices: tuple[str, ...] = ()  # torch's names of ``gpus``: ("cuda:0", "cuda:1"), ("mps",)
+    backend: str = "gloo"  # of the process group, without --backend
+    by_index: bool = False  # list indices in the mask variable instead of UUIDs: programs like vLLM parse integers
+
+
+@dataclass(frozen=True)
+class KernelTrees:
+    """The folders that a vendor's reader reads, the kernel's or a test's, and what it reads."""
+
+    sysfs: Folder = "/sys"
+    dev: Folder = "/dev"
+    processes: bool = False  # whether to list the processes on each GPU
+
+
+ReadResult = tuple[list[Gpu], Sequence[str | LostGpu]]
+"""The GPUs in the driver's order, and notes for the user, including GPUs that cannot be read."""
+
+
+def _as_one_device(gpu: Gpu) -> list[VisibleGpu]:
+    return [as_whole_gpu(gpu)]
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A GPU vendor: how its GPUs are found, and how its environment variables mask them.
+
+    To add a vendor, write a file with an instance and add that to ``VENDORS``.
+    """
+
+    name: str  # "nvidia", as in JSON
+    title: str  # "NVIDIA", in messages
+    torch: str  # torch's device type: "cuda"
+    read: Callable[[KernelTrees], ReadResult]
+    # (GPUs, environment): the devices that the mask variables leave visible
+    apply_masks: Callable[[Sequence[Gpu], Mapping[str, str]], VisibleGpus]
+    # (devices, notes, environment): the same devices with the mask variables that select them
+    select: Callable[[Sequence[VisibleGpu], list[str], Mapping[str, str]], VisibleGpus]
+    backend: str = "gloo"  # torch's backend for these devices
+    masks: tuple[str, ...] = ()  # names of the mask variables
+    hide_all_variables: Mapping[str, str] = field(default_factory=dict)  # variables that hide all GPUs from a rank
+    has_indices: bool = True  # "cuda:0", not "mps"
+    devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = _as_one_device  # several for a GPU in MIG mode
+    indices_hold: Callable[[Sequence[Gpu]], bool] = bool  # whether indices in the mask variable equal ``Gpu.index``
+
+    def select_visible(
+        self, devices: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str], by_index: bool
+    ) -> VisibleGpus:
+        """Select ``devices`` by mask variables: by index, or by ``token``, which is always used for MIG instances."""
+        if by_index and not any(device.mig for device in devices):
+            devices = [replace(device, token=str(device.gpu.index)) for device in devices]
+        return self.select(devices, notes, environ)
+
+    def with_device_names(self, visible: VisibleGpus) -> VisibleGpus:
+        """Add torch's device names and backend."""
+        devices = tuple(
+            f"{self.torch}:{index}" if self.has_indices else self.torch for index in range(len(visible.gpus))
+        )
+        return replace(visible, devices=devices, backend=self.backend)
+
+
+def as_whole_gpu(gpu: Gpu) -> VisibleGpu:
+    # By index: Level Zero has no UUIDs, and only recent versions of HIP do.
+    return VisibleGpu(gpu, None, str(gpu.index))
+
+
+def match_uuid(
+    gpus: Iterable[Gpu], prefix: str, devices_of_gpu: Callable[[Gpu], list[VisibleGpu]]
+) -> list[list[VisibleGpu]]:
+    """Return the devices of each GPU or MIG instance whose UUID begins with ``prefix``; case is ignored.
+
+    ``prefix`` is at least "GPU-" or "MIG-".
+    """
+    prefix = prefix.lower()
+    matches = []
+    for gpu in gpus if prefix.startswith(UUID_KINDS) else ():
+        if (gpu.uuid or "").lower().startswith(prefix):
+            matches.append(devices_of_gpu(gpu))
+        for mig in gpu.mig:
+            older = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"
+            if mig.uuid.lower().startswith(prefix) or older.lower() == prefix:
+                matches.append([VisibleGpu(gpu, mig, mig.uuid)])
+    return matches
+
+
+def resolve_mask(
+    variable: str,
+    mask: str,
+    available: str,
+    find: Callable[[str], list[VisibleGpu]],
+    *,
+    on_duplicate: Literal["hides all", "ends the list", "counts once"],
+) -> tuple[list[VisibleGpu], list[str]]:
+    """Resolve the entries of a mask from left to right, up to the first that does not identify one device.
+
+    Returns the devices, and notes on likely mistakes; ``available`` describes the possible entries, for a note.
+    """
+    visible: list[VisibleGpu] = []
+    if mask in HIDE_ALL_VALUES:
+        return visible, []
+    for entry in mask.rstrip(", ").split(","):
+        found = find(entry)
+        if not found:
+            is_intended = entry.strip() == "-1"
+            return visible, [] if is_intended else [f"{variable}={mask} ends before {entry!r}: {available}."]
+        if any(device in visible for device in found):
+            if on_duplicate == "hides all":
+                return [], [f"{variable}={mask} names {entry.strip()} twice, so CUDA hides every GPU."]
+            if on_duplicate == "ends the list":
+                return visible, [f"{variable}={mask} ends before the second {entry.strip()}."]
+            continue
+        visible += found
+    return visible, []
+
+
+def format_available(gpus: Sequence[Gpu]) -> str:
+    return f"this machine has {format_indices([gpu.index for gpu in gpus])}"
+
+
+def format_indices(indices: Sequence[int]) -> str:
+    """Describe indices: "4 GPUs, 0 to 3"."""
+    count = f"{len(indices)} GPU{'' if len(indices) == 1 else 's'}"
+    if len(indices) > 2 and list(indices) == list(range(len(indices))):
+        return f"{count}, 0 to {indices[-1]}"
+    *others, last = map(str, indices) if indices else ("none",)
+    return f"{count}, {', '.join(others)} and {last}" if others else f"{count}, {last}"

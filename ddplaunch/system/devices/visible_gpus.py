@@ -1,0 +1,112 @@
+"""Selects the GPUs that a job may use, in torch's order: by ``--gpus``, else the vendor's mask variables, else all.
+
+Pure: the hardware and the environment come in as data. How many ranks share a GPU is decided elsewhere.
+
+A torch build supports the GPUs of one vendor. On a machine with several, the first of ``VENDORS`` is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.system.devices import VENDORS
+from ddplaunch.system.devices.nvidia import NVIDIA, drop_hidden_mig
+from ddplaunch.system.devices.vendor import (
+    HIDE_ALL_VALUES,
+    SOURCE_SEPARATOR,
+    UUID_KINDS,
+    Vendor,
+    VisibleGpu,
+    VisibleGpus,
+    format_available,
+    match_uuid,
+)
+from ddplaunch.system.plan.hardware import Gpu, Hardware
+from ddplaunch.system.plan.numbers import parse_int
+
+NO_GPUS = "none"  # value of --gpus: run on the CPUs
+LIST_HINT = "`ddplaunch devices` lists them"
+
+
+def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, str]) -> VisibleGpus:
+    """Return the devices that a job may use; ``wanted`` is the value of ``--gpus``, None without it.
+
+    ``--gpus none`` hides them from torch's builds for NVIDIA and AMD; Intel's and Apple's have no variable for that.
+    Raises UsageError if ``wanted`` has a GPU that does not exist, has one twice, or is empty.
+    """
+    vendor = next((each for each in VENDORS if any(gpu.vendor == each.name for gpu in hardware.gpus)), None)
+    if wanted == NO_GPUS:
+        return VisibleGpus(
+            (), f"--gpus {NO_GPUS}", dict((vendor and vendor.hide_all_variables) or NVIDIA.hide_all_variables)
+        )
+    if vendor is None:
+        inherited = _hide_gpus(environ)
+        if wanted is None:
+            return inherited
+        what = f"--gpus {wanted}: no GPU was found on this machine"
+        raise UsageError(what, next(iter(hardware.notes), LIST_HINT))
+    gpus = [gpu for gpu in hardware.gpus if gpu.vendor == vendor.name]
+    inherited = vendor.apply_masks(gpus, environ)
+    text = wanted or ",".join(environ.get(name, "") for name in vendor.masks)
+    has_uuid = any(entry.strip().lower().startswith(UUID_KINDS) for entry in text.split(","))
+    by_index = vendor.indices_hold(gpus) and not has_uuid
+    if wanted is None:
+        return replace(vendor.with_device_names(inherited), by_index=by_index)
+    chosen, notes = _select_requested(vendor, gpus, wanted)
+    masks = [f"{name}={environ[name]}" for name in inherited.source.split(SOURCE_SEPARATOR) if name in environ]
+    if masks and any(device not in inherited.gpus for device in chosen):
+        notes.append(f"--gpus {wanted} names GPUs outside of {SOURCE_SEPARATOR.join(masks)}; --gpus wins.")
+    return replace(vendor.with_device_names(vendor.select_visible(chosen, notes, environ, by_index)), by_index=by_index)
+
+
+def single_device_environments(visible: VisibleGpus, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
+    """Return for each device the variables with which a rank sees it alone."""
+    by_name = {vendor.name: vendor for vendor in VENDORS}
+    by_index = visible.by_index
+    return tuple(
+        by_name[each.gpu.vendor].select_visible([each], [], environ, by_index).environ for each in visible.gpus
+    )
+
+
+def are_all_hidden(environ: Mapping[str, str]) -> bool:
+    """Whether a mask variable hides all GPUs on purpose."""
+    names = {name for vendor in VENDORS if vendor.hide_all_variables for name in vendor.masks}
+    return any(environ.get(name) in HIDE_ALL_VALUES for name in names)
+
+
+def _hide_gpus(environ: Mapping[str, str]) -> VisibleGpus:
+    names = [name for vendor in VENDORS for name in vendor.masks]
+    masks = [f"{name}={environ[name]}" for name in names if environ.get(name, "") not in HIDE_ALL_VALUES]
+    *others, last = masks or ("",)
+    set_ones = f"{', '.join(others)}{SOURCE_SEPARATOR}{last} are" if others else f"{last} is"
+    return VisibleGpus((), "no GPU found", notes=(f"{set_ones} set, but no GPU was found.",) if masks else ())
+
+
+def _select_requested(vendor: Vendor, gpus: Sequence[Gpu], wanted: str) -> tuple[list[VisibleGpu], list[str]]:
+    chosen: list[VisibleGpu] = []
+    for entry in map(str.strip, wanted.split(",")):
+        found = _find_requested_entry(vendor, gpus, wanted, entry)
+        if any(device in chosen for device in found):
+            raise UsageError(f"--gpus {wanted}: {entry} is named twice", "name each GPU once")
+        chosen += found
+    return drop_hidden_mig(chosen)
+
+
+def _find_requested_entry(vendor: Vendor, gpus: Sequence[Gpu], wanted: str, entry: str) -> list[VisibleGpu]:
+    if not entry:
+        what = f"--gpus {wanted}: an entry is empty" if wanted.strip() else "--gpus names no GPU"
+        raise UsageError(what, f"give indices, GPU-… or MIG-…, separated by commas; {LIST_HINT}")
+    if (index := parse_int(entry)) is not None and index >= 0:
+        found = next((vendor.devices_of_gpu(gpu) for gpu in gpus if gpu.index == index), None)
+        if found is None:
+            raise UsageError(f"--gpus {wanted}: {format_available(gpus)}", LIST_HINT)
+        return found
+    matches = match_uuid(gpus, entry, vendor.devices_of_gpu)
+    if len(matches) > 1:
+        raise UsageError(f"--gpus {wanted}: {entry} matches {len(matches)} UUIDs", "give more of the UUID")
+    if not matches:
+        what = f"--gpus {wanted}: this machine has no GPU {entry}"
+        raise UsageError(what, f"give indices, GPU-… or MIG-…, separated by commas; {LIST_HINT}")
+    return matches[0]

@@ -1,0 +1,1 @@
+"""The plan of a job: global ranks, addresses, variables and CPUs of every rank, computed before any process starts"""

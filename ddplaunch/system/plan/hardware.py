@@ -1,0 +1,125 @@
+"""The hardware of one machine, as data: read by ``devices/``, used by the plan.
+
+Holds no reader and no decision; every field is what the driver or the kernel reported, None where neither did.
+"""
+
+from __future__ import annotations
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddplaunch.base.field_types import Count, Pid, Size, TextLine
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory on a GPU; ``name`` and ``user`` are None if the kernel does not disclose them."""
+
+    pid: Pid
+    name: TextLine | None
+    user: TextLine | None
+    memory: Size | None  # bytes
+
+    @property
+    def description(self) -> str:
+        """Describe it for users: "python 4711 of ann"."""
+        return f"{self.name or 'process'} {self.pid}" + (f" of {self.user}" if self.user else "")
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """A slice of an NVIDIA GPU in MIG mode; ``uuid`` is what CUDA_VISIBLE_DEVICES takes ("MIG-...")."""
+
+    uuid: str
+    name: str
+    memory_total: int | None  # bytes
+    gpu_instance: int | None = None  # its memory slice; CUDA shows one compute instance of each
+    compute_instance: int | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator as its driver numbers it (NVIDIA: NVML's order, which is that of the PCI bus)."""
+
+    vendor: str  # "nvidia", "amd", "intel", "apple"
+    index: int
+    name: str
+    uuid: str | None = None
+    pci: str | None = None  # "0000:17:00.0", as in /sys/bus/pci/devices
+    memory_total: int | None = None  # bytes
+    memory_used: int | None = None  # bytes
+    numa_node: int | None = None
+    cpus: tuple[int, ...] = ()  # the CPUs of its NUMA node; empty if unknown
+    mig_mode: bool = False  # whether it is divided into MIG instances: CUDA then has no device for the GPU itself
+    mig: tuple[MigInstance, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    driver: str | None = None  # "570.86.15"
+
+
+@dataclass(frozen=True)
+class LostGpu:
+    """A GPU that its driver lists but cannot access: off its bus, or in need of a reset; ``why`` is its text."""
+
+    index: Count
+    why: TextLine
+
+    @property
+    def note(self) -> str:
+        return f"NVIDIA GPU {self.index} could not be read and is left out: {self.why}."
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """One NUMA node; ``cpus`` are those online, ``memory_total`` is in bytes."""
+
+    index: int
+    cpus: tuple[int, ...]
+    memory_total: int | None = None
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The processors; ``allowed`` are those this process may run on (affinity: also a container's or Slurm's share).
+
+    ``quota`` is how many CPUs' time it may use of them together with others of its container; None means unlimited.
+    """
+
+    name: str | None
+    logical: int
+    physical: int  # cores behind the allowed CPUs
+    allowed: tuple[int, ...]
+    numa: tuple[NumaNode, ...]
+    memory_total: int | None = None  # bytes
+    memory_available: int | None = None  # bytes
+    quota: float | None = None
+
+    @property
+    def usable(self) -> int:
+        """The number of CPUs that a job can use, at least 1."""
+        return len(self.allowed) if self.quota is None else max(1, min(len(self.allowed), int(self.quota)))
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One machine: its processors and accelerators, with a note on what could not be read.
+
+    ``gpu_evidence``: why it should have GPUs, if its driver lists none. ``lost_gpus``: GPUs that could not be
+    read; each has a note.
+    """
+
+    cpu: Cpu
+    gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
+    gpu_evidence: str | None = None
+    lost_gpus: tuple[LostGpu, ...] = ()
+
+
+class GpusFailed(Exception):
+    """A vendor's GPUs are there, as ``evidence`` says, and its driver gives none of them, which says ``notes``."""
+
+    def __init__(self, evidence: str, notes: Sequence[str | LostGpu]) -> None:
+        super().__init__(evidence)
+        self.shown_by, self.notes = evidence, notes

@@ -1,0 +1,201 @@
+"""The Plan of a job: everything known before a process starts, with the source of each fact.
+
+``make.py`` makes it. The dry run prints it, ``run`` carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from ddplaunch.system.plan import rank_layout
+from ddplaunch.system.plan.rank_layout import Node, NodeAssignment, Rank
+from ddplaunch.system.target.target import Target
+
+if TYPE_CHECKING:
+    from typing import Any
+
+DEFAULT_ROLE = "default"  # without --role; only a name: ranks are not numbered by role
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One value of the plan with its source ("--nproc", "MASTER_ADDR", "assumed", …)."""
+
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job as it will run.
+
+    ``started_rank`` are variables of a rank that another launcher has started, where they differ; None if not set.
+    ``device_masks`` are, for local rank 0, 1, … of this machine, the variables with which it sees its own device alone.
+    """
+
+    run_id: str
+    target: Target
+    node_rank: int  # this machine's
+    master_addr: str
+    master_port: int  # of the store; 0: chosen when the job starts
+    nodes: tuple[Node, ...]
+    ranks: tuple[Rank, ...]
+    variables: Mapping[str, str]  # of all ranks, in addition to those per rank (`environment` has all)
+    max_restarts: int
+    backend: str | None
+    init_method: str | None
+    facts: tuple[Fact, ...]
+    notes: tuple[str, ...]
+    min_nodes: int | None = None  # minimum of an elastic job, which is planned for the maximum
+    gpus: tuple[str, ...] = ()  # models of the devices that ranks of this machine use
+    started_rank: Mapping[str, str | None] = field(default_factory=dict)
+    missing_options: tuple[str, ...] = ()  # options that this node needs to start its ranks
+    has_node_rank: bool = True  # whether `node_rank` is final, or provisional until this node has joined
+    local_rank_option: str | None = None  # first argument of every rank, with its local rank as the value
+    device_masks: tuple[Mapping[str, str], ...] = ()
+    agent_store: bool = False  # whether a process of ddplaunch holds the store, so that rank 0 does not open it
+    virtual_local_rank: bool = False  # whether every rank has LOCAL_RANK 0 and sees only its own device
+    assignment: NodeAssignment | None = (
+        None  # of this machine, if `nodes` and `ranks` are only its own; None if they are all
+    )
+
+    @property
+    def nnodes(self) -> int:
+        return self.assignment.nnodes if self.assignment else len(self.nodes)
+
+    @property
+    def world_size(self) -> int:
+        return self.assignment.world_size if self.assignment else len(self.ranks)
+
+    @property
+    def local_node(self) -> Node:
+        """This machine."""
+        return self.node_of(self.node_rank)
+
+    def node_of(self, node_rank: int) -> Node:
+        """One of ``nodes``, by its node rank."""
+        return self.nodes[node_rank - self.nodes[0].node_rank]
+
+    def rank_of(self, number: int) -> Rank:
+        """One of ``ranks``, by its global rank."""
+        return self.ranks[number - self.ranks[0].rank]
+
+    @property
+    def local_ranks(self) -> tuple[Rank, ...]:
+        """The ranks of this machine, in order."""
+        return tuple(rank for rank in self.ranks if rank.node_rank == self.node_rank)
+
+    @property
+    def shown_ranks(self) -> tuple[Rank, ...]:
+        """The ranks that are shown: all, or only this one if another launcher has started them."""
+        return self.local_ranks if self.started_rank else self.ranks
+
+    def node_and_local_rank(self, rank: Rank) -> tuple[int | None, int]:
+        """Return its node rank and local rank; the former is None if the other launcher does not supply it."""
+        if not self.started_rank:
+            return rank.node_rank, rank.local_rank
+        node_rank, local_rank = self.started_rank["NODE_RANK"], self.started_rank["LOCAL_RANK"]
+        return (int(node_rank) if node_rank else None), int(local_rank or 0)
+
+    @cached_property
+    def nproc_text(self) -> str:
+        """The number of ranks of each node, in the form of ``--nproc``."""
+        return rank_layout.format_counts(tuple(node.local_world_size for node in self.nodes))
+
+    @property
+    def hosts_store(self) -> bool:
+        """Whether the job's store is on this machine, with rank 0, and not torchrun's."""
+        return self.node_rank == 0 and self.started_rank.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+    def with_store(self, *, torch: bool) -> Plan:
+        """Return the plan for a job whose zygote has imported torch, or has not.
+
+        A fork of that process holds the store. With one rank no other needs it, and that rank opens its own; but not
+        in an elastic job, where a store of the attempt before may still have the port.
+        """
+        return replace(self, agent_store=torch and (self.world_size > 1 or self.min_nodes is not None))
+
+    @property
+    def shared_environment(self) -> dict[str, str]:
+        """Return the variables that are equal for all ranks of this machine."""
+        return {"OMP_NUM_THREADS": self.local_node.threads, **self.variables}
+
+    def environment(self, rank: Rank, attempt: int = 0) -> dict[str, str]:
+        """Return the variables of one rank in an attempt; the first is 0.
+
+        They are torch's env:// contract, DDPLAUNCH_* for ours, and all that torchrun sets besides. Frameworks find out
+        where they are by these: torch.distributed.is_torchelastic_launched() looks for TORCHELASTIC_RUN_ID, Lightning
+        and accelerate for LOCAL_RANK and GROUP_RANK.
+        """
+        node = self.node_of(rank.node_rank)
+        variables = {
+            "RANK": str(rank.rank),
+            "LOCAL_RANK": str(rank.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(node.local_world_size),
+            "GROUP_RANK": str(rank.node_rank),
+            "GROUP_WORLD_SIZE": str(self.nnodes),
+            "NODE_RANK": str(rank.node_rank),
+            "ROLE_NAME": DEFAULT_ROLE,
+            "ROLE_RANK": str(rank.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "OMP_NUM_THREADS": node.threads,
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.agent_store),
+            "DDPLAUNCH_DEVICE": rank.device,
+            **self.variables,
+        }
+        if self.started_rank and rank.node_rank == self.node_rank:
+            placed = {**variables, **self.started_rank}
+            variables = {name: value for name, value in placed.items() if value is not None}
+        if self.virtual_local_rank:
+            first = rank.device.partition(":")[0] + ":0" * (":" in rank.device)
+            variables |= {"LOCAL_RANK": "0", "DDPLAUNCH_DEVICE": first}
+            if self.device_masks and rank.node_rank == self.node_rank:
+                variables |= self.device_masks[rank.local_rank % len(self.device_masks)]
+        return variables
+
+    def arguments(self, rank: Rank) -> tuple[str, ...]:
+        """Return the arguments of one rank's program."""
+        if self.local_rank_option is None:
+            return self.target.args
+        return (f"{self.local_rank_option}={self.environment(rank)['LOCAL_RANK']}", *self.target.args)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as the one object that ``--dry-run --json`` prints (docs/dry-run.md has the fields)."""
+        nodes = self.started_rank.get("GROUP_WORLD_SIZE", self.nnodes)
+        return {
+            "run_id": self.run_id,
+            "nnodes": nodes and int(nodes),
+            "node_rank": self.node_and_local_rank(self.local_ranks[0])[0],
+            "world_size": self.world_size,
+            "master_addr": self.master_addr,
+            "master_port": self.master_port,
+            "target": self.target.text,
+            "backend": self.backend,
+            "init_method": self.init_method,
+            "facts": [vars(fact) for fact in self.facts],
+            "notes": list(self.notes),
+            "nodes": [
+                {name: value for name, value in vars(node).items() if name != "threads"}
+                for node in (() if self.started_rank else self.nodes)
+            ],
+            "ranks": [
+                {
+                    **vars(rank),
+                    "local_rank": self.node_and_local_rank(rank)[1],
+                    "node_rank": self.node_and_local_rank(rank)[0],
+                    "env": self.environment(rank),
+                    "argv": list(replace(self.target, args=self.arguments(rank)).argv),
+                }
+                for rank in self.shown_ranks
+            ],
+        }

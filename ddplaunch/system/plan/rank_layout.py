@@ -1,0 +1,196 @@
+"""The layout of a job: assigns ranks to nodes, devices and CPUs, from the counts per node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.system.plan.numbers import parse_int
+
+if TYPE_CHECKING:
+    from ddplaunch.base.field_types import Count
+
+Cpus = tuple[int, ...]  # CPUs by number, ascending
+MAX_RANKS_PER_NODE = 4096  # far beyond any machine; a malformed message cannot request a billion
+MAX_NODES = 65536  # of a job; beyond any cluster, and still planned in seconds
+MAX_RANKS_TOTAL = 262144  # likewise
+
+
+@dataclass(frozen=True)
+class DeviceSlot:
+    """A device for one local rank: torch's name ("cuda:0"), the vendor's name, and the CPUs near it."""
+
+    device: str
+    name: str = ""
+    cpus: Cpus = ()
+    backend: str = "gloo"  # torch's default backend for it
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of the job; ``source`` is where its number of ranks comes from, "assumed" for another machine.
+
+    ``threads`` is OMP_NUM_THREADS of its ranks.
+    """
+
+    node_rank: int
+    host: str | None
+    local_world_size: int
+    source: str
+    threads: str = "1"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of the job; ``cpus`` is None if it may use all CPUs of its node."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str | None
+    device: str
+    cpus: Cpus | None
+
+
+@dataclass(frozen=True)
+class NodeAssignment:
+    """Node rank, first rank and world size that a node gets for one attempt of a multi-node job."""
+
+    node_rank: Count  # differs from --node-rank if an elastic job runs without some nodes
+    nnodes: Count
+    first_rank: Count  # the global rank of its local rank 0
+    world_size: Count
+    host_index: Count = 0  # index of its host among the job's hosts, from 0; tasks may share a host
+    host_count: Count = 1  # number of hosts of the job
+    nodes_on_host: Count = 1  # number of the job's nodes, or tasks, on its host
+
+
+@dataclass(frozen=True)
+class ExternalRank:
+    """Place of one rank among those that another launcher, like mpirun, has started; None is unknown.
+
+    ``kept_variables`` are variables of that launcher which stay as they are: torchrun's, which holds the store itself.
+    """
+
+    local_rank: int
+    local_world_size: int | None
+    node_rank: int | None
+    nnodes: int | None
+    kept_variables: tuple[tuple[str, str], ...] = ()
+
+    def slot(self, slots: Sequence[DeviceSlot]) -> DeviceSlot:
+        """Return its device: its own of several, or the only visible one."""
+        return slots[self.local_rank % len(slots)]
+
+    def variables(self, slots: Sequence[DeviceSlot]) -> dict[str, str | None]:
+        """Return its environment variables; None for those that must not be set.
+
+        A rank that sees only its own GPU (srun --gpus-per-task=1) has LOCAL_RANK 0: programs choose their device by it.
+        """
+        masked = len(slots) == 1 and slots[0].device != "cpu"
+
+        def written(value: int | None) -> str | None:
+            return None if value is None else str(value)
+
+        return {
+            "LOCAL_RANK": "0" if masked else str(self.local_rank),
+            "LOCAL_WORLD_SIZE": written(self.local_world_size),
+            "GROUP_RANK": written(self.node_rank),
+            "GROUP_WORLD_SIZE": written(self.nnodes),
+            "NODE_RANK": written(self.node_rank),
+            **dict(self.kept_variables),
+        }
+
+
+def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tuple[tuple[int, ...], str]:
+    """Parse ``--nproc``; return the count of every node and its source, in the words of the plan.
+
+    ``auto`` is the number of visible GPUs, or 1 where there is none; ``gpu`` and ``cpu`` count those. Other nodes are
+    assumed to be like this one. Raises UsageError if it is not a count, or counts a different number of nodes.
+    """
+    if text == "auto":
+        return ((gpus or 1,) * nnodes), _format_count(gpus, "GPU") if gpus else "no GPU found, so one process"
+    if text == "gpu":
+        if not gpus:
+            raise UsageError("--nproc gpu: this machine has no visible GPU", "--nproc cpu, or a number")
+        return (gpus,) * nnodes, _format_count(gpus, "GPU")
+    if text == "cpu":
+        return (physical_cpus,) * nnodes, _format_count(physical_cpus, "physical core")
+    counts = tuple(_count(part, text) for part in text.split(","))
+    if len(counts) not in (1, nnodes):
+        what = f"--nproc {text} has counts for {len(counts)} nodes, but --nnodes is {nnodes}"
+        raise UsageError(what, f"--nnodes {len(counts)}, or one count for every node: --nproc {counts[0]}")
+    return counts if len(counts) == nnodes else counts * nnodes, "--nproc"
+
+
+def _count(part: str, text: str) -> int:
+    count = parse_int(part)
+    if count is None:
+        what = f"--nproc {text}: expected a number, a list like 8,8,4, or auto, gpu, cpu"
+        raise UsageError(what, "leave it out for one process per GPU")
+    if count < 1:
+        raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
+    if count > MAX_RANKS_PER_NODE:
+        raise UsageError(
+            f"--nproc {text}: a node runs at most {MAX_RANKS_PER_NODE:,} processes", f"--nproc {MAX_RANKS_PER_NODE}"
+        )
+    return count
+
+
+def format_counts(counts: tuple[int, ...]) -> str:
+    """Format counts of nodes in the form of ``--nproc``."""
+    return str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
+
+
+def _format_count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'} found"
+
+
+def assign_ranks(
+    nodes: Sequence[Node], slots: Sequence[DeviceSlot], cpus_by_local_size: Mapping[int, Sequence[Cpus]]
+) -> tuple[Rank, ...]:
+    """Number the ranks: global rank = sum of the counts of lower nodes + local rank.
+
+    Args:
+        slots: what local rank 0, 1, … of a node runs on; used again from the start where a node has more ranks.
+        cpus_by_local_size: by a node's number of ranks, the CPUs of each local rank; empty where ranks are not pinned.
+    """
+    ranks: list[Rank] = []
+    for node in nodes:
+        for local_rank in range(node.local_world_size):
+            device = slots[local_rank % len(slots)].device
+            cpus = cpus_by_local_size[node.local_world_size][local_rank] if cpus_by_local_size else None
+            ranks.append(Rank(len(ranks), local_rank, node.node_rank, node.host, device, cpus))
+    return tuple(ranks)
+
+
+def bind_to_numa(
+    slots: Sequence[DeviceSlot], local_world_size: int, numa: Sequence[Cpus], allowed: Collection[int]
+) -> tuple[Cpus, ...]:
+    """Choose each local rank's CPUs: those near its GPU, or without GPUs a share of the NUMA nodes in turn.
+
+    Only CPUs in ``allowed`` are given; a rank whose node has none of these keeps all of ``allowed``.
+    """
+    everything = tuple(sorted(allowed))
+    usable = [kept for cpus in numa if (kept := _intersection(cpus, everything))] or [everything]
+    bound = []
+    for local_rank in range(local_world_size):
+        beside = slots[local_rank % len(slots)].cpus
+        if beside:
+            bound.append(_intersection(beside, everything) or everything)
+        else:
+            bound.append(usable[local_rank * len(usable) // local_world_size])
+    return tuple(bound)
+
+
+def _intersection(some: Collection[int], others: Collection[int]) -> Cpus:
+    return tuple(sorted(set(some) & set(others)))
+
+
+def threads_per_rank(local_world_size: int, allowed: int, bound: Sequence[Cpus] = ()) -> int:
+    """Return the default of OMP_NUM_THREADS: the CPUs of a rank over the ranks that share them, at least 1."""
+    if not bound:
+        return max(1, allowed // local_world_size)
+    return max(1, min(len(cpus) // list(bound).count(cpus) for cpus in bound))

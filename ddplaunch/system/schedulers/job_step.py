@@ -1,0 +1,107 @@
+"""Runs a ddplaunch command on the nodes of a running batch job, as a job step of its scheduler; no port is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
+from ddplaunch.system.schedulers.scheduler import BatchJobState, Scheduler, run_program
+from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
+from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+
+_COMMAND_EXIT_WORDS = (
+    "Exited with exit code",
+    "error: Terminating",
+    "Terminated",
+    "forcing job termination",
+    "got SIG",
+)
+"""srun's messages where the command itself failed or was terminated: these are not shown."""
+
+
+class StepNotStarted(LaunchError):
+    """The scheduler did not start the step."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+def query_node_zero(job: SubmittedJob, state: BatchJobState, words: Sequence[str], seconds: float) -> str | None:
+    """Run ``ddplaunch WORDS`` on node 0 and return its output; None if it fails or takes too long."""
+    argv, env = get_scheduler(job).step_command(job, state, words, everywhere=False)
+    try:
+        done = run_program(*argv, seconds=seconds, env=env)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout
+
+
+def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool = False) -> int:
+    """Run ``ddplaunch WORDS`` on node 0, or on all nodes, and pass on its output. Return its exit code.
+
+    Of all nodes, errors of some are dropped if another has printed something.
+
+    Raises:
+        StepNotStarted: the scheduler did not start it.
+        UsageError: the scheduler cannot start steps in a running job.
+    """
+    scheduler = get_scheduler(job)
+    argv, env = scheduler.step_command(job, state, words, everywhere=everywhere)
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that Ctrl-C reaches ddplaunch alone
+        )
+    except OSError as error:
+        raise StepNotStarted(f"cannot run {argv[0]}: {error.strerror}", "it must be on PATH") from None
+    command_lines: list[bytes] = []
+    scheduler_lines: list[str] = []
+    stderr_reader = threading.Thread(
+        target=_split_stderr, args=(process, scheduler, command_lines, scheduler_lines), daemon=True
+    )
+    stderr_reader.start()
+    printed = False
+    try:
+        assert process.stdout is not None
+        while piece := os.read(process.stdout.fileno(), 1 << 16):
+            printed = True
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+        code = process.wait()
+        stderr_reader.join()
+    except BaseException:
+        process.terminate()  # which ends the step
+        process.wait()
+        raise
+    if everywhere and printed:
+        return 0
+    if code and not command_lines and scheduler_lines:
+        reason = re.sub("^(srun: )?error: ", "", scheduler_lines[0])
+        raise StepNotStarted(
+            f"{scheduler.title} did not start a step in job {state.number}: {reason}", scheduler.step_failure_hint
+        )
+    sys.stderr.buffer.write(b"".join(dict.fromkeys(command_lines)))
+    return code
+
+
+def _split_stderr(
+    process: subprocess.Popen[bytes], scheduler: Scheduler, command_lines: list[bytes], scheduler_lines: list[str]
+) -> None:
+    """Read stderr to its end; sort its lines into those of the command and those of the scheduler."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        text = line.decode(errors="replace").rstrip()
+        if not text.startswith(scheduler.stderr_prefixes):
+            command_lines.append(line)
+        elif "retrying" in text:  # else the user would see nothing while srun retries
+            print(f"ddplaunch: {text}", file=sys.stderr)
+        elif not any(words in text for words in _COMMAND_EXIT_WORDS):
+            scheduler_lines.append(text)

@@ -1,0 +1,144 @@
+"""Records of the jobs that this user has submitted: one small JSON file each, next to the history of runs.
+
+The state of a job comes from its scheduler. How it ended is added here as soon as a command has queried it, since the
+scheduler soon forgets it. Without a home directory, nothing is stored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+
+import msgspec
+
+from ddplaunch.base.codec import parse
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from ddplaunch.base.safe_files import read_file_and_owner
+from ddplaunch.features.runs.history_recorder import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
+from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
+
+MAX_JOBS = 100  # records; saving another one deletes the oldest
+MAX_BYTES = 1 << 20  # of a record: an array may have some thousand ends
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a job ended: a description, and its exit code."""
+
+    words: str
+    code: int
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """The record of a submitted job."""
+
+    number: str  # the scheduler's, like 4711, or 4711.pbs01
+    cluster: str | None  # Slurm's name of the cluster, if there are several
+    name: str
+    target: str
+    nodes: int
+    array: str | None  # the indices of an array
+    cwd: str
+    log: str  # path; of an array with %a for the index
+    run_id: str | None  # --run-id, as typed
+    python: str  # the interpreter that runs ddplaunch on the nodes
+    image: str | None  # of its container, if it has one
+    moment: float  # of the submission, in seconds since the epoch
+    ended: str | None = None  # description of how it ended
+    code: int | None = None  # its exit code
+    scheduler: str = "slurm"  # its name in ``system/schedulers/scheduler_registry.py``
+    gone: float | None = None  # when it was first seen to have ended, while its exit status is unknown
+    ends: Mapping[str, JobEnd] = field(default_factory=dict)  # of an array, by index
+    errors: str | None = None  # the file of its stderr, if it is not the log
+
+    @property
+    def run_prefix(self) -> str:
+        """The prefix of the names of its runs; in an array of Slurm each index has a job number of its own."""
+        array = self.array and self.scheduler != "slurm"
+        return self.run_id or (f"{self.number.partition('.')[0]}_" if array else f"{self.number}.")
+
+    def get_end(self, index: str | None) -> JobEnd | None:
+        """How the job, or this index of its array, ended; None if that is not known."""
+        if index:
+            return self.ends.get(index)
+        return None if self.code is None else JobEnd(self.ended or "", self.code)
+
+    def log_paths(self, index: str | None) -> tuple[str | None, str | None]:
+        """Paths of its log and stderr; None if only the scheduler knows the path, or there is no such file."""
+        return self._file(self.log, index), self._file(self.errors, index)
+
+    @staticmethod
+    def _file(path: str | None, index: str | None) -> str | None:
+        path = path and path.replace("%a", index or "%a")
+        return None if path is None or re.search("%[a-zA-Z]", os.path.basename(path)) else path
+
+
+def save_job(job: SubmittedJob) -> None:
+    """Write the record of a job, replacing an earlier one; delete the oldest records beyond ``MAX_JOBS``."""
+    with suppress(OSError):
+        folder = open_history_dir(_jobs_dir(), create=True)
+        try:
+            data = json.dumps(
+                {**vars(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}, default=vars
+            ).encode()
+            name, new = _name(job), f".{_name(job)}.{os.getpid()}"
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
+                file.write(data)
+            os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+            for old in list_jobs()[MAX_JOBS:]:
+                os.unlink(_name(old), dir_fd=folder)
+        finally:
+            os.close(folder)
+
+
+def save_end(job: SubmittedJob, index: str | None, words: str, code: int) -> None:
+    """Store how the job, or an index of its array, ended."""
+    job = _read_job(os.path.join(_jobs_dir(), _name(job))) or job  # other indices may have ended since
+    if job.get_end(index) == (end := JobEnd(words, code)):
+        return
+    save_job(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
+
+
+def list_jobs() -> list[SubmittedJob]:
+    """All records, newest first."""
+    return sorted(filter(None, map(_read_job, json_files(_jobs_dir()))), key=lambda job: job.moment, reverse=True)
+
+
+def find_job(word: str) -> SubmittedJob | None:
+    """Find a job by its number, or by NUMBER_INDEX for an array; else the newest job with this name.
+
+    The server's name after a PBS number may be left out.
+    """
+    jobs = list_jobs()
+    number, _, index = word.partition("_")
+    array = number if index.partition(".")[0].isdecimal() else None
+
+    def has_number(job: SubmittedJob) -> bool:
+        short = job.number.partition(".")[0]
+        return word in (job.number, short) or (job.array is not None and short == array)
+
+    numbered = filter(has_number, jobs)
+    return next(numbered, None) or next((job for job in jobs if job.name == word), None)
+
+
+def _jobs_dir() -> str:
+    return os.path.join(os.path.dirname(history_dir() or "/nowhere/runs"), "submitted")
+
+
+def _name(job: SubmittedJob) -> str:
+    where = job.cluster or job.scheduler
+    return f"{job.number}.json" if where == "slurm" else f"{where}.{job.number}.json"
+
+
+def _read_job(path: str) -> SubmittedJob | None:
+    try:
+        data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
+        job = parse(data, SubmittedJob)
+        return job if owner == os.geteuid() and job.scheduler in SCHEDULER_TITLES else None
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None

@@ -1,1 +1,0 @@
-"""Communication between ddplaunch's processes: frames, validated messages, token proofs, helper processes."""

@@ -1,0 +1,239 @@
+"""Tests of random messages from another machine: each is accepted within its bounds or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import random
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddplaunch.base.codec import decode, encode, field_types
+from ddplaunch.base.errors import MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
+from ddplaunch.base.field_types import MAX_COUNT
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.core import messages
+from ddplaunch.core.control_socket.request import all_requests
+from ddplaunch.core.events import EVENT_TYPES
+from ddplaunch.core.failures import FailureReport
+from ddplaunch.core.job.joining import format_join_status
+from ddplaunch.core.output.failure_text import render_verdict
+from ddplaunch.features.doctor.messages import Exit, NodeAnswer, Question
+from ddplaunch.features.runs.run_record import RunRecord
+from tests.core.job.test_coordinator import Job
+
+KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.ConnectingToNodeZero]
+"""All that nodes ever send."""
+
+AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
+"""All that a running job is asked, and answers."""
+
+OF_THE_DOCTOR = [Exit, *typing.get_args(Question), *typing.get_args(NodeAnswer)]
+
+IN_THE_HISTORY = [RunRecord, *EVENT_TYPES.values()]
+"""All that is read of a run that is over."""
+
+
+def classes(kind: type) -> Iterator[type]:
+    """A class, and those of its fields."""
+    yield kind
+    for hint in field_types(kind).values():
+        yield from _within(hint)
+
+
+def _within(hint: Any) -> Iterator[type]:
+    if dataclasses.is_dataclass(hint):
+        yield from classes(hint)  # type: ignore[arg-type]
+    for inner in typing.get_args(hint):
+        yield from _within(inner)
+
+
+def unbounded(hint: Any) -> bool:
+    """Whether a number or a text of this type may be anything."""
+    if typing.get_origin(hint) in (typing.Annotated, typing.Literal):
+        return False
+    return hint in (int, float, str) or any(map(unbounded, typing.get_args(hint)))
+
+
+def test_every_field_has_its_bounds():
+    found = {
+        f"{each.__name__}.{name}": hint
+        for kind in [*KINDS, *AT_THE_DOOR, *IN_THE_HISTORY, *OF_THE_DOCTOR]
+        for each in classes(kind)
+        for name, hint in field_types(each).items()
+    }
+    assert len(found) > 200
+    assert [name for name, hint in found.items() if unbounded(hint)] == []
+
+
+NUMBERS = [
+    0,
+    1,
+    2,
+    3,
+    9,
+    15,
+    40,
+    64,
+    65,
+    255,
+    256,
+    -1,
+    4096,
+    MAX_COUNT,
+    MAX_COUNT + 1,
+    1 << 31,
+    1 << 63,
+    1 << 64,
+    10**30,
+]
+REALS = [0.0, 0.5, 1.0, 15.0, 1e9, 1e308, -1.0, 604800.0, 604801.0]
+TEXTS = [
+    "", "x", "n1", "2", "..", "../../etc", "a/b", "\0", "\x1b[31mred\x1b[0m", "\x1b]0;t\x07", "a\rb", "a\r\nb",
+    "\x9b2J",
+    "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MAX_TEXT_CHARS + 9), "l\n" * 70_000,
+    "é\u3000ж", "\u2028",
+]  # fmt: skip
+
+
+class Maker:
+    """Well-formed messages out of chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def value(self, hint: Any) -> Any:
+        """Something of this type, as JSON has it."""
+        pick = self.random.choice
+        if dataclasses.is_dataclass(hint):
+            return {name: self.value(inner) for name, inner in field_types(hint).items()}
+        if typing.get_origin(hint) is typing.Annotated:
+            return self.value(typing.get_args(hint)[0])
+        if typing.get_origin(hint) in (types.UnionType, typing.Union):
+            return self.value(pick(typing.get_args(hint)))
+        if typing.get_origin(hint) is tuple:
+            inner = typing.get_args(hint)
+            if inner[1:] == (...,):
+                return [self.value(inner[0]) for _ in range(pick((0, 1, 1, 2, 3)))]
+            return [self.value(each) for each in inner]
+        if typing.get_origin(hint) is typing.Literal:
+            return pick((*typing.get_args(hint), "x"))
+        if hint is type(None):
+            return None
+        if hint is bytes:
+            return pick(("", "eA==", "AAECAw==", "x", "日"))
+        if hint is bool:
+            return pick((True, False))
+        if hint is int:
+            return pick(NUMBERS[: pick((6, 6, 6, len(NUMBERS)))])
+        if hint is float:
+            return pick(REALS[: pick((5, 5, 5, len(REALS)))])
+        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+            return pick([each.value for each in hint])
+        assert hint is str
+        return pick(TEXTS[: pick((4, 4, 4, len(TEXTS)))])
+
+    def body(self, kind: type) -> bytes:
+        return json.dumps({"op": kind.__name__, "body": self.value(kind)}).encode()
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name))
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from leaves(each)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *AT_THE_DOOR], ids=lambda kind: kind.__name__)
+def test_a_message_is_understood_or_none(kind):
+    maker, understood = Maker(1), 0
+    for _ in range(400):
+        if understood == 20:
+            break
+        try:
+            message = decode(maker.body(kind), [kind])
+        except ProtocolError:
+            continue
+        understood += 1
+        assert type(message) is kind
+        assert decode(encode(message)[4:], [kind]) == message, "a message that was understood stays as it is"
+        for leaf in leaves(message):
+            if isinstance(leaf, str):
+                assert escape_control_chars(leaf) == leaf
+                assert len(leaf) <= MAX_TEXT_CHARS
+            elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+                assert math.isfinite(leaf)
+                assert -64 <= leaf <= 1e11
+        act_on(message)
+    assert understood > 3
+
+
+def act_on(message: messages.Message) -> None:
+    """What this machine does with it, as far as that is only words."""
+    if isinstance(message, messages.JoinStatus):
+        assert escape_control_chars(format_join_status(message)) == format_join_status(message)
+    verdict: FailureReport | None = None
+    if isinstance(message, messages.EndJob):
+        verdict = message.outcome.verdict
+    if isinstance(message, messages.Restarting):
+        verdict = message.verdict
+    if verdict:
+        json.dumps(verdict.to_json())
+        for line in render_verdict(verdict, 2).splitlines()[1:]:
+            assert line.startswith(("  ", "\x1b[2m  ")), "our own lines begin otherwise"
+
+
+def test_a_coordinator_accepts_any_message():
+    """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
+    maker = Maker(0)
+    for _ in range(200):
+        job = Job(min_nodes=2, grace=1.0, max_restarts=2)
+        job.join(1)
+        for _ in range(20):
+            kind = maker.random.choice(typing.get_args(messages.FromNode))
+            try:
+                job.send(1, decode(maker.body(kind), [kind]))
+            except ProtocolError:
+                if maker.random.random() < 0.2:
+                    job.coordinator.on_node_lost(1, "it sent that")
+            job.wait(maker.random.random())
+        job.send(0, messages.StopRequested(2))
+        job.drain(0, attempt=max(each.attempt for each in job.take(messages.StartAttempt, 0)))
+        job.wait(200)
+        assert job.take(messages.EndJob, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("a\r\nb\tc", "a\nb\tc"),
+        ("50%\r100%", "50%\\r100%"),
+        ("\x1b[2J\0\x7f\x9b", "\\x1b[2J\\x00\\x7f\\x9b"),
+        ("\u202eabc\u2066", "\\u202eabc\\u2066"),
+        ("naïve 日本\u3000ที่ 👩\u200d🔬", "naïve 日本\u3000ที่ 👩\u200d🔬"),
+        ("\udc80", "\\udc80"),
+    ],
+)
+def test_harmless(text, plain):
+    assert escape_control_chars(text) == plain
+    assert escape_control_chars(plain) == plain
+
+
+def test_shown_is_one_line():
+    assert sanitize_line("a\nb") == "a\\nb"
+    assert sanitize_line("x" * 500, limit=10) == "x" * 9 + "…"
+    assert sanitize_line("Connection closed by peer", limit=16) == "Connection…"
+    assert sanitize_line("Connection closed by peer", limit=18) == "Connection closed…"
+    assert sanitize_line("a verylongword", limit=8) == "a veryl…"
+    assert sanitize_text("x" * (2 * MAX_TEXT_CHARS)).count("\n") == 2

@@ -1,0 +1,298 @@
+"""Tests of the control socket of a running job: requests of its user, of other users, and of attackers."""
+
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.base.codec import encode
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.control_socket import client, socket_dir
+from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.core.control_socket.job_status import JobState, RankState, Status
+from ddplaunch.core.control_socket.server import CONNECTION_TIMEOUT_S, MAX_CLIENTS, MAX_REQUEST_BYTES, ControlSocket
+from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
+from tests.conftest import BackgroundJob, is_alive, wait_until
+from tests.scaled_timeouts import scaled_timeout
+
+SLEEPS = "echo up; exec sleep 600"
+STUBBORN = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
+
+Run = Callable[..., BackgroundJob]
+
+
+@pytest.fixture
+def runtime(tmp_path_factory, monkeypatch) -> Path:
+    """A short path: those of sockets are."""
+    path = tmp_path_factory.mktemp("r")
+    path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    return path
+
+
+@pytest.fixture
+def run(start_ddplaunch, runtime) -> Run:
+    """Start two ranks, and again where one fails; ``path`` is the job's door."""
+
+    def begin(run_id: str = "mine", program: str = SLEEPS, **environ: str) -> BackgroundJob:
+        options = ("--nproc", "2", "--max-restarts", "9", "--min-uptime", "0", "--no-history", "--grace", "600")
+        words = ("run", "--run-id", run_id, *options, "--no-python", "sh", "-c", program)
+        job = start_ddplaunch(*words, env={"XDG_RUNTIME_DIR": str(runtime), **environ})
+        job.wait_for("up", 2)
+        job.path = door(job)
+        return job
+
+    return begin
+
+
+def door(job: BackgroundJob) -> str:
+    """The path of a job's door."""
+    found: list[str] = []
+
+    def there() -> bool:
+        found[:] = [path for path in socket_dir.list_sockets() if path.endswith(f".{job.process.pid}")]
+        return bool(found)
+
+    wait_until(there, "its door")
+    return found[0]
+
+
+def show(job: BackgroundJob, state: JobState = JobState.RUNNING, attempt: int = 0) -> Status:
+    """Its status, once it is that far."""
+    found: list[Status] = []
+
+    def reached() -> bool:
+        found[:] = [client.send_request(job.path, StatusQuery())]
+        return (found[0].state, found[0].attempt) == (state, attempt)
+
+    wait_until(reached, f"{state} of attempt {attempt}")
+    return found[0]
+
+
+def call(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(scaled_timeout(20))
+    sock.connect(path)
+    return sock
+
+
+def doors(runtime: Path) -> list[str]:
+    """Those of the test; other runs of this user may have theirs elsewhere."""
+    return [path for path in socket_dir.list_sockets() if path.startswith(str(runtime))]
+
+
+def test_the_status_while_ranks_run_and_after_a_restart(run):
+    job = run("a-b.c_7")
+    status = show(job)
+    assert (status.run_id, status.pid) == ("a-b.c_7", job.process.pid)
+    assert stat.S_IMODE(os.stat(job.path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.dirname(job.path)).st_mode) == 0o700
+    assert status.target == f"sh -c {SLEEPS}"
+    assert (status.node_rank, status.world_size, status.restarts) == (0, 2, 0)
+    assert [rank.state for rank in status.ranks] == [RankState.RUNNING] * 2
+    assert all(is_alive(rank.pid) for rank in status.ranks)
+    assert abs(status.since - time.time()) < scaled_timeout(20)
+    os.kill(status.ranks[1].pid, signal.SIGKILL)
+    again = show(job, attempt=1)
+    assert again.restarts == 1
+    assert not {rank.pid for rank in status.ranks} & {rank.pid for rank in again.ranks}
+    assert all(is_alive(rank.pid) for rank in again.ranks)
+
+
+def test_stop(run, runtime):
+    """With the grace of the job, which these ranks use up; then without."""
+    job = run(program=STUBBORN)
+    client.send_request(job.path, StopJobRequest())
+    assert all(is_alive(rank.pid) for rank in show(job, JobState.STOPPING).ranks)
+    client.send_request(job.path, StopJobRequest(now=True))
+    assert job.wait() == 130
+    job.assert_nothing_left()
+    assert list(runtime.iterdir()) == []
+    with pytest.raises(JobNotResponding, match="no such file"):
+        client.send_request(job.path, StatusQuery())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+@pytest.mark.parametrize("opened", [False, True], ids=["kept out by the folder", "kept out by its uid"])
+def test_another_user_is_refused(run, runtime, opened):
+    job = run()
+    if opened:
+        for each in [*runtime.parents, runtime, Path(job.path).parent, Path(job.path)]:
+            if each.stat().st_uid == 0 and str(each).startswith(str(runtime.parents[1])):
+                each.chmod(0o777)
+    text = (
+        "import os, socket, sys\nos.chdir('/')\ns = socket.socket(socket.AF_UNIX)\n"
+        f"os.setgid(65534); os.setuid(65534)\ns.connect({job.path!r})\n"
+        f"s.sendall({encode(StatusQuery())!r})\nsys.exit(7 if not s.recv(1) else 8)"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    if opened:
+        assert done.returncode == 7 or "BrokenPipeError" in done.stderr or "ConnectionReset" in done.stderr
+    else:
+        assert "PermissionError" in done.stderr
+    assert show(job).state is JobState.RUNNING
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\0\0\0\2{}",
+    struct.pack("!I", MAX_REQUEST_BYTES + 1),
+    struct.pack("!I", 0xFFFFFFFF) + b"x" * 1000,
+    struct.pack("!I", 100) + b"[" * 100,
+    encode(StopJobRequest())[:-1] + b"\xff",
+    encode(StopJobRequest(now=True)).replace(b"true", b'"no"'),
+    struct.pack("!I", 40) + b'{"op": "Started", "body": {"rank": 1}}  ',
+]
+
+
+def test_garbage_is_dropped_and_a_connection_is_for_one_request(run):
+    job = run()
+    show(job)
+    for sent in (*GARBAGE, encode(StatusQuery()) + encode(StopJobRequest())):
+        with call(job.path) as sock:
+            sock.sendall(sent)
+            try:
+                while sock.recv(1 << 16):
+                    assert sent not in GARBAGE
+            except ConnectionResetError:
+                pass  # it was closed before all was read
+        assert show(job).state is JobState.RUNNING
+
+
+@pytest.mark.slow
+def test_silent_clients_do_not_keep_others_out_for_long(run):
+    job = run()
+    show(job)
+    silent = [call(job.path) for _ in range(MAX_CLIENTS)]
+    began = time.monotonic()
+    assert client.send_request(job.path, StatusQuery(), scaled_timeout(30)).state is JobState.RUNNING
+    assert time.monotonic() - began > CONNECTION_TIMEOUT_S / 2
+    for each in silent:
+        assert each.recv(1) == b""
+        each.close()
+
+
+def test_one_job_beside_another(run, runtime):
+    first, second = run("a"), run("b")
+    assert {client.send_request(path, StatusQuery()).run_id for path in doors(runtime)} == {"a", "b"}
+    client.send_request(first.path, StopJobRequest())
+    assert first.wait() == 130
+    assert [client.send_request(path, StatusQuery()).run_id for path in doors(runtime)] == ["b"]
+    assert show(second).state is JobState.RUNNING
+
+
+def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
+    job = run("a")
+    job.signal(signal.SIGKILL)
+    job.wait()
+    assert Path(job.path).exists()
+    with pytest.raises(JobNotResponding, match="connection refused"):
+        client.send_request(job.path, StatusQuery())
+    other = run("b")
+    assert os.listdir(os.path.dirname(other.path)) == [os.path.basename(other.path)]
+
+
+def test_a_process_that_has_a_killed_launchers_pid_now_does_not_keep_its_socket(run, runtime):
+    """As that of a launcher in another PID namespace, which was the second process there."""
+    job = run()
+    job.signal(signal.SIGKILL)
+    job.wait()
+    os.rename(job.path, job.path.rpartition(".")[0] + ".1")
+    assert doors(runtime) == []
+    assert not list(runtime.rglob("*.1")), "a client removes what is left"
+
+
+def test_a_client_that_does_not_read_and_a_stopped_launcher_delay_no_other(run):
+    job = run()
+    show(job)
+    with call(job.path) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        sock.sendall(encode(StatusQuery()))
+        assert show(job).state is JobState.RUNNING
+    os.kill(job.process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(JobNotResponding, match=r"is suspended \(PID \d+\)"):
+            client.send_request(job.path, StatusQuery(), 0.5)
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("variables", [{"HOME": "/proc/no"}, {"XDG_RUNTIME_DIR": "/proc/no"}, {"TMPDIR": "/proc/no"}])
+def test_without_a_home_or_a_runtime_folder(run, monkeypatch, variables):
+    job = run(**variables)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert job.path in socket_dir.list_sockets()
+    assert show(job).state is JobState.RUNNING
+    job.signal(signal.SIGTERM)  # it removes its folder of files, which is in /tmp without a TMPDIR
+    job.wait()
+
+
+def test_a_long_run_id(run):
+    job = run("x" * 100)
+    assert job.path in socket_dir.list_sockets()
+    assert show(job).run_id == "x" * 100
+
+
+def in_the_way(kind: str, path: Path) -> None:
+    elsewhere = path.parent / "elsewhere"
+    if kind == "link":
+        elsewhere.mkdir(mode=0o700)
+        path.symlink_to(elsewhere)
+    elif kind == "file":
+        path.write_text("")
+    elif kind == "open":
+        path.mkdir()
+        path.chmod(0o755)
+    else:
+        path.mkdir(mode=0o700)
+        os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open", "foreign"])
+def test_a_folder_that_is_not_ours_alone_is_left_alone(runtime, kind):
+    if kind == "foreign" and os.geteuid() != 0:
+        pytest.skip("needs root to give a folder away")
+    in_the_way(kind, runtime / "ddplaunch")
+    sock, path = socket_dir.listen_in_dir("mine")
+    assert sock
+    with sock:
+        assert not path.startswith(str(runtime))
+        assert path in socket_dir.list_sockets()
+        assert not [each for each in runtime.rglob("*") if each.is_socket()]
+    socket_dir.remove_socket(path)
+
+
+def test_no_folder_no_door(monkeypatch):
+    monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: ["/proc/ddplaunch"])
+    door = ControlSocket(EventLoop(), "x", None, print)  # type: ignore[arg-type]
+    assert door.path is None
+    door.close()
+
+
+def test_more_than_it_takes_at_a_time(run):
+    """All places are taken, and all that the kernel has for those who wait: the next waits for its turn."""
+    job = run()
+    others = []
+    while len(others) < 500:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        others.append(sock)
+        try:
+            sock.connect(job.path)
+        except BlockingIOError:
+            break
+    with pytest.raises(JobNotResponding) as raised:
+        client.send_request(job.path, StatusQuery(), 0.2)
+    assert "did not reply within 0.2 s" in raised.value.message
+    assert "try again" in (raised.value.hint or "")
+    for sock in others:
+        sock.close()
+    assert client.send_request(job.path, StatusQuery()).world_size == 2

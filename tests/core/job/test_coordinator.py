@@ -1,0 +1,926 @@
+"""Unit tests of the coordinator: sequences of messages, without processes, sockets or a real clock."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ddplaunch.core import messages
+from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.job.coordinator import DRAIN_TIMEOUT_S, EARLY_REPORT_DELAY_S, Coordinator
+from ddplaunch.core.job.job_attempt import SECONDARY_FAILURE_DELAY_S
+from ddplaunch.core.job.joining import FIRST_NOTICE_S
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.messages import Message, NodeHello, Versions
+from ddplaunch.features.check.job import SLOW_NODE_NOTICE_S
+from ddplaunch.system.plan.node_spec import NodeSpec
+
+LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
+
+
+class Timer:
+    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+        self.due, self.callback, self.cancelled = due, callback, False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Job:
+    """A coordinator with simulated nodes and a simulated clock; ``sent`` has the messages to the nodes."""
+
+    def __init__(self, **rules: object) -> None:
+        self.now = 0.0
+        self.timers: list[Timer] = []
+        self.sent: list[tuple[int, Message]] = []
+        self.disconnected: list[int] = []
+        self.rules = JobConfig(**{"max_nodes": rules.get("min_nodes", 1), "inspect": False, **rules})  # type: ignore[arg-type]
+        self.coordinator = Coordinator(
+            self.rules,
+            self.hello(0),
+            "id",
+            send=lambda number, message: self.sent.append((number, message)),
+            disconnect=self.disconnected.append,
+            call_later=self.after,
+            clock=lambda: self.now,
+        )
+        self.coordinator.start()
+
+    def hello(self, number: int, **changed: object) -> NodeHello:
+        share = NodeSpec(number, f"n{number}", ("cpu", "cpu"))
+        fields = {
+            "node_spec": share, "nnodes": self.rules.nnodes_text, "run_id": None, "target": "train.py",
+            "fingerprint": "abc", "max_restarts": self.rules.max_restarts,
+            "versions": Versions("3.11", "2.13"), "gpus": (),
+        }  # fmt: skip
+        return NodeHello(**{**fields, **changed})  # type: ignore[arg-type]
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(self.now + seconds, callback))
+        return self.timers[-1]
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [timer for timer in self.timers if timer.due <= end and not timer.cancelled]:
+            first = min(due, key=lambda timer: timer.due)
+            self.timers.remove(first)
+            self.now = max(self.now, first.due)
+            first.callback()
+        self.now = end
+
+    def join(self, *numbers: int) -> None:
+        for number in numbers:
+            self.coordinator.add_node(self.admit(self.hello(number)))
+
+    def admit(self, hello: NodeHello) -> NodeHello:
+        admitted = self.coordinator.check_hello(hello)
+        assert isinstance(admitted, NodeHello), admitted
+        return admitted
+
+    def refusal(self, hello: NodeHello) -> messages.JoinRefused:
+        refused = self.coordinator.check_hello(hello)
+        assert isinstance(refused, messages.JoinRefused)
+        return refused
+
+    def send(self, number: int, message: messages.FromNode) -> None:
+        self.coordinator.on_message(number, message)
+
+    def fail(
+        self, number: int, rank: int, attempt: int = 0, clock: float | None = None, **fields: object
+    ) -> RankFailure:
+        clock = time.time() if clock is None else clock
+        values = {
+            "rank": rank, "local_rank": 0, "host": f"n{number}", "pid": 1, "attempt": attempt, "exit_code": 3,
+            "signal": None, "message": None, "traceback": None, "moment": clock, "hint": None,
+        }  # fmt: skip
+        failure = RankFailure(**{**values, **fields})  # type: ignore[arg-type]
+        self.send(number, messages.FailureReported(attempt, failure, clock))
+        return failure
+
+    def drain(
+        self,
+        number: int,
+        *failures: RankFailure,
+        attempt: int = 0,
+        stopped: int = 0,
+        heeded: bool = False,
+        broken: messages.LauncherFailure | None = None,
+    ) -> None:
+        self.send(number, messages.AttemptReport(attempt, failures, stopped, time.time(), broken, heeded))
+
+    def take(self, kind: type, number: int | None = None) -> list[Message]:
+        """The messages of this kind that were sent since the last call."""
+        found = [m for n, m in self.sent if isinstance(m, kind) and number in (None, n)]
+        self.sent = [(n, m) for n, m in self.sent if not (isinstance(m, kind) and number in (None, n))]
+        return found
+
+    def outcome(self, number: int) -> messages.EndJob:
+        (end,) = self.take(messages.EndJob, number)
+        assert isinstance(end, messages.EndJob)
+        return end
+
+
+def joined(*numbers: int, **rules: object) -> Job:
+    """A job that these nodes have joined: as many as it has, where ``rules`` do not say."""
+    job = Job(**{"min_nodes": len(numbers) + 1, **rules})
+    job.join(*numbers)
+    return job
+
+
+def test_all_start_when_the_last_has_joined():
+    job = joined(2, min_nodes=3)
+    assert not job.take(messages.StartAttempt)
+    job.join(1)
+    starts = job.take(messages.StartAttempt)
+    assert len(starts) == 3
+    assert [share.node_rank for share in starts[0].node_specs] == [0, 1, 2]
+
+
+def test_the_account_of_who_is_missing():
+    job = joined(1, min_nodes=4)
+    job.wait(1)
+    status = job.take(messages.JoinStatus, 1)[-1]
+    assert (status.joined, status.missing) == (2, (2, 3))
+
+
+def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
+    job = joined(1, min_nodes=3)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.join(2)
+    assert not job.take(messages.StartAttempt)
+    job.join(1)
+    assert len(job.take(messages.StartAttempt)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"nnodes": "3"}, "--nnodes differs: node 0 (n0) has 2, node 1 (n1) has 3"),
+        ({"run_id": "x"}, "the run id differs: node 0 (n0) has none, node 1 (n1) has x"),
+        ({"fingerprint": "abd"}, "the content of train.py differs: node 0 (n0) has abc, node 1 (n1) has abd"),
+        ({"max_restarts": 2}, "--max-restarts differs: node 0 (n0) has 0, node 1 (n1) has 2"),
+        ({"versions": Versions("3.12", "2.13")}, "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has"),
+        ({"versions": Versions("3.11", "2.4")}, "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4"),
+        ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
+        ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is given twice: to n0 and to n9"),
+        ({"node_spec": NodeSpec(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
+        (
+            {"node_spec": NodeSpec(1, "n1", ("cpu",), kind="task")},
+            "task 1 (n1) is one rank, but node 0 (n0), alone on its host, starts 2",
+        ),
+    ],
+)
+def test_disagreement_ends_the_job_for_all_who_are_there(changed, expected):
+    job = Job(min_nodes=2)
+    assert expected in job.refusal(job.hello(1, **changed)).message
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 2
+    assert expected in outcome.usage_error[0]
+
+
+def test_mismatched_versions_can_be_allowed():
+    job = Job(min_nodes=2, allow_mismatch=True)
+    hello = job.hello(1, versions=Versions("3.12", "2.4"))
+    job.coordinator.add_node(job.admit(hello))
+    assert [note.text for note in job.take(messages.NoteMessage, 1)] == [
+        "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has 3.12",
+        "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4",
+    ]
+
+
+def test_gpus_of_different_models_are_noted():
+    job = Job(min_nodes=2)
+    job.coordinator = Coordinator(
+        job.rules,
+        job.hello(0, gpus=("H100",)),
+        "id",
+        lambda number, message: job.sent.append((number, message)),
+        job.disconnected.append,
+        job.after,
+    )
+    job.coordinator.start()
+    hello = job.hello(1, gpus=("A100", "V100"))
+    job.coordinator.add_node(job.admit(hello))
+    (note,) = job.take(messages.NoteMessage, 1)
+    assert note.text == (
+        "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100: the slower ones set the pace"
+    )
+
+
+def test_the_first_failure_stops_all_and_is_sent_to_all():
+    job = joined(1)
+    failure = job.fail(1, 2)
+    assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 2
+    job.drain(1, failure, stopped=1)
+    job.drain(0, stopped=2)
+    outcomes = [job.outcome(number).outcome for number in (0, 1)]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].code == 3
+    assert (outcomes[0].verdict.first.rank, outcomes[0].verdict.stopped) == (2, 3)
+
+
+def test_a_failure_is_reported_at_once_when_ranks_stop_slowly():
+    job = joined(1)
+    job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
+    job.wait(EARLY_REPORT_DELAY_S)
+    (note,) = job.take(messages.NoteMessage, 0)
+    assert note.text.splitlines() == [
+        "rank 2 failed with ValueError: boom (exit code 3) (on n1)",
+        "waiting up to 30 s (--grace) for the other ranks on node 0 (n0), node 1 (n1)",
+    ]
+
+
+def test_a_lost_connection_waits_for_the_reason_from_another_node():
+    job = joined(1)
+    victim = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
+    assert not job.take(messages.StopAttempt)
+    job.wait(SECONDARY_FAILURE_DELAY_S / 2)
+    cause = job.fail(1, 3, exit_code=None, signal=9)
+    assert len(job.take(messages.StopAttempt)) == 2
+    job.drain(0, victim)
+    job.drain(1, cause)
+    assert job.outcome(1).outcome.code == 137
+
+
+def test_moments_are_compared_on_one_clock():
+    """The node whose clock is an hour behind did not fail first."""
+    job = joined(1)
+    behind = time.time() - 3600
+    job.fail(0, 0, exit_code=4)
+    job.fail(1, 2, exit_code=5, clock=behind, moment=behind + 1)
+    job.send(0, messages.AttemptReport(0, (), 0, time.time()))
+    job.send(1, messages.AttemptReport(0, (), 0, behind))
+    assert job.outcome(0).outcome.verdict.first.rank == 0
+
+
+def test_a_restart_is_everybodys():
+    job = joined(1, max_restarts=1, min_uptime=0.0)
+    job.take(messages.StartAttempt)
+    job.drain(1, job.fail(1, 2))
+    assert not job.take(messages.StartAttempt)
+    job.drain(0)
+    again = job.take(messages.Restarting)
+    assert "restart 1 of 1" in again[0].text
+    job.wait(0)
+    assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
+    job.take(messages.StopAttempt)
+    job.fail(0, 0, attempt=0)
+    assert not job.take(messages.StopAttempt), "a message of the attempt before"
+    job.drain(0, job.fail(0, 0, attempt=1), attempt=1)
+    job.drain(1, attempt=1)
+    assert "no restarts left" in job.outcome(1).outcome.remark
+
+
+def test_a_lost_node_ends_a_job_of_fixed_size():
+    job = joined(1, max_restarts=5)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    assert job.take(messages.NodeLost, 0) == [messages.NodeLost("n1")]
+    assert len(job.take(messages.StopAttempt, 0)) == 1
+    job.drain(0, job.fail(0, 0, message="RuntimeError: Connection reset by peer"))
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert outcome.remark == "node 1 (n1) was lost: its connection closed"
+    assert outcome.verdict is None
+
+
+def test_a_failure_long_before_the_loss_is_the_headline():
+    job = joined(1)
+    failure = job.fail(0, 0, moment=time.time() - 20)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.drain(0, failure)
+    assert job.outcome(0).outcome.code == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "fields", "code"),
+    [
+        (1, {"message": "ValueError: boom"}, 3),  # on the node that was lost then
+        (0, {"exit_code": None, "signal": 9}, 137),  # nothing that a lost peer does to a rank
+        (0, {"message": "RuntimeError: my peer is silent"}, 69),  # perhaps a word for the loss
+    ],
+)
+def test_a_failure_just_before_the_loss(number, fields, code):
+    job = joined(1)
+    failure = job.fail(number, number * 2, **fields)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.drain(0, *([failure] * (number == 0)))
+    assert job.outcome(0).outcome.code == code
+
+
+def test_a_signal_on_every_node_at_once_is_no_impatience():
+    """Slurm and Kubernetes send theirs to all: the grace is for saving."""
+    job = joined(1)
+    job.send(0, messages.StopRequested(signal.SIGTERM))
+    job.send(1, messages.StopRequested(signal.SIGTERM))
+    assert {stop.grace_s for stop in job.take(messages.StopAttempt)} == {30.0}
+    job.send(1, messages.StopRequested(signal.SIGTERM, again=True))
+    assert {stop.grace_s for stop in job.take(messages.StopAttempt)} == {0.0}
+
+
+def test_a_node_that_has_done_its_work_may_go():
+    job = joined(1)
+    job.send(1, messages.RanksFinished(0))
+    job.drain(1)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.send(0, messages.RanksFinished(0))
+    job.drain(0)
+    assert job.outcome(0).outcome.code == 0
+
+
+def test_a_node_that_finishes_early_gets_a_note_about_the_others():
+    job = joined(1, 2)
+    job.send(1, messages.RanksFinished(0))
+    job.drain(1)
+    job.wait(FIRST_NOTICE_S)
+    assert [note.text for note in job.take(messages.NoteMessage, 1)] == [
+        "the ranks of this node are done; waiting for node 0 (n0), node 2 (n2)"
+    ]
+    assert not job.take(messages.NoteMessage)
+
+
+def test_a_failure_after_some_have_finished_reaches_them():
+    job = joined(1)
+    job.send(1, messages.RanksFinished(0))
+    job.drain(1)
+    job.drain(0, job.fail(0, 1))
+    assert job.outcome(1).outcome.code == 3
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_interrupt_anywhere_stops_all(again):
+    job = joined(1)
+    job.send(1, messages.StopRequested(signal.SIGINT))
+    assert job.take(messages.NoteMessage, 0)[0].text == "Ctrl-C on node 1 (n1)"
+    if again:
+        job.send(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert [stop.grace_s for stop in job.take(messages.StopAttempt, 0)] == [30, 0][: 1 + again]
+    job.drain(0)
+    job.drain(1)
+    assert job.outcome(0).outcome.code == 130
+
+
+def test_a_requested_stop_names_its_command_and_node():
+    job = joined(1)
+    job.send(1, messages.StopRequested(signal.SIGINT, reason="`ddplaunch stop` was called"))
+    assert [note.text for note in job.take(messages.NoteMessage)] == ["`ddplaunch stop` was called on node 1 (n1)"]
+    job.drain(0)
+    job.drain(1)
+    assert job.outcome(0).outcome.remark == "stopped because `ddplaunch stop` was called"
+
+
+def test_an_interrupt_ends_the_wait_for_nodes():
+    job = joined(1, min_nodes=3)
+    job.send(1, messages.StopRequested(signal.SIGTERM))
+    assert job.outcome(0).outcome.code == 143
+
+
+def test_an_elastic_job_waits_a_while_for_more():
+    job = Job(min_nodes=2, max_nodes=4, join_window=30.0)
+    job.wait(100)
+    job.join(3)
+    job.wait(29)
+    assert not job.take(messages.StartAttempt)
+    job.wait(1)
+    assert [share.node_rank for share in job.take(messages.StartAttempt)[0].node_specs] == [0, 3]
+
+
+def test_an_elastic_job_that_is_complete_does_not_wait():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    assert len(job.take(messages.StartAttempt)) == 3
+
+
+def test_the_window_begins_anew_when_too_few_are_left():
+    job = joined(1, max_nodes=3, join_window=10.0)
+    job.wait(5)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.wait(20)
+    job.join(1)
+    job.wait(9)
+    assert not job.take(messages.StartAttempt)
+    job.wait(1)
+    assert job.take(messages.StartAttempt)
+
+
+def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
+    job = joined(1, 2, min_nodes=2, max_nodes=3, min_uptime=0.0, max_restarts=1)
+    job.take(messages.StartAttempt)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    assert [share.node_rank for share in job.take(messages.StartAttempt)[0].node_specs] == [0, 2]
+    job.join(1)
+    assert "has joined; it takes part when the ranks start next" in job.take(messages.NoteMessage, 1)[-1].text
+    job.drain(2, job.fail(2, 2, attempt=1), attempt=1)
+    job.drain(0, attempt=1)
+    job.wait(0)
+    starts = job.take(messages.StartAttempt)
+    assert len(starts) == 3
+    assert starts[0].attempt == 2
+
+
+def test_a_membership_change_is_no_restart():
+    job = joined(1, min_nodes=1, max_nodes=2, max_restarts=0, max_membership_changes=1)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.drain(0)
+    job.wait(0)
+    assert len(job.take(messages.StartAttempt, 0)) == 2
+    job.join(1)
+    job.coordinator.on_node_lost(1, "it went")
+    assert not job.take(messages.StopAttempt, 0)[1:], "it took no part"
+
+
+@pytest.mark.parametrize(("most", "code"), [(3, None), (2, 69)])
+def test_a_node_lost_in_the_wait_before_a_restart(most, code):
+    """The restart comes when it was to come, once, with those who are left; a job of fixed size ends."""
+    job = joined(*range(1, most), min_nodes=2, max_nodes=most, max_restarts=1, restart_backoff=5.0)
+    job.take(messages.StartAttempt)
+    job.drain(0, job.fail(0, 0))
+    for number in range(1, most):
+        job.drain(number)
+    job.wait(1)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    assert not job.take(messages.StartAttempt)
+    job.wait(10)
+    if code is None:
+        assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
+    else:
+        assert job.outcome(0).outcome.code == code
+        assert not job.take(messages.StartAttempt)
+
+
+def test_membership_changes_are_counted():
+    job = joined(1, 2, min_nodes=1, max_nodes=3, max_membership_changes=1)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    job.coordinator.on_node_lost(2, "its connection closed")
+    job.drain(0, attempt=1)
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert "limit reached (--max-membership-changes 1)" in outcome.remark
+
+
+def test_too_few_are_left():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.coordinator.on_node_lost(2, "its connection closed")
+    job.drain(0)
+    assert "1 of at least 2 nodes are left" in job.outcome(0).outcome.remark
+
+
+def test_growing_stops_the_ranks_to_take_a_node_in():
+    job = Job(min_nodes=1, max_nodes=2, join_window=0.0, grow=True)
+    job.wait(0)
+    job.join(1)
+    assert [stop.signal for stop in job.take(messages.StopAttempt, 0)] == [signal.SIGTERM]
+    job.drain(0, stopped=2)
+    job.wait(0)
+    assert job.take(messages.StartAttempt, 1)[0].assignment.nnodes == 2
+
+
+def test_a_node_of_another_job_does_not_disturb_a_running_job():
+    job = joined(1)
+    assert job.refusal(job.hello(1))
+    assert job.refusal(job.hello(1, max_restarts=9))
+    assert not job.take(messages.EndJob)
+
+
+def test_nodes_without_a_rank_get_the_lowest_that_is_free():
+    job = Job(min_nodes=4, max_nodes=4)
+    asking = [job.hello(1, node_spec=NodeSpec(1, host, ("cpu",)), has_node_rank=False) for host in ("a", "b", "c")]
+    given = []
+    for hello in asking:
+        admitted = job.admit(hello)
+        job.coordinator.add_node(admitted)
+        given.append((admitted.node_spec.node_rank, admitted.node_spec.host))
+    assert given == [(1, "a"), (2, "b"), (3, "c")]
+    assert job.refusal(asking[0]).message == "the job is running already, without this a"
+
+
+def test_a_node_that_comes_again_gets_the_rank_that_it_had():
+    job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    had, new = (job.hello(wanted, has_node_rank=False) for wanted in (3, 1))
+    assert job.admit(had).node_spec.node_rank == 3
+    assert job.admit(new).node_spec.node_rank == 1
+    assert job.admit(job.hello(2, has_node_rank=False)).node_spec.node_rank == 1
+    assert "node rank 2 is given twice" in job.refusal(job.hello(2)).message, "a typed one stands"
+
+
+def test_one_more_than_an_elastic_job_has_places_for():
+    job = joined(1, min_nodes=1, max_nodes=2)
+    assert job.refusal(job.hello(1, has_node_rank=False)).message == "all 2 nodes of the job have joined already"
+    assert job.refusal(job.hello(2)).message.startswith("node rank 2 is out of range")
+
+
+def test_a_warning_reaches_all_nodes_once():
+    """Slurm warns every node, and some sooner than others; what a scheduler says anywhere is meant for the job."""
+    job = joined(1, 2)
+    job.send(1, messages.PreemptionNotice(signal.SIGUSR2))
+    assert len(job.take(messages.PreemptRanks)) == 3
+    assert {note.text for note in job.take(messages.NoteMessage)} == {
+        "preempted by SIGUSR2 on node 1 (n1): ranks have 90 s (--preempt-grace) to save a checkpoint"
+    }
+    job.send(2, messages.PreemptionNotice(signal.SIGUSR2))
+    assert not job.take(messages.PreemptRanks)
+    for number in range(3):
+        job.send(number, messages.RanksFinished(0))
+        job.drain(number, heeded=number == 2)
+    assert not job.take(messages.StopAttempt)
+    assert {end.outcome.code for end in job.take(messages.EndJob)} == {75}
+
+
+def test_after_a_preemption_notice_a_failure_stops_no_rank_until_the_grace_is_over():
+    job = joined(1, max_restarts=3, preempt_grace=20)
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    failure = job.fail(1, 3)
+    job.wait(19)
+    assert not job.take(messages.StopAttempt)
+    job.drain(1, failure)
+    job.wait(2)
+    (stop,) = job.take(messages.StopAttempt)
+    assert (stop.signal, stop.grace_s) == (signal.SIGTERM, 30)
+    job.drain(0, stopped=2)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.verdict and outcome.verdict.first.rank) == (75, 3)
+    assert not job.take(messages.Restarting)
+
+
+def test_a_job_that_was_done_anyway_after_a_warning():
+    job = Job()
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    job.send(0, messages.RanksFinished(0))
+    job.drain(0)
+    assert job.outcome(0).outcome.code == 0
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["while joining", "between attempts"])
+def test_a_warning_while_nothing_runs(joined):
+    job = Job(min_nodes=2, max_restarts=1, restart_backoff=60)
+    if joined:
+        job.join(1)
+        failure = job.fail(1, 2)
+        job.drain(1, failure)
+        job.drain(0)
+        assert job.take(messages.Restarting)
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.remark) == (75, "preempted by SIGUSR2 on node 0 (n0): no rank was running")
+
+
+def test_a_signal_after_a_warning_decides():
+    job = Job()
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    job.send(0, messages.StopRequested(signal.SIGTERM))
+    job.drain(0, stopped=2, heeded=True)
+    assert job.outcome(0).outcome.code == 143
+
+
+def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
+    job = joined(1)
+    failure = job.fail(0, 0, message="ValueError: mine")
+    job.drain(1, broken=messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", time.time() + 5))
+    job.drain(0, failure)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.remark) == (3, None)
+    assert outcome.verdict
+    assert outcome.verdict.first.message == "ValueError: mine"
+
+
+@pytest.mark.parametrize("message", ["RuntimeError: connection closed by peer", "OSError: a word that we do not know"])
+def test_a_zygote_that_was_lost_before_is(message):
+    """An exception elsewhere, right after, may be a word for it."""
+    job = joined(1)
+    lost = time.time()
+    failure = job.fail(0, 0, message=message, clock=lost + 0.5)
+    job.drain(1, broken=messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", lost))
+    job.drain(0, failure)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.remark) == (137, "the zygote (pid 7) was ended by SIGKILL (on n1)")
+
+
+@pytest.mark.parametrize("restart_on", ["any", "transient", "always"])
+def test_a_zygote_that_was_lost_uses_a_restart(restart_on):
+    job = joined(1, max_restarts=1, restart_on=restart_on, restart_backoff=0)
+    for attempt in (0, 1):
+        assert len(job.take(messages.StartAttempt)) == 2
+        broken = messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", time.time())
+        job.drain(1, attempt=attempt, broken=broken)
+        assert len(job.take(messages.StopAttempt, 0)) == 1
+        job.drain(0, attempt=attempt, stopped=2)
+        if attempt == 0:
+            again = job.take(messages.Restarting)[0]
+            assert isinstance(again, messages.Restarting)
+            assert again.text == "the zygote (pid 7) was ended by SIGKILL (on n1)\nrestart 1 of 1"
+            job.wait(0)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.verdict) == (137, None)
+    assert outcome.remark == "the zygote (pid 7) was ended by SIGKILL (on n1); no restarts left (--max-restarts 1)"
+
+
+def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
+    job = joined(1, 2, grace=7.0)
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    job.drain(0)
+    job.drain(2)
+    job.wait(7 + DRAIN_TIMEOUT_S - 0.1)
+    assert not job.take(messages.EndJob)
+    job.wait(0.2)
+    assert job.disconnected == [1]
+    assert job.outcome(0).outcome.code == 130
+    assert job.outcome(2).outcome.code == 130
+    (note,) = [note.text for note in job.take(messages.NoteMessage, 0) if "lost" in note.text]
+    assert note.startswith("node 1 (n1) was lost: ")
+    assert "37 s" in note
+
+
+def test_one_that_never_says_so_after_all_have_done_their_work():
+    job = joined(1)
+    for number in (0, 1):
+        job.send(number, messages.RanksFinished(0))
+    job.drain(0)
+    job.wait(30 + DRAIN_TIMEOUT_S)
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert outcome.remark == "node 1 (n1) was lost: it did not report the end of its ranks within 60 s"
+
+
+def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
+    job = joined(1, max_restarts=1)
+    failure = job.fail(1, 2)
+    job.drain(0)
+    job.drain(1, failure)
+    assert job.take(messages.Restarting)
+    job.wait(0)
+    job.wait(1000)
+    assert not job.take(messages.EndJob)
+
+
+def test_a_third_ctrl_c_does_not_wait():
+    job = joined(1)
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    job.send(0, messages.StopRequested(signal.SIGINT, again=True))
+    job.drain(0)
+    assert not job.take(messages.EndJob)
+    job.send(0, messages.StopRequested(signal.SIGINT, again=True))
+    assert job.outcome(0).outcome.code == 130
+    assert job.outcome(1).outcome.code == 130
+
+
+def checking(*numbers: int, **rules: object) -> Job:
+    """A job that asks its nodes to check their machines."""
+    return joined(*numbers, checks_nodes=True, **rules)
+
+
+LACK = messages.NodeStartError("12 MiB free in /dev/shm (64 MiB needed)", "remove something")
+
+
+def test_the_ranks_start_when_every_node_has_what_they_need():
+    job = checking(1, min_nodes=2)
+    assert [check.attempt for check in job.take(messages.CheckNode)] == [0, 0]
+    job.send(0, messages.CheckPassed(0))
+    assert not job.take(messages.StartAttempt)
+    job.send(1, messages.CheckPassed(0))
+    assert len(job.take(messages.StartAttempt)) == 2
+
+
+def test_who_is_slow_to_check_itself_is_named():
+    job = checking(1, min_nodes=2)
+    job.send(0, messages.CheckPassed(0))
+    job.wait(SLOW_NODE_NOTICE_S)
+    assert job.take(messages.NoteMessage, 0)[-1].text == "waiting for the check of node 1 (n1)"
+
+
+def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
+    job = checking(1, 2, min_nodes=2, max_nodes=3)
+    for number in (0, 2):
+        job.send(number, messages.CheckPassed(0))
+    job.send(1, LACK)
+    assert [share.node_rank for share in job.take(messages.StartAttempt)[0].node_specs] == [0, 2]
+    left_out = "node 1 (n1) is left out: 12 MiB free in /dev/shm (64 MiB needed)"
+    assert job.take(messages.NoteMessage, 2)[-1].text == left_out
+    assert job.outcome(1).outcome.usage_error == (left_out, "remove something")
+    job.take(messages.CheckNode)
+    job.join(1)
+    assert not job.take(messages.CheckNode), "it is asked at the next start"
+
+
+def test_too_few_have_what_their_ranks_need():
+    job = checking(1, min_nodes=2, max_nodes=3)
+    job.wait(job.rules.join_window)
+    job.send(1, LACK)
+    (text, _), code = job.outcome(0).outcome.usage_error, job.outcome(1).outcome.code
+    assert text.endswith("needed); without it 1 of at least 2 nodes are left")
+    assert code == 2
+    assert not job.take(messages.StartAttempt)
+
+
+def test_a_node_that_lacks_something_before_a_restart():
+    job = checking(1, min_nodes=2, max_restarts=1)
+    for number in (0, 1):
+        job.send(number, messages.CheckPassed(0))
+    job.drain(0, job.fail(0, 0))
+    job.drain(1)
+    job.wait(0)
+    assert [check.attempt for check in job.take(messages.CheckNode)][-2:] == [1, 1]
+    job.send(1, LACK)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.verdict.first.rank) == (3, 0)
+    assert outcome.remark == "no restart: node 1 (n1): 12 MiB free in /dev/shm (64 MiB needed)"
+
+
+def test_a_node_that_is_lost_while_it_checks_itself():
+    job = checking(1, 2, min_nodes=2, max_nodes=3)
+    for number in (0, 2):
+        job.send(number, messages.CheckPassed(0))
+    job.coordinator.on_node_lost(1, "its connection closed")
+    assert len(job.take(messages.StartAttempt)) == 2
+
+
+def test_a_node_that_joins_while_others_check_themselves_is_waited_for():
+    job = checking(1, min_nodes=2, max_nodes=3)
+    job.wait(job.rules.join_window)
+    job.join(2)
+    for number in (0, 1):
+        job.send(number, messages.CheckPassed(0))
+    assert not job.take(messages.StartAttempt)
+    job.send(2, messages.CheckPassed(0))
+    assert len(job.take(messages.StartAttempt)) == 3
+
+
+def test_a_node_interrupts_the_ranks_only_when_it_can_take_part():
+    job = checking(min_nodes=1, max_nodes=2, grow=True)
+    job.wait(job.rules.join_window)
+    job.send(0, messages.CheckPassed(0))
+    assert len(job.take(messages.StartAttempt)) == 1
+    job.join(1)
+    assert not job.take(messages.StopAttempt)
+    job.send(1, LACK)
+    assert not job.take(messages.StopAttempt)
+    job.outcome(1)
+    job.join(1)
+    job.send(1, messages.CheckPassed(0))
+    assert len(job.take(messages.StopAttempt)) == 1
+    job.drain(0, stopped=2)
+    job.wait(0)
+    job.send(0, messages.CheckPassed(1))
+    assert not job.take(messages.StartAttempt), "the other is to look once more"
+    job.send(1, messages.CheckPassed(1))
+    assert len(job.take(messages.StartAttempt)) == 2
+
+
+def test_a_node_that_lacks_something_when_the_ranks_have_failed_meanwhile():
+    """It was asked as it joined; the others start when they were to, and after a check of their own."""
+    job = checking(min_nodes=1, max_nodes=2, grow=True, max_restarts=1, restart_backoff=5.0)
+    job.wait(job.rules.join_window)
+    job.send(0, messages.CheckPassed(0))
+    job.join(1)
+    job.drain(0, job.fail(0, 0))
+    job.take(messages.CheckNode)
+    job.take(messages.StartAttempt)
+    job.send(1, LACK)
+    assert job.outcome(1).outcome.code == 2
+    assert not job.take(messages.CheckNode) + job.take(messages.StartAttempt)
+    job.wait(5)
+    assert len(job.take(messages.CheckNode)) == 1
+    job.send(0, messages.CheckPassed(1))
+    assert len(job.take(messages.StartAttempt)) == 1
+
+
+def test_a_lost_node_and_another_that_lacks_something():
+    job = checking(1, 2, min_nodes=2, max_nodes=3)
+    for number in (0, 1, 2):
+        job.send(number, messages.CheckPassed(0))
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    job.send(2, LACK)
+    outcome = job.outcome(0).outcome
+    assert outcome.code == 69
+    assert outcome.remark.startswith("no restart: node 2 (n2): 12 MiB free in /dev/shm")
+
+
+def test_an_interrupt_ends_the_checks():
+    job = checking(1, min_nodes=2)
+    job.send(1, messages.StopRequested(signal.SIGINT))
+    assert [job.outcome(number).outcome.code for number in (0, 1)] == [130, 130]
+
+
+def notes_of(job: Job, number: int = 0) -> list[str]:
+    return [
+        message.text for message in job.take(messages.NoteMessage, number) if isinstance(message, messages.NoteMessage)
+    ]
+
+
+def terminate(job: Job, number: int, **fields: bool) -> None:
+    job.send(number, messages.StopRequested(signal.SIGTERM, **fields))
+
+
+def test_sigterm_takes_one_node_out_of_an_elastic_job():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    job.take(messages.StartAttempt)
+    terminate(job, 1)
+    assert notes_of(job) == [LEAVES]
+    assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 3
+    job.drain(1, job.fail(1, 2, exit_code=None, signal=signal.SIGTERM))
+    assert job.outcome(1).outcome.code == 143, "it need not wait for the others"
+    terminate(job, 1)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    assert notes_of(job) == ["going on with 2 nodes: node 0 (n0), node 2 (n2)"]
+    starts = job.take(messages.StartAttempt)
+    assert [(start.attempt, start.assignment.nnodes) for start in starts] == [(1, 2), (1, 2)]
+    job.join(1)
+    assert "it takes part" in notes_of(job)[-1]
+    terminate(job, 1)
+    assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
+    assert (job.disconnected, job.take(messages.StopAttempt)) == ([1], [])
+    terminate(job, 2)
+    assert notes_of(job) == ["SIGTERM on node 2 (n2)"], "the job cannot do without it"
+    job.drain(0, attempt=1)
+    job.drain(2, attempt=1)
+    assert {job.outcome(number).outcome.code for number in (0, 2)} == {143}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("came", [signal.SIGINT, signal.SIGTERM])
+def test_node_0_and_ctrl_c_end_an_elastic_job(number, came):
+    job = joined(1, 2, min_nodes=1, max_nodes=3)
+    leaves = number and came == signal.SIGTERM
+    job.send(number, messages.StopRequested(came))
+    if leaves:  # the scheduler ends the whole job: node 0 gets its signal last
+        terminate(job, 0)
+    for node in range(3):
+        job.drain(node)
+    assert job.outcome(0).outcome.code == 128 + came
+
+
+def test_ctrl_c_on_a_node_that_leaves_ends_the_job_with_the_grace():
+    job = joined(1, 2, min_nodes=1, max_nodes=3)
+    terminate(job, 1)
+    job.take(messages.StopAttempt)
+    job.send(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert {(stop.signal, stop.grace_s) for stop in job.take(messages.StopAttempt)} == {(signal.SIGINT, 30.0)}
+
+
+def test_nodes_leave_while_others_are_awaited_checked_or_restarted():
+    job = joined(1, min_nodes=2, max_nodes=3, checks_nodes=True, max_restarts=1, restart_backoff=5.0)
+    terminate(job, 1)
+    assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
+    job.join(1, 2)
+    assert job.take(messages.CheckNode, 2)
+    terminate(job, 2)
+    for node in (0, 1):
+        job.send(node, messages.CheckPassed(0))
+    assert len(job.take(messages.StartAttempt)) == 2
+    job.join(2)
+    job.take(messages.NoteMessage)
+    job.drain(0, job.fail(0, 0))
+    job.drain(1)
+    terminate(job, 1)
+    assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
+    job.wait(5)
+    for node in (0, 2):
+        job.send(node, messages.CheckPassed(1))
+    assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
+
+
+def test_a_failure_before_the_sigterm_is_the_cause_that_counts():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    failure = job.fail(1, 2, moment=time.time() - 20)
+    terminate(job, 1)
+    job.drain(1, failure)
+    job.drain(0)
+    job.drain(2)
+    assert job.outcome(0).outcome.code == 3
+
+
+def test_a_node_that_goes_away_before_its_ranks_have_ended_is_not_awaited():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    terminate(job, 1)
+    job.drain(0)
+    job.drain(2)
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.wait(0)
+    assert [text for text in notes_of(job) if "lost" in text] == []
+    assert len(job.take(messages.StartAttempt)) == 3 + 2
+
+
+@pytest.mark.parametrize("stage", ["preempted", "fixed"])
+def test_sigterm_on_one_node_is_for_the_whole_job(stage):
+    job = joined(1, min_nodes=1 if stage == "preempted" else 2, max_nodes=2)
+    if stage == "preempted":
+        job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    terminate(job, 1)
+    assert notes_of(job)[-1] == "SIGTERM on node 1 (n1)"
+    job.drain(0)
+    job.drain(1)
+    assert job.outcome(1).outcome.code == 143

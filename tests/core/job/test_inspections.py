@@ -1,0 +1,140 @@
+"""Tests of when node 0 inspects all ranks before it stops them, and what follows."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.core import messages
+from ddplaunch.core.job.job_inspections import BEFORE_STOP_TIMEOUT_S
+from ddplaunch.core.messages import InspectReply, InspectRequest
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
+from tests.core.job.test_coordinator import Job
+
+
+@pytest.fixture
+def job():
+    """Two nodes with two ranks each, at work."""
+    made = Job(min_nodes=2, inspect=True)
+    made.join(1)
+    made.sent.clear()
+    return made
+
+
+def asked(job):
+    """The questions to nodes: who, and what."""
+    return [(number, message) for number, message in job.sent if isinstance(message, InspectRequest)]
+
+
+def stops(job):
+    return [number for number, message in job.sent if isinstance(message, messages.StopAttempt)]
+
+
+def found(serial, *ranks):
+    each = tuple(RankInspection(rank, f"n{rank // 2}", 1, ProcessCondition.ALIVE) for rank in ranks)
+    return InspectReply(serial, Inspection(0.0, each, len(ranks)))
+
+
+def test_no_rank_is_stopped_before_all_were_looked_at(job):
+    job.fail(1, 2)
+    assert [number for number, _ in asked(job)] == [0, 1]
+    assert stops(job) == []
+    serial = asked(job)[0][1].serial
+    job.send(1, found(serial, 2, 3))
+    assert stops(job) == []
+    job.send(0, found(serial, 0, 1))
+    assert stops(job) == [0, 1]
+    kept = [message for number, message in job.sent if isinstance(message, InspectReply)]
+    assert [(each.serial, [rank.rank for rank in each.inspection.ranks]) for each in kept] == [(0, [0, 1, 2, 3])]
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for(job):
+    job.fail(1, 2)
+    job.wait(BEFORE_STOP_TIMEOUT_S - 0.01)
+    assert stops(job) == []
+    job.wait(0.02)
+    assert stops(job) == [0, 1]
+    (kept,) = [message for _, message in job.sent if isinstance(message, InspectReply)]
+    assert kept.inspection.silent == ("node 0 (n0)", "node 1 (n1)")
+
+
+def test_a_second_ctrl_c_skips_it(job):
+    job.send(1, messages.StopRequested(signal.SIGINT))
+    assert asked(job)
+    assert stops(job) == []
+    job.send(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert [message.grace_s for _, message in job.sent if isinstance(message, messages.StopAttempt)] == [0.0, 0.0]
+
+
+def test_ranks_that_make_room_are_not_looked_at(job):
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    job.wait(100)
+    assert stops(job)
+    assert not asked(job)
+
+
+@pytest.mark.parametrize("rules", [{"grace": 4.0}, {"inspect": False}])
+def test_a_short_grace_leaves_no_time_for_it(rules):
+    job = Job(min_nodes=2, **{"inspect": True, **rules})
+    job.join(1)
+    job.fail(1, 2)
+    assert stops(job) == [0, 1]
+    assert not asked(job)
+
+
+def test_it_is_closer_where_ranks_only_waited(job):
+    job.fail(1, 2, message="RuntimeError: Connection closed by peer")
+    assert {message.detail for _, message in asked(job)} == {Detail.WAITS}
+    job.fail(0, 1, message="ValueError: no such class")
+    assert len(asked(job)) == 2, "once an attempt"
+
+
+def test_an_attempt_that_ends_meanwhile_waits_for_it(job):
+    """Its verdict is to name whom the others waited for."""
+    failures = [job.fail(number, 2 * number, message="RuntimeError: Connection closed by peer") for number in (0, 1)]
+    for number, failure in enumerate(failures):
+        job.send(number, messages.AttemptReport(0, (failure,), 1, 0.0))
+    ends = [message for _, message in job.sent if isinstance(message, messages.EndJob)]
+    assert not ends
+    for number in (0, 1):
+        job.send(number, found(asked(job)[0][1].serial, 2 * number, 2 * number + 1))
+    assert [message.outcome.code for _, message in job.sent if isinstance(message, messages.EndJob)] == [3, 3]
+
+
+def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
+    job.fail(0, 0)
+    job.send(0, found(asked(job)[0][1].serial, 0, 1))
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.wait(0)
+    assert stops(job) == [0]
+
+
+def test_the_loss_that_ends_the_look_is_judged_with_it(job):
+    """A rank's complaint that its connection closed is no match for the node that went."""
+    failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
+    job.send(0, found(asked(job)[0][1].serial, 0, 1))
+    job.send(0, messages.AttemptReport(0, (failure,), 1, 0.0))
+    job.coordinator.on_node_lost(1, "its connection closed")
+    job.wait(1)
+    (outcome,) = [message.outcome for _, message in job.sent if isinstance(message, messages.EndJob)]
+    assert outcome.code == 69
+    assert "node 1 (n1) was lost" in outcome.remark
+
+
+def test_each_request_gets_a_reply(job):
+    job.send(1, InspectRequest(7, Detail.STATE, 3.0))
+    serial = asked(job)[0][1].serial
+    for number in (0, 1):
+        job.send(number, found(serial, 2 * number))
+    number, answer = job.sent[-1]
+    assert (number, answer.serial) == (1, 7)
+    assert [rank.rank for rank in answer.inspection.ranks] == [0, 2]
+
+
+def test_a_report_about_ranks_of_another_node_is_a_protocol_error(job):
+    job.fail(0, 0)
+    with pytest.raises(ProtocolError):
+        job.send(1, found(asked(job)[0][1].serial, 0))

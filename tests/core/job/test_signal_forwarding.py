@@ -1,0 +1,51 @@
+"""Tests that a signal which comes to several nodes at once reaches each rank once."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS, SignalDeduplicator
+from ddplaunch.core.node.launcher_signals import GroupSignalTracker
+from ddplaunch.core.rank import zygote
+
+USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
+
+
+@pytest.mark.parametrize(
+    ("came", "passed_on"),
+    [
+        ([(0, USR1, 0.0), (1, USR1, 0.1), (2, USR1, 0.2)], 1),  # from a scheduler, to all
+        ([(1, USR1, 0.0), (1, USR1, 0.1)], 2),  # to one node, twice
+        ([(0, USR1, 0.0), (0, USR1, 0.1), (1, USR1, 0.2), (1, USR1, 0.3)], 2),  # to all, twice
+        ([(0, USR1, 0.0), (1, USR2, 0.1)], 2),  # another one
+        ([(1, USR1, 0.0), (0, USR1, DUPLICATE_WINDOW_S + 0.1)], 2),  # somebody's, later
+    ],
+)
+def test_each_is_passed_on_once(came, passed_on):
+    now = 0.0
+    relay = SignalDeduplicator(lambda: now)
+    taken = []
+    for node, number, now in came:  # noqa: B007
+        taken.append(relay.should_forward(node, number))
+    assert taken.count(True) == passed_on
+
+
+def test_one_that_came_to_the_ranks_by_itself_is_not_passed_on_once():
+    now = 0.0
+    direct = GroupSignalTracker(lambda: now)
+    direct.record(USR1)
+    assert [direct.was_seen(USR1), direct.consume(USR2), direct.consume(USR1), direct.consume(USR1)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    direct.record(USR1)
+    now = 10 * DUPLICATE_WINDOW_S
+    assert not direct.consume(USR1)
+
+
+def test_the_zygote_gets_those_that_are_for_ranks():
+    assert zygote.FORWARDED_SIGNALS == FORWARDED_SIGNALS

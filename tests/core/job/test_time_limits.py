@@ -1,0 +1,236 @@
+"""Tests of the coordinator's time limits, without processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.core import messages
+from ddplaunch.core.failures import JobResult, RankFailure
+from ddplaunch.core.job.job_attempt import JobAttempt
+from ddplaunch.core.job.time_limits import STALL_CHECK_INTERVAL_S, TimeLimitExpired
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from tests.core.job.test_coordinator import Job
+from tests.features.inspect.diagnosis.test_stall import rank
+
+
+def test_the_time_of_a_job_is_over():
+    job = Job(timeout=60.0)
+    job.wait(59)
+    assert not job.take(messages.StopAttempt)
+    job.wait(1)
+    assert job.take(messages.NoteMessage) == [messages.NoteMessage("--timeout (1m00s) expired: stopping the ranks")]
+    assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
+    job.drain(0, stopped=2)
+    assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")
+
+
+def test_it_counts_from_the_start_of_the_first_rank():
+    """Not from the import of torch, nor anew after a restart; where no rank ever starts it is over, too."""
+    job = Job(timeout=60.0, max_restarts=1)
+    job.wait(50)
+    job.send(0, messages.RanksStarted(0))
+    job.wait(20)
+    job.drain(0, job.fail(0, 1))
+    job.send(0, messages.RanksStarted(1))
+    job.wait(39)
+    assert job.take(messages.StopAttempt, 0)[-1].attempt == 0
+    job.wait(1)
+    assert job.take(messages.StopAttempt, 0)[-1] == messages.StopAttempt(1, signal.SIGTERM, 30.0)
+
+
+def test_it_stands_still_while_a_rank_is_in_a_debugger():
+    job = Job(timeout=60.0)
+    job.wait(50)
+    job.send(0, messages.DebuggerActive(0, True))
+    job.wait(1000)
+    job.send(0, messages.DebuggerActive(0, False))
+    job.wait(9)
+    assert not job.take(messages.StopAttempt)
+    job.wait(1)
+    assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
+
+
+def test_only_others_are_other_ranks_that_were_stopped():
+    """Rank 0's program had ended, but its process had not: the others needed its store."""
+    failure = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
+    attempt = JobAttempt(
+        0, world_size=2, stopped_ranks=2, time_limit=TimeLimitExpired("no progress", failure, rank_was_alive=False)
+    )
+    assert attempt.failure_report
+    assert attempt.failure_report.stopped == 1
+
+
+def test_it_runs_on_over_restarts():
+    job = Job(timeout=60.0, max_restarts=9)
+    job.wait(50)
+    job.drain(0, job.fail(0, 1))
+    job.wait(9)
+    assert len(job.take(messages.StartAttempt)) == 2
+    job.wait(1)
+    assert job.take(messages.StopAttempt, 0)[-1] == messages.StopAttempt(1, signal.SIGTERM, 30.0)
+    job.drain(0, attempt=1, stopped=2)
+    assert job.outcome(0).outcome.code == 124
+
+
+def test_it_ends_while_a_restart_waits():
+    job = Job(timeout=60.0, max_restarts=9, restart_backoff=50.0)
+    job.wait(30)
+    job.drain(0, job.fail(0, 1))
+    job.wait(30)
+    assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")
+
+
+def test_no_restart_follows_it():
+    """A rank had failed, and the others were being stopped."""
+    job = Job(timeout=60.0, max_restarts=9)
+    job.wait(55)
+    failure = job.fail(0, 1)
+    job.wait(10)
+    job.drain(0, failure, stopped=1)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.remark) == (3, "no restart: --timeout has expired")
+
+
+def test_a_job_that_ends_in_time():
+    job = Job(timeout=60.0)
+    job.send(0, messages.RanksFinished(0))
+    job.drain(0)
+    assert job.outcome(0).outcome == JobResult(0)
+    job.wait(100)
+    assert not job.take(messages.EndJob)
+
+
+def test_all_nodes_may_suspect_a_stall_at_once():
+    """They are asked once for all of them, and once more for those that come late."""
+    job = Job(min_nodes=8, max_nodes=8)
+    job.join(*range(1, 8))
+    for number in range(8):
+        job.send(number, messages.StallSuspected(0))
+    assert len(job.take(messages.InspectRequest)) == 8
+    job.wait(3 + STALL_CHECK_INTERVAL_S)  # nobody answers
+    assert len(job.take(messages.InspectRequest)) == 8
+    job.wait(600)
+    assert not job.take(messages.InspectRequest)
+
+
+class Waiting:
+    """A job of two ranks, of which rank 0 waits; a test says for how long, and what the job's usual gap is."""
+
+    def __init__(self, **rules: object) -> None:
+        self.job, self.gap, self.steps = Job(**rules), 0.1, 0
+        self.quiet: float | None = None  # seconds since a rank printed; None: as long as they wait
+
+    def suspect(self, seconds: float) -> list[str]:
+        """A node's word after this much silence, at another collective than before; return the notes."""
+        self.steps += 1
+        self.job.wait(STALL_CHECK_INTERVAL_S)
+        self.job.send(0, messages.StallSuspected(0))
+        return self.answer(seconds)
+
+    def answer(self, seconds: float) -> list[str]:
+        self.inspected(seconds)
+        found = self.job.take(messages.JobStalled)
+        return [each.text for each in found if isinstance(each, messages.JobStalled) and each.text]
+
+    def inspected(self, seconds: float) -> None:
+        """Answer all questions as ranks do that stand still for so long."""
+        shares = {"quiet": self.quiet or seconds, "standstill": seconds}
+        ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **shares)]
+        arrivals = CollectiveArrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
+        while asked := self.job.take(messages.InspectRequest):
+            (question,) = asked
+            assert isinstance(question, messages.InspectRequest)
+            if question.detail is Detail.LATENESS:
+                ranks[0] = replace(ranks[0], arrivals=(arrivals,))
+            self.job.send(0, messages.InspectReply(question.serial, Inspection(0.0, tuple(ranks), 2)))
+
+
+def test_ranks_that_wait_are_reported_soon():
+    waiting = Waiting()
+    (found,) = waiting.suspect(24.0)
+    assert found.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
+    assert "`ddplaunch stacks id`" in found
+    waiting.steps -= 1
+    assert not waiting.suspect(300.0), "once"
+
+
+def test_the_bar_is_ten_times_the_usual_gap():
+    waiting = Waiting()
+    waiting.gap = 5.0
+    assert not waiting.suspect(24.0)
+    waiting.job.wait(25.9)
+    assert not waiting.job.take(messages.InspectRequest)
+    waiting.job.wait(0.1)
+    (found,) = waiting.answer(50.0)
+    assert found.startswith("no progress for 50s: ")
+
+
+def test_a_wait_that_ended_by_itself_raises_the_bar_of_its_place():
+    """As at each checkpoint."""
+    waiting = Waiting()
+    assert waiting.suspect(24.0)
+    assert not waiting.suspect(24.0)
+    assert not waiting.suspect(44.0)
+    assert waiting.suspect(84.0)
+    assert not waiting.suspect(164.0)
+    assert waiting.suspect(300.0), "as without a bar"
+
+
+def test_it_is_a_note_where_a_stall_timeout_ends_the_job():
+    waiting = Waiting(stall_timeout=60.0, on_stall="stop")
+    assert waiting.suspect(24.0)
+    assert not waiting.job.take(messages.StopAttempt)
+    assert waiting.suspect(60.0) == []
+    assert waiting.job.take(messages.StopAttempt)
+
+
+def test_all_nodes_are_notified_of_a_stall_and_of_its_end():
+    """Once each: no node knows what the ranks of others do."""
+    waiting = Waiting()
+    waiting.job.send(0, messages.ProgressResumed(0))
+    assert not waiting.job.take(messages.ProgressResumed), "it had not stalled"
+    assert waiting.suspect(24.0)
+    for _ in range(2):
+        waiting.job.send(0, messages.ProgressResumed(0))
+    assert waiting.job.take(messages.ProgressResumed) == [messages.ProgressResumed(0)]
+
+
+def test_a_rank_that_only_prints_ends_no_stall():
+    """Its node cannot know: node 0 counts the time as stalled again, from where it began, and says no more of it."""
+    waiting = Waiting()
+    assert waiting.suspect(24.0)
+    for seconds in (70.0, 330.0):  # as told early, and after the stall timeout
+        waiting.job.send(0, messages.ProgressResumed(0))
+        waiting.job.take(messages.JobStalled)
+        waiting.job.wait(STALL_CHECK_INTERVAL_S)
+        waiting.job.send(0, messages.StallSuspected(0))
+        waiting.inspected(seconds)
+        (stalled,) = waiting.job.take(messages.JobStalled)
+        assert (stalled.text, round(time.time() - stalled.since)) == ("", seconds)
+
+
+def test_a_long_wait_is_announced_although_a_rank_prints():
+    """After 10 minutes; no stall timeout ends the job for it, as output is progress."""
+    waiting = Waiting(stall_timeout=30.0, on_stall="stop")
+    waiting.quiet = 1.0
+    assert not waiting.suspect(299.0)
+    assert not waiting.suspect(400.0)
+    waiting.job.wait(200.0)
+    (found,) = waiting.answer(600.0)
+    assert found.startswith("no progress for 10m00s: rank 0 waits in all_reduce #6 of default_pg")
+    assert not waiting.job.take(messages.StopAttempt)
+
+
+def test_time_at_a_breakpoint_is_stalled_time():
+    """Whatever the other ranks print meanwhile."""
+    job = Job()
+    job.send(0, messages.DebuggerActive(0, is_active=True))
+    (stalled,) = job.take(messages.JobStalled)
+    assert isinstance(stalled, messages.JobStalled)
+    assert stalled.text == ""
+    job.send(0, messages.ProgressResumed(0))
+    assert not job.take(messages.ProgressResumed)
+    job.send(0, messages.DebuggerActive(0, is_active=False))
+    assert job.take(messages.ProgressResumed) == [messages.ProgressResumed(0)]

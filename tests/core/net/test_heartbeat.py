@@ -1,0 +1,135 @@
+"""Tests of heartbeats: a lost peer is found, and time that the launcher itself did not run does not count."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ddplaunch.core.net import heartbeat_monitor
+from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
+from tests.conftest import write_program
+from tests.core.job.test_coordinator import Timer
+from tests.core.job.test_joining import Nodes
+
+TIMEOUT = 2.0
+
+LAG = 0.03
+"""Seconds by which everything is late, so that beats and looks meet in every way."""
+
+
+class Machines:
+    """Two of one job: time and what is under way between them, as a loop sees it; either may stand still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.stopped: set[int] = set()
+        self.lost: list[tuple[int, float]] = []
+        self._timers: list[tuple[float, int, int, Timer]] = []
+        self._order = itertools.count()
+        self._waiting: dict[int, int] = {0: 0, 1: 0}
+        monkeypatch.setattr(heartbeat_monitor.time, "monotonic", lambda: self.now)
+        self.heartbeats = [self._make(0)]
+        self.go_on(self.now + 0.7)  # nobody joins when node 0's own beat is due
+        self.heartbeats.append(self._make(1))
+        for each in (0, 1):
+            self.heartbeats[each].record(1 - each)
+
+    def _make(self, own: int) -> HeartbeatMonitor:
+        class Loop:
+            def call_later(loop, seconds: float, callback: Callable[[], None]) -> Timer:
+                timer = Timer(self.now + seconds, callback)
+                heapq.heappush(self._timers, (timer.due, next(self._order), own, timer))
+                return timer
+
+        def beat() -> None:
+            self._waiting[1 - own] += 1
+            if len(self.heartbeats) == 2:
+                self._read(1 - own)
+
+        return HeartbeatMonitor(Loop(), TIMEOUT, beat, lambda peer, silence: self.lost.append((peer, silence)))  # type: ignore[arg-type]
+
+    def _read(self, own: int) -> None:
+        """Descriptors before timers, as the loop has it."""
+        if own not in self.stopped and self._waiting[own]:
+            self._waiting[own] = 0
+            self.heartbeats[own].record(1 - own)
+
+    def go_on(self, until: float) -> None:
+        """Let time pass; what is due on one that stands still waits."""
+        held: list[tuple[float, int, int, Timer]] = []
+        while self._timers and self._timers[0][0] <= until:
+            entry = heapq.heappop(self._timers)
+            due, _, own, timer = entry
+            self.now = max(self.now, due + LAG)
+            if own in self.stopped:
+                held.append(entry)
+            elif not timer.cancelled:
+                self._read(own)
+                timer.callback()
+        for entry in held:
+            heapq.heappush(self._timers, entry)
+        self.now = until
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 1.9, 2.1, 3.0, 30.0])
+@pytest.mark.parametrize("apart", [0.0, 0.4])
+def test_all_stand_still_at_any_moment(monkeypatch, seconds, apart):
+    """Gang scheduling, or a snapshot of virtual machines; the second one goes on a little after the first."""
+    for phase in range(41):
+        machines = Machines(monkeypatch)
+        began = machines.now + 3 + phase * TIMEOUT / 40
+        machines.go_on(began)
+        machines.stopped = {0, 1}
+        machines.go_on(began + seconds)
+        machines.stopped = {1}
+        machines.go_on(began + seconds + apart)
+        machines.stopped = set()
+        machines.go_on(began + seconds + 10)
+        assert machines.lost == [], phase
+
+
+def test_one_that_dies_is_found_out_in_time(monkeypatch):
+    machines = Machines(monkeypatch)
+    machines.go_on(machines.now + 3.1)
+    machines.stopped = {1}
+    died = machines.now
+    while not machines.lost:
+        machines.go_on(machines.now + 0.01)
+    assert machines.lost == [(1, pytest.approx(TIMEOUT, abs=2 * LAG))]
+    assert TIMEOUT * 3 / 4 - 0.02 <= machines.now - died <= TIMEOUT + 5 * LAG
+
+
+def test_one_that_dies_is_found_out_on_a_machine_that_is_always_late(monkeypatch):
+    machines = Machines(monkeypatch)
+    machines.stopped = {1}
+    for _ in range(10):
+        machines.stopped = {0, 1}
+        machines.go_on(machines.now + 1.5)  # three times the interval of our beats
+        machines.stopped = {1}
+        machines.go_on(machines.now + 0.001)
+    assert machines.lost
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_a_job_that_was_stopped_and_continued_as_a_whole_goes_on(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "reads.py", "import time, pathlib\nprint('up', flush=True)\n"
+          "while not pathlib.Path('enough').exists(): time.sleep(0.01)\n")  # fmt: skip
+    nodes = Nodes(start_ddplaunch, tmp_path, 2, "--heartbeat-timeout", "2")
+    jobs = [nodes.start(rank, target="reads.py") for rank in (0, 1)]
+    for job in jobs:
+        job.wait_for("up")
+    for _ in range(3):
+        pids = [pid for job in jobs for pid in job.left()]
+        for number, pause in ((signal.SIGSTOP, 2.3), (signal.SIGCONT, 0.8)):
+            for pid in pids:
+                os.kill(pid, number)
+            time.sleep(pause)  # what it is about: how long it stood still, and that it had begun to beat again
+    (tmp_path / "enough").touch()
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()

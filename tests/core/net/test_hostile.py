@@ -1,0 +1,309 @@
+"""Tests of well-formed messages with impossible content, from a node or from a false node 0."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+
+import pytest
+
+from ddplaunch.base.codec import decode
+from ddplaunch.base.errors import escape_control_chars
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.core.messages import FROM_NODE, FROM_NODE_ZERO
+from tests.conftest import wait_until, write_program
+from tests.core.job.test_coordinator import joined
+from tests.core.job.test_joining import Nodes
+from tests.core.net.fake_peer import (
+    HOST,
+    FakeNodeZero,
+    join_as_node_1,
+    make_arrivals,
+    make_assignment,
+    make_failure,
+    make_node_spec,
+)
+
+WAITS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def nodes(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "waits.py", WAITS)
+    return lambda *options: Nodes(start_ddplaunch, tmp_path, 2, "--grace", "1", *options)
+
+
+@pytest.fixture
+def started(nodes):
+    """A launcher of node 0 whose rank runs, and what plays node 1 for it, with these changes to its hello."""
+
+    def begin(*options, **changed):
+        job = nodes(*options)
+        launcher, peer = job.start(0, target="waits.py"), join_as_node_1(job, **changed)
+        assert peer.receive("StartAttempt")
+        launcher.wait_for("up")
+        return launcher, peer
+
+    return begin
+
+
+@pytest.fixture
+def node_zero(nodes):
+    """A launcher of node 1, and what plays node 0 for it."""
+    played = []
+
+    def begin(*options):
+        job = nodes(*options)
+        played.append(FakeNodeZero(job))
+        return played[-1], job.start(1, target="waits.py")
+
+    yield begin
+    for each in played:
+        each.close()
+
+
+def assert_clean(text: str) -> None:
+    assert "Traceback" not in text
+    assert escape_control_chars(text) == text
+
+
+def decode_message(op: str, body: dict, accepted) -> object:
+    """Decode a message as on arrival."""
+    return decode(json.dumps({"op": op, "body": body}).encode(), accepted)
+
+
+@pytest.mark.parametrize(
+    ("op", "body"),
+    [
+        ("FailureReported", {"failure": make_failure(exit_code=256)}),  # out of its bounds
+        ("FailureReported", {"failure": make_failure(rank=0)}),  # not now, and not by this node
+        ("ArrivalsReported", {"arrivals": [make_arrivals(rank=0)]}),
+    ],
+)
+def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
+    launcher, peer = started()
+    peer.send(op, {"attempt": 0, "clock": 1e9, **body})
+    assert peer.ended()
+    assert launcher.wait(20) == 69
+    assert "node 1 (evil) was lost: it sent " in launcher.stderr()
+    assert_clean(launcher.stderr())
+    launcher.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("op", "body"),
+    [
+        ("StopRequested", {"signal": 40}),
+        ("StopRequested", {"signal": 19}),
+        ("FailureReported", {"failure": make_failure(exit_code=0)}),
+        ("FailureReported", {"failure": make_failure(exit_code=None)}),
+        ("FailureReported", {"failure": make_failure(signal=9)}),
+        ("FailureReported", {"failure": make_failure(2, host=HOST)}),
+        ("FailureReported", {"failure": make_failure(moment=1e308)}),
+        ("AttemptReport", {"failures": [make_failure(2, host="n1"), make_failure(2, host="n1")], "stopped": 0}),
+        ("AttemptReport", {"failures": [], "stopped": 3}),
+        ("ArrivalsReported", {"arrivals": [make_arrivals(gaps=[1 << 60])]}),
+        ("ArrivalsReported", {"arrivals": [make_arrivals(number=-1)]}),
+        ("HeartbeatMessage", {"last_received": -1.0}),
+        ("HeartbeatMessage", {"held_s": 1e9}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
+    """On arrival, or where it is compared with how the job stands."""
+    job = joined(1)
+    with pytest.raises(ProtocolError):
+        job.send(
+            1, decode_message(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, FROM_NODE)
+        )
+
+
+def test_a_warning_by_a_signal_without_a_name(started):
+    launcher, peer = started("--preempt-grace", "0")
+    peer.send("PreemptionNotice", signal=40)
+    assert peer.receive("PreemptRanks")
+    peer.send("AttemptReport", attempt=0, failures=[], stopped=1, clock=1e9)
+    assert launcher.wait(20) == 75
+    assert "preempted by signal 40 on node 1 (evil): ranks have" in launcher.stderr()
+
+
+@pytest.mark.slow
+def test_so_many_and_so_long_texts_are_not_kept(started):
+    """Each of its ranks may fail once an attempt, and its words are cut when they come."""
+    launcher, peer = started(node_spec=make_node_spec(1, ranks=25))
+    for rank in range(1, 26):
+        text = "x" * (4 << 20)
+        peer.send(
+            "FailureReported", attempt=0, failure=make_failure(rank, message=f"E: {rank}", traceback=text), clock=1e9
+        )
+    peer.send("StopRequested", signal=2)
+    wait_until(lambda: "Ctrl-C on node 1" in launcher.stderr(), "that all was heard")
+    import psutil
+
+    assert psutil.Process(launcher.process.pid).memory_info().rss < 90 << 20
+    peer.reset()
+    assert launcher.wait(20) == 130
+
+
+def test_a_node_with_heartbeats_that_never_ends_is_waited_for_until_ctrl_c(started):
+    launcher, peer = started("--grace", "60")
+    for times in (1, 2):
+        launcher.signal(signal.SIGINT)
+        order = peer.receive("StopAttempt")
+        assert order
+        assert order["grace_s"] == (60 if times == 1 else 0)
+        peer.send("HeartbeatMessage", clock=1e9)
+    launcher.signal(signal.SIGINT)
+    assert launcher.wait(10) == 130
+    assert peer.receive("EndJob")
+    launcher.assert_nothing_left()
+
+
+EVIL = "\x1b[2J\x1b]0;mine\x07\r\u202e\x85ddplaunch: all is well\nddplaunch: rank 0 failed\u2028x\0"
+
+
+def test_what_is_printed_of_a_rank_elsewhere_is_harmless(started):
+    launcher, peer = started()
+    evil_failure = make_failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
+    peer.send("FailureReported", attempt=0, failure=evil_failure, clock=1e9)
+    assert peer.receive("StopAttempt")
+    peer.send("AttemptReport", attempt=0, failures=[evil_failure], stopped=0, clock=1e9)
+    assert launcher.wait(20) == 3
+    shown = launcher.stderr()
+    assert_clean(shown)
+    assert "rank 1 failed with E\\x1b[2J\\x1b]0;mine\\x07\\r\\u202e\\x85ddplaunch: all is well (exit code 3)" in shown
+    ours = re.findall("^ddplaunch: (.*)", shown, re.MULTILINE)
+    assert not [line for line in ours if line.startswith(("all is well", "rank 0"))]
+
+
+def test_what_is_printed_of_a_node_is_harmless(started):
+    launcher, peer = started()
+    peer.send("NodeStartError", message=f"U{EVIL}", hint=f"H{EVIL}\nmore\nand more")
+    assert launcher.wait(20) == 2
+    assert_clean(launcher.stderr())
+    assert not re.search("^ddplaunch: (all|rank 0)", launcher.stderr(), re.MULTILINE)
+
+
+def test_a_run_id_stays_inside_the_log_folder(node_zero, tmp_path):
+    false, launcher = node_zero("--log-dir", "logs")
+    for run_id in ("../../outside", "a/b", "..", "nul\0", "e\x1bsc"):
+        assert false.meet(run_id=run_id).ended()
+    launcher.signal(signal.SIGINT)
+    assert launcher.wait(20) == 130
+    assert_clean(launcher.stderr())
+    assert not (tmp_path / "outside").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("node-")]
+
+
+def test_a_node_zero_that_cannot_be(node_zero):
+    false, launcher = node_zero()
+    for changed in ({"heartbeat_timeout_s": 1e308}, {"heartbeat_timeout_s": 0.01}, {"node_rank": 1}):
+        assert false.meet(**changed).ended()
+    wait_until(lambda: "does not answer as node 0: another program listens there" in launcher.stderr(), "the account")
+    for order in (
+        {},
+        {"assignment": make_assignment(0)},
+        {"assignment": make_assignment(2)},
+        {"assignment": make_assignment(1, nnodes=9)},
+        {"assignment": make_assignment(1, world_size=1)},
+        {"assignment": make_assignment(1), "node_specs": [make_node_spec(0), make_node_spec(1)]},
+    ):
+        peer = false.meet()
+        peer.send("StartAttempt", attempt=0, run_id="theirs", **order)
+        assert peer.ended(), "a start without us"
+    launcher.signal(signal.SIGTERM)
+    assert launcher.wait(20) == 143
+    assert_clean(launcher.stderr())
+
+
+@pytest.mark.parametrize(
+    ("op", "body"),
+    [
+        ("StartAttempt", {"attempt": 1, "run_id": "theirs", "assignment": make_assignment(1)}),
+        ("JoinStatus", {"joined": 1, "min_nodes": 2, "max_nodes": 2, "missing": [1]}),
+        ("StopAttempt", {"attempt": 0, "signal": 19, "grace_s": 1.0}),
+    ],
+)
+def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
+    false, launcher = node_zero()
+    peer = false.meet()
+    peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
+    launcher.wait_for("up")
+    peer.send(op, body)
+    assert peer.ended()
+    assert launcher.wait(20) == 69
+    assert "node 0 (127.0.0.1) was lost: it sent " in launcher.stderr()
+    assert_clean(launcher.stderr())
+    launcher.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("op", "body"),
+    [
+        ("JoinAccepted", {"run_id": "x", "heartbeat_timeout_s": 2.0, "node_rank": 1}),
+        ("StopAttempt", {"attempt": 0, "signal": 15, "grace_s": 1e308}),
+        ("EndJob", {"outcome": {"code": 256}}),
+        ("EndJob", {"outcome": {"code": 0, "usage_error": ["no", None]}}),
+    ],
+)
+def test_an_impossible_message_of_node_0_is_a_protocol_error(op, body):
+    with pytest.raises(ProtocolError):
+        decode_message(op, body, FROM_NODE_ZERO)
+
+
+def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):
+    """Also where it asks something of a node that was interrupted and has drained."""
+    false, launcher = node_zero()
+    peer = false.meet()
+    peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
+    launcher.wait_for("up")
+    launcher.signal(signal.SIGINT)
+    assert peer.receive("StopRequested")
+    peer.send("StopAttempt", attempt=0, signal=15, grace_s=0.0)
+    assert peer.receive("AttemptReport")
+    peer.send("InspectRequest", serial=1, detail="state", timeout_s=5.0)
+    assert peer.receive("InspectReply")
+    peer.send("EndJob", {"outcome": {"code": 143}})
+    assert launcher.wait(20) == 143
+
+
+def test_a_node_that_leaves_before_it_has_joined_says_why(node_zero):
+    """The answer to its hello may be on its way: node 0 then counts it as joined."""
+    false, launcher = node_zero()
+    peer = false.greet()
+    launcher.signal(signal.SIGTERM)
+    assert peer.receive("StopRequested") == {"signal": signal.SIGTERM}
+    assert launcher.wait() == 143
+
+
+def test_a_connection_that_is_reset_right_after_the_start(node_zero):
+    """The order may be read, or be gone with the connection: that is the kernel's affair."""
+    false, launcher = node_zero("--join-timeout", "1")
+    peer = false.meet()
+    peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
+    peer.reset()
+    false.close()
+    assert launcher.wait(20) == 69, launcher.stderr()
+    assert_clean(launcher.stderr())
+    launcher.assert_nothing_left()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"message": ' * 1000 + "1" + "}" * 1000, '{"message": {"message": '
+    '[1], "extraInfo": []}}', '{"message": {"message": "m", "extraInfo": {"time_ns": 1e400, "refused": {"hint": 7}}}}',
+    '{"message": {"message": 1, "extraInfo": {"time_ns": -1, "py_callstack": {"a": 1}}}}', "\0", '"x"'])  # fmt: skip
+def test_an_error_file_that_is_not_ours(run_ddplaunch, tmp_path, content):
+    """A program may write anything there, as torchelastic lets it; its own code and last lines remain."""
+    write_program(tmp_path, "odd.py", f"""
+        import os
+
+        print("last words", flush=True)
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            file.write({content!r})
+        os._exit(7)
+        """)  # fmt: skip
+    done: subprocess.CompletedProcess[str] = run_ddplaunch("run", "--nproc", "2", "--start", "exec", "odd.py")
+    assert done.returncode in (7, 2)
+    assert done.returncode == 7 or "hint" in content
+    assert "Traceback" not in done.stderr

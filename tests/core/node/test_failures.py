@@ -1,0 +1,255 @@
+"""Tests of failed jobs: the report names the first cause, and the exit code is that of the first rank that failed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ddplaunch.core.failures import RankFailure, describe_exit, find_first_cause
+from ddplaunch.core.node.rank_files import last_lines, signal_hint
+from tests.conftest import PROGRAMS, write_program
+from tests.start_modes import EXEC, FORKED, LIGHT
+
+FAILS = PROGRAMS / "fails.py"
+
+
+@pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
+@pytest.mark.parametrize(
+    ("how", "code", "headline"),
+    [
+        pytest.param(
+            *("exception", 1, "rank 1 failed with ValueError: rank 1 fails (exit code 1)"), marks=pytest.mark.smoke
+        ),
+        ("exit", 7, "rank 1 exited with code 7"),
+        pytest.param("kill", 137, "rank 1 was ended by SIGKILL (killed from outside)", marks=pytest.mark.smoke),
+        ("segv", 139, "rank 1 was ended by SIGSEGV (segmentation fault in native code)"),
+        ("bus", 135, "rank 1 was ended by SIGBUS"),
+    ],
+)
+def test_reason_and_exit_code(run_ddplaunch, mode, how, code, headline):
+    done = run_ddplaunch("run", *mode, "--nproc", "3", FAILS, how, "1")
+    assert done.returncode == code
+    report = done.stderr[done.stderr.index("ddplaunch: ") :]
+    assert report.startswith(f"ddplaunch: {headline}")
+    assert "2 other ranks were stopped" in report
+    assert not re.search(r"rank/(rank_runner|zygote)\.py", report)
+    frames = [line.strip() for line in report.splitlines() if "  File " in line]
+    if how == "exception":  # the user's own alone
+        assert [frame.partition(", line ")[0] for frame in frames] == [f'File "{FAILS}"']
+    assert ("/dev/shm, which DataLoader workers need, has" in report) == (how == "bus")
+
+
+def test_a_long_message_does_not_hide_the_report(run_ddplaunch, tmp_path):
+    done = run_ddplaunch(
+        "run", *LIGHT, "--nproc", "2", "--show", "none", write_program(tmp_path, "t.py", 'raise OSError("x" * 3000)')
+    )
+    headline, *lines = done.stderr.splitlines()
+    assert re.fullmatch(r"ddplaunch: rank \d failed with OSError: x{280,300}… \(exit code 1\)", headline)
+    assert re.fullmatch(r"  OSError: x{391}… \(2609 characters more\)", lines[-2])
+
+
+def test_identical_failures_are_one(run_ddplaunch):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "4", FAILS, "alike")
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("ddplaunch: ") :]
+    assert report.count("RuntimeError: the same everywhere (exit code 1)") == 1
+    assert report.count("Traceback") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["peer-kill", "peer-exception", "peer-destroys"])
+def test_the_first_cause_is_named_and_not_its_victims(run_ddplaunch, how):
+    """The other ranks are in a collective: they fail too, of a lost connection, within a moment; often sooner."""
+    expected = {
+        "peer-kill": "rank 2 was ended by SIGKILL",
+        "peer-exception": "rank 2 failed with ValueError: rank 2 fails",
+        "peer-destroys": "rank 2 failed with KeyError: 'true cause'",
+    }[how]
+    again = ("--max-restarts", "2", "--restart-on", "always", "--min-uptime", "0")
+    done = run_ddplaunch("run", *again, "--nproc", "4", FAILS, how, "2")
+    named = re.findall(r"^ddplaunch: (rank .*)", done.stderr, re.MULTILINE)
+    assert len(named) == 3, done.stderr
+    assert all(each.startswith(expected) for each in named), named
+    assert done.returncode == (137 if how == "peer-kill" else 1)
+
+
+def test_last_lines_stand_for_a_missing_traceback(run_ddplaunch, tmp_path):
+    script = write_program(
+        tmp_path,
+        "talks.py",
+        """
+        import os, sys
+        for i in range(50):
+            print("step", i)
+        sys.stdout.flush()
+        print("about to fail", file=sys.stderr)
+        os._exit(5)
+        """,
+    )
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--show", "none", script)
+    assert done.returncode == 5
+    assert "its last lines:" in done.stderr
+    assert "| about to fail" in done.stderr
+    assert "| step 49" in done.stderr
+    assert "| step 1\n" not in done.stderr
+
+
+def test_torchelastics_error_file_is_honoured(run_ddplaunch, tmp_path):
+    """A function decorated with @record writes its own account; ours does not overwrite it."""
+    script = write_program(
+        tmp_path,
+        "recorded.py",
+        """
+        import os, sys
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            raise LookupError("recorded by torch")
+
+        if __name__ == "__main__":
+            main()
+        """,
+    )
+    done = run_ddplaunch("run", "--nproc", "2", script)
+    assert done.returncode == 1
+    assert "LookupError: recorded by torch" in done.stderr
+    only_file = write_program(
+        tmp_path,
+        "only_file.py",
+        """
+        import json, os
+        message = {"message": "told by hand", "extraInfo": {"py_callstack": "the callstack", "timestamp": "1"}}
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            json.dump({"message": message}, file)
+        os._exit(9)
+        """,
+    )
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", only_file)
+    assert done.returncode == 9
+    assert "failed with told by hand (exit code 9)" in done.stderr
+    assert "the callstack" in done.stderr
+
+
+def test_a_single_rank_is_not_reported_twice(run_ddplaunch):
+    """It has just printed its traceback to the terminal itself; one line says how the job ended."""
+    done = run_ddplaunch("run", FAILS, "exception")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.rstrip().endswith("ddplaunch: rank 0 failed with ValueError: rank 0 fails (exit code 1)")
+
+
+def test_refusals_found_in_the_ranks_are_one_error(run_ddplaunch):
+    """An error that only torch can find: one message for all ranks, exit code 2, no traceback."""
+    done = run_ddplaunch("run", "--nproc", "3", "--backend", "mpi", FAILS, "exit")
+    assert done.returncode == 2
+    assert done.stderr.count("mpi") == 1
+    assert "gloo" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_words_for_ends():
+    assert describe_exit(3) == "exited with code 3"
+    assert describe_exit(-9) == "was ended by SIGKILL (killed from outside)"
+    assert describe_exit(-10) == "was ended by SIGUSR1"
+    assert "does not handle this signal" in (signal_hint(10) or "")
+    assert describe_exit(-62) == "was ended by signal 62"
+
+
+def _failure(rank, moment, message=None, code=1):
+    return RankFailure(rank, rank, "here", 1, 0, code, None, message, None, moment, None)
+
+
+def test_a_lost_connection_is_never_the_first_cause_where_there_is_another():
+    verdict = find_first_cause(
+        [
+            _failure(0, 1.0, "RuntimeError: Connection closed by peer [127.0.0.1]:4711"),
+            _failure(2, 3.0, "KeyError: 'x'"),
+            _failure(1, 2.0, "RuntimeError: Connection closed by peer [127.0.0.1]:4712"),
+        ],
+        stopped=1,
+        world_size=4,
+    )
+    assert verdict.first.rank == 2
+    assert [each.rank for each in verdict.others] == [0, 1]
+
+
+def test_a_rank_that_timed_out_is_reported_before_ranks_that_lost_their_connection_to_it():
+    closed = _failure(0, 10.0, "RuntimeError: Connection closed by peer")
+    late = _failure(1, 11.0, "RuntimeError: Timed out waiting 4000ms for recv operation to complete")
+    assert find_first_cause([closed, late], 1, 3).first is late
+    cause = _failure(2, 12.0, "TimeoutError: no answer from the database")
+    assert find_first_cause([closed, late, cause], 0, 3).first is cause
+
+
+@pytest.mark.parametrize(
+    ("message", "waited"),
+    [
+        ("RuntimeError: Operation timed out!", True),
+        ("RuntimeError: Application timeout caused pair closure", True),
+        ("torch.distributed.DistStoreError: Wait timeout", True),
+        ("torch.distributed.DistStoreError: Timeout waiting for key: default_pg/0", True),
+        ("OperationalError: (1205, 'Lock wait timeout exceeded; try restarting transaction')", False),
+        ("TimeoutError: the operation timed out", False),
+    ],
+)
+def test_in_all_of_torchs_words_a_rank_only_waited(message, waited):
+    assert _failure(0, 0.0, message).is_secondary is waited
+
+
+def test_the_lowest_of_ranks_that_failed_alike_is_named():
+    verdict = find_first_cause(
+        [_failure(rank, 5.0 - rank, "KeyError: 'x'") for rank in (3, 1, 2)], stopped=0, world_size=4
+    )
+    assert verdict.first.rank == 1
+    assert verdict.alike == (2, 3)
+
+
+def test_last_lines_show_a_bar_as_it_last_was():
+    assert last_lines(b"a\n\r 1%\r 2%\r 3%\n\nlast") == ("a", " 3%", "last")
+
+
+FRAMES = (
+    "frame #{}: c10::Error::Error(c10::SourceLocation, std::string) + 0x57 (0x7f0000000000 in /lib/libc10.so)",
+    "#{} 0x00007f0000000000 in raise () from /lib/libc.so.6",
+    "    @     0x7f00000000{:02} c10d::ProcessGroupNCCL::Watchdog::run()",
+    "[n0:4711] [{:2}] /lib/libc.so.6(+0x42520)[0x7f0000000000]",
+    "/lib/libc.so.6(abort+0x{}) [0x7f0000000000]",
+)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_native_frames_do_not_hide_a_traceback_of_python(frame):
+    frames = [frame.format(number) for number in range(200)]
+    traceback = ["Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    f()", "KeyError: 1"]
+    printed = ["epoch 1", *traceback, "terminate called after throwing an instance", *frames, "#7 is the last batch"]
+    shown = ("epoch 1", *traceback, "terminate called after throwing an instance", "#7 is the last batch")
+    assert last_lines("\n".join(printed).encode()) == shown
+    stack = ["Fatal Python error: Aborted", *(f'  File "b.py", line {number} in g' for number in range(30))]
+    ends = [*traceback, *stack][:12]
+    assert list(last_lines("\n".join([*traceback, *frames, *stack]).encode())) == ends
+    assert last_lines("\n".join(frames).encode()) == tuple(line.rstrip() for line in frames[-12:])
+
+
+@pytest.mark.parametrize("folder", [(), ("--log-dir", "logs")])
+def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(run_ddplaunch, tmp_path, folder):
+    frame = FRAMES[0].format(7)
+    script = write_program(
+        tmp_path,
+        "aborts.py",
+        f"""
+        import os, sys, traceback
+        try:
+            raise KeyError("the cause")
+        except KeyError:
+            traceback.print_exc()
+        print("\\n".join(200 * [{frame!r}]), file=sys.stderr, flush=True)
+        os.abort()
+        """,
+    )
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, *folder, script)
+    report = done.stderr.partition("its last lines:")[2]
+    assert "  | KeyError: 'the cause'\n" in report
+    assert "frame #" not in report

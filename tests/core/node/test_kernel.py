@@ -1,0 +1,144 @@
+"""Tests of jobs on kernels and in containers that lack system calls or parts of /proc."""
+
+import errno
+import os
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ddplaunch_command, run_command, write_program
+from tests.features.warm.conftest import Shell, wait_for_exit
+from tests.features.warm.test_kills import again, begin
+from tests.seccomp import without
+from tests.start_modes import FORKED
+
+PIDFDS = ("pidfd_open", "pidfd_send_signal")
+
+
+@pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])  # Linux before 5.3; container runtimes that do not know them
+@pytest.mark.parametrize("calls", [PIDFDS, PIDFDS[1:]], ids="+".join)
+def test_a_failed_job_is_stopped_and_reported_without_pidfds(tmp_path, error, calls):
+    program = write_program(
+        tmp_path, "fails.py", "import os, time\nif os.environ['RANK'] == '1':\n    1 / 0\ntime.sleep(600)\n"
+    )
+    done = run_command([*without(error, *calls), *ddplaunch_command("run", "--nproc", "2", *FORKED, program)], tmp_path)
+    assert done.returncode == 1, done
+    assert "rank 1 failed with ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_of_any_kind_run_without_pidfds(tmp_path):
+    program = str(write_program(tmp_path, "ends.py", "import os\nassert os.environ['RANK']\n"))
+    for words in (["--nproc", "1", program], ["--nproc", "2", "--start", "exec", program], ["--no-python", "true"]):
+        done = run_command([*without("ENOSYS", *PIDFDS), *ddplaunch_command("run", *words)], tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), words
+
+
+def missing_call(call: str, error: int) -> str:
+    """Return the message about a system call that a launcher needs and that fails."""
+    return f"the system call {call} is needed to start ranks and fails: {os.strerror(error)}"
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize(
+    ("call", "code"), [("socketpair", 71), ("prctl", 71), ("sched_getaffinity", 0), ("prlimit64", 0)]
+)
+def test_a_container_that_forbids_a_call(tmp_path, call, code, error):
+    words = ddplaunch_command("run", "--nproc", "2", "--no-python", "true")
+    done = run_command([*without(errno.errorcode[error], call), *words], tmp_path)
+    assert done.returncode == code, done
+    refusal = f"Error: {missing_call(call, error)}\n  allow it in the container's seccomp profile\n"
+    assert done.stderr == (refusal if code else "")
+
+
+@pytest.mark.slow
+def test_a_container_that_forbids_prctl_to_a_program_and_the_doctor(tmp_path):
+    """``launch()`` raises the reason, and the doctor's finding is the reason."""
+    program = write_program(tmp_path, "calls.py", "from ddplaunch import launch\nlaunch(print, nproc=2)\n")
+    done = run_command([*without("EPERM", "prctl"), sys.executable, program], tmp_path)
+    reason = missing_call("prctl", errno.EPERM)
+    assert done.stderr.splitlines()[-1] == f"ddplaunch.base.errors.LaunchError: {reason}"
+    assert "OSError" not in done.stderr
+    checked = run_command([*without("EPERM", "prctl"), *ddplaunch_command("doctor")], tmp_path)
+    assert checked.returncode == 1
+    assert reason in " ".join(checked.stdout.split())
+    assert "1 error" in checked.stdout
+
+
+UNSHARE = shutil.which("unshare")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or UNSHARE is None, reason="needs root and unshare")
+@pytest.mark.parametrize(
+    ("made", "code", "message"),
+    [
+        ("umount -l /sys; umount -l /proc", 71, "Error: /proc is not mounted; "),
+        ("mount -t tmpfs none /proc; mount -t tmpfs none /sys", 71, "Error: /proc is not mounted; "),
+        ("mount -t tmpfs none /dev; mknod /dev/null c 1 3; mknod /dev/urandom c 1 9", 0, ""),
+    ],
+    ids=["neither", "empty", "no /dev/fd"],
+)
+def test_file_systems_that_are_missing(tmp_path, made, code, message):
+    words = shlex.join(ddplaunch_command("run", "--nproc", "2", "--no-python", "true"))
+    done = run_command(["unshare", "-m", "sh", "-c", f"{made}; exec {words}"], tmp_path)
+    assert done.returncode == code, done
+    assert done.stderr.startswith(message) if message else not done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or UNSHARE is None, reason="needs root and unshare")
+def test_proc_of_another_pid_namespace(tmp_path):
+    words = ddplaunch_command("run", "--nproc", "2", "--no-python", "true")
+    done = run_command(["unshare", "-p", "-f", "--kill-child=KILL", *words], tmp_path)
+    assert done.returncode == 71, done
+    assert "Error: /proc belongs to another PID namespace: this process is 1, but " in done.stderr
+
+
+def test_a_rank_that_is_traced_by_its_parent_has_its_signals(tmp_path):
+    """PTRACE_TRACEME: a stop for a signal is no end, and the signal then comes."""
+    text = """
+        import ctypes, os, signal, sys, time
+
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(print("saved")))
+        ctypes.CDLL(None).ptrace(0, 0, None, None)
+        print("up", flush=True)
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("up"):
+                time.sleep(0.01)
+            sys.exit(3)
+        open("up", "w").close()
+        time.sleep(600)
+    """
+    done = run_command(
+        ddplaunch_command("run", "--nproc", "2", *FORKED, write_program(tmp_path, "t.py", text)), tmp_path
+    )
+    assert (done.returncode, done.stdout.count("saved")) == (3, 1), done
+
+
+class ShellWithout(Shell):
+    """Runs ``ddplaunch`` without pidfds."""
+
+    error: str
+
+    def launch(self, *words: str | Path, nproc: int = 2) -> str:
+        return f"{shlex.join(without(self.error, *PIDFDS))} {super().launch(*words, nproc=nproc)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
+def test_warm_runs_without_pidfds(tmp_path, error):
+    shell = ShellWithout(tmp_path)
+    shell.error = error
+    try:
+        for killed in ("launcher", "zygote"):
+            above, below = begin(shell)
+            os.kill(above[killed], signal.SIGKILL)
+            wait_for_exit(above["launcher"], above["zygote"], above["guardian"], *below)
+            assert again(shell) == above["warm"]
+        shell.log_out()
+        wait_for_exit(above["warm"])
+    finally:
+        shell.close()

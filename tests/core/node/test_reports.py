@@ -1,0 +1,162 @@
+"""Tests of the failure report: each fact once, and hints for common mistakes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+
+import pytest
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.core.failures import RankFailure, find_first_cause
+from ddplaunch.core.output.failure_text import render_verdict
+from ddplaunch.features.runs import run_lookup
+from tests.conftest import ddplaunch_command, run_command, write_program
+from tests.start_modes import LIGHT
+
+
+def failure(rank: int, message: str) -> RankFailure:
+    return RankFailure(rank, rank, "h", 1, 0, 1, None, message, "Traceback", float(rank), None)
+
+
+def test_ranks_that_failed_alike_after_the_first_share_a_line():
+    """Also where only the address of the peer differs."""
+    peers = [
+        failure(rank, f"RuntimeError: Connection closed by peer [10.0.0.{rank}]:{9000 + rank}") for rank in (1, 2, 4)
+    ]
+    verdict = find_first_cause([failure(0, "ValueError: boom"), *peers, failure(3, "OSError: other")], 0, 5)
+    lines = render_verdict(verdict, 1).splitlines()
+    assert "  then ranks 1, 2, 4 failed: RuntimeError: Connection closed by peer [10.0.0.1]:9001" in lines
+    assert sum("then rank" in line for line in lines) == 2
+
+
+def test_a_failure_with_a_slow_stop_has_its_traceback_twice(run_ddplaunch, tmp_path):
+    """As the rank prints it, and in the report: messages meanwhile are lines of their own."""
+    script = write_program(
+        tmp_path,
+        "slow_stop.py",
+        """
+        import os, signal, sys, time
+        ready = f"ready{os.environ['RANK']}"
+        if os.environ["RANK"] == "1":
+            while not os.path.exists("ready0"):
+                time.sleep(0.01)
+            raise ValueError("boom")
+        signal.signal(signal.SIGTERM, lambda number, frame: (time.sleep(1.5), sys.exit(1)))
+        open(ready, "w")
+        time.sleep(600)
+        """,
+    )
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 2
+    assert "ddplaunch: waiting up to 30 s (--grace)" in done.stderr
+
+
+def test_a_peer_that_ended_well_before_a_lost_connection_is_named(run_ddplaunch, tmp_path):
+    script = write_program(
+        tmp_path,
+        "loses_peer.py",
+        """
+        import os, socket, time
+        if os.environ["RANK"] == "0":
+            server = socket.create_server(("127.0.0.1", 0))
+            with open("port.new", "w") as file:
+                file.write(str(server.getsockname()[1]))
+            os.rename("port.new", "port")
+            server.accept()
+            os._exit(0)
+        while not os.path.exists("port"):
+            time.sleep(0.01)
+        peer = socket.create_connection(("127.0.0.1", int(open("port").read())))
+        assert peer.recv(1) == b""
+        raise ConnectionError("connection closed by peer")
+        """,
+    )
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
+    assert done.returncode == 1
+    assert re.search(r"\n  rank 0 (had ended [\d.]+ s before|ended at that moment) \(exit code 0\)\n", done.stderr)
+
+
+def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(run_ddplaunch, tmp_path):
+    """The terminal sent no Ctrl-C; rank 1, which is stopped after that, is not a failure."""
+    script = write_program(
+        tmp_path,
+        "interrupts.py",
+        """
+        import os, signal, time
+        if os.environ["RANK"] == "0":
+            while not os.path.exists("ready"):
+                time.sleep(0.01)
+            raise KeyboardInterrupt("by the program")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        open("ready", "w")
+        time.sleep(600)
+        """,
+    )
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
+    assert done.returncode == 130
+    assert "ddplaunch: rank 0 failed with KeyboardInterrupt: by the program (exit code 130)\n" in done.stderr
+    assert f'\n    File "{script}", line 5, in <module>\n' in done.stderr
+    assert "\n  1 other rank was stopped\n" in done.stderr
+    assert "then rank 1" not in done.stderr
+
+
+def test_a_hint_names_what_the_program_lacks(run_ddplaunch, tmp_path):
+    """The terminal, which --stdin gives, and the environment that is active in the shell."""
+    script = write_program(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
+    assert "  stdin of this rank is empty; with --stdin 1 it reads the launcher's stdin\n" in run_ddplaunch(
+        "run", "--nproc", "2", *LIGHT, script
+    ).stderr  # fmt: skip
+    python = write_program(tmp_path, "other/bin/python", "")
+    script = write_program(tmp_path, "imports.py", "import nothing_of_this_name\n")
+    env = {"VIRTUAL_ENV": str(tmp_path / "other")}
+    words = ("run", "--nproc", "2", *LIGHT, script)
+    hint = f"  the ranks use {sys.executable}; $VIRTUAL_ENV has another Python: {python} -m ddplaunch run …\n"
+    assert hint in run_ddplaunch(*words, env=env).stderr
+    assert "$VIRTUAL_ENV" not in run_ddplaunch(*words, env={"VIRTUAL_ENV": sys.prefix}).stderr
+
+
+def test_an_empty_name_is_refused_and_a_number_with_a_dash_is_no_part(monkeypatch):
+    monkeypatch.setattr(run_lookup.history_store, "list_runs", lambda: ["run-1"])
+    monkeypatch.setattr(run_lookup, "list_running", lambda: [])
+    for ask in (run_lookup.find_run, run_lookup.find_running):
+        with pytest.raises(UsageError, match="the name of the run is empty"):
+            ask("")
+    with pytest.raises(UsageError, match="no run is called -1"):
+        run_lookup.find_run("-1")
+
+
+@pytest.mark.parametrize("name", ["logs", "report", "wait", "stop", "clean"])
+def test_an_empty_variable_is_not_the_newest_run(run_in_fork, name):
+    refused = run_in_fork(name, "")
+    assert refused.returncode == 2
+    assert "name of the run" in refused.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to name the machine")
+@pytest.mark.parametrize("name", [b"a\x1b[31mred\x07", b"a\nddplaunch: fake", b"\xff\xfe"])
+def test_a_host_name_of_any_bytes_reaches_no_terminal(tmp_path, name):
+    """And the record of the run can be read."""
+    library = ctypes.CDLL(None)
+
+    def rename() -> None:
+        library.unshare(0x04000000)
+        library.sethostname(name, len(name))
+
+    script = write_program(tmp_path, "fails.py", "raise SystemExit(3)\n")
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    words = (
+        ["run", "--dry-run", "--prefix", "{host}", script],
+        ["run", "--nproc", "2", *LIGHT, "--prefix", "{host}", "--run-id", "x", script],
+        ["report", "x"],
+    )
+    for each, code in zip(words, (0, 3, 0), strict=True):
+        done = run_command(ddplaunch_command(*each), tmp_path, environ, preexec_fn=rename, errors="surrogateescape")
+        assert done.returncode == code, done.stderr
+        assert not any(
+            (ord(letter) < 32 and letter != "\n") or letter >= "\ud800" for letter in done.stdout + done.stderr
+        )
+        assert "\nddplaunch: fake" not in done.stdout + done.stderr

@@ -1,0 +1,382 @@
+"""Tests of starting ranks: many at once, and with few descriptors or processes allowed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ddplaunch_command, run_command, wait_until, write_program
+from tests.constant_override import launcher_with_constant
+from tests.core.job.test_joining import Nodes
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import EXEC, FORKED, LIGHT
+
+PROGRAM = ("--no-python", "--start", "exec")
+
+
+def events(folder: Path, name: str) -> list[dict[str, object]]:
+    """The events of this name in the log folder below ``folder``."""
+    lines = [line for file in folder.glob("logs/*/events.jsonl") for line in file.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def limited(number: int, soft: int, hard: int):
+    """Run before exec: set a limit."""
+    return lambda: resource.setrlimit(number, (soft, hard))
+
+
+def test_a_start_that_takes_long_shows_what_it_waits_for(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "slow.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    script = write_program(tmp_path, "train.py", "")
+    sooner = launcher_with_constant(tmp_path, "core.output.wait_footer.STARTUP_NOTICE_DELAY_S", 0.2)
+    job = start_ddplaunch("run", "--preload", "threading,slow", "--nproc", "2", script, executable=sooner)
+    expected = "ddplaunch: starting 2 ranks: waiting for the import of threading, slow (00:00)\n"
+    wait_until(lambda: expected in job.err.read_text(), "a word on the start")
+    (tmp_path / "go").touch()
+    assert (job.wait(), job.stdout()) == (0, "")
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_a_thousand_ranks(run_ddplaunch):
+    done = run_ddplaunch("run", *PROGRAM, "--nproc", "1000", "/bin/true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_while_the_zygote_imports(start_ddplaunch, tmp_path):
+    """However many ranks are wanted, and however long that takes: nothing is asked for yet, and nothing waits."""
+    os.mkfifo(tmp_path / "gate")
+    write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+    script = write_program(tmp_path, "train.py", "")
+    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", script)
+    wait_until((tmp_path / "importing").exists, "the import")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_heartbeats_go_on_while_many_ranks_wait_for_an_import(start_ddplaunch, tmp_path):
+    """One that lasts longer than the others would wait for a node that says nothing."""
+    write_program(tmp_path, "slow.py", "import time; time.sleep(3.5)")
+    write_program(tmp_path, "train.py", "")
+    job = Nodes(start_ddplaunch, tmp_path, 2, "--heartbeat-timeout", "2")
+    many = ("--nproc", "128", "--start", "zygote", "--preload", "slow")
+    launchers = [job.start(node_rank, *many[: 6 * node_rank], target="train.py") for node_rank in (0, 1)]
+    assert [launcher.wait() for launcher in launchers] == [0, 0], [launcher.stderr() for launcher in launchers]
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_ranks_start(start_ddplaunch, tmp_path):
+    job = start_ddplaunch("run", *PROGRAM, "--nproc", "1000", "--log-dir", "logs", "/bin/sleep", "1000")
+    wait_until(lambda: events(tmp_path, "started"), "the first rank")
+    job.signal(signal.SIGINT)
+    began = time.monotonic()
+    wait_until(job.stderr, "an answer", timeout=1)
+    assert time.monotonic() - began < scaled_timeout(0.2)
+    assert job.wait() == 130
+    assert len(events(tmp_path, "started")) < 1000
+    job.assert_nothing_left()
+
+
+def test_a_stopped_zygote_is_not_waited_for(start_ddplaunch, tmp_path):
+    """It takes no request: what is sent to it waits, and the launcher does not."""
+    os.mkfifo(tmp_path / "gate")
+    write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+    script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
+    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", "--log-dir", "logs", script, "x" * 100_000)
+    wait_until((tmp_path / "importing").exists, "the import")
+    (tmp_path / "gate").open("w").close()
+    wait_until(lambda: events(tmp_path, "started"), "the first rank")
+    os.kill(job.zygote(), signal.SIGSTOP)
+    job.signal(signal.SIGINT)
+    wait_until(lambda: "stopping" in job.stderr(), "an answer", timeout=2)
+    os.kill(job.zygote(), signal.SIGCONT)
+    assert job.wait() == 130
+    job.assert_nothing_left()
+
+
+def test_too_few_descriptors_are_refused(tmp_path):
+    words = ddplaunch_command("run", *PROGRAM, "--nproc", "100", "/bin/true")
+    done = run_command(words, tmp_path, preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 256))
+    assert done.returncode == 2
+    need = int(done.stderr.split("need ")[1].split()[0])
+    assert 300 < need < 360
+    assert done.stderr == (
+        f"Error: 100 ranks on this node need {need} open files, and at most 256 are allowed (ulimit -Hn)\n"
+        "  raise that limit, or start fewer ranks on each node\n"
+    )
+
+
+def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
+    """Also those of an attempt with a zygote of its own."""
+    words = ddplaunch_command("run", *PROGRAM, "--nproc", "60", "/bin/sh", "-c", "ulimit -Sn; ulimit -Hn")
+    done = run_command(words, tmp_path, preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 500))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(line.split()[1] for line in done.stdout.replace("[", " [").splitlines()) == ["500"] * 60 + ["64"] * 60
+
+
+def test_descriptors_that_run_out_while_ranks_start(start_ddplaunch, tmp_path):
+    """Whatever took them, the ranks that are there are stopped, and the report says what was short."""
+    os.mkfifo(tmp_path / "gate")
+    write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+    script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
+    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "20", script)
+    wait_until((tmp_path / "importing").exists, "the import")
+    most = len(os.listdir(f"/proc/{job.process.pid}/fd")) + 10
+    resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (most, most))
+    (tmp_path / "gate").open("w").close()
+    assert job.wait() == 71
+    expected = rf"ddplaunch: rank \d could not be started: too many open files: the limit is {most} \(ulimit -n\); "
+    assert re.match(expected + r"\d of 20 ranks ", job.stderr())
+    job.assert_nothing_left()
+
+
+HOLDER = """
+import glob, json, os, resource, socket, subprocess, sys, time
+held, ours = socket.socketpair()
+for _ in range(50):
+    socket.send_fds(held, [b"x"], [0, 1, 2])
+job = subprocess.Popen(sys.argv[2:], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 500)))
+if sys.argv[1] == "release":
+    while not any('"ready"' in open(path).read() for path in glob.glob("logs/*/events.jsonl")):
+        time.sleep(0.01)
+    held.close(), ours.close()
+sys.exit(job.wait())
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv to leave it")
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [pytest.param("release", 0, marks=pytest.mark.slow), pytest.param("keep", 71, marks=pytest.mark.ci)],
+)
+def test_too_many_descriptors_on_their_way(tmp_path, how, code):
+    """The kernel counts them for all processes of a user: others may take theirs soon, and if not, we say so."""
+    tmp_path.chmod(0o777)
+    other = ["--reuid=54321", "--regid=54321", "--clear-groups"]
+    rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    words = [
+        *ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs"),
+        str(write_program(tmp_path, "train.py", "")),
+    ]
+    environ = {"TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    done = run_command(["setpriv", *other, *rights, sys.executable, "-c", HOLDER, how, *words], tmp_path, environ)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert (
+            "ddplaunch: rank 0 could not be started: too many descriptors of this user are in flight between "
+            "processes: the limit is 64 (ulimit -n); 0 of 2 ranks "
+        ) in done.stderr
+
+
+PIDS = Path("/sys/fs/cgroup/pids")
+
+
+@pytest.fixture
+def pids_group(tmp_path):
+    if not (os.getuid() == 0 and PIDS.is_dir() and os.access(PIDS, os.W_OK)):
+        pytest.skip("needs root and the pids controller of cgroups v1")
+    group = PIDS / f"ddplaunch-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    yield group
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), "an empty cgroup")
+    group.rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("most", "restarts"), [(20, 0), (20, 1), (2, 0), (1, 0)])
+def test_too_many_processes(tmp_path, pids_group, most, restarts):
+    """Ranks ran, so it is a failure of the job, in words, and nothing that was typed wrongly."""
+    (pids_group / "pids.max").write_text(str(most))
+    words = ddplaunch_command("run", *PROGRAM, "--nproc", "40", "--max-restarts", str(restarts), "/bin/sleep", "1000")
+    done = run_command(
+        words,
+        tmp_path,
+        {"TMPDIR": str(tmp_path)},
+        preexec_fn=lambda: (pids_group / "cgroup.procs").write_text(str(os.getpid())),
+    )
+    assert done.returncode == 71, done.stderr
+    if most == 1:
+        assert done.stderr == (
+            "Error: no process can be started: too many processes: the limit of the cgroup is 1 (pids.max)\n"
+        )
+        return
+    expected = (
+        f"rank {most - 2} could not be started: too many processes: the limit of the cgroup is {most} (pids.max); "
+        f"{most - 2} of 40 ranks had been started here (exit code 71)\n"
+    )
+    assert done.stderr.count(expected) == 1 + restarts
+    assert f"rank {most - 1}" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
+def test_arguments_and_variables_of_hundreds_of_kilobytes(run_ddplaunch, tmp_path, mode):
+    """As plain Python takes them: only a single word has a limit, 128 KiB."""
+    script = write_program(
+        tmp_path, "train.py", "import os, sys; print(len(sys.argv), sys.argv[-1], len(os.environ['LARGE_9']))"
+    )
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(10)}
+    done = run_ddplaunch("run", *mode, "--nproc", "2", script, *map(str, range(1, 40_001)), env=large)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[0] 40001 40000 100000", "[1] 40001 40000 100000"]
+
+
+ODD_ERROR_FILES = {
+    "a FIFO": "os.mkfifo(path)",
+    "a link to /dev/zero": "os.symlink('/dev/zero', path)",
+    "a link to what is not the rank's": "os.symlink('/etc/passwd', path)",
+    "a huge file": "os.truncate(os.open(path, os.O_CREAT | os.O_RDWR), 1 << 40)",
+    "a folder": "os.mkdir(path)",
+    "odd fields": """open(path, 'w').write('{"message": {"message": 1, "extraInfo": [2]}}')""",
+    "an odd time": """open(path, 'w').write('{"message": {"message": "", "extraInfo": {"time_ns": Infinity}}}')""",
+    "brackets without end": "open(path, 'w').write('[' * 1_000_000)",
+}
+
+
+def test_error_files_that_are_none(run_ddplaunch, tmp_path):
+    """Each rank makes one of them, and fails when all are there."""
+    script = write_program(
+        tmp_path,
+        "train.py",
+        f"""
+        import glob, os, time
+        path, rank = os.environ["TORCHELASTIC_ERROR_FILE"], int(os.environ["RANK"])
+        exec({list(ODD_ERROR_FILES.values())!r}[rank])
+        open(f"made-{{rank}}", "w").close()
+        while len(glob.glob("made-*")) < {len(ODD_ERROR_FILES)}:
+            time.sleep(0.01)
+        raise SystemExit(3)
+        """,
+    )
+    nproc = str(len(ODD_ERROR_FILES))
+    done = run_ddplaunch("run", *LIGHT, "--nproc", nproc, script, env={"TMPDIR": str(tmp_path)}, timeout=20)
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("ddplaunch-*"))
+
+
+def test_an_exception_does_not_follow_a_link(run_ddplaunch, tmp_path):
+    """Nor does it write over what is there."""
+    script = write_program(
+        tmp_path,
+        "train.py",
+        f"""
+        import os
+        if os.environ["RANK"] == "0":
+            os.symlink({str(tmp_path / "theirs")!r}, os.environ["TORCHELASTIC_ERROR_FILE"])
+            raise ValueError("boom")
+        """,
+    )
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", script, env={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 1
+    assert "ValueError: boom" in done.stderr
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_the_temporary_folder_cannot_be_guessed(start_ddplaunch, tmp_path):
+    """While the zygote imports there is none, nor its name; later it is for us alone."""
+    os.mkfifo(tmp_path / "gate")
+    write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+    script = write_program(tmp_path, "train.py", "import time; print('ready', flush=True); time.sleep(1000)")
+    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "2", "--run-id", "guessed", script)
+    wait_until((tmp_path / "importing").exists, "the import")
+    assert not list(job.tmp.iterdir())
+    seen = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.left())
+    assert os.fsencode(job.tmp) not in seen
+    guessed = job.tmp / f"ddplaunch-guessed-{job.process.pid}"
+    guessed.mkdir()
+    (tmp_path / "gate").open("w").close()
+    job.wait_for("ready", 2)
+    (made,) = [path for path in job.tmp.iterdir() if path != guessed]
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert not list(guessed.iterdir())
+    guessed.rmdir()
+    job.signal(signal.SIGKILL)
+    job.wait()
+    job.assert_nothing_left()
+
+
+def test_a_log_is_not_written_through_a_link(run_ddplaunch, tmp_path):
+    """Where others may write, they could name any file of ours."""
+    theirs = write_program(tmp_path, "theirs", "whole")
+    script = write_program(
+        tmp_path,
+        "train.py",
+        f"""
+        import glob, os
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
+            (folder,) = glob.glob("logs/*")
+            os.symlink({str(theirs)!r}, folder + "/rank-0.attempt-1.log")
+            os.mkfifo(folder + "/rank-1.attempt-1.log")
+            os.remove(folder + "/plan.json")
+            os.symlink({str(theirs)!r}, folder + "/plan.json")
+            raise SystemExit(3)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+            print("again")
+        """,
+    )
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--max-restarts", "1", script)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0] again", "[1] again"]
+    assert theirs.read_text() == "whole"
+    assert "rank 0 has no log file: Too many levels of symbolic links" in done.stderr
+    assert "rank 1 has no log file: No such device or address" in done.stderr
+    assert "the log folder is incomplete: plan.json: Too many levels of symbolic links" in done.stderr
+
+
+def test_ranks_that_are_born_while_the_others_are_ended_have_not_failed(run_ddplaunch):
+    done = run_ddplaunch(
+        "run", *PROGRAM, "--grace", "0", "--nproc", "40", "/bin/sh", "-c", "[ $RANK = 0 ] && exit 3; sleep 100"
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("ddplaunch: rank 0 exited with code 3")
+    assert "SIGKILL" not in done.stderr
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_zygote_killed_while_the_output_ends_is_replaced(start_ddplaunch, tmp_path):
+    """The next attempt has one of its own."""
+    os.mkfifo(tmp_path / "gate")
+    program = "echo up; [ -e failed ] && exit 0; touch failed; read line <gate; exit 3"
+    words = ("run", *PROGRAM, "--log-dir", "logs", "--nproc", "2", "--max-restarts", "1", "/bin/sh", "-c", program)
+    job = start_ddplaunch(*words)
+    job.wait_for("up", 2)
+    (zygote,) = children(job.process.pid)
+    held = os.open(f"/proc/{children(zygote)[0]}/fd/1", os.O_WRONLY)  # the output is not at its end without us
+    (tmp_path / "gate").write_text("\n\n")
+    (events,) = tmp_path.glob("logs/*/events.jsonl")
+    wait_until(lambda: '"swept"' in events.read_text(), "the end of all that the ranks were")
+    os.kill(zygote, signal.SIGKILL)
+    assert job.wait() == 0, job.stderr()
+    os.close(held)
+    job.assert_nothing_left()
+
+
+def test_all_zygotes_killed_at_once(start_ddplaunch):
+    """As the kernel may do where memory is short."""
+    job = start_ddplaunch("run", *PROGRAM, "--sidecar", "sleep 1000", "/bin/sh", "-c", "echo up; exec sleep 1000")
+    job.wait_for("up")
+    wait_until(lambda: len(children(job.process.pid)) == 2 and all(map(children, children(job.process.pid))), "both")
+    for zygote in children(job.process.pid):
+        os.kill(zygote, signal.SIGKILL)
+    assert job.wait() == 137, job.stderr()
+    job.assert_nothing_left()

@@ -1,0 +1,333 @@
+"""Tests of the store's port: bound before it is announced, kept over attempts, free afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.core.net.reserved_port import ReservedPort, check_loopback
+from tests.conftest import (
+    PROGRAMS,
+    BackgroundJob,
+    ddplaunch_command,
+    free_port,
+    is_alive,
+    run_command,
+    wait_until,
+    write_program,
+)
+from tests.start_modes import EXEC, FORKED
+
+zygote_and_exec = pytest.mark.parametrize(
+    "mode", ["zygote", pytest.param("exec", marks=[pytest.mark.ci, pytest.mark.slow])]
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network of its own")
+def test_a_missing_loopback_is_reported_at_once(tmp_path):
+    write_program(tmp_path, "ends.py", "")
+    words = ["unshare", "-n", *ddplaunch_command("run", *FORKED, "ends.py")]
+    done = run_command(words, tmp_path)
+    if "unshare failed" in done.stderr:
+        pytest.skip("no network namespaces here")
+    expected = "ddplaunch: the loopback interface is down: no rank can reach 127.0.0.1; type: ip link set lo up\n"
+    assert (done.returncode, done.stderr) == (0, expected)
+    assert check_loopback() is None
+
+
+def test_the_port_listens_from_the_start_and_can_be_left_to_rank_0():
+    """No other program can take it, not even with SO_REUSEADDR, which torch's store sets too."""
+    port = ReservedPort("127.0.0.1", 0, nnodes=1)
+    for _ in range(2):
+        listening = port.listen()
+        assert listening is port.listen()
+        assert listening.getsockname() == ("127.0.0.1", port.number)
+        with socket.create_connection(("127.0.0.1", port.number)):
+            pass
+        with pytest.raises(OSError, match="in use"):
+            another(port.number)
+        port.cede()
+    with another(port.number):
+        with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+            plain.bind(("127.0.0.1", port.number))
+        with pytest.raises(UsageError, match=f"--master-port {port.number} is in use by"):
+            port.listen()
+    port.listen()
+    port.close()
+
+
+def another(number: int) -> socket.socket:
+    """The socket of a program that listens at a port as a store would."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(("127.0.0.1", number))
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def test_loopback_alone_unless_there_are_other_nodes():
+    here, everywhere = ReservedPort("127.0.0.1", 0, nnodes=1), ReservedPort("127.0.0.1", 0, nnodes=2)
+    assert here.listen().getsockname()[0] == "127.0.0.1"
+    assert everywhere.listen().getsockname()[0] in ("::", "0.0.0.0")
+    with socket.create_connection(("127.0.0.1", everywhere.number)):
+        pass
+    here.close()
+    everywhere.close()
+
+
+def test_a_taken_port_is_named_with_its_holder():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        with pytest.raises(UsageError) as caught:
+            ReservedPort("127.0.0.1", number, nnodes=1)
+    assert f"--master-port {number} is in use by" in caught.value.message
+    assert "(pid " in caught.value.message
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid", "192.0.2.1"])
+def test_an_address_of_another_machine(address):
+    with pytest.raises(UsageError, match=address):
+        ReservedPort(address, 0, nnodes=1)
+
+
+@pytest.mark.parametrize("address", ["localhost", "::1"])
+@zygote_and_exec
+def test_ranks_find_the_store(run_ddplaunch, tmp_path, address, mode):
+    """At the usual 127.0.0.1 those of nearly all tests do."""
+    if address == "::1" and not _has_ipv6_loopback():
+        pytest.skip("no ::1 on this machine")
+    script = write_program(
+        tmp_path,
+        "meet.py",
+        """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        print("met", int(x), "at", os.environ["MASTER_ADDR"])
+        dist.destroy_process_group()
+        """,
+    )
+    done = run_ddplaunch("run", "--start", mode, "--nproc", "2", "--master-addr", address, script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"met 2 at {address}\n") == 2
+
+
+def _has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:{port}", "file://{folder}/store"])
+@zygote_and_exec
+def test_init_methods(run_ddplaunch, tmp_path, method, mode):
+    """--backend and --init-method: the group is there before the target runs and gone after; files are removed."""
+    script = write_program(
+        tmp_path,
+        "grouped.py",
+        """
+        import torch, torch.distributed as dist
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        print(dist.get_backend(), int(x))
+        """,
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "store").write_text("stale")
+    done = run_ddplaunch(
+        "run", "--start", mode, "--nproc", "2", "--backend", "gloo",
+        "--init-method", method.format(port=port, folder=tmp_path), script,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("gloo 2") == 2
+    if method.startswith("file"):
+        assert not (tmp_path / "store").exists()
+
+
+def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
+    """A store of the script's own on another port, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
+    script = write_program(
+        tmp_path,
+        "own.py",
+        """
+        import os, socket, torch, torch.distributed as dist
+        rank = int(os.environ["RANK"])
+        first = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        if rank == 0:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                first.set("port", str(free.getsockname()[1]))
+        port = int(first.get("port"))
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        dist.all_reduce(torch.ones(1))
+        print("own store")
+        dist.destroy_process_group()
+        """,
+    )
+    done = run_ddplaunch("run", "--nproc", "2", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("own store") == 2
+
+
+def test_a_scripts_own_port_that_is_taken_fails(run_ddplaunch, tmp_path):
+    """torch's C++ would ignore the error because of TORCHELASTIC_USE_AGENT_STORE, and both ranks would wait."""
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        program = f"""
+        import os, torch.distributed as dist
+        os.environ["MASTER_PORT"] = "{other.getsockname()[1]}"
+        dist.init_process_group("gloo")
+        """
+        done = run_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "taken.py", program))
+    assert done.returncode == 1
+    assert "rank 0 failed with DistNetworkError" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------ a process of its own
+
+
+LEAVES = PROGRAMS / "leaves.py"
+
+
+def nodes(start: Callable[..., BackgroundJob], count: int, *words: str) -> list[BackgroundJob]:
+    """The launchers of one job on this machine, which end with 0 or fail the test."""
+    where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nnodes", str(count))
+    places = [(*where, "--node-rank", str(number)) for number in range(count)] if count > 1 else [()]
+    return [start("run", *place, *words) for place in places]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nnodes", [1, 2])
+def test_the_store_outlives_rank_0_and_is_new_in_each_attempt(start_ddplaunch, nnodes):
+    """Rank 0 ends by os._exit while the others still make groups; before that an attempt failed."""
+    ranks = str(4 // nnodes)
+    jobs = nodes(start_ddplaunch, nnodes, "--nproc", ranks, "--max-restarts", "1", str(LEAVES), "exit")
+    assert [job.wait() for job in jobs] == [0] * nnodes, jobs[0].stderr()
+    printed = "".join(job.stdout() for job in jobs)
+    assert printed.count("the store is new, and not in a rank: True") == 8
+    assert printed.count("met 6") == 3
+    for job in jobs:
+        job.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nnodes", [1, pytest.param(2, marks=pytest.mark.ci)])
+def test_a_rank_that_starts_again_or_is_a_childs_wrapper(start_ddplaunch, nnodes):
+    """Rank 0 replaces itself by execve, and then the program proper is its child; another rank is an ordinary one."""
+    jobs = nodes(start_ddplaunch, nnodes, "--nproc", str(2 // nnodes), str(LEAVES), "wrap")
+    assert [job.wait() for job in jobs] == [0] * nnodes, jobs[0].stderr()
+    assert "".join(job.stdout() for job in jobs).count("met 1") == 2
+
+
+@pytest.mark.slow
+def test_a_warm_zygotes_runs_have_stores_of_their_own(start_ddplaunch, tmp_path):
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    try:
+        for _ in range(2):
+            job = start_ddplaunch("run", "--warm", "--nproc", "3", "--max-restarts", "1", str(LEAVES), "exit", env=env)
+            assert job.wait() == 0, job.stderr()
+            assert job.stdout().count("met 3") == 2
+            job.assert_nothing_left()
+    finally:
+        run_command(ddplaunch_command("warm", "--stop"), tmp_path, env)
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["a store", "rank 0's"])
+def test_what_a_dry_run_shows_of_the_store(run_in_fork, tmp_path, store):
+    write_program(tmp_path, "train.py", "import torch")
+    for words, expected in ((("--nproc", "2"), store), (("--nproc", "1"), False)):
+        done = run_in_fork("run", *words, *(() if store else EXEC), "--dry-run", "--json", "train.py")
+        assert f'"TORCHELASTIC_USE_AGENT_STORE": "{expected}"' in done.stdout
+
+
+@pytest.mark.slow
+def test_a_store_that_is_killed_ends_the_attempt(start_ddplaunch, tmp_path):
+    """As a zygote that is killed does; and who is killed takes the store along."""
+    script = write_program(tmp_path, "waits.py", "import signal, torch\nprint('up', flush=True)\nsignal.pause()")
+    for number, victims in enumerate(("store", "store", "launcher", "zygote")):
+        words = ("--max-restarts", str(1 - number)) if number < 2 else ()
+        job = start_ddplaunch("run", "--nproc", "2", *words, script)
+        job.wait_for("up", 2)
+        store = job.store()
+        os.kill({"store": store, "launcher": job.process.pid, "zygote": job.zygote()}[victims], signal.SIGKILL)
+        if number == 0:
+            job.wait_for("up", 4)
+            assert job.store() != store
+            assert f"the store (pid {store}) was ended by SIGKILL" in job.stderr()
+            job.signal(signal.SIGTERM)
+        assert job.wait() == {"store": 137 if number else 143, "launcher": -9, "zygote": 137}[victims]
+        if number == 1:
+            assert f"ddplaunch: the store (pid {store}) was ended by SIGKILL" in job.stderr()
+        job.assert_nothing_left()
+        assert not is_alive(store)
+
+
+def test_a_port_that_is_taken_between_two_attempts_ends_the_job_with_its_reason(start_ddplaunch, tmp_path):
+    """Where rank 0 is to listen there itself; "node 0 was lost", exit code 69, would have scripts try again."""
+    os.mkfifo(tmp_path / "gate")
+    port = str(free_port())
+    where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--max-restarts", "1")
+    program = ("--no-python", "/bin/sh", "-c", "echo up; read line <gate; exit 3")
+    jobs = [start_ddplaunch("run", *where, "--nproc", "1", "--node-rank", str(number), *program) for number in (0, 1)]
+    for job in jobs:
+        job.wait_for("up")
+    with another(int(port)):
+        (tmp_path / "gate").write_text("\n\n")
+        assert [job.wait() for job in jobs] == [2, 2]
+    for job in jobs:
+        assert f"--master-port {port} is in use by" in job.stderr()
+        job.assert_nothing_left()
+
+
+def test_no_other_program_takes_the_port_while_nodes_are_waited_for(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", "import torch")
+    port = free_port()
+    where = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank", "0")
+    job = start_ddplaunch("run", *where, "--nproc", "1", "train.py")
+    wait_until(lambda: "1/2 nodes joined" in job.stderr(), "the first node")
+    with pytest.raises(OSError, match="in use"):
+        another(port)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+@pytest.mark.slow
+def test_the_last_rank_of_an_elastic_job_has_a_new_store_too(start_ddplaunch, tmp_path):
+    script = write_program(
+        tmp_path,
+        "shrinks.py",
+        """
+        import signal, torch.distributed as dist
+        dist.init_process_group("gloo")
+        print("ranks:", dist.get_world_size(), flush=True)
+        while dist.get_world_size() > 1:
+            signal.pause()
+        """,
+    )
+    where = ("--nnodes", "1:2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1")
+    jobs = [start_ddplaunch("run", *where, "--node-rank", str(number), script) for number in (0, 1)]
+    for job in jobs:
+        job.wait_for("ranks: 2")
+    os.kill(jobs[1].process.pid, signal.SIGKILL)
+    assert jobs[0].wait() == 0, jobs[0].stderr()
+    assert jobs[0].stdout().count("ranks: 1") == 1
+    for job in jobs:
+        job.assert_nothing_left()

@@ -1,0 +1,128 @@
+"""Tests of output that cannot be written: the exit code stays the job's, and lost lines are counted."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, ddplaunch_command, run_command, wait_until, write_program
+from tests.constant_override import launcher_with_constant
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import LIGHT
+
+SEVEN = """
+import os, sys
+print("line", os.environ["RANK"])
+sys.exit(7 if os.environ["RANK"] == "1" else 0)
+"""
+
+
+@pytest.mark.parametrize("output", ["2>/dev/full", "2>&1 | true", ">/dev/full 2>&1"])
+def test_unwritable_output_keeps_the_jobs_exit_code(tmp_path, output):
+    write_program(tmp_path, "seven.py", SEVEN)
+    words = ddplaunch_command("run", "--nproc", "2", *LIGHT, "seven.py")
+    short = launcher_with_constant(tmp_path, "core.output.sink.READER_TIMEOUT_S", 0.1)
+    script = f'{{ "$@"; echo $? >code; }} {output}'
+    words = [str(short), *words[1:]]
+    done = run_command(["sh", "-c", script, "sh", *words], tmp_path, {"TMPDIR": str(tmp_path)})
+    assert done.stdout + done.stderr in ("", "[0] line 0\n[1] line 1\n", "[1] line 1\n[0] line 0\n")
+    assert (tmp_path / "code").read_text() == "7\n"
+    assert not [*tmp_path.glob("ddplaunch-bug-*")]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_terminal_that_closes_ends_the_job_by_its_hangup(tmp_path, nproc):
+    script = write_program(
+        tmp_path, "waits.py", "import time\nopen(f'up{__import__(\"os\").environ[\"RANK\"]}', 'w')\ntime.sleep(600)\n"
+    )
+    words = ddplaunch_command("run", "--nproc", str(nproc), *LIGHT, script)
+    environ = clean_environment({"TMPDIR": str(tmp_path), "TERM": "xterm-256color"})
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(words[0], words, environ)
+    wait_until(lambda: len([*tmp_path.glob("up*")]) == nproc, "the ranks")
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    assert not [*tmp_path.glob("ddplaunch-*")]
+
+
+def test_lines_lost_to_a_full_disk_are_counted(tmp_path):
+    script = write_program(tmp_path, "prints.py", "print('a line')\n")
+    words = ddplaunch_command("run", "--nproc", "2", *LIGHT, script)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            words,
+            executable=launcher_with_constant(tmp_path, "core.output.sink.READER_TIMEOUT_S", 0.1),
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=scaled_timeout(60),
+            text=True,
+        )
+    assert done.stderr == "ddplaunch: stdout could not be written: 2 lines lost (No space left on device)\n"
+    assert done.returncode == 74
+
+
+@pytest.mark.parametrize("words", [["ps", "--all"], ["run", "--dry-run", "train.py"]])
+def test_a_command_says_that_the_disk_is_full(tmp_path, words):
+    write_program(tmp_path, "train.py", "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            ddplaunch_command(*words),
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    error = "Error: cannot write the output: No space left on device\n  free some space, or write elsewhere\n"
+    assert (done.returncode, done.stderr.replace("you have no running jobs on this machine\n", "")) == (74, error)
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small], capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system here")
+    yield small
+    subprocess.run(["umount", small], check=True)
+
+
+def test_a_temporarily_full_disk_loses_nothing(tmp_path, small_disk):
+    """There is room again only when the ranks have printed all."""
+    fill = small_disk / "fill"
+    fill.write_bytes(bytes(60_000))
+    script = write_program(
+        tmp_path,
+        "prints.py",
+        """
+        import os
+        for i in range(100):
+            print("line", i, "x" * 150, flush=True)
+        open(f"done{os.environ['RANK']}", "w")
+        """,
+    )
+    with open(small_disk / "log", "wb") as log:
+        process = subprocess.Popen(
+            ddplaunch_command("run", "--nproc", "2", *LIGHT, script),
+            cwd=tmp_path, env=clean_environment(), stdout=log, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    wait_until(lambda: len([*tmp_path.glob("done*")]) == 2, "the ranks' last lines")
+    wait_until(lambda: sum(path.stat().st_size for path in small_disk.iterdir()) > 60_000, "a disk that is full")
+    fill.unlink()
+    _, errors = process.communicate(timeout=scaled_timeout(60))
+    assert (process.returncode, errors) == (0, b"")
+    lines = (small_disk / "log").read_text().splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("[0]")] == [str(i) for i in range(100)]
+    assert len(lines) == 200

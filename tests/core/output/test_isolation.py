@@ -1,0 +1,82 @@
+"""Tests that an observer, a request or a sidecar that raises is reported once, and the job goes on."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ddplaunch.core.control_socket import client, socket_dir
+from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.core.control_socket.output_request import TailOutputRequest
+from ddplaunch.core.control_socket.status_request import StatusQuery
+from ddplaunch.features.inspect.request import InspectJobRequest
+from tests.conftest import wait_until, write_program
+from tests.start_modes import LIGHT
+
+BROKEN = f"""
+#!{sys.executable}
+import sys
+import ddplaunch.features.inspect.request as inspection, ddplaunch.core.control_socket.output_request as output
+from ddplaunch.features.inspect.node.rank_inspector import RankInspector
+from ddplaunch.features.sidecars.node import SidecarRunner
+from ddplaunch.features.inspect.node.stall_detector import StallDetector
+from ddplaunch.cli import main
+from ddplaunch.features.runs.history_recorder import HistoryRecorder
+
+def broken(what):
+    def fail(*arguments):
+        raise RuntimeError(what)
+    return fail
+
+HistoryRecorder.observe = broken("an observer")
+output.TailOutputRequest.handle = broken("a request")
+inspection.JobInspection = broken("an answer that comes later")
+RankInspector._poll_replies = broken("an inspection")
+StallDetector._on_rank_activity = broken("a clock")
+SidecarRunner.on_spawned = broken("a sidecar")
+del sys.argv[1:3]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tmp_path):
+    program = write_program(tmp_path, "broken", BROKEN)
+    program.chmod(0o755)
+    script = write_program(
+        tmp_path,
+        "waits.py",
+        """
+        import os, sys, time
+        print("ready", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        sys.exit(3)
+        """,
+    )
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "--sidecar", "sleep 600", script, executable=program)
+    job.wait_for("ready", 2)
+    (path,) = (each for each in socket_dir.list_sockets() if each.endswith(f".{job.process.pid}"))
+    for request in (TailOutputRequest(), InspectJobRequest(), TailOutputRequest()):
+        with pytest.raises(JobNotResponding):
+            client.send_request(path, request)
+    assert client.send_request(path, StatusQuery()).world_size == 2
+    wait_until(lambda: "a sidecar" in job.stderr(), "the report of the sidecars")
+    wait_until(lambda: {*job.find("sleep 600")} <= {job.process.pid}, "the end of the sidecar")
+    (tmp_path / "go").touch()
+    assert job.wait() == 3
+    output = job.stderr()
+    for what, times in (
+        ("HistoryRecorder failed", 1),
+        ("the answer to TailOutputRequest failed", 2),  # each request is one of its own
+        ("the answer to InspectJobRequest failed", 1),
+        ("the inspection of ranks failed", 1),
+        ("stall detection failed", 1),
+        ("the sidecars failed", 1),
+    ):
+        assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
+    assert output.count("Traceback (most recent call last)") == 7
+    assert "RuntimeError: an answer that comes later" in output
+    assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
+    job.assert_nothing_left()

@@ -1,0 +1,143 @@
+"""Tests of ``--log-json``: one JSON object per message of ddplaunch, and unchanged lines of ranks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from ddplaunch.core.output.log_message import MessageKind
+from tests.conftest import clean_environment, ddplaunch_command, free_port, wait_until, write_program
+from tests.core.output.test_output import Terminal
+from tests.reference.records import MESSAGE_FIELDS, MESSAGE_KINDS
+from tests.start_modes import LIGHT
+
+LOG_JSON = ("run", "--log-json", *LIGHT)
+PRINTS = """
+    import os
+    import sys
+
+    print("hello from", os.environ["RANK"])
+    print('{"source": "me"}', file=sys.stderr)
+"""
+FAILS = f"""
+    {PRINTS.strip()}
+    if os.environ["RANK"] == "1":
+        raise ValueError("no labels\\x1b[31m")
+"""
+
+
+def messages(text: str) -> list[dict[str, Any]]:
+    """The messages of ddplaunch in it; every other line is a rank's."""
+    lines = [line for line in text.splitlines() if not line.startswith("[")]
+    assert all(line.startswith('{"source": "ddplaunch", ') for line in lines), text
+    found = [json.loads(line) for line in lines]
+    for each in found:
+        assert list(each)[: len(MESSAGE_FIELDS)] == list(MESSAGE_FIELDS)
+        assert each["kind"] in MESSAGE_KINDS
+    return found
+
+
+def kinds(text: str) -> list[str]:
+    return [each["kind"] for each in messages(text)]
+
+
+def test_the_page_has_every_kind():
+    assert {kind.value[0] for kind in MessageKind} == set(MESSAGE_KINDS)
+
+
+def test_a_job_that_ends_well(run_ddplaunch, tmp_path):
+    done = run_ddplaunch(*LOG_JSON, "--run-id", "a", "--nproc", "2", write_program(tmp_path, "train.py", PRINTS))
+    assert sorted(done.stdout.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+    (end,) = messages(done.stderr)
+    assert (end["kind"], end["level"], end["run_id"], end["node_rank"], end["code"]) == ("end", "info", "a", 0, 0)
+    assert '[0] {"source": "me"}' in done.stderr.splitlines()
+
+
+def test_a_failure_with_its_restart_has_the_verdict(run_ddplaunch, tmp_path):
+    script = write_program(tmp_path, "train.py", FAILS)
+    done = run_ddplaunch(*LOG_JSON, "--nproc", "2", "--max-restarts", "1", "--log-dir", "logs", script)
+    assert done.returncode == 1
+    restart, failure, *notes, end = messages(done.stderr)
+    assert (restart["kind"], restart["level"], restart["attempt"], restart["wait"]) == ("restart", "warning", 1, 0)
+    assert failure["kind"] == "failure"
+    assert failure["text"] == "rank 1 failed with ValueError: no labels (exit code 1)"
+    kept = next(each["path"] for each in notes if "path" in each)
+    assert failure["verdict"] == json.loads((tmp_path / kept / "failure.json").read_text())
+    assert (end["kind"], end["code"]) == ("end", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--nproc", "x", "train.py"), "--nproc x: expected"),
+        (("--nprox", "2", "train.py"), "no such option: --nprox"),
+        (("nothing.py",), "no such script: nothing.py"),
+        (("--nproc",), "--nproc needs a value"),
+        ((), "the target is missing"),
+    ],
+)
+def test_a_refusal_is_an_object(words, text, run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--log-json", *words)
+    (error,) = messages(done.stderr)
+    assert done.returncode == error["code"] == 2
+    assert error["kind"] == "error"
+    assert error["text"].startswith(text)
+
+
+def test_the_variable_applies_to_run_only(run_in_fork):
+    env = {"DDPLAUNCH_LOG_JSON": "1"}
+    assert kinds(run_in_fork("run", "nothing.py", env=env).stderr) == ["error"]
+    assert run_in_fork("run", "nothing.py", env={"DDPLAUNCH_LOG_JSON": "0"}).stderr.startswith("Error: ")
+    assert run_in_fork("devices", "--nonsense", env=env).stderr.startswith("Error: ")
+
+
+def test_the_program_s_own_log_json_is_the_program_s(run_ddplaunch, tmp_path):
+    script = write_program(tmp_path, "train.py", "import sys\nprint(sys.argv[1:])\n")
+    done = run_ddplaunch("run", "--nproc", "1", script, "--log-json")
+    assert done.stdout == "['--log-json']\n"
+    assert done.stderr.startswith("ddplaunch: note: --log-json goes to ")
+
+
+def test_notes_before_the_job(run_ddplaunch, tmp_path):
+    script = write_program(tmp_path, "train.py", PRINTS)
+    done = run_ddplaunch(*LOG_JSON, "--nproc", "2", script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"})
+    note, end = messages(done.stderr)
+    assert (note["kind"], end["kind"]) == ("note", "end")
+    assert note["text"] == "read as options of torchrun: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+    assert note["run_id"] == end["run_id"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_waiting(start_ddplaunch, tmp_path):
+    words = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    job = start_ddplaunch(*LOG_JSON, "--nproc", "1", *words, write_program(tmp_path, "train.py", PRINTS))
+    wait_until(lambda: "waiting for node 1" in job.stderr(), "the wait to be said")
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    found = messages(job.stderr())
+    assert found[0]["kind"] == "waiting"
+    assert found[0]["text"].startswith("1/2 nodes joined, waiting for node 1")
+    assert (found[-1]["kind"], found[-1]["code"]) == ("end", 130)
+
+
+@pytest.mark.slow
+def test_on_a_terminal_nothing_is_drawn_over(tmp_path):
+    words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    terminal = Terminal([*LOG_JSON, "--nproc", "1", *words, write_program(tmp_path, "train.py", PRINTS)], tmp_path)
+    terminal.read_until("waiting for node 1")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+    assert "\x1b" not in terminal.shown
+    assert "end" in kinds(terminal.shown)
+
+
+def test_a_closed_stderr_harms_nothing(tmp_path):
+    script = write_program(tmp_path, "train.py", PRINTS)
+    words = ddplaunch_command(*LOG_JSON, "--nproc", "2", script)
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *words], env=clean_environment(), cwd=tmp_path)
+    assert done.returncode == 0

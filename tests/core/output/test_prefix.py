@@ -1,0 +1,91 @@
+"""Tests of ``--prefix``: the prefix of each line of a rank."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.conftest import write_program
+from tests.core.output.test_output import Terminal
+from tests.start_modes import LIGHT
+
+HOST = socket.gethostname()
+PRINTS = "print('hello')\n"
+
+
+@pytest.fixture
+def script(tmp_path):
+    return write_program(tmp_path, "train.py", PRINTS)
+
+
+@pytest.mark.parametrize(
+    ("template", "lines"),
+    [
+        ("none", ["hello", "hello"]),
+        ("{host}:{rank}: ", [f"{HOST}:{rank}: hello" for rank in (0, 1)]),
+        ("é {role} n{node_rank} l{local_rank} →", [f"é trainer n0 l{rank} → hello" for rank in (0, 1)]),
+    ],
+)
+def test_templates(template, lines, run_ddplaunch, script):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--role", "trainer", "--prefix", template, script)
+    assert sorted(done.stdout.splitlines()) == lines, done.stderr
+
+
+def test_shorter_ones_are_padded(run_ddplaunch, script):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "11", "--prefix", "rank {rank}", "--show", "9,10", script)
+    assert sorted(done.stdout.splitlines()) == ["rank 10 hello", "rank 9  hello"]
+
+
+def test_the_prefix_variable(run_ddplaunch, script):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", script, env={"DDPLAUNCH_PREFIX": "<{rank}>"})
+    assert sorted(done.stdout.splitlines()) == ["<0> hello", "<1> hello"]
+
+
+def test_torchrun_s_option_and_variable(run_ddplaunch, script):
+    words = ("run", *LIGHT, "--nproc", "2")
+    done = run_ddplaunch(*words, "--log-line-prefix-template", "${hostname}:${rank}: ", script)
+    assert sorted(done.stdout.splitlines()) == [f"{HOST}:{rank}: hello" for rank in (0, 1)]
+    done = run_ddplaunch(*words, script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$role_name|$local_rank"})
+    assert sorted(done.stdout.splitlines()) == ["default|0 hello", "default|1 hello"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (
+            ("--prefix", "{hostname}"),
+            "--prefix {hostname}: unknown field {hostname}",
+            "known: {rank}, {local_rank}, {node_rank}, {host}, {role}",
+        ),
+        (("--prefix", "${rank}:"), "--prefix ${rank}:: {rank} has a $ before it", "--prefix '{rank}:'"),
+        (("--prefix", "[{rank]"), "--prefix [{rank]: unbalanced brace", "known: "),
+        (("--prefix", "a\nb"), r"--prefix a\nb: control characters are not allowed", "use letters"),
+        (("--prefix", "\x1b[31m{rank}"), "--prefix {rank}: control characters are not allowed", "use letters"),
+        (("--prefix", " "), "--prefix is blank", "--prefix none omits the prefix"),
+        (("--prefix", ""), "--prefix has an empty value", ""),
+        (
+            ("--log-line-prefix-template", "${pid}"),
+            "--log-line-prefix-template ${pid}: unknown macro ${pid}",
+            "known: ${role_name}, ${hostname}, ${rank}, ${local_rank}",
+        ),
+    ],
+)
+def test_invalid_templates_are_refused(words, message, hint, run_in_fork, script):
+    done = run_in_fork("run", "--nproc", "2", *words, script)
+    assert done.returncode == 2
+    first, *rest = done.stderr.splitlines()
+    assert first == f"Error: {message}"
+    assert " ".join(rest).strip().startswith(hint)
+
+
+@pytest.mark.slow
+def test_in_a_terminal_it_has_the_rank_s_colour(tmp_path):
+    script = write_program(tmp_path, "train.py", "import time\nprint('\\rbar', end='', flush=True)\ntime.sleep(0.5)\n")
+    terminal = Terminal(["run", *LIGHT, "--nproc", "2", "--prefix", "{rank}@{host}", script], tmp_path)
+    assert terminal.end() == 0
+    assert f"\x1b[36m0@{HOST}\x1b[0m bar" in terminal.shown
+    terminal = Terminal(["run", *LIGHT, "--nproc", "2", "--prefix", "none", script], tmp_path)
+    assert terminal.end() == 0
+    assert "\x1b[36m" not in terminal.shown
+    assert "bar" in terminal.shown

@@ -1,0 +1,576 @@
+"""Tests that a program ends under the launcher as under plain ``python``: same exit code, same last output.
+
+A fork of the zygote ends by our own hand and not the interpreter's (rank_runner.py, ``Life.leave``), so it is the one
+that needs watching; what the zygote has imported matters little to that, so most cases preload next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SLOW_START, clean_environment, ddplaunch_command, write_program
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import EXEC, FORKED
+
+ENDINGS = {
+    "returns": "print('done')",
+    "exit 3": "import sys; sys.exit(3)",
+    "exit None": "import sys; sys.exit(None)",
+    "exit True": "import sys; sys.exit(True)",
+    "exit 256": "import sys; sys.exit(256)",
+    "exit 261": "import sys; sys.exit(261)",
+    "exit -1": "import sys; sys.exit(-1)",
+    "exit with a text": "import sys; print('before'); sys.exit('why: übel')",
+    "exit with a large text": "import sys; sys.exit('x' * 300_000)",
+    "exit with an object": """
+        import sys
+        class Reason:
+            def __str__(self):
+                return "reason"
+        sys.exit(Reason())
+    """,
+    "exception": """
+        def inner():
+            raise ValueError("boom")
+        print("before")
+        inner()
+    """,
+    "namespace packages": "import space.inner.leaf; print(space.inner.leaf.name)",
+    "a namespace package that is deleted": """
+        import sys
+        import space.inner.leaf
+        del sys.modules["space"]
+    """,
+    "exception that cannot be shown": """
+        class Odd(Exception):
+            def __str__(self):
+                raise TypeError
+        raise Odd
+    """,
+    "exception chain": """
+        try:
+            1 / 0
+        except ZeroDivisionError as error:
+            try:
+                {}["key"]
+            except KeyError:
+                raise RuntimeError("second") from error
+    """,
+    "exception of many lines and odd characters": r"raise ValueError('one\ntwo \udc80 \U0001f600 \"')",
+    "base exception": "raise GeneratorExit('odd')",
+    "syntax error in an imported module": "import broken",
+    "error in an imported module": "import failing",
+    "no such module": "import no_such_module_anywhere",
+    "recursion": """
+        def down(n):
+            return down(n + 1)
+        try:
+            down(0)
+        except RecursionError as error:
+            raise RecursionError(str(error)) from None
+    """,
+    "the user's excepthook": """
+        import sys
+        def hook(kind, value, trace):
+            print("hook", kind.__name__, value, trace.tb_frame.f_code.co_name, trace.tb_next, sys.exc_info())
+            print(sys.last_value is value, sys.last_type is kind, sys.last_traceback is trace)
+        sys.excepthook = hook
+        raise ValueError("for the hook")
+    """,
+    "an excepthook that fails": """
+        import sys
+        def hook(kind, value, trace):
+            raise KeyError("in the hook")
+        sys.excepthook = hook
+        raise ValueError("for the hook")
+    """,
+    "an excepthook that exits": """
+        import sys
+        sys.excepthook = lambda kind, value, trace: sys.exit(9)
+        raise ValueError("for the hook")
+    """,
+    "an excepthook that leaves at once": """
+        import os, sys
+        sys.excepthook = lambda kind, value, trace: os._exit(11)
+        raise ValueError("for the hook")
+    """,
+    "exception in a thread": """
+        import threading
+        def work():
+            raise ValueError("in a thread")
+        threading.Thread(target=work, name="worker").start()
+    """,
+    "exit in a thread": "import sys, threading; threading.Thread(target=sys.exit, args=(4,)).start()",
+    "os._exit in a thread that outlives main": """
+        import os, sys, threading
+        print("buffered by main")
+        main = threading.main_thread()
+        def work():
+            main.join()
+            sys.stdout.buffer.write(b"never flushed")
+            os._exit(6)
+        threading.Thread(target=work).start()
+    """,
+    "exception in atexit": """
+        import atexit
+        def last():
+            raise ValueError("in atexit")
+        atexit.register(print, "still runs")
+        atexit.register(last)
+    """,
+    "exit in atexit": "import atexit, sys; atexit.register(lambda: sys.exit(5))",
+    "order of atexit": """
+        import atexit, threading
+        for number in range(3):
+            atexit.register(print, "atexit", number)
+        threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
+        print("main")
+    """,
+    "atexit after an exception": """
+        import atexit, sys
+        def last():
+            print(sys.exc_info(), repr(sys.last_value))
+        atexit.register(last)
+        raise ValueError("seen by atexit")
+    """,
+    "atexit after KeyboardInterrupt": "import atexit; atexit.register(print, 'atexit'); raise KeyboardInterrupt",
+    "KeyboardInterrupt": """
+        def deep():
+            raise KeyboardInterrupt
+        deep()
+    """,
+    "KeyboardInterrupt with a message": "raise KeyboardInterrupt('by me')",
+    "a subclass of KeyboardInterrupt": """
+        class Stop(KeyboardInterrupt):
+            pass
+        raise Stop
+    """,
+    "KeyboardInterrupt with the user's excepthook": """
+        import sys
+        sys.excepthook = lambda kind, value, trace: print("hook", kind.__name__)
+        raise KeyboardInterrupt
+    """,
+    "KeyboardInterrupt while a daemon thread runs": """
+        import threading
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        raise KeyboardInterrupt
+    """,
+    "os._exit": "import os; print('lost in the buffer', end=''); os._exit(7)",
+    "SIGKILL": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "SIGPIPE": """
+        import os, signal
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    """,
+    "SIGTERM handled": """
+        import os, signal, sys
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(33))
+        os.kill(os.getpid(), signal.SIGTERM)
+    """,
+    "daemon threads": """
+        import threading
+        started = threading.Event()
+        state = {"count": 0}
+        def work():
+            while True:
+                state["count"] += 1
+                started.set()
+        for _ in range(2):
+            threading.Thread(target=work, daemon=True).start()
+        started.wait()
+        print("main done")
+    """,
+    "a daemon thread, __del__ and atexit": """
+        import atexit, threading
+        class Kept:
+            def __del__(self):
+                print("deleted")
+        kept = Kept()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        atexit.register(print, "atexit")
+    """,
+    "a thread that outlives main": """
+        import threading
+        def work():
+            threading.main_thread().join()
+            print("after main")
+        threading.Thread(target=work).start()
+        print("main")
+    """,
+    "an executor that is not shut down": """
+        from concurrent.futures import ThreadPoolExecutor
+        ThreadPoolExecutor(2).submit(print, "submitted")
+    """,
+    "globals are deleted": """
+        import os
+        class Kept:
+            def __init__(self, name):
+                self.name = name
+            def __del__(self):
+                print("deleted", self.name, os.path.basename(__name__), helper(self))
+        def helper(kept):
+            return len(kept.name)
+        kept = Kept("global")
+    """,
+    "cycles are deleted": """
+        import os
+        class Kept:
+            def __del__(self):
+                print("deleted", os.path.basename(__name__))
+        cycle = [Kept()]
+        cycle.append(cycle)
+    """,
+    "globals of a module are deleted": """
+        import holder
+        class Kept:
+            def __del__(self):
+                print("deleted", __name__, holder.name)
+        holder.kept = Kept()
+    """,
+    "exception in __del__ at the end": """
+        class Kept:
+            def __del__(self):
+                raise ValueError("in __del__")
+        kept = Kept()
+    """,
+    "__del__ of what an exception holds": """
+        class Kept:
+            def __del__(self):
+                print("deleted")
+        def work():
+            kept = Kept()
+            raise ValueError("holds kept")
+        work()
+    """,
+    "files are flushed": "file = open('kept.txt', 'w'); file.write('all of it')",
+    "files of a module are flushed": """
+        import holder
+        holder.file = open("kept.txt", "w")
+        holder.file.write("all of it")
+    """,
+    "files held by threading.excepthook are flushed": """
+        import threading
+        file = open("kept.txt", "w")
+        file.write("all of it")
+        threading.excepthook = lambda arguments: print(file)
+    """,
+    "files held by sys.excepthook are flushed": """
+        import sys
+        file = open("kept.txt", "w")
+        file.write("all of it")
+        sys.excepthook = lambda kind, value, trace: print(file)
+    """,
+    "globals held by a signal handler": """
+        import signal
+        class Kept:
+            def __del__(self):
+                print("deleted", __name__)
+        kept = Kept()
+        def handler(number, frame):
+            print(kept)
+        signal.signal(signal.SIGUSR1, handler)
+    """,
+    "other things in sys.modules": """
+        import sys
+        class Odd:
+            pass
+        sys.modules["odd"], sys.modules["none"], sys.modules["__main__"] = Odd(), None, Odd()
+    """,
+    "output without a newline": "print('no end', end=''); import sys; sys.stderr.write('nor here')",
+    "a closed stdout": "import sys; print('before'); sys.stdout.close()",
+    "a closed stderr": "import sys; sys.stderr.close(); raise ValueError('nobody hears')",
+    "stdout replaced": """
+        import io, sys
+        sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="latin-1")
+        print("ü", end="")
+    """,
+    "stdout's descriptor closed": "import os; print('lost', end=''); os.close(1)",
+    "written through C": """
+        import ctypes
+        ctypes.CDLL(None).puts(b"from C")
+    """,
+}
+
+ODD = {
+    "exit beyond C": "import sys; sys.exit(1 << 70)",
+    "exit with an object that cannot be shown": """
+        import sys
+        class Reason:
+            def __str__(self):
+                raise ValueError
+        sys.exit(Reason())
+    """,
+}
+"""Of which some versions of Python say something themselves."""
+
+BY_FAULT = {
+    "SIGSEGV": "import ctypes; ctypes.string_at(0)",
+    "abort": "import os; os.abort()",
+}
+
+MODULES = {
+    "broken.py": "x = = 3\n",
+    "failing.py": "def load():\n    raise ImportError('not today')\nload()\n",
+    "holder.py": "name = __name__\n",
+    "space/inner/leaf.py": "name = __name__\n",
+}
+
+QUICK_LOOK = {"exit 3", "exception", "KeyboardInterrupt", "files are flushed"}
+"""What any Python is tried with."""
+
+forked_and_exec = pytest.mark.parametrize("start", [FORKED, EXEC], ids=["forked", "exec"])
+
+REPORT = re.compile(r"^ddplaunch: rank 0 .*", re.MULTILINE | re.DOTALL)
+
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in MODULES.items():
+        write_program(tmp_path, name, text)
+    return tmp_path
+
+
+def run(words: Sequence[str], folder: Path, **options: Any) -> Done:
+    given = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "timeout": scaled_timeout(90),
+        **options,
+    }
+    environment = clean_environment({"PYTHONIOENCODING": "utf-8:backslashreplace"})
+    return subprocess.run(words, cwd=folder, env=environment, encoding="utf-8", errors="surrogateescape", **given)
+
+
+def plain(folder: Path, *words: str, **options: Any) -> Done:
+    return run([sys.executable, *words], folder, **options)
+
+
+def ours(folder: Path, *words: str, **options: Any) -> Done:
+    done = run(ddplaunch_command("run", "--nproc", "1", *words), folder, **options)
+    done.stderr = SLOW_START.sub("", done.stderr or "")
+    return done
+
+
+def comparable(text: str) -> str:
+    """Without what differs between any two runs, and the source lines that an interpreter at its end cannot read."""
+    text = re.sub(r"0x[0-9a-f]+", "0x…", text)
+    text = re.sub(r"object refcount : \d+", "object refcount : …", text)
+    return re.sub(r"(in __del__\n)    .*\n", r"\1", text)
+
+
+def assert_same(rank: Done, program: Done) -> None:
+    """The rank printed what the plain program printed, and the launcher returned the exit code of a shell."""
+    assert comparable(rank.stdout or "") == comparable(program.stdout or "")
+    assert comparable(REPORT.sub("", rank.stderr)) == comparable(program.stderr)
+    code = program.returncode
+    assert rank.returncode == (code if code >= 0 else 128 - code)
+    assert bool(REPORT.search(rank.stderr)) == (code != 0)
+
+
+@pytest.mark.parametrize(
+    "ending", [pytest.param(name, marks=[pytest.mark.smoke] * (name in QUICK_LOOK)) for name in ENDINGS]
+)
+def test_ends_as_under_python(ending: str, folder: Path) -> None:
+    write_program(folder, "train.py", ENDINGS[ending])
+    kept = folder / "kept.txt"
+    program = plain(folder, "train.py")
+    expected = kept.read_text() if kept.exists() else None
+    for start in (FORKED, EXEC):
+        kept.unlink(missing_ok=True)
+        assert_same(ours(folder, *start, "train.py"), program)
+        assert (kept.read_text() if kept.exists() else None) == expected, start
+
+
+@forked_and_exec
+@pytest.mark.parametrize("ending", ODD)
+def test_odd_exits_have_the_same_code(ending: str, start: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", ODD[ending])
+    rank, program = ours(folder, *start, "train.py"), plain(folder, "train.py")
+    assert (rank.returncode, rank.stdout) == (program.returncode, "")
+    assert "ddplaunch/core/rank" not in rank.stderr
+
+
+@forked_and_exec
+@pytest.mark.parametrize("ending", ["exit 3", "exception", "KeyboardInterrupt", "error in an imported module"])
+def test_a_module_ends_as_under_python(ending: str, start: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "package/train.py", ENDINGS[ending])
+    assert_same(ours(folder, *start, "-m", "package.train"), plain(folder, "-m", "package.train"))
+
+
+@forked_and_exec
+@pytest.mark.parametrize("fault", BY_FAULT)
+def test_a_fault_is_reported_as_by_faulthandler(fault: str, start: tuple[str, ...], folder: Path) -> None:
+    """Which is what differs from a plain program: faulthandler is enabled, and the last frame that it shows is ours."""
+    write_program(folder, "train.py", BY_FAULT[fault])
+    rank, program = ours(folder, *start, "train.py"), plain(folder, "-X", "faulthandler", "train.py")
+    extra = re.compile(r'^  File ".*/ddplaunch/core/rank/.*\n|^Extension modules: .*\n|^\n', re.MULTILINE)
+    assert program.stderr.startswith("Fatal Python error: ")
+    assert comparable(extra.sub("", REPORT.sub("", rank.stderr))) == comparable(extra.sub("", program.stderr))
+    assert rank.returncode == 128 - program.returncode
+
+
+BY_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True)\n"
+"""What ranks do by themselves: plain Python notices only at the end of a program that nothing takes its output."""
+
+
+@forked_and_exec
+def test_a_full_disk_is_reported(start: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", BY_LINES + "print('lost')")
+    with open("/dev/full", "w") as full:
+        assert_same(ours(folder, *start, "train.py", stdout=full), plain(folder, "train.py", stdout=full))
+
+
+@forked_and_exec
+@pytest.mark.parametrize(
+    "text", ["print('lost')", "import sys; print('lost'); sys.exit(3)", "while True: print('more')"]
+)
+def test_output_without_a_reader(text: str, start: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", BY_LINES + text)
+    read, pipe = os.pipe()
+    os.close(read)
+    try:
+        assert_same(ours(folder, *start, "train.py", stdout=pipe), plain(folder, "train.py", stdout=pipe))
+    finally:
+        os.close(pipe)
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ending",
+    [pytest.param("exception", marks=pytest.mark.smoke), "daemon threads", "files are flushed", "KeyboardInterrupt"],
+)
+def test_ends_as_under_python_with_torch(ending: str, folder: Path) -> None:
+    """The interpreter's own end in a fork, with all that torch has registered, and ours instead of it."""
+    write_program(folder, "train.py", "import torch, numpy\n" + textwrap.dedent(ENDINGS[ending]))
+    assert_same(ours(folder, "--start", "zygote", "train.py"), plain(folder, "train.py"))
+
+
+@forked_and_exec
+def test_tracebacks_of_a_function_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
+    train = write_program(folder, "train.py", "def main():\n    raise ValueError('boom')\n")
+    done = ours(folder, *start, "train.py:main")
+    assert REPORT.sub("", done.stderr) == (
+        f'Traceback (most recent call last):\n  File "{train}", line 2, in main\n'
+        "    raise ValueError('boom')\nValueError: boom\n"
+    )
+    assert done.returncode == 1
+
+
+@forked_and_exec
+def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", "import os\nos.unlink(__file__)\nraise SystemExit(3)\n")
+    done = ours(folder, *start, "--max-restarts", "1", "train.py")
+    assert done.returncode == 1
+    assert re.search(r'^  File ".*rank_runner.py", line \d+, in _find_script$', done.stderr, re.MULTILINE), done.stderr
+
+
+@forked_and_exec
+def test_tracebacks_of_a_functions_module_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
+    train = write_program(folder, "train.py", "import holder\nholder.missing\ndef main():\n    pass\n")
+    done = ours(folder, *start, "train.py:main")
+    assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{train}", line 2, in <module>\n')
+
+
+@forked_and_exec
+def test_a_target_that_is_not_a_function(start: tuple[str, ...], folder: Path) -> None:
+    write_program(folder, "train.py", "main = print and 3\n")
+    done = ours(folder, *start, "train.py:main")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "train.py:main is not a function" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_program_ends_with_its_own_code(folder: Path) -> None:
+    program = write_program(folder, "program", "#!/bin/sh\necho said; exit 9\n")
+    program.chmod(0o755)
+    done = ours(folder, "--no-python", "./program")
+    assert (done.stdout, done.returncode) == ("said\n", 9)
+
+
+def test_a_program_that_cannot_be_executed(folder: Path) -> None:
+    program = write_program(folder, "program", "#!/proc/no/interpreter\n")
+    program.chmod(0o755)
+    done = ours(folder, "--no-python", "./program")
+    assert done.returncode == 126
+    assert "cannot execute ./program: No such file or directory" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------- several ranks
+
+
+@forked_and_exec
+def test_a_failure_after_rank_0_has_ended_is_the_jobs(start: tuple[str, ...], folder: Path) -> None:
+    write_program(
+        folder,
+        "train.py",
+        """
+        import atexit, os, sys, time
+        if os.environ["RANK"] == "0":
+            print("first, and no newline", end="")
+            atexit.register(lambda: open("finished", "w").close())
+        else:
+            while not os.path.exists("finished"):
+                time.sleep(0.01)
+            sys.exit(4)
+        """,
+    )
+    done = run(ddplaunch_command("run", "--nproc", "2", *start, "train.py"), folder)
+    assert (done.stdout, done.returncode) == ("[0] first, and no newline\n", 4)
+    assert "rank 1 exited with code 4" in done.stderr
+
+
+@forked_and_exec
+def test_output_at_exit_is_shown(start: tuple[str, ...], folder: Path) -> None:
+    write_program(
+        folder,
+        "train.py",
+        """
+        import atexit
+        class Kept:
+            def __del__(self):
+                print("deleted", end="")
+        kept = Kept()
+        atexit.register(print, "atexit")
+        print("main")
+        """,
+    )
+    done = run(ddplaunch_command("run", "--nproc", "3", *start, "train.py"), folder)
+    assert done.returncode == 0
+    for rank in range(3):
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
+        assert lines == [f"[{rank}] {word}" for word in ("main", "atexit", "deleted")]
+
+
+@forked_and_exec
+def test_short_lived_multiprocessing_helpers_are_not_reported(start: tuple[str, ...], folder: Path) -> None:
+    """A forkserver and a resource tracker notice for themselves that the program has gone."""
+    write_program(
+        folder,
+        "train.py",
+        """
+        import multiprocessing
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["late"])
+            process = context.Process(target=print, args=("child",))
+            process.start()
+            process.join()
+        """,
+    )
+    write_program(folder, "late.py", "import atexit, time\natexit.register(time.sleep, 1)  # as on a busy machine\n")
+    done = ours(folder, *start, "train.py")
+    assert (done.stdout, done.stderr, done.returncode) == ("child\n", "", 0)

@@ -1,0 +1,180 @@
+"""Tests of ``--check``: problems of a node that are found before an attempt, and how the job goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.conftest import free_port, wait_until, write_program
+from tests.fake_nvml import fake_nvml as fake_nvml
+from tests.start_modes import FORKED, LIGHT
+
+HOST = os.uname().nodename
+NEWNS, PRIVATE = 0x20000, 1 << 18 | 1 << 14  # CLONE_NEWNS; MS_PRIVATE with MS_REC: sched.h, mount.h
+
+
+def with_small(*folders):
+    """What a process does first so that these folders are small file systems, for itself and what it starts."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def mount():
+        done = libc.unshare(NEWNS) or libc.mount(b"none", b"/", None, ctypes.c_ulong(PRIVATE), None)
+        for folder in folders:
+            done = done or libc.mount(b"small", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(0), b"size=8m")
+        if done:
+            os._exit(99)
+
+    return mount
+
+
+@pytest.fixture
+def small(tmp_path):
+    """The function above, where it works."""
+    if os.geteuid() != 0 or subprocess.run(["true"], preexec_fn=with_small(tmp_path)).returncode:
+        pytest.skip("needs root and the right to mount")
+    return with_small
+
+
+@pytest.fixture
+def gpu(fake_nvml, tmp_path):
+    """A machine with one GPU, of whose memory 40 GiB are in use while a file is there: that file, the variables."""
+    held = tmp_path / "held"
+    environ = fake_nvml.environ(1, busy=[(0, 1, 40 << 10)])
+    return held, {**environ, "FAKE_NVML_BUSY_WHILE": str(held), "HELD": str(held)}
+
+
+FAILS_ONCE = """
+import os, pathlib, sys
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    pathlib.Path(os.environ["HELD"]).touch()
+    sys.exit(3)
+"""
+
+
+def test_a_sound_node_starts_its_ranks(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "hello.py", "print('hello')")
+    done = run_ddplaunch("run", "--check", "--nproc", "2", *LIGHT, "--log-dir", "logs", "hello.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] hello", "[1] hello"])
+
+
+def test_memory_of_gpus_is_waited_for_before_a_restart(start_ddplaunch, tmp_path, gpu):
+    held, environ = gpu
+    write_program(tmp_path, "train.py", FAILS_ONCE)
+    job = start_ddplaunch("run", "--check", "--max-restarts", "1", *FORKED, "train.py", env=environ)
+    wait_until(lambda: "waiting for GPU 0: 40.0 GiB are still in use" in job.stderr(), "the wait")
+    assert "attempt 1" not in job.stdout()
+    held.unlink()
+    assert job.wait() == 0
+    assert job.stdout() == "attempt 0\nattempt 1\n"
+    job.assert_nothing_left()
+
+
+def test_no_restart_where_it_stays_in_use(start_ddplaunch, tmp_path, gpu):
+    """The failure is reported, and its exit code is the job's."""
+    _, environ = gpu
+    write_program(tmp_path, "train.py", FAILS_ONCE)
+    words = ("--check", "--gpu-memory-timeout", "0", "--max-restarts", "1", *FORKED)
+    job = start_ddplaunch("run", *words, "train.py", env=environ)
+    assert job.wait() == 3
+    assert job.stdout() == "attempt 0\n"
+    expected = "no restart: GPU 0: 40.0 GiB of 79.6 GiB are in use after 0 s (--gpu-memory-timeout), by "
+    assert expected in job.stderr()
+    assert job.stderr().count("ddplaunch: rank 0 exited with code 3\n") == 2
+
+
+def test_ctrl_c_ends_the_wait(start_ddplaunch, tmp_path, gpu):
+    held, environ = gpu
+    held.touch()
+    write_program(tmp_path, "train.py", "print('started')")
+    job = start_ddplaunch("run", "--check", "train.py", env=environ)
+    wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
+    job.signal(signal.SIGINT)
+    assert (job.wait(), job.stdout()) == (130, "")
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (signal.SIGSTOP, "the GPU driver did not answer in 5 s"),
+        (signal.SIGKILL, "the check of this machine ended unexpectedly at the GPU driver"),
+    ],
+)
+def test_a_check_that_hangs(start_ddplaunch, tmp_path, gpu, number, expected):
+    """The launcher does not wait for a check that hangs."""
+    held, environ = gpu
+    held.touch()
+    write_program(tmp_path, "train.py", "print('started')")
+    job = start_ddplaunch("run", "--check", "train.py", env=environ)
+    wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
+    (child,) = job.find("features.check.node")
+    os.kill(child, number)
+    assert (job.wait(), job.stdout()) == (2, "")
+    assert f"Error: {expected}\n" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_without_the_option_gpus_are_not_checked(run_ddplaunch, tmp_path, gpu):
+    held, environ = gpu
+    held.touch()
+    write_program(tmp_path, "train.py", "print('started')")
+    done = run_ddplaunch("run", "train.py", env=environ)
+    assert (done.returncode, done.stdout) == (0, "started\n")
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        ("/dev/shm", "8 MiB free in /dev/shm (64 MiB needed)"),
+        ("logs", "8 MiB free in --log-dir (logs/run) (50 MiB needed)"),
+        ("tmp", "8 MiB free in TMPDIR ({tmp}) (50 MiB needed)"),
+    ],
+)
+def test_what_a_node_lacks(start_ddplaunch, tmp_path, small, which, expected):
+    write_program(tmp_path, "train.py", "print('started')")
+    folders = {name: tmp_path / name for name in ("logs", "tmp")}
+    for folder in folders.values():
+        folder.mkdir()
+    words = ("--check", "--log-dir", "logs", "--run-id", "run", "train.py")
+    folder = folders.get(which, which)
+    environ = {"TMPDIR": str(folders["tmp"])}
+    job = start_ddplaunch("run", *words, env=environ, preexec_fn=small(folder))
+    assert (job.wait(), job.stdout()) == (2, "")
+    assert job.stderr().splitlines()[0] == "Error: " + expected.format(**folders)
+
+
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_one_of_two_nodes(start_ddplaunch, tmp_path, small, nnodes, bad):
+    """A job of fixed size ends before a rank starts, and so does one whose node 0 lacks something; else it goes on."""
+    write_program(tmp_path, "train.py", "import os; print('of', os.environ['WORLD_SIZE'])")
+    port = str(free_port())
+    words = ("run", "--check", "--nnodes", nnodes, "--master-addr", "127.0.0.1", "--master-port", port, *FORKED)
+    own = {"preexec_fn": small("/dev/shm")}
+    jobs = [
+        start_ddplaunch(*words, "--node-rank", str(rank), "train.py", **(own if rank == bad else {})) for rank in (0, 1)
+    ]
+    codes = [job.wait() for job in jobs]
+    lack = "8 MiB free in /dev/shm (64 MiB needed)"
+    if nnodes == "2" or bad == 0:
+        assert codes == [2, 2]
+        assert [job.stdout() for job in jobs] == ["", ""]
+        assert all(f"Error: node {bad} ({HOST}): {lack}\n" in job.stderr() for job in jobs)
+        return
+    assert codes == [0, 2]
+    assert jobs[0].stdout() == "of 1\n"
+    assert f"ddplaunch: node 1 ({HOST}) is left out: {lack}\n" in jobs[0].stderr()
+    assert f"Error: node 1 ({HOST}) is left out: {lack}\n" in jobs[1].stderr()
+
+
+def test_the_wait_belongs_to_the_check(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("run", "--gpu-memory-timeout", "60", "train.py")
+    assert done.returncode == 2
+    assert done.stderr == "Error: --gpu-memory-timeout 60 works only with --check\n  add --check\n"

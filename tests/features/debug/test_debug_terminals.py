@@ -1,0 +1,172 @@
+"""Tests of debuggers that need a terminal (ipdb, pudb, IPython), which is relayed to ``ddplaunch debug``."""
+
+import os
+import signal
+
+import pytest
+
+from tests.conftest import write_program
+from tests.debugger_fixtures import TAKEN_OVER, pipe_to_debugger, wait_for_stops
+from tests.debugger_fixtures import debug_job as debug_job
+from tests.debugger_fixtures import debug_terminal as debug_terminal
+from tests.debugger_fixtures import runtime_dir as runtime_dir
+from tests.start_modes import EXEC, LIGHT
+
+pytestmark = pytest.mark.slow
+
+STEPS = """
+import os
+import sys
+
+rank = int(os.environ["RANK"])
+
+
+def step(n):
+    loss = n + 7
+    if os.environ["RANK"] in sys.argv[1:]:
+        {}
+    loss += 1
+    print("step", n, loss, flush=True)
+
+
+for n in range(2):
+    step(n)
+print("done", os.isatty(0), os.isatty(1), flush=True)
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Where these debuggers keep their settings; pudb greets who has none."""
+    pytest.importorskip("ipdb")
+    write_program(tmp_path, "home/.config/pudb/pudb.cfg", "[pudb]\nseen_welcome = e999\nprompt_on_quit = False\n")
+    for name, value in {"HOME": "home", "XDG_CONFIG_HOME": "home/.config", "IPYTHONDIR": "home/ipython"}.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # which the emulator does not answer
+
+
+IPDB = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
+
+
+def test_ipdb_at_the_terminal_of_the_job(debug_terminal, home, tmp_path):
+    """Its prompt, a step, what it prints; what the program prints stays the rank's."""
+    write_program(tmp_path, "train.py", STEPS.format("breakpoint() if n == 0 else __import__('ipdb').set_trace()"))
+    each = debug_terminal("run", *EXEC, "--no-merge", "--nproc", "2", "train.py", "1", env=IPDB)
+    each.until(lambda each: each.rows[-1:] == ["ipdb>"])
+    assert "ddplaunch: rank 1 is in ipdb; after Ctrl-]: detach, q, @RANK, Enter (back)" in each.rows
+    each.type("p loss * 6\r")
+    each.until("42")
+    each.type("n\r")
+    each.until(lambda each: any(row.startswith("---> 12") for row in each.rows) and each.rows[-1] == "ipdb>")
+    each.type("p 1 + \x03p loss\r")  # Ctrl-C is ipdb's
+    each.until("8")
+    each.type("c\r")
+    each.until("[1] step 0 8")
+    each.until(lambda each: each.rows[-1] == "ipdb>")
+    each.type("c\r")
+    assert each.end() == 0
+    assert each.is_restored
+    assert "[1] step 1 9" in each.history
+    assert "[1] done False False" in each.history
+
+
+def test_q_in_ipdb_ends_the_job_with_one_line(debug_terminal, home, tmp_path):
+    write_program(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    each = debug_terminal("run", *LIGHT, "--nproc", "2", "train.py", "1", env=IPDB)
+    each.until(lambda each: each.rows[-1:] == ["ipdb>"])
+    each.type("q\r")
+    assert each.end() == 128 + signal.SIGTERM
+    assert any(row.startswith("ddplaunch: rank 1: q ") for row in each.history)
+    assert not any("BdbQuit" in row for row in each.history)
+    assert each.is_restored
+
+
+def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
+    write_program(tmp_path, "train.py", STEPS.format("breakpoint()"))
+    each = debug_terminal("run", *LIGHT, "--nproc", "3", "train.py", "1", "2", env=IPDB)
+    each.until(lambda each: each.rows[-1:] == ["ipdb>"])
+    each.type("p rank * 100\r")
+    each.until(lambda each: {"100", "200"} & {*each.rows} and each.rows[-1] == "ipdb>")
+    here = 1 if "100" in each.rows else 2
+    each.type("\x1d")
+    each.until(lambda each: each.rows[-1] == f"(rank {here})")
+    each.type("p\trank\r")  # nobody completes here
+    each.until(f"rank {here} is in ipdb, which needs ")
+    each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 2)
+    each.type(f"@{3 - here}\r")
+    each.until(lambda each: each.rows[-1] == "ipdb>")
+    each.type("p rank * 1000\r")
+    each.until(str((3 - here) * 1000))
+    each.type("\x1d")
+    each.until(lambda each: each.rows[-1] == f"(rank {3 - here})")
+    each.type("detach\r")
+    each.until(lambda each: each.rows[-1] == "ipdb>")
+    each.type("\x1d")
+    each.until(lambda each: each.rows[-1] == f"(rank {here})")
+    each.type("detach\r")
+    assert each.end() == 0
+    assert each.is_restored
+    assert sum("step 1 9" in row for row in each.history) >= 1
+
+
+def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_terminal, home):
+    """By ``ddplaunch debug``. The rank runs on when the client goes, though pudb minds no end of its terminal."""
+    pytest.importorskip("pudb")
+    job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
+    first = debug_terminal("debug", "demo", columns=100)
+    first.until(lambda each: any("PuDB" in row for row in each.rows) and any("loss: 7" in row for row in each.rows))
+    first.resize(70, 20)
+    first.until(lambda each: any("loss: 7" in row for row in each.rows) and len(each.rows) <= 20)
+    second = debug_terminal("debug", "demo", columns=90)
+    second.until(lambda each: any("loss: 7" in row for row in each.rows))
+    first.until(TAKEN_OVER)
+    second.type("n")
+    second.until(lambda each: any("loss: 8" in row for row in each.rows))
+    second.process.kill()
+    assert job.wait() == 0, job.stderr()
+    assert "step 1 9" in job.stdout()
+    assert "done False False" in job.stdout()
+
+
+def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, monkeypatch):
+    monkeypatch.delenv("TERM", raising=False)
+    asks = "import IPython; IPython.embed(); print('on, TERM' if 'TERM' in os.environ else 'on, none', flush=True)"
+    job = debug_job(STEPS.format(asks), "1")
+    each = debug_terminal("debug", "demo")
+    each.until("In [1]:")
+    each.type("loss * 6 + rank\r")
+    each.until("Out[1]: 43")
+    each.type("exit\r")
+    each.until(lambda each: sum("In [1]:" in row for row in each.history) == 2)
+    assert "on, none" in job.stdout()
+    each.type("\x1d\x04")
+    each.until(lambda each: job.process.poll() is not None)
+    assert job.wait() == 0
+    assert "step 1 9" in job.stdout()
+    assert "really" not in job.stdout() + job.stderr()
+
+
+def test_a_pipe_is_no_terminal_and_no_client_comes(debug_job, home, tmp_path):
+    job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
+    wait_for_stops(job, 2)
+    done = pipe_to_debugger(tmp_path, "p loss\n@1 detach\n", "demo")
+    assert "is in ipdb, which needs a terminal; commands here: detach, q, @RANK" in done.stdout
+    assert job.wait() == 0
+    late = ("--debug", "--debug-timeout", "2", "--timeout", "60")
+    job = debug_job(STEPS.format("breakpoint()"), "1", options=late, env=IPDB)
+    assert job.wait() == 0, job.stderr()
+    assert "rank 1 resumes: no input for 2.0s (--debug-timeout)" in job.stderr()
+    job.assert_nothing_left()
+
+
+def test_nothing_stays_of_a_terminal_when_launcher_or_rank_is_killed(debug_job, home):
+    for killed in ("rank", "launcher"):
+        job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
+        wait_for_stops(job, 2)
+        if killed == "rank":
+            os.kill(job.ranks()[1], signal.SIGKILL)
+            assert job.wait() != 0
+        else:
+            job.signal(signal.SIGKILL)
+            job.process.wait()
+        job.assert_nothing_left()

@@ -1,0 +1,32 @@
+"""The facts of a machine without problems, for tests that change a part of them."""
+
+from ddplaunch.features.doctor.checks.kernel import ProcessLimits
+from ddplaunch.features.doctor.checks.network import RouteToNodeZero
+from ddplaunch.features.doctor.checks.torch import TorchInfo
+from ddplaunch.features.doctor.node_facts import NodeFacts
+
+GIB = 1 << 30
+
+FACTS = NodeFacts(
+    host="n0",
+    ddplaunch="0.1.0",
+    python="3.11.7",
+    kernel="6.18",
+    torch=TorchInfo("2.13.0", cuda=None, nccl=None, cuda_works=False, devices=0),
+    torch_error=None,
+    gpus=(),
+    gpus_error=None,
+    lost_gpus=(),
+    folders=(),
+    limits=ProcessLimits(memlock=None, open_files=None, processes=None, processes_left=None),
+    memory_total=16 * GIB,
+    memory_available=8 * GIB,
+    cpus=2,
+    quota=None,
+    load=0.5,
+    infiniband=(),
+    link=RouteToNodeZero("10.0.0.1", "eth0", 1500),
+    link_error=None,
+    loopback=None,
+    clock_synchronised=None,
+)

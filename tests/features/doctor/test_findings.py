@@ -1,0 +1,98 @@
+"""Tests of the findings about one machine, with made-up facts."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.features.doctor.checks.network import RouteToNodeZero
+from ddplaunch.features.doctor.checks.torch import TorchInfo
+from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, NodeResult
+from ddplaunch.features.doctor.findings import find_all
+from ddplaunch.system.devices.gpu_health import GpuHealth
+from ddplaunch.system.plan.hardware import LostGpu
+from tests.features.doctor.facts import FACTS
+from tests.features.doctor.findings import CPU_LIMIT, ITSELF, NO_GPU_ANSWER, NO_LOOPBACK
+
+TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
+
+
+def gpus(*indices):
+    return tuple(GpuHealth(index, "H100", "570.86.15", None, None, ()) for index in indices)
+
+
+def describe_findings(*facts, powers=(), speeds=()):
+    nodes = tuple(NodeResult(f"n{node}", each) for node, each in enumerate(facts))
+    found = DoctorResults(nodes, (), powers=powers, speeds=speeds)
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
+
+
+def measured(slow, count=3):
+    """Each node's CPU and each pair, where those with a node of ``slow`` are slow."""
+    powers = tuple(DeviceResult(node, "cpu", 8e9 if node in slow else 95e9) for node in range(count))
+    pairs = itertools.combinations(range(count), 2)
+    times = {True: (1e-4, 1e-2, 1e-1), False: (1e-4, 1e-3, 1e-2)}
+    return {
+        "powers": powers,
+        "speeds": tuple(CollectiveResult(pair, 2, "gloo", times[not slow.isdisjoint(pair)]) for pair in pairs),
+    }
+
+
+def test_a_sound_machine():
+    assert describe_findings(FACTS, FACTS) == []
+
+
+def test_one_machine_under_two_names():
+    """Whose port is the doctor's own, as the other node."""
+    machine = replace(FACTS, machine="boot net pid")
+    taken = NodeResult("10.0.0.1", machine, taken={29500: "Address already in use"})
+    found = DoctorResults((NodeResult("n0", FACTS), NodeResult("n1", machine), taken), ())
+    assert [(each.subject, each.text) for each in find_all(found)] == [("10.0.0.1", "same machine as n1")]
+
+
+def test_a_lost_gpu_is_the_one_finding():
+    """Neither that CUDA does not start without it, nor that other nodes have one more."""
+    well = replace(FACTS, torch=TORCH, gpus=gpus(0, 1, 2, 3))
+    why_not = "CUDA unknown error"
+    lost = replace(well, torch=replace(TORCH, cuda_works=False, devices=0, why_not=why_not), gpus=gpus(0, 2, 3))
+    assert describe_findings(well, replace(lost, lost_gpus=(LostGpu(1, "GPU is lost"),))) == [
+        f"error n1 GPU 1: {NO_GPU_ANSWER}: GPU is lost"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held", "text"),
+    [
+        ({"load": 25.0}, "busy: 25 runnable processes on 2 CPUs"),
+        ({"quota": 0.25}, f"{CPU_LIMIT} 0.25 of 2 CPUs"),
+    ],
+)
+def test_what_is_slow_for_want_of_cpu_time_is_reported_as_that(held, text):
+    assert describe_findings(FACTS, FACTS, replace(FACTS, **held), **measured({2})) == [f"warning n2: {text}"]
+
+
+def test_of_nodes_that_are_all_busy_one_may_be_slow_for_another_reason():
+    found = describe_findings(*[replace(FACTS, load=25.0)] * 3, **measured({2}))
+    assert found == [
+        "warning n0, n1 and n2: busy: 25 runnable processes on 2 CPUs",
+        "warning n2: all_reduce with any other node runs at 160 MiB/s; the best pair at 1.6 GiB/s",
+    ]
+
+
+def test_a_busy_machine_alone():
+    busy = replace(FACTS, load=25.0)
+    powers = (DeviceResult(0, "cpu", 8e9), DeviceResult(0, "cpu", 95e9))
+    assert describe_findings(busy, powers=powers) == ["warning n0: busy: 25 runnable processes on 2 CPUs"]
+
+
+def test_node_zero_may_know_itself_by_its_loopback():
+    """Debian's 127.0.1.1; for another node the same is an error."""
+    itself = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, there="127.0.1.1"))
+    assert describe_findings(itself, FACTS) == []
+    assert describe_findings(FACTS, itself) == [f"error n1: {ITSELF} (127.0.0.1)"]
+
+
+def test_a_machine_that_cannot_connect_to_itself():
+    assert describe_findings(replace(FACTS, loopback="gets no answer")) == ["error n0: " + NO_LOOPBACK]

@@ -1,0 +1,119 @@
+"""Tests of the findings about connections between nodes, with made-up figures."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.features.doctor.examination import DoctorResults, NodeResult, PathResult
+from ddplaunch.features.doctor.findings import find_all
+from ddplaunch.features.doctor.flows import Flow, nodes_to_skip
+from tests.features.doctor.findings import LARGE_LOST, TOO_FAR
+
+SOUND = Flow(0, 1, 10_000, seconds=1e-4, sent=301, lost=0, rate=8e8)
+LOSSY = replace(SOUND, sent=1020, lost=31, rate=None)
+FAR = replace(SOUND, seconds=0.1)
+SLOW = replace(SOUND, rate=1.2e6)
+
+
+def describe_findings(flows, count=4, ways=()):
+    found = DoctorResults(
+        tuple(NodeResult(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows
+    )
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
+
+
+def flows(count, faulty):
+    """All ways of so many nodes, with those that are not sound."""
+    pairs = itertools.permutations(range(count), 2)
+    return tuple(replace(faulty.get(pair, SOUND), source=pair[0], target=pair[1]) for pair in pairs)
+
+
+@pytest.mark.parametrize(
+    ("flow", "text"),
+    [
+        (SOUND, None),
+        (replace(SOUND, claimed=None, rate=2e7), None),
+        (replace(SOUND, sent=1000, lost=4), None),
+        (replace(SOUND, sent=40, lost=2), None),
+        (replace(SOUND, seconds=0.004), None),
+        (LOSSY, "error n0 to n1: packets are lost: 3.0 % (31 of 1020)"),
+        (
+            replace(LOSSY, seconds=None, sent=6, lost=6),
+            "error n0 to n1: packets are lost: 100 % (6 of 6)",
+        ),
+        (
+            replace(LOSSY, large=False, seconds=0.1, rate=1.0),
+            "error n0 to n1: packets are lost: 3.0 % (31 of 1020)",
+        ),
+        (
+            replace(SOUND, large=False, rate=None),
+            f"error n0 to n1: {LARGE_LOST}",
+        ),
+        (FAR, f"error n0 to n1: round-trip time is 100 ms; {TOO_FAR}"),
+        (replace(FAR, rate=3e7), f"error n0 to n1: round-trip time is 100 ms; {TOO_FAR}"),
+        (SLOW, "error n0 to n1: throughput is 9.6 Mbit/s; the interface reports 10000 Mbit/s"),
+        (
+            replace(SLOW, claimed=None),
+            "error n0 to n1: throughput is 9.6 Mbit/s; a data center has 1000 Mbit/s or more",
+        ),
+        (
+            replace(SLOW, claimed=100, rate=11.8e6),
+            "error n0 to n1: throughput is 94.4 Mbit/s; the interface reports 100 Mbit/s",
+        ),
+        (
+            replace(SLOW, rate=6e7),
+            "warning n0 to n1: throughput is 480 Mbit/s; the interface reports 10000 Mbit/s",
+        ),
+        (replace(SOUND, claimed=400_000, rate=1.5e8), None),
+    ],
+)
+def test_a_way(flow, text):
+    assert describe_findings((flow,), 2) == ([text] if text else [])
+
+
+def test_latency_and_bandwidth_are_two_findings():
+    assert FAR.faults == ("far",)
+    assert replace(SLOW, seconds=0.1).faults == ("far", "slow")
+
+
+@pytest.mark.parametrize(
+    ("count", "pairs", "named"),
+    [
+        (2, [(0, 1), (1, 0)], ["n0 and n1"]),
+        (2, [(1, 0)], ["n1 to n0"]),
+        (3, [(0, 2), (2, 0), (1, 2), (2, 1)], ["n2"]),
+        (3, [(0, 2), (2, 1)], ["n2"]),
+        (4, [(0, 1), (1, 0), (2, 3)], ["n0 and n1", "n2 to n3"]),
+        (4, [*itertools.permutations(range(4), 2)], ["any two nodes"]),
+        (5, [pair for pair in itertools.permutations(range(5), 2) if {3, 4}.intersection(pair)], ["n3", "n4"]),
+    ],
+)
+def test_the_node_is_named_rather_than_its_ways(count, pairs, named):
+    found = describe_findings(flows(count, dict.fromkeys(pairs, SLOW)), count)
+    assert [each.partition(":")[0].removeprefix("error ") for each in found] == named
+
+
+def test_of_many_ways_a_few_are_named():
+    pairs = [(node, node + 1) for node in range(0, 12, 2)]
+    found = describe_findings(flows(12, dict.fromkeys(pairs, LOSSY)), 12)
+    assert [each.partition(":")[0] for each in found] == [
+        "error n0 to n1",
+        "error n2 to n3",
+        "error n4 to n5",
+        "error 3 more paths",
+    ]
+
+
+def test_effects_of_loss_are_not_reported():
+    ways = (PathResult(0, 1, 29500, "silent", None), PathResult(1, 0, 29501, "stranger", None))
+    assert describe_findings((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
+
+
+def test_a_faulty_node_is_given_up_and_one_that_met_it_is_not():
+    assert nodes_to_skip(flows(2, {(0, 1): LOSSY})) == set()
+    met = [each for each in flows(5, {(0, 4): LOSSY, (4, 1): SLOW}) if set(each.pair) != {2, 4} != set(each.pair)]
+    assert nodes_to_skip([each for each in met if each.pair not in ((3, 4), (4, 3))]) == {4}
+    assert nodes_to_skip(flows(4, dict.fromkeys(itertools.permutations(range(4), 2), FAR))) == {0, 1, 2, 3}

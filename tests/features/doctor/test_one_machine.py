@@ -1,0 +1,137 @@
+"""Tests of ``ddplaunch doctor`` on one machine: findings about GPUs and folders, and a machine without problems."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.conftest import clean_environment, conflict, write_program
+from tests.features.doctor.findings import NO_GPU_ANSWER, SINCE
+from tests.scaled_timeouts import scaled_timeout
+
+pytestmark = pytest.mark.slow
+
+
+def look(folder, *words, env=None):
+    """Return the exit code and what is printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ddplaunch", "doctor", *words],
+        cwd=folder,
+        env=clean_environment(env or os.environ),
+        capture_output=True,
+        text=True,
+        timeout=scaled_timeout(60),
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.ci
+def test_the_page_and_what_it_is_compared_with(tmp_path):
+    """What was saved, made a hundred times better, is reported: three figures of one machine."""
+    code, page, found = look(tmp_path, "--save", "saved.json")
+    assert found == "ddplaunch: examining this machine\nddplaunch: measuring all_reduce\n"
+    assert code == bool(re.search(r"^\d+ errors?\b", page, re.MULTILINE))
+    assert max(map(len, page.splitlines())) <= 80
+    assert re.search(r"^torch +\d", page, re.MULTILINE)
+    assert re.search(r" alone, \d+ ranks \(gloo\) +\d+ us +\S+ \S+/s +\S+ \S+/s$", page, re.MULTILINE)
+    assert os.path.expanduser("~/") not in page, "it is made to be copied"
+
+    path = tmp_path / "saved.json"
+    saved = json.loads(path.read_text())
+    assert saved["hosts"] == saved["figures"][0]["hosts"]
+    for figure in saved["figures"]:
+        figure["value"] *= 0.01 if figure["unit"] == "s" else 100
+    path.write_text(json.dumps(saved))
+    _, page, _ = look(tmp_path, "--compare", "saved.json", "--save", "saved.json")
+    if "runnable processes" not in page:
+        assert len(re.findall(rf"\bit was \S+ (us|[GT]FLOP/s|[KMGT]iB/s) on\s+{saved['date'][:10]}", page)) == 3, page
+    assert json.loads(path.read_text())["figures"] != saved["figures"], "it was read before it was written"
+
+
+@pytest.mark.ci
+def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvml):
+    """More closely, too: a link between them that is down, and all collectives."""
+    env = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
+    env["FAKE_NVML_NVLINKS"] = "2:4:1:7:0"
+    code, out, stderr = look(tmp_path, "--thorough", "--json", env={**os.environ, **env})
+    found = json.loads(out)
+    result = {f"{each['subject']}: {each['severity']}: {each['text']}" for each in found["findings"]}
+    host, facts = found["nodes"][0]["name"], found["nodes"][0]["facts"]
+    assert code == 1
+    assert {
+        f"{host} GPU 1: warning: its clock is reduced by hardware, because of heat at 85 °C",
+        f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
+        f"{host} GPU 1: warning: rows or pages of its memory will be replaced at the next reset",
+        f"{host} GPU 2: warning: 1 of 4 NVLinks are down",
+        f"{host} GPU 2: note: 21 NVLink replays {SINCE}",
+    } <= result
+    (user,) = [each for each in result if " are in use, by " in each]
+    name = re.escape(psutil.Process().name())  # pytest-xdist sets one with spaces
+    assert re.search(rf"^{host} GPU 2: warning: .* by {name} {os.getpid()} of \S+$", user)
+    lost = [each for each in result if each.startswith(f"{host} GPU 3: ")]
+    assert lost == [f"{host} GPU 3: error: {NO_GPU_ANSWER}: GPU is lost"]
+    assert [gpu["index"] for gpu in facts["gpus"]] == [0, 1, 2]
+    if facts["torch"]["cuda"] is None:
+        assert [each for each in result if each.endswith("was built without CUDA, but this machine has 3 GPUs")]
+    assert facts["fabric"]["nvlinks"] == [{"gpu": 2, "active": 3, "down": 1, "errors": [["replays", 21]]}]
+    assert not [each for each in result if "while all_reduce ran" in each]
+    names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    assert [(each["name"], each["error"]) for each in found["together"]] == [(name, None) for name in names]
+    assert len(found["together"][0]["seconds"]) > 1
+    assert f"ddplaunch: measuring {names[-1]} of larger tensors\n" in stderr
+
+
+def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer(tmp_path, fake_nvml):
+    """Python takes the next folder in silence; /proc stands for one that is full, for root too."""
+    wedged = tmp_path / "wedged"
+    wedged.touch()
+    write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
+    env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged), "TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)}
+    code, out, _ = look("/", "--json", env={**os.environ, **env})
+    found = json.loads(out)
+    assert "the GPU driver did not answer within 5 s" in [each["text"] for each in found["findings"]]
+    (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]
+    assert (code, wrong["severity"]) == (1, "error")
+    assert wrong["text"].startswith("cannot write to TMPDIR: ")
+    assert wrong["hint"] == "choose another: export TMPDIR=FOLDER"
+    (folder,) = [each for each in found["nodes"][0]["facts"]["folders"] if each["what"] == "TMPDIR"]
+    assert not folder["free"], "the free space of another folder"
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("--master-addr", "10.0.0.1"), "Error: --master-addr works only with several nodes\n  --hosts n1,n2\n"),
+        (("--exclude", "n1"), "Error: --exclude works only with --hosts or --hostfile\n  --hosts n1,n2\n"),
+        (
+            ("--node-rank", "1"),
+            "Error: --node-rank 1 requires --nnodes\n  add the number of nodes: --nnodes 2\n",
+        ),
+        (
+            ("--nnodes", "2", "--master-addr", "n0"),
+            "Error: --nnodes 2 requires --node-rank\n  on node 0: --nnodes 2 --node-rank 0 --master-addr n0\n",
+        ),
+        (
+            ("--nnodes", "2", "--node-rank", "0"),
+            "Error: --nnodes 2 requires --master-addr\n  on node 0: --nnodes 2 --node-rank 0 --master-addr 10.0.0.1\n",
+        ),
+        (
+            ("--nnodes", "2", "--node-rank", "2", "--master-addr", "n0"),
+            "Error: --node-rank 2 is out of range: 2 nodes are numbered 0 to 1\n"
+            "  --nnodes 3 or more, if that was the intention\n",
+        ),
+        (
+            ("--nnodes", "2", "--node-rank", "0", "--hosts", "n0,n1"),
+            f"Error: {conflict('--nnodes 2', '--hosts')}, which sets the number\n  leave one of them out\n",
+        ),
+    ],
+)
+def test_refusals(run_in_fork, words, refusal):
+    done = run_in_fork("doctor", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", refusal)

@@ -1,0 +1,76 @@
+"""Reads the inspections of real hangs that ``capture.py`` has written."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.core.node.rank_channel import RankReply
+from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
+from ddplaunch.features.inspect.diagnosis.stack_parser import parse_dump
+from ddplaunch.features.inspect.diagnosis.waits import ranks_to_query
+from ddplaunch.features.inspect.node.rank_inspector import apply_group_states, apply_last_collectives
+
+SAMPLES = Path(__file__).parent / "samples"
+VERSIONS = ("2.4", "2.6", "2.9", "2.13", "2.15")  # of torch
+RECORDING = ("2.13", "2.15")  # those whose flight recorder has gloo's collectives
+NEWEST = VERSIONS[-1]
+
+C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def cheap_inspection(kind: str, version: str = NEWEST) -> Inspection:
+    """Return a hang as a cheap inspection shows it: stacks and group progress."""
+    sample = _sample(kind, version)
+    return Inspection(1_800_000_000.0, tuple(_rank(rank, each) for rank, each in enumerate(sample)), 3)
+
+
+def full_inspection(kind: str, version: str = NEWEST) -> Inspection:
+    """A hang with the last collectives of the ranks that ``ranks_to_query`` names, asked as often as it names some."""
+    return with_collectives(cheap_inspection(kind, version), kind, version)
+
+
+def with_collectives(inspection: Inspection, kind: str, version: str = NEWEST) -> Inspection:
+    """An inspection, perhaps a changed one, with the last collectives of the ranks that it needs."""
+    for _ in range(2):
+        wanted = ranks_to_query(inspection)
+        ranks = (_asked(rank, kind, version) if rank.rank in wanted else rank for rank in inspection.ranks)
+        inspection = replace(inspection, ranks=tuple(ranks))
+    assert not ranks_to_query(inspection)
+    return inspection
+
+
+def with_rank_changed(inspection: Inspection, number: int, **fields: Any) -> Inspection:
+    """Return an inspection with other facts of one rank."""
+    ranks = (replace(rank, **fields) if rank.rank == number else rank for rank in inspection.ranks)
+    return replace(inspection, ranks=tuple(ranks))
+
+
+def stack(*frames: str) -> tuple[Thread, ...]:
+    """A main thread's stack of "load_batch at data.py:4", the user's, and "recv", torch's; the innermost first."""
+    found = []
+    for frame in frames:
+        function, at, line = frame.rpartition(" at ")
+        file, _, number = line.partition(":")
+        found.append(Frame(function, file, int(number), True) if at else Frame(frame, C10D, 1, False))
+    return (Thread(tuple(found)),)
+
+
+def _sample(kind: str, version: str) -> list[Any]:
+    return json.loads((SAMPLES / version / f"{kind}.json").read_text())  # type: ignore[no-any-return]
+
+
+def _parse_reply(fields: list[str]) -> RankReply:
+    return RankReply.parse("\t".join(fields).encode())
+
+
+def _rank(number: int, sample: Any) -> RankInspection:
+    if sample is None:
+        return RankInspection(number, "here", 100 + number, ProcessCondition.EXITED, code=0)
+    threads = parse_dump("\n".join(sample["stacks"]).encode(), "/job", "/ddplaunch")
+    found = RankInspection(number, "here", 100 + number, ProcessCondition.ALIVE, threads=threads, answers=False)
+    return apply_group_states(found, _parse_reply(sample["states"])) if "states" in sample else found
+
+
+def _asked(rank: RankInspection, kind: str, version: str) -> RankInspection:
+    return apply_last_collectives(rank, _parse_reply(_sample(kind, version)[rank.rank]["entries"]))

@@ -1,0 +1,201 @@
+"""Tests of reading torch's flight recorder: complete, of other backends, and damaged."""
+
+import json
+import random
+
+import pytest
+
+from ddplaunch.features.inspect.diagnosis.flight_recorder import (
+    parse_call,
+    parse_group_counts,
+    parse_last_collectives,
+    parse_states,
+)
+from ddplaunch.features.inspect.diagnosis.inspection import ActiveCall, Collective, GroupState
+from tests.features.inspect.diagnosis.recorded_hangs import full_inspection
+
+ENTRY = {
+    "collective_seq_id": 5,
+    "input_dtypes": ["Float"],
+    "input_sizes": [[6]],
+    "is_p2p": False,
+    "op_id": 5,
+    "p2p_seq_id": 0,
+    "process_group": ["0", "default_pg"],
+    "profiling_name": "gloo:all_reduce",
+    "retired": False,
+    "state": "scheduled",
+    "time_created_ns": 1_795_362_254_931_786_061,
+    "timeout_ms": 1_800_000,
+}
+
+
+def entries(*changes):
+    return json.dumps({"entries": [{**ENTRY, **each} for each in changes]}).encode()
+
+
+def states(**numbers):
+    return json.dumps({"pg_status": {"0": numbers}}).encode()
+
+
+def refuses(parse, dump):
+    """Whether it raises a ValueError; any other error is the test's."""
+    try:
+        parse(dump)
+    except ValueError:
+        return True
+    return False
+
+
+def test_how_far_a_rank_is():
+    dump = states(last_completed_collective="5", last_enqueued_collective="6", last_started_collective="-1")
+    assert parse_states(dump) == (GroupState("0", 6, 5),)
+
+
+def test_nothing_completed_yet_is_zero():
+    assert parse_states(states(last_completed_collective="-1", last_enqueued_collective="1")) == (
+        GroupState("0", 1, 0),
+    )
+
+
+@pytest.mark.parametrize("dump", [b"{}", b'{"pg_status": {}}', b'{"version": "2.10"}'])
+def test_no_process_group_yet(dump):
+    assert parse_states(dump) == parse_last_collectives(dump) == ()
+
+
+def test_what_a_rank_entered_last():
+    assert parse_last_collectives(entries({"collective_seq_id": 4, "op_id": 4, "retired": True}, {})) == (
+        Collective("0", 5, "all_reduce", "float32[6]", 1800.0, 1795362254.931786, False, True),
+    )
+
+
+def test_the_oldest_that_is_not_complete_comes_before_the_last():
+    dump = entries(
+        {"retired": True},
+        {"collective_seq_id": 6, "op_id": 6},
+        {"collective_seq_id": 7, "op_id": 7},
+        {"collective_seq_id": 8, "op_id": 8},
+    )
+    assert [(each.number, each.completed) for each in parse_last_collectives(dump)] == [(6, False), (8, False)]
+
+
+def test_a_send_is_in_torchs_count_and_not_in_the_number():
+    (last,) = parse_last_collectives(entries({"op_id": 7}))
+    assert (last.number, last.alone) == (5, False)
+
+
+def test_nccl_has_entries_for_sends_and_shows_what_completed():
+    dump = entries(
+        {"profiling_name": "nccl:all_reduce", "state": "completed"},
+        {"profiling_name": "nccl:send 0->1", "is_p2p": True, "op_id": 6, "p2p_seq_id": 1},
+    )
+    (last,) = parse_last_collectives(dump)
+    assert (last.operation, last.completed) == ("all_reduce", True)
+
+
+@pytest.mark.parametrize(
+    ("types", "sizes", "expected"),
+    [
+        (["Float"], [[6]], "float32[6]"),
+        (["Long", "BFloat16"], [[1], [2, 3]], "int64[1], bfloat16[2, 3]"),
+        (["Half"], [[]], "float16[]"),
+        (["Float8_e4m3fn"], [[2]], "float8_e4m3fn[2]"),
+        (["ComplexDouble"], [[2]], "complex128[2]"),
+        ([], [], ""),
+        (["Byte"] * 9, [[n] for n in range(9)], "uint8[0], uint8[1] and 7 more"),
+        (["Bool"], [list(range(20))], "bool[0, 1, 2, 3, 4, 5, 6, 7, …]"),
+    ],
+)
+def test_tensors_in_the_words_of_python(types, sizes, expected):
+    (last,) = parse_last_collectives(entries({"input_dtypes": types, "input_sizes": sizes}))
+    assert last.tensors == expected
+
+
+def test_groups_of_a_real_torch():
+    rank = full_inspection("subgroup").ranks[0]
+    assert [(each.group, each.description) for each in rank.known] == [("0", "default_pg"), ("1", "pair")]
+    assert [(each.group, each.enqueued) for each in rank.groups] == [("0", 4), ("1", 1)]
+
+
+@pytest.mark.parametrize(
+    "dump",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"nul",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"pg_status": []}',
+        b'{"pg_status": {"0": 1}}',
+        states(last_enqueued_collective="x"),
+        states(last_enqueued_collective="9" * 5000),
+        states(last_enqueued_collective=1.5),
+        states(last_enqueued_collective=True),
+        states(last_enqueued_collective=1 << 70, last_completed_collective=1),
+        b'{"pg_status": {"0": {"last_enqueued_collective": ' + b"9" * 10_000 + b"}}}",
+    ],
+)
+def test_states_that_no_torch_writes(dump):
+    assert refuses(parse_states, dump)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"collective_seq_id": None},
+        {"collective_seq_id": "x"},
+        {"op_id": [1]},
+        {"profiling_name": 5},
+        {"process_group": []},
+        {"process_group": "0"},
+        {"process_group": [0, 1]},
+        {"input_sizes": []},
+        {"input_sizes": [5]},
+        {"input_sizes": [["x"]]},
+        {"input_dtypes": [5]},
+        {"timeout_ms": "long"},
+        {"timeout_ms": float("nan")},
+        {"time_created_ns": float("inf")},
+        {"time_created_ns": 10**400},
+    ],
+)
+def test_entries_that_no_torch_writes(change):
+    assert refuses(parse_last_collectives, entries(change))
+
+
+def test_names_can_do_nothing_to_a_terminal():
+    (last,) = parse_last_collectives(entries({"profiling_name": "gloo:\x1b[2J" + "x" * 10_000}))
+    (group,) = parse_group_counts(b'[["0", "\\udc80\\n", [], 1]]')
+    assert last.operation.startswith("\\x1b[2J")
+    assert len(last.operation) <= 200
+    assert group.description == "\\udc80"
+
+
+def test_whatever_comes_nothing_else_than_a_value_error_is_raised():
+    random_numbers = random.Random(14)
+    odd = [None, True, -1, 1.5, float("nan"), "", "0", "x" * 300, [], [[]], {}, {"0": {}}, 10**30]
+    for _ in range(1500):
+        entry = {**ENTRY}
+        for name in random_numbers.sample(sorted(entry), random_numbers.randrange(4)):
+            if random_numbers.random() < 0.3:
+                del entry[name]
+            else:
+                entry[name] = random_numbers.choice(odd)
+        status = random_numbers.choice([{"0": {"last_enqueued_collective": random_numbers.choice(odd)}}, *odd])
+        dump = bytearray(json.dumps({"pg_status": status, "entries": [entry]}).encode())
+        for _ in range(random_numbers.randrange(3)):
+            dump[random_numbers.randrange(len(dump))] = random_numbers.randrange(256)
+        for parse in (parse_states, parse_last_collectives):
+            refuses(parse, bytes(dump))
+
+
+def test_the_call_that_a_rank_is_in():
+    assert parse_call(b"") is None
+    assert parse_call(b"recv_object_list recv 2") == ActiveCall("recv_object_list", "recv", 2)
+    assert parse_call(b"monitored_barrier monitored_barrier -1") == ActiveCall(
+        "monitored_barrier", "monitored_barrier", None
+    )
+    for reply in (b"recv", b"recv recv two", b"a b c d", b"\xff \xff 1"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            parse_call(reply)

@@ -1,0 +1,256 @@
+"""Tests of the culprit in a failure report where all ranks that failed had only waited."""
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
+from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition
+from tests.features.inspect.diagnosis.recorded_hangs import full_inspection, with_rank_changed
+from tests.features.inspect.diagnosis.test_waits import WAITING, collective, rank, together
+
+LOADING = "load_batch at data.py:9"
+
+
+def traceback(function="all_reduce", line='step at "/job/train.py", line 16', error="Connection closed by peer"):
+    name, _, at = line.partition(" at ")
+    return (
+        "Traceback (most recent call last):\n"
+        f"  File {at}, in {name}\n"
+        '  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper\n'
+        "    return func(*args, **kwargs)\n"
+        "           ^^^^^^^^^^^^^^^^^^^^^\n"
+        f'  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252, in {function}\n'
+        "    work.wait()\n"
+        f"RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] {error}\n"
+    )
+
+
+TIMED_OUT = traceback(error="Timed out waiting 600000ms for recv operation to complete")
+
+
+def ended(inspection, *numbers, code=1):
+    """These ranks had ended by themselves before anybody looked."""
+    for number in numbers:
+        fields = {"threads": (), "groups": (), "last": (), "known": (), "answers": None}
+        inspection = with_rank_changed(inspection, number, condition=ProcessCondition.EXITED, code=code, **fields)
+    return inspection
+
+
+BLAMED = {
+    "absent": f"rank 2 did not enter all_reduce #5, which 2 ranks waited for{{}}: {LOADING}",
+    "chain": f"rank 2 did not enter all_reduce #1 of tail, which 1 rank waited for{{}}: {LOADING}",
+    "circle": "ranks 0, 1 waited for each other, 0 → 1 → 0: rank 0 in all_reduce #1 of pair, "
+    "rank 1 in all_reduce #5 of default_pg",
+    "gil": "rank 2 did not enter all_reduce #5, which 2 ranks waited for{}: "
+    "hold at data.py:13, in native code that holds the GIL",
+    "loader": "rank 2 did not enter all_reduce #5, which 2 ranks waited for{}: "
+    "it waits for its DataLoader, loader at data.py:37",
+    "mismatch": "ranks entered different collectives: #5 of default_pg is all_reduce on ranks 0, 1 (train.py:16) and "
+    "all_gather on rank 2 (train.py:45)",
+    "point_to_point": f"rank 2 did not enter all_reduce #6, which 1 rank waited for{{}}: {LOADING}",
+    "ran_longer": "rank 2 entered all_reduce #5, which no other rank entered: ranks 0, 1 had ended (exit code 0); "
+    "step at train.py:16",
+    "no_init": f"rank 2 did not call init_process_group, which 2 ranks waited for{{}}: {LOADING}",
+    "monitored_barrier": f"rank 2 did not call monitored_barrier, which 2 ranks waited for{{}}: {LOADING}",
+}
+
+
+@pytest.mark.parametrize("kind", BLAMED)
+def test_while_all_still_wait(kind):
+    found = find_culprit(full_inspection(kind))
+    assert (found.ranks, found.text) == ((0, 1) if kind == "circle" else (2,), BLAMED[kind].format(""))
+    until = "" if kind in ("no_init", "monitored_barrier") else " (1800 s)"  # which only a collective tells
+    assert find_culprit(full_inspection(kind), timed_out=True).text == BLAMED[kind].format(f" until the timeout{until}")
+
+
+def test_the_facts_beside_the_sentence():
+    found = find_culprit(full_inspection("absent"))
+    assert (found.collective, found.waiters, found.frame) == (
+        "all_reduce #5",
+        2,
+        Frame("load_batch", "data.py", 9, True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"condition": ProcessCondition.STOPPED}, "was stopped (SIGSTOP)"),
+        ({"condition": ProcessCondition.EXITED, "code": 0}, "ended (exit code 0)"),
+        ({"condition": ProcessCondition.REPLACED}, "had become another program"),
+    ],
+)
+def test_a_rank_that_runs_no_longer(fields, text):
+    fields = {"threads": (), "answers": None, "groups": (), "last": (), **fields}
+    blamed = f"rank 2 {text} and did not enter all_reduce #5, which 2 ranks waited for"
+    assert find_culprit(with_rank_changed(full_inspection("absent"), 2, **fields)).text == blamed
+
+
+def test_one_has_failed_of_its_timeout_and_another_still_waits():
+    found = find_culprit(ended(full_inspection("absent"), 1), [(1, TIMED_OUT)], timed_out=True, folder="/job")
+    assert found.ranks == (2,)
+    assert found.text == (
+        f"rank 2 did not enter all_reduce #5, which 2 ranks waited for until the timeout (600 s): {LOADING}"
+    )
+
+
+def test_all_that_waited_have_failed():
+    found = find_culprit(
+        ended(full_inspection("absent"), 0, 1), [(0, TIMED_OUT), (1, traceback())], timed_out=True, folder="/job"
+    )
+    assert found.ranks == (2,)
+    assert found.text == (
+        f"rank 2 did not enter all_reduce #5, which 2 ranks waited for until the timeout (600 s): {LOADING}"
+    )
+
+
+def test_all_that_waited_have_failed_in_backward():
+    text = traceback().replace("distributed_c10d", "graph").replace("all_reduce", "_engine_run_backward")
+    found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], folder="/job")
+    assert found.text == f"rank 2 did not enter collective #5, which 2 ranks waited for: {LOADING}"
+
+
+def test_all_that_waited_for_what_only_their_own_lines_show_have_failed():
+    text = TIMED_OUT.split('  File "/venv')[0] + TIMED_OUT.splitlines()[-1]
+    found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], timed_out=True, folder="/job")
+    assert found.text == (f"rank 2 did not reach the point where 2 ranks waited until the timeout (600 s): {LOADING}")
+
+
+def test_all_that_waited_in_init_process_group_have_failed():
+    text = traceback("init_process_group")
+    found = find_culprit(ended(full_inspection("no_init"), 0, 1), [(0, text), (1, text)], folder="/job")
+    assert found.text == f"rank 2 did not call init_process_group, which 2 ranks waited for: {LOADING}"
+
+
+def test_the_one_that_ended_early_with_0_is_named_by_those_that_failed_of_it():
+    gone = ended(ended(full_inspection("absent"), 0, 1), 2, code=0)
+    found = find_culprit(gone, [(0, traceback()), (1, traceback())], folder="/job")
+    assert found.text == "rank 2 ended (exit code 0) and did not enter all_reduce, which 2 ranks waited for"
+
+
+def test_the_one_that_ran_longer_has_failed_of_it():
+    gone = ended(ended(full_inspection("absent"), 0, 1, code=0), 2)
+    found = find_culprit(gone, [(2, traceback())], folder="/job")
+    assert found.ranks == (2,)
+    assert found.text == (
+        "rank 2 entered all_reduce, which no other rank entered: ranks 0, 1 had ended (exit code 0); "
+        "step at train.py:16"
+    )
+
+
+def test_two_are_missing_for_different_reasons():
+    found = find_culprit(
+        with_rank_changed(
+            full_inspection("ran_longer"), 0, condition=ProcessCondition.STOPPED, threads=(), answers=None
+        )
+    )
+    assert found.text == (
+        "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
+        "rank 1 ended (exit code 0)"
+    )
+
+
+def test_all_that_waited_in_different_collectives_have_failed():
+    gather = traceback("all_gather", 'mismatch at "/job/train.py", line 45')
+    text = (
+        "all ranks waited, but not in the same function: all_reduce on ranks 0, 1 (train.py:16) and "
+        "all_gather on rank 2 (train.py:45)"
+    )
+    failed = [(0, TIMED_OUT), (1, traceback()), (2, gather)]
+    found = find_culprit(ended(full_inspection("mismatch"), 0, 1, 2), failed, folder="/job")
+    assert (found.ranks, found.text) == ((2,), text)
+    assert find_culprit(ended(full_inspection("mismatch"), 0, 1), failed[:2], folder="/job").text == text
+
+
+def test_who_was_not_in_the_group_had_not_waited_for_it():
+    found = find_culprit(ended(full_inspection("subgroup"), 2), [(2, TIMED_OUT)], timed_out=True, folder="/job")
+    assert found.text == (
+        f"rank 1 did not enter all_reduce #1 of pair, which 1 rank waited for until the timeout (600 s): {LOADING}"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Timed out waiting 600000ms for recv operation to complete",
+        "wait timeout after 600000ms, keys: /default_pg/0//cpu//0/0",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000) ran",
+    ],
+)
+def test_the_timeout_in_torchs_words(words):
+    found = find_culprit(
+        ended(full_inspection("absent"), 0), [(0, traceback(error=words))], timed_out=True, folder="/job"
+    )
+    assert "until the timeout (600 s)" in found.text
+
+
+def test_no_rank_is_the_culprit_without_a_reason():
+    assert find_culprit(Inspection(0.0, (), 2)) is None
+    assert find_culprit(together(rank(0, 4, 4, "f at a.py:1"), rank(1, 4, 4, "f at a.py:1"))) is None
+    lost = ended(full_inspection("absent"), 0, 1, 2)
+    assert find_culprit(lost, [(n, traceback()) for n in range(3)]) is None
+
+
+def test_a_rank_that_waits_or_gets_on_is_not_blamed():
+    waits = rank(1, 5, 4, "all_reduce", "step at train.py:3")
+    moves = rank(1, 5, 5, "f at a.py:1", moved=True)
+    silent = replace(rank(1, 0, 0, answers=None, groups=()), threads=())
+    for other in (waits, moves, silent):
+        gone = ended(together(rank(0, 5, 5), other), 0)
+        assert find_culprit(gone, [(0, traceback())]) is None
+
+
+def test_of_sends_only_one_that_waits_for_no_rank_is_named():
+    waits = rank(0, 0, 0, "recv", "get at train.py:3", answers=None, groups=())
+    works = rank(1, 0, 0, "f at a.py:1", answers=None, groups=())
+    assert find_culprit(together(waits, works)).text == (
+        "rank 1 did not communicate, while 1 rank waited in recv: f at a.py:1"
+    )
+    assert find_culprit(together(waits, works, replace(works, rank=2))) is None
+
+
+def test_all_stages_that_sent_to_one_or_received_from_it_have_failed():
+    dead = rank(1, 2, 2, "load at data.py:2", answers=True)
+    gone = ended(together(rank(0, 2, 2), dead, rank(2, 2, 2)), 0, 2)
+    found = find_culprit(gone, [(0, traceback("send")), (2, traceback("recv"))], timed_out=True, folder="/job")
+    assert found.text == (
+        "rank 1 did not communicate, while 2 ranks waited in recv and send until the timeout: load at data.py:2"
+    )
+
+
+def test_the_timeout_is_that_of_the_collective():
+    ranks = [rank(0, 8, 7, *WAITING, last=(collective(8),)), rank(1, 7, 7, "f at a.py:1")]
+    assert find_culprit(together(*ranks), timed_out=True).text == (
+        "rank 1 did not enter all_reduce #8, which 1 rank waited for until the timeout (600 s): f at a.py:1"
+    )
+
+
+def test_rank_0_with_the_store_is_not_blamed_for_a_group_of_others():
+    """As with fresh interpreters: whether it was to be in the group which the others made is not known."""
+    lost = traceback("new_group").replace("RuntimeError: ", "torch.distributed.DistNetworkError: ")
+    failed = [(rank, lost) for rank in (1, 2)]
+    for inspection in (
+        ended(ended(full_inspection("absent"), 0, code=0), 1, 2),
+        ended(full_inspection("absent"), 0, code=0),
+    ):
+        blamed = "rank 0 ended (exit code 0), and with it the store, which ranks 1, 2 still needed in new_group"
+        assert find_culprit(inspection, failed).text == blamed
+    assert "the store" not in find_culprit(ended(full_inspection("absent"), 0, code=1), failed).text
+
+
+@pytest.mark.parametrize(
+    ("moments", "text"),
+    [
+        ({0: 99.6}, "rank 0 had ended 0.4 s before (exit code 0)"),
+        ({0: 100.3}, "rank 0 ended at that moment (exit code 0)"),
+        ({0: 99.0, 2: 97.0}, "ranks 0, 2 had ended (exit code 0), the last of them 1.0 s before"),
+        ({0: 102.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_peers_that_had_ended_before_a_connection_was_lost(moments, text):
+    inspection = ended(full_inspection("absent"), 1, code=1)
+    for number, moment in moments.items():
+        inspection = with_rank_changed(ended(inspection, number, code=0), number, ended=moment)
+    assert describe_ended_ranks(with_rank_changed(inspection, 1, ended=99.9), 100.0) == text

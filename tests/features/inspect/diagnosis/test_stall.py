@@ -1,0 +1,199 @@
+"""Tests of what counts as a stall, and what only looks like one."""
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.features.inspect.diagnosis.inspection import (
+    Collective,
+    Frame,
+    GroupState,
+    Inspection,
+    ProcessCondition,
+    RankInspection,
+    Thread,
+)
+from ddplaunch.features.inspect.diagnosis.stall_check import (
+    MIN_BUSY_CPUS,
+    MIN_NETWORK_BYTES,
+    MIN_TRAFFIC_BYTES,
+    check_stall,
+    describe_activity,
+    describe_locations,
+)
+
+TIMEOUT = 300.0
+AT = Frame("load_batch", "data.py", 31, own=True)
+
+
+def rank(number: int, entered: int, completed: int = 4, **fields: object) -> RankInspection:
+    """One that has been where it is for ten minutes."""
+    states = (GroupState("0", entered, completed),)
+    known = RankInspection(
+        number,
+        "n0",
+        100 + number,
+        ProcessCondition.ALIVE,
+        threads=(Thread((AT,)),),
+        answers=True,
+        groups=states,
+        quiet=600.0,
+        standstill=600.0,
+        busy=0.0,
+        traffic=0.0,
+    )
+    if entered > completed:
+        known = replace(known, last=(Collective("0", entered, "all_reduce", "float32[6]", 1800.0, 0.0, False, True),))
+    return replace(known, **fields)  # type: ignore[arg-type]
+
+
+def found(*ranks: RankInspection, **fields: object) -> Inspection:
+    return Inspection(0.0, ranks, len(ranks), **fields)  # type: ignore[arg-type]
+
+
+WAITING = rank(0, 5), rank(1, 5)
+
+
+def test_ranks_wait_for_one_that_does_nothing():
+    stall = check_stall(found(*WAITING, rank(2, 4)), TIMEOUT, strict=False).stall
+    assert stall
+    assert (stall.rank, stall.is_alive, stall.killable, stall.seconds) == (2, True, True, 600.0)
+    assert "rank 2 has not entered it: load_batch at data.py:31" in stall.text
+    assert stall.trace == '  File "data.py", line 31, in load_batch'
+
+
+def test_without_a_recorder_the_rank_that_has_begun_less():
+    """As with DDP on gloo up to torch 2.9: backward waits, which no stack and no recorder shows."""
+    ranks = [rank(number, entered, entered, answers=None) for number, entered in enumerate((12, 12, 11))]
+    stall = check_stall(found(*ranks), TIMEOUT, strict=True).stall
+    assert stall
+    assert stall.rank == 2
+    assert stall.text == (
+        "all ranks are idle, and rank 2 has begun 11 operations of one group (load_batch at data.py:31), "
+        "ranks 0, 1 have begun 12"
+    )
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        rank(2, 11, 11),  # its recorder answers, and tells that it waits for nobody
+        rank(2, 11, 11, answers=None, condition=ProcessCondition.EXITED, code=0),
+        rank(2, 11, 11, answers=None, threads=(Thread(()),)),  # its program is over
+    ],
+)
+def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
+    answers = third.answers
+    stall = check_stall(found(*(rank(n, 12, 12, answers=answers) for n in (0, 1)), third), TIMEOUT, strict=True).stall
+    assert stall
+    assert (stall.rank, stall.text.partition(":")[0]) == (0, "all ranks are idle")
+
+
+@pytest.mark.parametrize(
+    ("awaited", "stalled"),
+    [
+        (rank(2, 4, busy=MIN_BUSY_CPUS), False),  # a long validation
+        (rank(2, 4, traffic=float(MIN_TRAFFIC_BYTES)), False),  # a slow checkpoint
+        (rank(2, 4, network=float(MIN_NETWORK_BYTES)), False),  # a slow upload
+        (rank(2, 4, busy=None, traffic=None), False),  # nothing is known of it
+        (rank(2, 4, busy=MIN_BUSY_CPUS / 2, traffic=MIN_TRAFFIC_BYTES / 2), True),
+        (rank(2, 4, condition=ProcessCondition.STOPPED, busy=1.0), True),
+        (rank(2, 4, condition=ProcessCondition.EXITED, code=0, busy=None), True),
+        (rank(2, 4, condition=ProcessCondition.PENDING, groups=(), threads=(), answers=None), False),
+        (rank(2, 4, moved=True), False),
+        (rank(2, 4, quiet=10.0), False),  # it prints
+        (rank(2, 4, quiet=None), True),  # its output is not ours to see
+        (rank(2, 5, busy=1.0), True),  # all have entered it, and NCCL spins
+    ],
+)
+def test_only_one_that_does_nothing_counts(awaited, stalled):
+    assert bool(check_stall(found(*WAITING, awaited), TIMEOUT, strict=False).stall) is stalled
+
+
+def test_who_waits_for_the_store_waits_for_all_others():
+    """Rank 2 is in store.wait, for a key that rank 0 may set: that is ahead of the others, and works."""
+    in_store = rank(2, 4, awaits="store")
+    assert check_stall(found(*WAITING, in_store), TIMEOUT, strict=False).stall
+    assert not check_stall(found(rank(0, 5, busy=MIN_BUSY_CPUS), rank(1, 5), in_store), TIMEOUT, strict=False).stall
+    waiting = [rank(number, 4, awaits="store") for number in (1, 2)]
+    stall = check_stall(found(rank(0, 4), *waiting), TIMEOUT, strict=False).stall
+    assert stall
+    assert stall.rank == 0
+    assert stall.text.startswith("ranks 1, 2 wait in store.wait, called at data.py:31; rank 0 has not set its key")
+
+
+def test_who_waits_may_be_busy():
+    """NCCL spins."""
+    spinning = (replace(each, busy=1.0) for each in WAITING)
+    assert check_stall(found(*spinning, rank(2, 4)), TIMEOUT, strict=False).stall
+
+
+def test_one_that_cannot_be_killed_is_reported():
+    stall = check_stall(found(*WAITING, rank(2, 4, condition=ProcessCondition.BLOCKED)), TIMEOUT, strict=True).stall
+    assert stall
+    assert not stall.killable
+
+
+def test_a_node_that_does_not_answer_may_work():
+    assert check_stall(found(*WAITING, rank(2, 4), silent=("node 1",)), TIMEOUT, strict=True) == (None, None)
+
+
+def test_a_short_wait_is_looked_at_again():
+    short = (replace(each, standstill=290.0) for each in WAITING)
+    assert check_stall(found(*short, rank(2, 4)), TIMEOUT, strict=False) == (None, pytest.approx(10.0))
+    assert check_stall(found(*WAITING, rank(2, 4, quiet=280.0)), TIMEOUT, strict=False) == (None, pytest.approx(20.0))
+
+
+def test_the_last_to_come_counts_where_no_rank_is_missing():
+    late = replace(WAITING[1], standstill=250.0)
+    assert check_stall(found(WAITING[0], late), TIMEOUT, strict=False) == (None, pytest.approx(50.0))
+
+
+def test_idle_ranks_that_wait_for_no_rank_are_a_stall_where_that_was_asked_for():
+    idle = found(rank(0, 4), rank(1, 4))
+    assert check_stall(idle, TIMEOUT, strict=False) == (None, None)
+    stall = check_stall(idle, TIMEOUT, strict=True).stall
+    assert stall
+    assert stall.text == "all ranks are idle: ranks 0, 1: load_batch at data.py:31"
+    assert check_stall(found(rank(0, 4), rank(1, 4, busy=0.5)), TIMEOUT, strict=True) == (None, None)
+
+
+def test_without_torch_there_is_no_stall():
+    without = (rank(number, 0, 0, groups=(), answers=None) for number in range(2))
+    assert check_stall(found(*without), TIMEOUT, strict=True) == (None, None)
+
+
+def test_it_stays_the_same_until_a_rank_moves():
+    first = check_stall(found(*WAITING, rank(2, 4)), TIMEOUT, strict=False).stall
+    later = check_stall(
+        found(*(replace(each, standstill=900.0) for each in WAITING), rank(2, 4)), TIMEOUT, strict=False
+    ).stall
+    moved = check_stall(found(rank(0, 6, 5), rank(1, 6, 5), rank(2, 5, 5)), TIMEOUT, strict=False).stall
+    assert first
+    assert later
+    assert moved
+    assert first.progress_key == later.progress_key != moved.progress_key
+
+
+def test_what_ranks_do():
+    elsewhere = rank(1, 4, threads=(Thread((Frame("main", "train.py", 9, own=True),)),))
+    assert describe_locations([rank(0, 4)]) == "load_batch at data.py:31"
+    assert describe_locations([rank(0, 4), elsewhere]) == "rank 0: load_batch at data.py:31; rank 1: main at train.py:9"
+    assert describe_locations([rank(0, 4, threads=())]) == ""
+    assert describe_activity(found(rank(0, 4, threads=()))) == ""
+    assert describe_activity(found(rank(0, 4, condition=ProcessCondition.EXITED))) == ""
+    assert describe_activity(found(rank(0, 4), rank(1, 4))) == "ranks 0, 1: load_batch at data.py:31"
+
+
+def test_the_odd_rank_is_blamed_where_ranks_are_in_different_collectives():
+    """With the line and the trace of its thread that runs the collective."""
+    odd = Frame("odd", "stats.py", 8, own=True)
+    inside = Frame("barrier", "/torch/distributed/distributed_c10d.py", 1, own=False)
+    last = Collective("0", 5, "barrier", "", 1800.0, 0.0, False, True)
+    threads = (Thread((AT,)), Thread((inside, odd)))
+    stall = check_stall(
+        found(WAITING[0], rank(1, 5, last=(last,), threads=threads), rank(2, 5)), TIMEOUT, strict=False
+    ).stall
+    assert stall
+    assert "all_reduce on ranks 0, 2 (data.py:31) and barrier on rank 1 (stats.py:8)" in stall.text
+    assert (stall.rank, stall.trace) == (1, '  File "stats.py", line 8, in odd')

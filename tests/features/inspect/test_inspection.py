@@ -1,0 +1,614 @@
+"""Tests of inspections of running ranks: by ``ddplaunch stacks``, and before ranks are stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import free_port, is_alive, wait_until, write_program
+from tests.constant_override import launcher_with_constant
+from tests.features.inspect.diagnosis.clauses import ALONE, CYCLE, HOLDS_GIL, NO_SIGNAL, NOT_PYTHON, ONLY_STACKS
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import EXEC, FORKED, LIGHT
+
+HANG = """
+    import os, re, signal, sys, time
+
+    def build():
+        time.sleep(600)  # build
+
+    what = sys.argv[1]
+    if what == "before" and os.environ["RANK"] == "2":
+        build()
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")  # init
+    rank, tensor = dist.get_rank(), torch.ones(6)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+
+    def step():
+        if what == "sleep":
+            time.sleep(600)  # sleep
+        if what == "gil":
+            re.match("(a+)+$", "a" * 60 + "b")  # gil
+        if what == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if what == "exec":
+            os.execv("/bin/sleep", ["sleep", "600"])
+        if what == "loader":
+            from torch.utils.data import DataLoader
+            for _ in DataLoader(Slow(), num_workers=2):  # loader
+                pass
+        if what == "gone":
+            from torch.utils.data import DataLoader
+            next(iter(DataLoader(Slow(), num_workers=1, timeout=600)))  # gone
+        if what == "ending":
+            class Last:
+                def __del__(self, sleep=time.sleep):
+                    sleep(600)
+
+            globals()["last"] = Last()
+            sys.exit()
+
+    class Slow:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if what == "gone":
+                os._exit(0)
+            time.sleep(600)  # item
+
+    print("before", flush=True)
+    if what == "roots":
+        dist.broadcast(tensor, rank)  # roots
+    if rank == 2:
+        step()
+    dist.all_reduce(tensor)  # reduce
+    if what == "longer" and rank == 2:
+        dist.all_reduce(tensor)  # more
+    time.sleep(600)  # end
+"""
+
+WAIT = "ranks 0, 1 wait in all_reduce #4 of default_pg (float32[6]), entered at {reduce}"
+SENTENCES = {
+    "sleep": f"{WAIT}; rank 2 has not entered it: step at {{sleep}}",
+    "gil": f"{WAIT}; rank 2 {HOLDS_GIL}: step at {{gil}}",
+    "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
+    "exec": f"{WAIT}; rank 2 has become another program",
+    "ending": f"{WAIT}; rank 2 is ending",
+    "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}} "
+    "(a worker: __getitem__ at {item})",
+    "gone": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{gone}} "
+    "(worker pid N has ended: exit code 0)",
+    "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
+    f"{ALONE}; ranks 0, 1 have not entered it: {{end}}",
+    "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
+    "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}), broadcast from rank 1 on rank 1 ({roots}) "
+    "and broadcast from rank 2 on rank 2 ({roots}): " + CYCLE,
+}
+
+
+def sentence(what: str) -> str:
+    """The expected sentence, with the lines that are marked in the program."""
+    lines = dict((line.rpartition("# ")[2], f"train.py:{number}") for number, line in enumerate(HANG.splitlines()))
+    return SENTENCES[what].format_map(lines)
+
+
+@pytest.fixture
+def found(run_in_fork):
+    """Ask a job until it has that to say; its answer."""
+
+    def ask(job, sentence: str, *words: str):
+        seen = [{}]
+
+        def is_reported() -> bool:
+            done = run_in_fork("stacks", str(job.process.pid), "--json", *words)
+            seen[0] = json.loads(done.stdout) if done.returncode == 0 else {"sentences": [done.stderr]}
+            return sentence in [re.sub(r"pid \d+", "pid N", each) for each in seen[0]["sentences"]]
+
+        try:
+            wait_until(is_reported, sentence, 20)
+        finally:
+            print("last:", *seen[0]["sentences"], sep="\n")
+        return seen[0]
+
+    return ask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [each for each in SENTENCES if each not in ("sleep", "before")])
+def test_the_rank_that_the_others_wait_for(start_ddplaunch, tmp_path, found, what):
+    """Also one of those that are started one by one."""
+    how = EXEC if what == "longer" else ()
+    job = start_ddplaunch("run", *how, "--nproc", "3", write_program(tmp_path, "train.py", HANG), what)
+    found(job, sentence(what))
+    job.process.kill()
+    job.wait()
+    job.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [pytest.param("sleep", marks=pytest.mark.smoke), "before"])
+def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_path, found, what):
+    """Also one of which torch keeps no record: in init_process_group. What ranks did is kept."""
+    script = write_program(tmp_path, "train.py", HANG)
+    sooner = launcher_with_constant(tmp_path, "core.job.job_attempt.LONG_WAIT_S", 0.1)
+    words = ("--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
+    job = start_ddplaunch("run", *words, executable=sooner)
+    found(job, sentence(what))
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    expected = f"when it was stopped: {sentence(what)}"
+    assert f"ddplaunch: {expected}" in job.stderr().splitlines()
+    assert expected in run_in_fork("report", f"hang-{what}").stdout.splitlines()
+    kept = json.loads((tmp_path / "logs" / f"hang-{what}" / "stacks.json").read_text())
+    inside = "step" if what == "sleep" else "build"
+    assert kept["ranks"][2]["threads"][0]["frames"][0]["function"] == inside
+
+
+@pytest.mark.slow
+def test_without_torchs_recorder_the_report_has_stacks_only(start_ddplaunch, tmp_path, found):
+    job = start_ddplaunch(
+        "run", "--nproc", "3", write_program(tmp_path, "train.py", HANG), "sleep", env={"TORCH_FR_BUFFER_SIZE": "0"}
+    )
+    expected = (
+        sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
+    )
+    result = found(job, expected)
+    assert result["notes"] == [ONLY_STACKS]
+    job.process.kill()
+    job.wait()
+    job.assert_nothing_left()
+
+
+AGAIN = """
+    import os, time, torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(6))
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 0:
+        raise SystemExit(1)
+    if dist.get_rank() == 2:
+        time.sleep(600)
+    dist.all_reduce(torch.ones(6))
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "elastic", [pytest.param(False, id="restart"), pytest.param(True, id="elastic", marks=pytest.mark.ci)]
+)
+def test_after_a_restart(start_ddplaunch, tmp_path, found, elastic):
+    """On one node, and on two of an elastic job, asked at either."""
+    script = write_program(tmp_path, "train.py", AGAIN)
+    if elastic:
+        port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+        words = ("--nnodes", "2:3", *port, "--join-window", "0", "--nproc", "2", "--max-restarts", "1", script)
+        jobs = [start_ddplaunch("run", "--node-rank", rank, *words) for rank in "01"]
+    else:
+        jobs = [start_ddplaunch("run", "--nproc", "3", "--max-restarts", "1", script)]
+    others = "ranks 0, 1, 3" if elastic else "ranks 0, 1"
+    for job in jobs:
+        found(
+            job,
+            f"{others} wait in all_reduce #2 of default_pg (float32[6]), entered at train.py:9; "
+            "rank 2 has not entered it: train.py:8",
+        )
+    for job in jobs:
+        job.process.kill()
+        job.wait()
+
+
+@pytest.mark.slow
+def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
+    """torch counts the groups of a mesh in each rank for itself; by their names they are the same, however many."""
+    text = """
+        import time, torch, torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        dist.init_process_group("gloo")
+        for _ in range(300): dist.new_group([2])
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
+        for group in (dp, tp):
+            dist.all_reduce(torch.ones(4), group=group)
+        if dist.get_rank() == 3:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(4), group=tp)
+        dist.all_reduce(torch.ones(4), group=dp)
+        time.sleep(600)
+    """
+    job = start_ddplaunch("run", "--nproc", "4", write_program(tmp_path, "train.py", text))
+    result = found(
+        job,
+        "rank 2 waits in all_reduce #2 of mesh_tp (ranks 2, 3; float32[4]), entered at train.py:12; "
+        "rank 3 has not entered it: train.py:11",
+    )
+    assert result["sentences"][-1] == (
+        "rank 0 waits in all_reduce #2 of mesh_dp (ranks 0, 2; float32[4]), entered at train.py:13; "
+        "rank 2 has not entered it: it waits in all_reduce #2 of mesh_tp, train.py:12"
+    )
+    assert len(result["sentences"]) == 3
+    job.process.kill()
+    job.wait()
+
+
+@pytest.mark.slow
+def test_groups_that_were_made_anew(start_ddplaunch, tmp_path, found):
+    text = """
+        import os, time, torch, torch.distributed as dist
+
+        def begin(name):
+            store = dist.FileStore(os.path.abspath(name), 2)
+            dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
+
+        begin("first")
+        for _ in range(3):
+            dist.all_reduce(torch.ones(4))
+        dist.destroy_process_group()
+        begin("second")
+        if dist.get_rank() == 1:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(4))
+    """
+    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", text))
+    found(
+        job,
+        "rank 0 waits in all_reduce #1 of default_pg (float32[4]), entered at train.py:14; "
+        "rank 1 has not entered it: train.py:13",
+    )
+    job.process.kill()
+    job.wait()
+
+
+SLEEPS = """
+    import threading, time
+
+    def load_batch():
+        print("there", flush=True)
+        time.sleep(600)
+
+    def begin():
+        load_batch()
+
+    def on_train_epoch_end():
+        begin()
+
+    def send():
+        time.sleep(600)
+
+    threading.Thread(target=send, daemon=True).start()
+    on_train_epoch_end()
+"""
+
+
+def stacks(answer, job):
+    done = answer("stacks", str(job.process.pid), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("how", [FORKED, EXEC], ids=["fork", "exec"])
+def test_stacks_without_torch(start_ddplaunch, run_in_fork, tmp_path, how):
+    job = start_ddplaunch("run", *how, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
+    job.wait_for("there", 2)
+    result = stacks(run_in_fork, job)
+    assert [rank["condition"] for rank in result["ranks"]] == ["alive"] * 2
+    for rank in result["ranks"]:
+        stacks_of = [[frame["function"] for frame in thread["frames"]] for thread in rank["threads"]]
+        assert stacks_of[0] == ["load_batch", "begin", "on_train_epoch_end", "<module>"]
+        assert len(stacks_of) == 2
+        assert "send" in stacks_of[1]
+        assert rank["threads"][0]["frames"][0]["file"] == "train.py"
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+
+
+def test_where_tasks_wait_and_not_the_loop(start_ddplaunch, run_in_fork, tmp_path):
+    """The one that is run, with what it awaits; others beside it. One that is at work is on the stack already."""
+    text = """
+        import asyncio, os, time
+
+        async def leaf():
+            print("there", flush=True)
+            if os.environ["RANK"] == "2":
+                time.sleep(600)
+            await asyncio.sleep(600)
+
+        async def fetch():
+            await leaf()
+
+        async def feed():
+            await asyncio.Event().wait()
+
+        async def main():
+            feeder = asyncio.create_task(feed(), name="fee\\n\\0der")
+            task = asyncio.create_task(fetch())
+            await (asyncio.gather(quick(), task) if os.environ["RANK"] == "1" else task)
+
+        async def quick():
+            pass
+
+        asyncio.run(main())
+    """
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "3", write_program(tmp_path, "train.py", text))
+    job.wait_for("there", 3)
+    page = run_in_fork("stacks", str(job.process.pid)).stdout
+    result = stacks(run_in_fork, job)
+    own = [
+        [[frame["function"] for frame in thread["frames"] if frame["own"]] for thread in rank["threads"]]
+        for rank in result["ranks"]
+    ]
+    assert own[:2] == [[["leaf", "fetch", "main", "<module>"], ["feed"]]] * 2
+    assert own[2] == [["leaf", "fetch", "<module>"]]
+    assert [thread["name"] for thread in result["ranks"][0]["threads"]] == ["", "task fee  der"]
+    assert "leaf at train.py:7 (running)" in page
+    assert "  another task fee  der:\n" in page
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+
+
+def test_asking_again_and_again_does_not_disturb(start_ddplaunch, run_in_fork, tmp_path):
+    text = """
+        import os, time
+        print("there", flush=True)
+        while not os.path.exists("end"):
+            time.sleep(0.01)
+    """
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", text))
+    job.wait_for("there", 2)
+    for _ in range(20):
+        assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
+    (tmp_path / "end").touch()
+    assert (job.wait(), job.stderr()) == (0, "")
+
+
+def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork):
+    job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
+    job.wait_for("there", 2)
+    assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NOT_PYTHON}
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+
+
+def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
+    """No signal, descriptor or thread; the same program beside it has them."""
+    text = """
+        import os, time
+        caught = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("SigCgt"))
+        ours = [n for n in os.listdir("/proc/self/fd") if int(n) > 500]
+        print("there", int(caught, 16) >> 33 != 0, len(ours), flush=True)
+        time.sleep(600)
+    """
+    script = write_program(tmp_path, "train.py", text)
+    for option, line in ((), "there True 2"), (("--no-inspect",), "there False 0"):
+        job = start_ddplaunch("run", *LIGHT, *option, "--nproc", "2", script)
+        job.wait_for(line, 2)
+        why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
+        assert why == ({"inspection is disabled (--no-inspect)"} if option else {""})
+        job.signal(signal.SIGINT)
+        assert job.wait() == 130
+
+
+def test_no_inspect_is_shown_by_the_dry_run(run_in_fork, tmp_path):
+    script = write_program(tmp_path, "train.py", "")
+    assert "--no-inspect" not in run_in_fork("run", "--dry-run", "--nproc", "2", script).stdout
+    output = run_in_fork("run", "--dry-run", "--no-inspect", "--nproc", "2", script).stdout
+    assert "--no-inspect: `ddplaunch stacks` will not work" in output
+
+
+def test_a_signal_that_the_program_catches_is_left_to_it(start_ddplaunch, run_in_fork, tmp_path):
+    """The next one is taken; one that is caught later is theirs too."""
+    text = """
+        import signal, time
+        signal.signal(signal.SIGRTMIN + 1, lambda number, frame: print("caught", flush=True))
+        print("there", flush=True)
+        time.sleep(600)
+    """
+    script = write_program(tmp_path, "train.py", text)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", script)
+    job.wait_for("there", 2)
+    assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
+    assert "caught" not in job.stdout()
+    job.signal(signal.SIGINT)
+    job.wait()
+
+
+TAKES_ALL = """
+    import signal, sys, time
+    if sys.argv[1] == "torch":
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+    for number in range(signal.SIGRTMIN + (sys.argv[-1] == "second"), signal.SIGRTMAX + 1):
+        signal.signal(number, lambda number, frame: print("caught", flush=True))
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("what", ["plain", pytest.param("torch", marks=pytest.mark.slow)])
+def test_a_program_that_handles_all_signals_later_gets_a_stack_signal_once_at_most(
+    start_ddplaunch, run_in_fork, tmp_path, what
+):
+    """With torch a thread of ours answers. What the program prints of our signals would look like progress."""
+    patient = launcher_with_constant(
+        tmp_path, "features.inspect.node.rank_inspector.SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S"
+    )  # the thread may have to wait for a core
+    words = (*(LIGHT if what == "plain" else ()), "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), what)
+    job = start_ddplaunch("run", *words, executable=patient)
+    job.wait_for("there", 2)
+    for _ in range(3):
+        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NO_SIGNAL}
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
+
+
+@pytest.mark.slow
+def test_the_first_signal_is_enough_for_one_that_python_comes_to(start_ddplaunch, run_in_fork, tmp_path):
+    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), "torch", "second")
+    job.wait_for("there", 2)
+    for _ in range(3):
+        assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert "caught" not in job.stdout()
+
+
+def test_a_program_that_closes_its_descriptors(start_ddplaunch, run_in_fork, tmp_path):
+    text = """
+        import os, time
+        os.closerange(3, 2000)
+        file = open("victim", "w")
+        for number in range(3, 1100):
+            os.dup2(file.fileno(), number)
+        print("there", flush=True)
+        time.sleep(600)
+    """
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", text))
+    job.wait_for("there", 2)
+    why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
+    assert why == {"the program has closed the file for stacks"}
+    assert (tmp_path / "victim").read_text() == ""
+    job.signal(signal.SIGINT)
+    job.wait()
+
+
+@pytest.mark.slow
+def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
+    """The kernel shows the end of a rank before its zygote has reported the exit code."""
+    text = """
+        import os, signal
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        print("there", os.getpid(), flush=True)
+        signal.sigwait({signal.SIGUSR1})
+    """
+    later = launcher_with_constant(tmp_path, "features.inspect.node.rank_inspector.EXIT_STATUS_TIMEOUT_S", 2.5)
+    job = start_ddplaunch("run", *FORKED, "--nproc", "2", write_program(tmp_path, "train.py", text), executable=later)
+    job.wait_for("there", 2)
+    leaving = int(job.stdout().partition("[1] there ")[2].split()[0])
+    os.kill(job.zygote(), signal.SIGSTOP)
+    os.kill(leaving, signal.SIGUSR1)
+    wait_until(lambda: not is_alive(leaving), "the rank's end")
+    asking = start_ddplaunch("stacks", str(job.process.pid), "--json")
+    with pytest.raises(subprocess.TimeoutExpired):
+        asking.process.wait(1)
+    os.kill(job.zygote(), signal.SIGCONT)
+    assert asking.wait() == 0
+    assert [(rank["condition"], rank["code"]) for rank in json.loads(asking.stdout())["ranks"]][1] == ("exited", 0)
+    job.process.kill()
+    job.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "headline"),
+    [
+        ("timeout", r"rank 2 did not enter all_reduce #4, which 2 ranks waited for until the timeout (3 s): late at"),
+        ("early", "rank 2 ended (exit code 0) and did not enter all_reduce"),
+        ("never", "rank 2 did not call init_process_group, which 2 ranks waited for until the timeout (3 s): late at"),
+    ],
+)
+def test_a_rank_that_waited_is_not_the_culprit(run_ddplaunch, tmp_path, what, headline):
+    text = """
+        import datetime, sys, time, os
+
+        def late():
+            time.sleep(600)
+
+        what = sys.argv[1]
+        if what == "never" and os.environ["RANK"] == "2":
+            late()
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
+        for _ in range(3):
+            dist.all_reduce(torch.ones(6))
+        if dist.get_rank() == 2:
+            if what == "early":
+                sys.exit(0)
+            late()
+        dist.all_reduce(torch.ones(6))
+    """
+    done = run_ddplaunch("run", "--nproc", "3", write_program(tmp_path, "train.py", text), what)
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("ddplaunch: ") :]
+    assert report.startswith(f"ddplaunch: {headline}"), report
+    assert "then rank" in report.splitlines()[1]
+    assert "Traceback" in report
+
+
+def on_a_terminal(folder: Path, *words: str):
+    """Run it on a pseudo terminal; the process and the terminal's other end."""
+    import pty
+
+    from tests.conftest import clean_environment, ddplaunch_command
+
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        ddplaunch_command(*words), cwd=folder, env=clean_environment({"NO_COLOR": "1"}), stdin=theirs, stdout=theirs,
+        stderr=theirs, start_new_session=True, preexec_fn=lambda: _control(theirs),
+    )  # fmt: skip
+    os.close(theirs)
+    return process, ours
+
+
+def _control(terminal: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+def read_until(ours: int, text: str) -> str:
+    import select
+
+    seen = b""
+
+    def there() -> bool:
+        nonlocal seen
+        if select.select([ours], [], [], 0.05)[0]:
+            try:
+                seen += os.read(ours, 1 << 16)
+            except OSError:  # nobody has the other end any more
+                return True
+        return text in seen.decode(errors="replace")
+
+    wait_until(there, text)
+    return seen.decode(errors="replace").replace("\r\n", "\n")
+
+
+def test_ctrl_backslash_shows_stacks_and_twice_stops(tmp_path):
+    process, ours = on_a_terminal(
+        tmp_path, "run", *LIGHT, "--no-merge", "--nproc", "2", str(write_program(tmp_path, "train.py", SLEEPS))
+    )
+    try:
+        read_until(ours, "[1] there")
+        os.write(ours, b"\x1c")
+        page = read_until(ours, "load_batch at train.py:5")
+        assert "inspecting the ranks; press Ctrl-\\ again to stop the job" in page
+        assert "ranks 0, 1" in page
+        assert process.poll() is None
+        os.write(ours, b"\x1c")
+        os.write(ours, b"\x1c")
+        read_until(ours, "stopping 2 ranks")
+        assert process.wait(scaled_timeout(60)) == 128 + signal.SIGQUIT
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_sigquit_without_a_terminal_stops(start_ddplaunch, tmp_path):
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
+    job.wait_for("there", 2)
+    job.signal(signal.SIGQUIT)
+    assert job.wait() == 128 + signal.SIGQUIT

@@ -1,0 +1,201 @@
+"""Tests of the report of slow ranks at the end of a run, with half a second counting as a long run."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import suppress
+
+import pytest
+
+from ddplaunch.core.control_socket.client import JobNotResponding, send_request
+from ddplaunch.core.node import node_context as job
+from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.inspect.request import InspectJobRequest
+from tests.conftest import free_port, wait_until, write_program
+from tests.constant_override import launcher_with_constant
+from tests.skewed_clock import skewed_environment
+
+pytestmark = pytest.mark.slow
+
+LONG = "core.node.node_context.LONG_ATTEMPT_S"
+
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+
+slow, seconds, steps = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo")
+numbers = torch.ones(6)
+for _ in range(steps):
+    if dist.get_rank() == slow:
+        time.sleep(seconds)
+    dist.all_reduce(numbers)
+if len(sys.argv) > 4:
+    exec(sys.argv[4])
+dist.destroy_process_group()
+"""
+
+SENTENCE = re.compile(
+    r"ddplaunch: rank (\d+) was last in (\d+) % of the last (\d+) collectives "
+    r"\(median delay (\d+) ms\); the others spent (\d+) % .*\n"
+)
+
+PACE = InspectJobRequest(Detail.LATENESS)
+
+
+@pytest.fixture
+def run(start_ddplaunch, tmp_path):
+    """Run a job of 3 ranks to its end; return the launcher's stderr."""
+    write_program(tmp_path, "program.py", PROGRAM)
+
+    def launch(*words: str, options=(), long=0.5, **how) -> str:
+        launcher = start_ddplaunch(
+            *("run", "--nproc", "3", *options, "program.py", *words),
+            executable=launcher_with_constant(tmp_path, LONG, long), **how,
+        )  # fmt: skip
+        assert launcher.wait() == 0, launcher.stderr()
+        launcher.assert_nothing_left()
+        return launcher.stderr()
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param((), id="fork"),
+        pytest.param(("--start", "exec"), id="exec", marks=pytest.mark.ci),
+        pytest.param(("--backend", "gloo"), id="backend"),
+    ],
+)
+def test_the_slow_rank_is_named(run, how, tmp_path):
+    assert job.LONG_ATTEMPT_S == 300
+    if "--backend" in how:
+        text = PROGRAM.replace('dist.init_process_group("gloo")', "").replace("dist.destroy_process_group()", "")
+        write_program(tmp_path, "program.py", text)
+    found = SENTENCE.fullmatch(run("1", "0.03", "40", options=how))
+    assert found
+    rank, share, collectives, late, waited = map(int, found.groups())
+    assert rank == 1
+    assert collectives in (40, 41)
+    assert share > 80
+    assert late >= 30
+    assert waited > 50
+
+
+def test_a_short_run_has_no_report_of_slow_ranks(run):
+    assert run("1", "0.03", "40", long=60.0) == ""
+
+
+def test_nothing_is_measured_with_no_inspect(run):
+    assert run("1", "0.03", "40", options=["--no-inspect"]) == ""
+
+
+SPOILS = {
+    "a full disk": "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))",
+    "another's file": "open(trace, 'w').write('{\"entries\": [[[')",
+    "a link": "os.symlink('/etc/passwd', trace)",
+    "a pipe": "os.mkfifo(trace)",
+    "a folder": "os.mkdir(trace)",
+    "no recorder": "import torch._C._distributed_c10d as c; del c._dump_fr_trace_json",
+    "a recorder that fails": "import torch._C._distributed_c10d as c; c._dump_fr_trace_json = lambda *a: 1 / 0",
+    "no folder": "import shutil; shutil.rmtree(os.path.dirname(trace), ignore_errors=True)",
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("three", [list(SPOILS)[:3], list(SPOILS)[3:6], list(SPOILS)[6:]], ids="; ".join)
+def test_what_spoils_the_trace_harms_nothing(run, three):
+    """A spoil for each rank."""
+    trace = "trace = os.environ['TORCHELASTIC_ERROR_FILE'].replace('.json', '.trace.json')"
+    spoils = dict(enumerate(SPOILS[each] for each in three))
+    assert run("1", "0.03", "40", f"{trace}; exec({spoils}.get(int(os.environ['RANK']), ''))") == ""
+
+
+def nodes(start, folder, *words, heartbeat="2", **environ):
+    """Two nodes of two ranks, the second with a clock of its own; return each launcher's stderr."""
+    write_program(folder, "program.py", PROGRAM)
+    launchers = []
+    shared = ("--nnodes", "2", "--nproc", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    for number in ("0", "1"):
+        launchers.append(
+            start(
+                *("run", *shared, "--node-rank", number, "--heartbeat-timeout", heartbeat, "program.py", *words),
+                executable=launcher_with_constant(folder, LONG, 0.5),
+                env=environ if number == "1" else None,
+            )
+        )
+    assert [launcher.wait() for launcher in launchers] == [0, 0], [launcher.stderr() for launcher in launchers]
+    return [launcher.stderr() for launcher in launchers]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("ahead", [100, -3600])
+def test_clocks_of_two_nodes_that_are_apart(start_ddplaunch, tmp_path, ahead):
+    """The heartbeats measure the offset, in the first two seconds."""
+    first, second = nodes(start_ddplaunch, tmp_path, "3", "0.05", "60", **skewed_environment(tmp_path, ahead))
+    found = SENTENCE.search(first)
+    assert found, first
+    assert found[1] == "3"
+    assert 50 <= int(found[4]) < 150
+    assert "arrived last" not in second
+
+
+@pytest.mark.ci
+def test_clocks_of_two_nodes_that_were_not_compared(start_ddplaunch, tmp_path):
+    """The run is over before two heartbeats."""
+    first, _ = nodes(start_ddplaunch, tmp_path, "3", "0.05", "14", heartbeat="600", **skewed_environment(tmp_path, 100))
+    assert "their clocks have not been compared" in first
+
+
+FOREVER = """
+import time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+numbers = torch.ones(6)
+while True:
+    time.sleep(0.01 + 0.04 * (dist.get_rank() == 1))
+    dist.all_reduce(numbers)
+"""
+
+
+@pytest.fixture
+def short(tmp_path_factory):
+    """A short path: those of sockets are."""
+    return tmp_path_factory.mktemp("r")
+
+
+def test_a_running_job_names_its_slow_rank(start_ddplaunch, tmp_path, short):
+    """At the door of either node."""
+    write_program(tmp_path, "forever.py", FOREVER)
+    shared = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    jobs = [
+        start_ddplaunch("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "--grace", "1", "forever.py",
+              env={"XDG_RUNTIME_DIR": str(private(short, number))})
+        for number in "01"
+    ]  # fmt: skip
+    for number in "01":
+        folder = short / number / "ddplaunch"
+        wait_until(lambda folder=folder: [*folder.glob("*")], "a door")
+        (door,) = map(str, folder.iterdir())
+        wait_until(lambda door=door: "rank 1 was last in" in "".join(pace(door)), "it")
+        found = send_request(door, InspectJobRequest()).inspection
+        assert found.pace == ()
+        assert len(found.ranks) == 2
+    jobs[0].signal(signal.SIGINT)
+    assert [job.wait() for job in jobs] == [130, 130]
+
+
+def pace(door):
+    with suppress(JobNotResponding):  # it is there before somebody listens
+        return send_request(door, PACE).inspection.pace
+    return ()
+
+
+def private(folder, name):
+    """A folder for a door."""
+    path = folder / name
+    path.mkdir(mode=0o700)
+    return path

@@ -1,0 +1,256 @@
+"""Tests of when the stall detector of a node wakes the launcher, with a clock that the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.base.event_loop import Timer
+from ddplaunch.core import events
+from ddplaunch.core.job_config import LONG_WAIT, JobConfig
+from ddplaunch.core.messages import ProgressResumed, StallSuspected
+from ddplaunch.core.node.node_ranks import AttemptPhase
+from ddplaunch.features.inspect.diagnosis.inspection import (
+    ActiveCall,
+    GroupState,
+    Inspection,
+    ProcessCondition,
+    RankInspection,
+)
+from ddplaunch.features.inspect.node import stall_detector
+from ddplaunch.features.inspect.node.stall_detector import StallDetector
+from ddplaunch.features.inspect.node.tree_usage import TreeUsage
+
+
+class Node:
+    """Two ranks whose collectives and CPU time a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: JobConfig) -> None:
+        self.now, self.cpu, self.worked = 1000.0, 0.0, 0.0
+        self.collectives = (5, 4), (4, 4)
+        self.fields: dict[str, object] = {}  # of rank 0
+        self.timers: list[Timer] = []
+        self.inspections: list[float] = []
+        self.sent: list[tuple[float, object]] = []
+        clock = SimpleNamespace(time=lambda: self.now + 1e9, monotonic=lambda: self.now)
+        monkeypatch.setattr(stall_detector, "time", clock)
+        channel = SimpleNamespace(has_thread=True, bytes_received=0, read_pending=lambda: None)
+        self.ranks = SimpleNamespace(
+            number=0,
+            phase=AttemptPhase.RUNNING,
+            plan=SimpleNamespace(local_ranks=[SimpleNamespace(rank=0), SimpleNamespace(rank=1)], master_port=29500),
+            last_keep_alive=lambda rank: self.worked,
+            channels={0: channel, 1: channel},
+            processes={number: SimpleNamespace(pid=100 + number) for number in (0, 1)},
+        )
+        monkeypatch.setattr(
+            "ddplaunch.features.inspect.node.tree_usage.read_tree_usage",
+            lambda roots, store: {pid: TreeUsage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
+        )
+        self.notes: list[str] = []
+        self.clock = StallDetector(self, rules, self.inspect, self.send, self.notes.append)  # type: ignore[arg-type]
+        self.clock.start_attempt(self.ranks)  # type: ignore[arg-type]
+
+    def send(self, message: object) -> None:
+        self.sent.append((self.now, message))
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        self.timers.append(Timer(callback, self.now + seconds))
+        return self.timers[-1]
+
+    def inspect(self, ranks: object, done: Callable[[Inspection], None]) -> None:
+        self.inspections.append(self.now)
+        states = [(GroupState("0", entered, completed),) for entered, completed in self.collectives]
+        found = [
+            RankInspection(number, "n0", 100 + number, ProcessCondition.ALIVE, answers=True, groups=state)
+            for number, state in enumerate(states)
+        ]
+        done(Inspection(0.0, (replace(found[0], **self.fields), found[1]), 2))  # type: ignore[arg-type]
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [each for each in self.timers if each.callback and each.when <= end]:
+            first = min(due, key=lambda timer: timer.when)
+            self.timers.remove(first)
+            self.now = max(self.now, first.when)
+            first.callback()  # type: ignore[misc]
+        self.now = end
+
+
+@pytest.fixture
+def node(monkeypatch):
+    return Node(monkeypatch, JobConfig())
+
+
+def test_a_stall_is_reported_to_node_0_soon_and_after_five_minutes_without_output(node):
+    """Each time the silence has doubled, by two inspections; then once in five minutes."""
+    node.wait(300)
+    assert node.inspections == [1020, 1024, 1040, 1044, 1080, 1084, 1160, 1164, 1240, 1300]
+    assert node.sent == [(moment, StallSuspected(0)) for moment in (1024, 1044, 1084, 1164, 1300)]
+    node.wait(3600)
+    assert len(node.sent) == 5 + 10
+
+
+def test_with_a_shorter_stall_timeout_there_is_no_earlier_inspection(monkeypatch):
+    node = Node(monkeypatch, JobConfig(stall_timeout=20.0))
+    node.wait(20)
+    assert node.inspections == [1016, 1020]
+    assert node.sent == [(1020, StallSuspected(0))]
+
+
+def test_what_ranks_print_wakes_the_launcher_every_five_minutes(node):
+    """Ranks that wait are stuck although they print, for ranks whose collectives change it is no news."""
+    for step in range(1000):
+        node.collectives = (step + 1, step), (step, step)
+        node.wait(19)
+        node.clock.on_output(0)
+    assert len(node.inspections) <= 1000 * 19 / (LONG_WAIT / 2)
+    assert not node.sent
+    began = node.now
+    while not node.sent:
+        node.wait(19)
+        node.clock.on_output(0)
+    assert LONG_WAIT / 2 <= node.now - began <= LONG_WAIT
+    node.clock.observe(events.JobStalled(began, "no progress"))
+    node.sent.clear()
+    node.clock.on_output(0)
+    assert not node.sent, "what it prints is no progress"
+    node.collectives = (2000, 1999), (1999, 1999)
+    for _ in range(3):
+        node.wait(9)
+        node.clock.on_output(0)
+    assert node.sent == [(pytest.approx(node.now, abs=20), ProgressResumed(0))]
+
+
+def test_silent_ranks_that_make_progress_are_inspected_once_in_five_minutes(node):
+    node.collectives = (4, 4), (4, 4)
+    node.wait(300)
+    assert node.inspections == [1020, 1040, 1080, 1160, 1240]
+    node.wait(3000)
+    assert len(node.inspections) == 15
+    assert not node.sent
+
+
+def test_what_a_rank_waits_in_counts_without_a_collective(node):
+    node.collectives = (4, 4), (4, 4)
+    node.fields = {"inside": ActiveCall("recv", "recv", 1)}
+    node.wait(25)
+    assert node.sent == [(1024, StallSuspected(0))]
+
+
+def test_at_most_one_inspection_in_20_seconds(node):
+    """Also where silence begins anew each time."""
+    node.collectives = (4, 4), (4, 4)
+    for _ in range(100):
+        node.wait(21)
+        node.clock.on_output(0)
+    assert len(node.inspections) <= 100
+
+
+def test_a_rank_that_works_is_left_alone(node):
+    for _ in range(600):
+        node.wait(10)
+        node.cpu += 1.0
+    assert not node.sent
+    node.wait(900)
+    assert node.sent
+
+
+def test_collectives_are_progress(node):
+    for step in range(6000):
+        node.collectives = (step + 1, step), (step, step)
+        node.wait(1.5)
+    assert not node.sent
+
+
+def test_a_delayed_inspection_is_discarded(node):
+    """The launcher was stopped, with all of its ranks."""
+    node.now += 3600
+    node.wait(0)
+    assert not node.inspections
+    node.wait(23)
+    assert not node.sent
+    node.wait(1)
+    assert len(node.sent) == 1
+
+
+def test_before_init_process_group_ranks_are_not_inspected(node):
+    for channel in node.ranks.channels.values():
+        channel.has_thread = False
+    node.wait(3600)
+    assert not node.inspections
+
+
+def test_the_wall_clock_may_be_set(node, monkeypatch):
+    node.wait(22)
+    monkeypatch.setattr(stall_detector.time, "time", lambda: node.now + 2e9)
+    node.wait(2)
+    assert [moment for moment, _ in node.sent] == [1024]
+
+
+def test_runtime_working_counts_as_output(node):
+    """``runtime.working`` does not wake the launcher, which sees it when its time has come."""
+    for _ in range(100):
+        node.wait(19)
+        node.worked = node.now
+    assert not node.sent
+    node.wait(24)
+    assert [moment for moment, _ in node.sent] == [node.now]
+
+
+@pytest.mark.parametrize("how", ["prints", "enters a collective"])
+def test_progress_after_a_stall_is_reported_once(node, how):
+    """By the next line, or where none is printed by the next look."""
+    node.wait(50)
+    node.clock.observe(events.JobStalled(1000.0, "no progress"))
+    node.clock.reset()  # as after Ctrl-Z, which is no progress
+    assert not [each for each in node.sent if isinstance(each[1], ProgressResumed)]
+    if how == "prints":
+        node.clock.on_output(1)
+        node.clock.on_output(1)
+    else:
+        node.wait(25)
+        node.collectives = (6, 5), (5, 5)
+        node.wait(60)
+    reported = [moment for moment, each in node.sent if each == ProgressResumed(0)]
+    assert reported == ([1050] if how == "prints" else [1090])
+
+
+@pytest.mark.parametrize("broken", ["_silence_s", "_add_measurements"])
+def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broken):
+    def fail(*arguments):
+        raise RuntimeError("the stall clock")
+
+    monkeypatch.setattr(StallDetector, broken, fail)
+    node.wait(3600)
+    assert len(node.notes) == 1
+    assert node.notes[0].startswith("bug in ddplaunch: stall detection failed")
+    assert not node.sent
+
+
+@pytest.mark.parametrize("called", ["begin", "restart", "printed", "noting", "complete"])
+def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called):
+    def fail(*arguments):
+        raise RuntimeError("the stall clock")
+
+    for name in ("_on_rank_activity", "_time_since_progress"):
+        monkeypatch.setattr(StallDetector, name, fail)
+    inspections: list[Inspection] = []
+    node.inspect(node.ranks, inspections.append)
+    match called:
+        case "begin":
+            node.clock.start_attempt(node.ranks)
+        case "restart":
+            node.clock.reset()
+        case "printed":
+            node.clock.on_output(0)
+        case "noting":
+            node.clock.wrap_inspection_callback(node.ranks, inspections.append)(inspections[0])
+            assert inspections[1:] == inspections[:1], "the inspection is passed on"
+        case "complete":
+            assert node.clock.add_idle_times(inspections[0], node.ranks) == inspections[0]
+    assert len(node.notes) == 1
+    assert "stall detection failed" in node.notes[0]

@@ -1,0 +1,178 @@
+"""Tests of stalled jobs: the culprit is reported, or the job stopped, and a slow job is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS, free_port, is_alive, wait_until, write_program
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import LIGHT
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = PROGRAMS / "stalls.py"
+SOON = ("--stall-timeout", "2", "--grace", "5")
+REPORT = (*SOON, "--on-stall", "report")
+
+
+@pytest.fixture
+def elsewhere():
+    """The port of a server outside the job, which takes all and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=drain, args=(server.accept()[0],), daemon=True).start()
+
+        def drain(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                while connection.recv(1 << 16):
+                    pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield str(server.getsockname()[1])
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("what", "blame"),
+    [
+        ("sleep", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
+        ("lock", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: lock at .*stalls.py:\d+"),
+        ("stop", r"rank 2 was stopped \(SIGSTOP\) and did not enter all_reduce #2, which 2 ranks waited for"),
+        ("absent", r"rank 2 did not call init_process_group, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
+        ("old", r"rank 2 did not call all_reduce, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
+        ("idle", r"all ranks are idle: ranks 0 to 2: sleep at .*stalls.py:\d+"),
+        ("reply", r"rank 2 .* 2 ranks waited for: it waits for a reply from 127.0.0.1:\d+, reply at .*stalls.py:\d+"),
+    ],
+)
+def test_a_rank_that_others_wait_for_is_named(run_ddplaunch, tmp_path, elsewhere, what, blame):
+    done = run_ddplaunch("run", *SOON, "--log-dir", "logs", "--nproc", "3", PROGRAM, what, elsewhere)
+    assert done.returncode == 124, done.stderr
+    ours = next(line for line in done.stderr.splitlines() if not line.startswith("["))  # torch speaks as rank 0 goes
+    assert re.fullmatch(rf"ddplaunch: no progress for \d\.\ds \(--stall-timeout\): {blame}", ours), done.stderr
+    assert "2 other ranks were stopped" in done.stderr
+    assert "Traceback" not in done.stderr
+    hint = "  if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()\n"
+    assert (hint in done.stderr) == (what != "stop")
+    if what == "sleep":
+        assert 'stalls.py", line' in done.stderr
+        (stacks,) = tmp_path.glob("logs/*/stacks.json")
+        assert [rank["rank"] for rank in json.loads(stacks.read_text())["ranks"]] == [0, 1, 2]
+        (failure,) = tmp_path.glob("logs/*/failure.json")
+        assert json.loads(failure.read_text())["first"]["rank"] == 2
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "side_by_side",
+    [["validate"], ["build"], ["store"], ["save", "chat", "steps", "torchless"], ["upload", "poll"]],
+    ids=" ".join,
+)
+def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
+    """Those that only wait have room beside each other."""
+    words = ("run", *SOON, "--show", "none", "--nproc", "3", PROGRAM)
+    jobs = {what: start_ddplaunch(*words, what, elsewhere) for what in side_by_side}
+    assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))
+
+
+def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, tmp_path):
+    """The job goes on; it is reported again when ranks have moved and stall again, also to commands of --notify."""
+    options = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
+    job = start_ddplaunch("run", *REPORT, *options, "--nproc", "3", PROGRAM, "stop")
+    expected = (
+        r"ddplaunch: no progress for \d\.\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 is stopped \(SIGSTOP\); "
+    )
+    wait_until(job.stderr, "a word on the stall")
+    assert re.fullmatch(expected + r"look closer with `ddplaunch stacks \S+`\n", job.stderr()), job.stderr()
+    time.sleep(5)  # the thing tested is that nothing more is said
+    assert job.stderr().count("\n") == 1
+    stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
+    os.kill(stopped[0], signal.SIGCONT)
+    assert job.wait() == 0
+    job.assert_nothing_left()
+    events = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [each["event"] for each in events] == ["starts", "stalls", "ends"]
+    assert events[0]["time"] < events[1]["since"] < events[1]["time"] - 1.5
+    assert "rank 2 is stopped (SIGSTOP)" in events[1]["text"]
+    assert re.search(r"^ddplaunch_stalls_total\{.*\} 1$", (tmp_path / "job.prom").read_text(), re.MULTILINE)
+
+
+def test_a_job_of_one_rank_has_no_stall_detection(run_ddplaunch, tmp_path):
+    done = run_ddplaunch(
+        "run", *LIGHT, "--stall-timeout", "60", "--nproc", "1", write_program(tmp_path, "t.py", "print('done')")
+    )
+    expected = "ddplaunch: --stall-timeout has no effect in a job of one rank\n"
+    assert (done.returncode, done.stderr) == (0, expected)
+
+
+def test_a_restart_mends_it(run_ddplaunch):
+    done = run_ddplaunch("run", *SOON, "--on-stall", "restart", "--max-restarts", "1", "--nproc", "3", PROGRAM, "once")
+    assert done.returncode == 0, done.stderr
+    lines, restart = done.stderr.splitlines()
+    assert "rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at" in lines
+    assert restart == "ddplaunch: restart 1 of 1"
+
+
+@pytest.mark.ci
+def test_a_job_that_was_stopped_as_a_whole_has_not_stalled(start_ddplaunch):
+    """Ctrl-Z, and fg after longer than the stall timeout."""
+    job = start_ddplaunch("run", *SOON, "--nproc", "3", PROGRAM, "steps")
+    job.wait_for("started", 3)
+    job.signal(signal.SIGTSTP)
+    status = Path(f"/proc/{job.process.pid}/status")
+    wait_until(lambda: "\nState:\tT" in status.read_text(), "the launcher to be stopped")
+    time.sleep(5)  # the thing tested is that this counts for nothing
+    job.signal(signal.SIGCONT)
+    assert job.wait() == 0
+    assert job.stderr() == ""
+
+
+def test_the_rank_may_be_on_another_node(start_ddplaunch):
+    address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    words = ("run", *SOON, "--nnodes", "2", *address)
+    job = start_ddplaunch(*words, "--node-rank", "0", "--nproc", "2", PROGRAM, "sleep")
+    other = start_ddplaunch(*words, "--node-rank", "1", "--nproc", "1", PROGRAM, "sleep")
+    assert (job.wait(), other.wait()) == (124, 124)
+    blame = r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at .*stalls.py:\d+ \(on \S+\)\n"
+    assert re.search(blame, job.stderr()), job.stderr()
+    for node in (job, other):
+        node.assert_nothing_left()
+
+
+@pytest.mark.ci
+def test_the_launcher_sleeps_while_ranks_wait(start_ddplaunch):
+    """Its clock does not wake it before its time; then it reports which ranks wait, and the job goes on."""
+
+    def switches() -> str:
+        status = Path(f"/proc/{job.process.pid}/status").read_text()
+        return status.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0]
+
+    job = start_ddplaunch("run", "--nproc", "3", PROGRAM, "sleep")
+    job.wait_for("started", 3)
+    deadline = time.monotonic() + scaled_timeout(20)
+    before, now = "", switches()
+    while now != before and time.monotonic() < deadline:  # the last messages of the start may still be on their way
+        before = now
+        time.sleep(3)  # the thing measured is that nothing happens for a while
+        now = switches()
+    assert now == before
+    wait_until(job.stderr, "a word on the stall")
+    expected = (
+        r"ddplaunch: no progress for \d\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 has not entered it: sleep at "
+    )
+    assert re.match(expected, job.stderr())
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    job.assert_nothing_left()

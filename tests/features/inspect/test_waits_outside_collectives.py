@@ -1,0 +1,208 @@
+"""Tests of hangs outside collectives: calls that no flight recorder has, and sleeping system calls."""
+
+import ctypes
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ddplaunch.features.inspect.node.system_calls import Sleep, read_sleeps
+from ddplaunch.features.inspect.node.tree_usage import read_tree_usage
+from tests.conftest import wait_until, write_program
+from tests.features.inspect.diagnosis.clauses import CHILD_WAIT, CYCLE, LOCK_WAIT
+from tests.start_modes import LIGHT
+
+PROGRAM = """
+import fcntl, sys, time, types
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+rank, what = dist.get_rank(), sys.argv[1]
+deep = types.ModuleType("deep")
+source = "import time\\ndef call(n):\\n    call(n - 1) if n else time.sleep(600)"
+exec(compile(source, "/lib/python3/site-packages/deep.py", "exec"), deep.__dict__)
+
+
+def step():
+    if what == "deep":
+        return deep.call(120)  # stuck
+    time.sleep(600)  # stuck
+
+
+if what == "ring":
+    if rank == 2:
+        step()
+    ops = [dist.P2POp(dist.isend, torch.ones(1), (rank + 1) % 3), dist.P2POp(dist.irecv, torch.ones(1), (rank - 1) % 3)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()  # wait
+if what == "new_group":
+    for members in ([0, 1], [1, 2])[: 1 if rank == 2 else 2]:
+        dist.new_group(members)  # group
+if what == "local_group" and rank == 1:  # its backend makes no connections, as NCCL's does not
+    import os, torch.testing._internal.distributed.fake_pg
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+    dist.new_group([1, 2], backend="fake", use_local_synchronization=True)  # local
+if what == "flock":
+    file = open("lock", "w")
+    if rank:
+        time.sleep(1)
+    fcntl.flock(file, fcntl.LOCK_EX)  # lock
+if rank == 2:
+    step()
+if what == "irecv":
+    dist.irecv(torch.ones(1), src=2).wait()  # irecv
+dist.all_reduce(torch.ones(6))  # reduce
+"""
+
+SENTENCES = {
+    "deep": "ranks 0, 1 wait in all_reduce #2 of default_pg (float32[6]), entered at {reduce}; "
+    "rank 2 has not entered it: step at {stuck}",
+    "irecv": "ranks 0, 1 wait in the wait() of isend or irecv, called at {irecv}; rank 2 does not communicate: "
+    "step at {stuck}",
+    "ring": "rank 0 waits in irecv from rank 2, called at {wait}; rank 2 does not send: step at {stuck}",
+    "new_group": "rank 1 waits in new_group (ranks 1, 2), called at {group}; rank 2 has not called it: step at {stuck}",
+    "local_group": "rank 1 waits in new_group (ranks 1, 2), called at {local}; rank 2 has not called it: "
+    "step at {stuck}",
+    "flock": "ranks 1, 2 wait in flock, called at {lock}; rank 0 holds the lock: it waits in all_reduce #2 of "
+    f"default_pg, {{reduce}}; {CYCLE}: 0 → 1 → 0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SENTENCES)
+def test_a_hang_outside_collectives_is_named(start_ddplaunch, run_in_fork, tmp_path, what):
+    lines = {}
+    for number, line in enumerate(PROGRAM.splitlines()):
+        text, mark, name = line.rpartition("# ")
+        if mark and (name != "stuck" or ("deep" in text) == (what == "deep")):
+            lines[name] = f"train.py:{number}"
+    job = start_ddplaunch("run", "--nproc", "3", write_program(tmp_path, "train.py", PROGRAM), what)
+    wanted = SENTENCES[what].format_map(lines)
+    wait_until(lambda: wanted in run_in_fork("stacks", str(job.process.pid)).stdout, wanted, 20)
+    job.process.kill()
+    job.wait()
+
+
+@pytest.mark.slow
+def test_a_hang_in_recv_is_announced(run_ddplaunch, tmp_path):
+    """Each rank receives from the other; also where the job is stopped for it, the sentence is the same."""
+    program = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.recv(torch.ones(1), src=1 - dist.get_rank())
+    """
+    words = ("--stall-timeout", "4", "--on-stall", "report", "--timeout", "12", "--nproc", "2")
+    done = run_ddplaunch("run", *words, write_program(tmp_path, "ring.py", program))
+    assert re.search(r"no progress for \d.*: ranks 0, 1 wait in recv .*, called at ring.py:4", done.stderr), done.stderr
+
+
+def test_what_the_kernel_knows_of_a_sleeping_process(tmp_path):
+    path = write_program(tmp_path, "lock", "")
+    held = os.open(path, os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    os.mkfifo(tmp_path / "fifo")
+    programs = {
+        1: ("import fcntl; fcntl.flock(open('lock'), fcntl.LOCK_EX)", Sleep(LOCK_WAIT, holder=0)),
+        2: ("input()", Sleep("waits for input")),
+        3: ("open('fifo').read()", Sleep("waits for the other end of a fifo")),
+        4: ("import os; os.system('exec sleep 60')", Sleep(CHILD_WAIT)),
+        5: ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", Sleep("asleep")),
+    }
+    started = {
+        rank: subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.PIPE)
+        for rank, (program, _) in programs.items()
+    }
+    try:
+        pids = {0: os.getpid(), **{rank: process.pid for rank, process in started.items()}}
+        wanted = {rank: sleep for rank, (_, sleep) in programs.items()}
+        wait_until(lambda: {**read_sleeps(pids, 0), 0: None} == {0: None, **wanted}, "all asleep", 10)
+    finally:
+        for process in started.values():
+            subprocess.run(["pkill", "-P", str(process.pid)], check=False)
+            process.kill()
+            process.wait()
+        os.close(held)
+
+
+def test_the_cpu_time_of_gloos_threads_is_no_work():
+    """The threads of idle groups wake up all the time."""
+
+    def spin(name: bytes) -> None:
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
+        end = time.thread_time() + 0.2
+        while time.thread_time() < end:
+            pass
+        done.append(name)
+        over.wait()
+
+    counted = []
+    for name in (b"gloo_tcp_loop", b"train"):
+        done, over = list[bytes](), threading.Event()
+        before = read_tree_usage([os.getpid()])[os.getpid()].cpu_s
+        thread = threading.Thread(target=spin, args=(name,))
+        thread.start()
+        wait_until(lambda done=done: bool(done), "the end of the work", 10)
+        counted.append(read_tree_usage([os.getpid()])[os.getpid()].cpu_s - before)
+        over.set()
+        thread.join()
+    assert counted[0] < 0.15 < counted[1]
+
+
+CHILDREN = """
+import fcntl, multiprocessing, os, time
+import filelock
+
+rank, forks = int(os.environ["RANK"]), multiprocessing.get_context("fork")
+
+
+def nap(*_):
+    time.sleep(600)  # nap
+
+
+if rank in (0, 1):
+    child = forks.Process(target=nap)
+    child.start()
+    if rank:
+        child.join()
+elif rank == 2:
+    queue = forks.Queue()
+    queue.put(b"x" * 10_000_000)
+elif rank == 3:
+    forks.Pool(1).map(nap, [1])
+elif rank == 4:
+    forks.Queue().get()
+else:
+    file = open("lock", "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    filelock.FileLock("lock").acquire()
+"""
+
+
+@pytest.mark.slow
+def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start_ddplaunch, run_in_fork, tmp_path):
+    """With the stack of the child, of the rank's exit too."""
+    nap = f"train.py:{next(n for n, line in enumerate(CHILDREN.splitlines()) if line.endswith('# nap'))}"
+    job = start_ddplaunch("run", "--nproc", "6", *LIGHT, write_program(tmp_path, "train.py", CHILDREN))
+    states = {
+        "rank 0: waits at its exit for a child process to end",
+        CHILD_WAIT,
+        "rank 2: waits at its exit until its queue is read",
+        "waits for its process pool",
+        "waits for a message from another process",
+        LOCK_WAIT,
+    }
+
+    def stacks() -> str:
+        return run_in_fork("stacks", str(job.process.pid)).stdout
+
+    wait_until(lambda: all(state in stacks() for state in states), "all six waits", 20)
+    children = re.findall(r"  its child process \(pid \d+\):\n  nap at (.*)\n", stacks())
+    assert children == [nap] * 3

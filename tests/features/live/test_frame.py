@@ -1,0 +1,437 @@
+"""Tests of the live view's frames, drawn from made-up data."""
+
+import re
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
+from ddplaunch.features.inspect.diagnosis.inspection import (
+    ActiveCall,
+    Collective,
+    Frame,
+    GroupState,
+    Inspection,
+    ProcessCondition,
+    RankInspection,
+    Thread,
+)
+from ddplaunch.features.inspect.request import last_output_line
+from ddplaunch.features.live.frame import (
+    MAX_FOOTER_ROWS,
+    build_table_rows,
+    format_ranks,
+    render_footer,
+    render_full_screen,
+)
+from ddplaunch.features.live.live_view import LiveView
+from ddplaunch.features.live.rank_table import SORT_KEYS
+from ddplaunch.features.live.styled_rows import (
+    StyledText,
+    display_width,
+    flow_parts,
+    render_row,
+    row_width,
+    strip_styles,
+    truncate_row,
+    wrap_text,
+)
+from ddplaunch.features.live.view_state import (
+    JobSnapshot,
+    RankActivity,
+    TrendLine,
+    ViewState,
+    busy_cpus_by_rank,
+    collectives_per_second,
+    location_of,
+    mark_moved,
+    rank_activities,
+    rank_activity,
+    waiting_ranks,
+)
+from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample
+from ddplaunch.system.devices.gpu_usage import GpuUsage
+from ddplaunch.system.devices.process_usage import ProcessUsage
+from tests.scaled_timeouts import scaled_timeout
+
+GIB = 1 << 30
+INIT = ActiveCall("init_process_group", "_store_based_barrier", None)
+
+
+def rank(number: int, enqueued: int = 10, completed: int = 10, **what) -> RankInspection:
+    groups = (GroupState("0", enqueued, completed),)
+    return replace(
+        RankInspection(number, "n0", 100 + number, ProcessCondition.ALIVE, answers=True, groups=groups), **what
+    )
+
+
+def snapshot(*ranks: RankInspection, state: JobState = JobState.RUNNING, **what) -> ViewState:
+    known = tuple(RankStatus(each.rank, each.pid, RankState.RUNNING) for each in ranks)
+    status = Status("mine", "train.py", 1, 0, len(ranks), began=0.0, since=1.0, attempt=0, state=state, ranks=known)
+    return ViewState(JobSnapshot(status, Inspection(3751.0, ranks, len(ranks))), **what)
+
+
+def later(one: ViewState, **what) -> ViewState:
+    """The same with other facts of now."""
+    return replace(one, current=replace(one.current, **what))
+
+
+def hanging(count: int, absent: int = 2, **what) -> ViewState:
+    """All wait in number 11 but one."""
+    ranks = [rank(number, 11 - (number == absent), 10) for number in range(count)]
+    return snapshot(*ranks, **what)
+
+
+def shown(one: ViewState, across: int = 80, down: int = 24) -> list[str]:
+    return strip_styles(render_footer(one, across, down)).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "state", "expected"),
+    [
+        (rank(0), None, JobState.RUNNING, RankActivity.RUNNING),
+        (rank(0, 11, 10), None, JobState.RUNNING, RankActivity.WAITING),
+        (rank(0, 11, 10, moved=True), None, JobState.RUNNING, RankActivity.RUNNING),
+        (rank(0, inside=ActiveCall("recv", "recv", 1)), None, JobState.RUNNING, RankActivity.WAITING),
+        (rank(0, inside=ActiveCall("send_object_list", "send", 1)), None, JobState.RUNNING, RankActivity.WAITING),
+        (
+            rank(0, inside=ActiveCall("monitored_barrier", "monitored_barrier", None)),
+            None,
+            JobState.RUNNING,
+            RankActivity.WAITING,
+        ),
+        (rank(0, inside=INIT, groups=(), answers=None), None, JobState.STARTING, RankActivity.WAITING),
+        (rank(0, inside=ActiveCall("recv", "recv", 1), moved=True), None, JobState.RUNNING, RankActivity.RUNNING),
+        (rank(0, inside=ActiveCall("all_reduce", "all_reduce", None)), None, JobState.RUNNING, RankActivity.RUNNING),
+        (
+            rank(0, inside=ActiveCall("all_reduce", "all_reduce", None), groups=()),
+            None,
+            JobState.RUNNING,
+            RankActivity.WAITING,
+        ),
+        (rank(0, 11, 10, answers=False), None, JobState.RUNNING, RankActivity.SILENT),
+        (rank(0, groups=(), answers=None), None, JobState.RUNNING, RankActivity.RUNNING),
+        (rank(0, 11, 10, condition=ProcessCondition.STOPPED), None, JobState.RUNNING, RankActivity.STOPPED),
+        (rank(0, condition=ProcessCondition.BLOCKED), None, JobState.RUNNING, RankActivity.BLOCKED),
+        (rank(0, condition=ProcessCondition.PENDING), None, JobState.STARTING, RankActivity.PENDING),
+        (rank(0, condition=ProcessCondition.EXITED), RankStatus(0), JobState.STARTING, RankActivity.PENDING),
+        (rank(0, condition=ProcessCondition.EXITED), None, JobState.JOINING, RankActivity.PENDING),
+        (rank(0, condition=ProcessCondition.EXITED, code=0), None, JobState.RUNNING, RankActivity.ENDED),
+        (rank(0, condition=ProcessCondition.EXITED, code=3), None, JobState.RUNNING, RankActivity.FAILED),
+        (
+            rank(0, condition=ProcessCondition.EXITED, code=-signal.SIGSEGV),
+            None,
+            JobState.STOPPING,
+            RankActivity.FAILED,
+        ),
+        (rank(0, condition=ProcessCondition.EXITED, code=-signal.SIGTERM), None, JobState.STOPPING, RankActivity.ENDED),
+        (rank(0, condition=ProcessCondition.EXITED, code=-signal.SIGKILL), None, JobState.RUNNING, RankActivity.FAILED),
+        (rank(0), RankStatus(0, 100, RankState.EXITED, 3), JobState.RUNNING, RankActivity.FAILED),
+        (
+            rank(0, condition=ProcessCondition.EXITED),
+            RankStatus(0, 0, RankState.UNABLE),
+            JobState.STOPPING,
+            RankActivity.FAILED,
+        ),
+        (rank(0, 11, 10), None, JobState.ENDED, RankActivity.ENDED),
+    ],
+)
+def test_what_a_rank_does(found, status, state, expected):
+    assert rank_activity(found, status, state) is expected
+
+
+def test_a_hang():
+    expected = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has not"
+    one = hanging(
+        4, sentences=(expected,), gpus=(GpuUsage(0, 80, 40 * GIB, 80 * GIB), GpuUsage(1, 98, 71 * GIB, 80 * GIB))
+    )
+    one = replace(one, previous=JobSnapshot(one.current.status, replace(one.current.inspection, moment=3750.0)))
+    assert shown(one) == [
+        "running 1:02:31 | 0 collectives/s | 3 of 4 ranks wait | CPU 0 %",
+        "2 GPUs 80-98 % 40-71 of 80 GiB",
+        "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at",
+        "  train.py:88; rank 2 has not",
+        ". running: rank 2   w waiting: 3 ranks",
+        "0 ww.w",
+    ]
+
+
+def test_where_ranks_wait_without_a_sentence():
+    last = (Collective("0", 11, "all_gather", "float32[6]", 600.0, 0.0, False, True),)
+    one = hanging(4)
+    ranks = (replace(one.current.inspection.ranks[0], last=last), *one.current.inspection.ranks[1:])
+    assert "3 of 4 ranks wait in #11 of default_pg" in shown(one)[0]
+    output = shown(later(one, inspection=replace(one.current.inspection, ranks=ranks)))
+    assert "wait in all_gather #11 of default_pg" in output[0]
+
+
+def test_where_ranks_wait_that_no_collective_counts():
+    one = hanging(3)
+    ranks = (*one.current.inspection.ranks[:2], rank(2, 10, 10, inside=ActiveCall("recv", "recv", 0)))
+    one = later(one, inspection=replace(one.current.inspection, ranks=ranks))
+    assert waiting_ranks(one.current.inspection) == {(0, ("0", 11, "")), (1, ("0", 11, "")), (2, ("", 0, "recv"))}
+    assert shown(one)[-1] == "0 www"
+    assert any(row.rstrip().endswith(" recv") for row in strip_styles(render_full_screen(one, 80, 24)).splitlines())
+
+
+def test_the_odd_ones_come_first():
+    ranks = [rank(number) for number in range(64)]
+    ranks[7] = replace(ranks[7], condition=ProcessCondition.STOPPED)
+    ranks[9] = replace(ranks[9], condition=ProcessCondition.EXITED, code=3)
+    ranks[11] = rank(11, 11, 10)
+    _, *legend, cells = shown(snapshot(*ranks))
+    assert legend == ["X failed: rank 9   T stopped: rank 7   w waiting: rank 11   . running: 61 ranks"]
+    assert cells == " 0 .......T .X.w.... ........ ........ ........ ........ ........ ........"
+
+
+def test_512_ranks_in_a_few_rows():
+    rows = shown(hanging(512))
+    assert len(rows) == MAX_FOOTER_ROWS
+    assert rows[1].endswith("w waiting: 511 ranks   (a cell is 2 ranks)")
+    assert rows[2] == "  0 w.wwwwww" + " wwwwwwww" * 7
+    assert rows[-1].startswith("384 ")
+
+
+@pytest.mark.parametrize("count", [1, 4, 64, 1000])
+@pytest.mark.parametrize("across", [1, 40, 80])
+@pytest.mark.parametrize("down", [1, 5, 24])
+def test_any_size(count, across, down):
+    one = hanging(count, sentences=("日本 " * 50,), hint="x" * 100)
+    rows = render_footer(one, across, down)
+    assert 1 <= len(rows) <= min(MAX_FOOTER_ROWS, max(1, down - 1))
+    assert all(row_width(row) <= max(1, across - 1) for row in rows)
+    rows = render_full_screen(one, across, down)
+    assert len(rows) == down
+    assert all(row_width(row) <= max(1, across - 1) for row in rows)
+
+
+def test_a_thousand_ranks_cost_little():
+    one = hanging(1000)
+    one = replace(one, previous=one.current)
+    began = time.process_time()
+    render_footer(one, 80, 24)
+    render_full_screen(one, 80, 24)
+    assert time.process_time() - began < scaled_timeout(0.3)
+
+
+def test_rates():
+    before = Inspection(10.0, (rank(0, 5, 5, cpu=1.0), rank(1, 5, 5, cpu=1.0)), 2)
+    now = Inspection(12.0, (rank(0, 25, 25, cpu=2.0), rank(1, 24, 24, cpu=4.0)), 2)
+    one = later(snapshot(*now.ranks), inspection=now)
+    earlier = replace(one.current, inspection=before)
+    assert collectives_per_second(one) is collectives_per_second(replace(one, previous=one.current)) is None
+    one = replace(one, previous=earlier)
+    assert collectives_per_second(one) == 10.0
+    assert busy_cpus_by_rank(one) == {0: 0.5, 1: 1.5}
+    # What this machine says of whole trees counts more; a rank that was started again begins anew.
+    used = replace(
+        later(one, usage={0: ProcessUsage(9.0, GIB)}), previous=replace(earlier, usage={0: ProcessUsage(1.0, GIB)})
+    )
+    assert busy_cpus_by_rank(used) == {0: 4.0, 1: 1.5}
+    again = replace(now, ranks=(replace(now.ranks[0], pid=7, groups=()), replace(now.ranks[1], pid=8)))
+    assert collectives_per_second(later(one, inspection=again)) is None
+    assert busy_cpus_by_rank(later(one, inspection=again)) == {}
+    assert "1.0 GiB here" in shown(used)[0]
+
+
+def test_who_has_not_moved_since_the_inspection_before():
+    looks = [Inspection(float(moment), (rank(0, 11, 10), rank(1, 10 + moment, 9 + moment)), 2) for moment in range(2)]
+    assert waiting_ranks(mark_moved(looks[0], None)) == set()
+    assert [number for number, _ in waiting_ranks(mark_moved(looks[1], looks[0]))] == [0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "left"),
+    [
+        ("2", {2}),
+        ("0,2-3", {0, 2, 3}),
+        ("wait", {0, 1, 3}),
+        ("runn", {2}),
+        ("N0", {0, 1, 2, 3}),
+        ("9", set()),
+        ("-", set()),
+    ],
+)
+def test_filters(chosen, left):
+    one = hanging(4, filter_text=chosen)
+    assert set(rank_activities(one)) == left
+    assert render_footer(one, 80, 24)
+    assert render_full_screen(one, 80, 24)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text"),
+    [
+        ((), None),
+        (None, "GPU ?"),
+        ((GpuUsage(0, 87, 41 * GIB, 80 * GIB),), "GPU 87 % 41 of 80 GiB"),
+        ((GpuUsage(0, None, None, None),), "GPU ? %"),
+        ((GpuUsage(0, 5, GIB, None), GpuUsage(1, None, None, None)), "2 GPUs 5 % 1 GiB"),
+    ],
+)
+def test_gpus(gpus, text):
+    found = [row for row in shown(snapshot(rank(0), rank(1), gpus=gpus)) if "GPU" in row]
+    assert found[0].endswith(f"| {text}") if text else not found
+
+
+def test_how_it_has_ended():
+    one = snapshot(rank(0), rank(1), state=JobState.ENDED)
+    one = later(one, status=replace(one.current.status, code=3, since=3800.0, attempt=1))
+    assert shown(one)[0] == "ended, exit code 3 1:03:20 | attempt 2"
+
+
+def test_what_others_named_is_harmless():
+    bad = "\x1b]0;evil\x07"
+    last = (Collective("0", 11, bad, bad, 600.0, 0.0, False, True),)
+    one = snapshot(rank(0, 11, 10, host=bad, last=last), rank(1, host="x"), sentences=(bad,), filter_text="")
+    one = later(one, status=replace(one.current.status, run_id=bad, target=bad))
+    for rows in (render_footer(one, 80, 24), render_full_screen(one, 80, 24)):
+        assert "\x1b" not in strip_styles(rows)
+
+
+def test_names_of_ranks():
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([0, 1, 2, 8]) == "ranks 0-2, 8"
+    assert format_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+
+
+def test_rows():
+    row = (StyledText("abc", "31"), StyledText("日本"))
+    assert (display_width("日本"), row_width(row)) == (4, 7)
+    assert (
+        strip_styles([truncate_row(row, 6), truncate_row(row, 4), truncate_row(row, 1), truncate_row(row, 0)])
+        == "abc日…\nabc…\n…\n\n"
+    )
+    assert render_row(row, True) == "\x1b[31mabc\x1b[0m日本"
+    assert (
+        strip_styles(flow_parts([(StyledText("aa"),), (StyledText("bb"),), (StyledText("c" * 20),)], 8))
+        == "aa | bb\nccccccc…\n"
+    )
+    assert strip_styles(wrap_text("one two three four", 9, 2)) == "one two\nthree fo…\n".replace("three fo…", "three …")
+
+
+def full(one: ViewState, across: int = 80, down: int = 24) -> list[str]:
+    return strip_styles(render_full_screen(one, across, down)).splitlines()
+
+
+def busy_job(count: int, **what) -> ViewState:
+    """Ranks of which all is known."""
+    one = snapshot(*(rank(number, 50 + number, 50 + number, cpu=2.0) for number in range(count)), **what)
+    before = Inspection(3750.0, tuple(rank(number, 10, 10, cpu=1.0) for number in range(count)), count)
+    used = {number: ProcessUsage(2.0, (number + 1) * 100 << 20) for number in range(count)}
+    outputs = {number: f"step {number} loss 0.{number}" for number in range(count)}
+    gpus = tuple(GpuUsage(number, 90 + number, 40 * GIB, 80 * GIB, (100 + number,)) for number in range(count))
+    now = replace(one.current, usage=used, last_lines=outputs)
+    earlier = JobSnapshot(one.current.status, before, {number: ProcessUsage(1.0, 0) for number in range(count)})
+    places = {number: "all_reduce train.py:88" for number in range(count)}
+    late = {number: 0.038 if number == 1 else 0.0 for number in range(count)}
+    trends = {name: TrendLine() for name in ("collectives/s", "CPU %", "GPU %")}
+    for trend in trends.values():
+        for value in (0.0, 50.0, 100.0):
+            trend.add(value)
+    return replace(one, current=now, previous=earlier, gpus=gpus, locations=places, lateness_s=late, trends=trends)
+
+
+def test_a_row_for_each_rank_has_all_that_is_known():
+    rows = full(busy_job(2, hint="? help"))
+    assert rows[0] == "mine: train.py"
+    assert rows[1] == "running 1:02:31 | 300 MiB | 2 GPUs 90-91 % 40 of 80 GiB"
+    assert rows[2] == "collectives/s 100 ▁▅█     CPU % 100 ▁▅█             GPU % 100 ▁▅█"
+    assert rows[4] == "rank   CPU%  late coll/s  mem GPU% GPUmem does               last line"
+    assert rows[5] == "   0 .  100     0     40 100M   90    40G all_reduce train.… step 0 loss 0.0"
+    assert rows[6] == "   1 .  100  38ms     41 200M   91    40G all_reduce train.… step 1 loss 0.1"
+    wide = full(busy_job(2), 200, 60)
+    assert re.fullmatch(
+        r"   1  running    100   38ms      41  200M    91     40G      101  all_reduce train.py:88 +step 1.*", wide[6]
+    )
+
+
+def test_sentences_are_whole_before_anything_else():
+    expected = "rank 3 " + "waits for somebody who does not come " * 5 + "at all"
+    rows = full(replace(busy_job(4, hint="? help"), sentences=(expected,)), 40, 10)
+    assert expected in " ".join(row.strip() for row in rows)
+    assert re.match("   0 [.] ", rows[-1])
+
+
+def test_sixteen_ranks_fit_into_24_rows():
+    rows = full(replace(busy_job(16, hint="? help"), sentences=("one " * 30,)))
+    assert len([row for row in rows if "all_reduce" in row]) == 16
+    assert rows[-1] == "? help"
+
+
+def test_more_ranks_are_scrolled_to_the_one_that_is_chosen():
+    one = busy_job(64)
+    assert " 0 ........" in "\n".join(full(one))
+    assert not any(row.startswith("  40 ") for row in full(one))
+    chosen = [
+        row for row in render_full_screen(replace(one, cursor=40), 80, 24) if row and row[0].text.startswith("  40")
+    ]
+    assert chosen
+    assert all("7" in span.style.split(";") for span in chosen[0] if span.text.strip())
+
+
+@pytest.mark.parametrize(
+    ("order", "first"),
+    [("rank", 0), ("state", 0), ("CPU%", 0), ("late", 1), ("coll/s", 3), ("mem", 3), ("GPU%", 3), ("GPUmem", 0)],
+)
+def test_orders(order, first):
+    assert order in SORT_KEYS
+    one = replace(busy_job(4), sort_by=order)
+    assert build_table_rows(one, rank_activities(one))[0].rank.rank == first
+
+
+def test_trends_grow_coarser():
+    trend = TrendLine()
+    for number in range(10_000):
+        trend.add(float(number))
+    assert len(trend.means) <= TrendLine.MAX_POINTS
+    assert trend.render(8) == "▁▂▃▄▅▆▇█"
+    assert TrendLine().render(8) == ""
+    assert trend.render(0)
+
+
+def test_where_ranks_are():
+    frames = (Frame("load", "data.py", 3, True), Frame("<module>", "train.py", 9, True))
+    assert location_of(rank(0, threads=(Thread(frames),))) == "load data.py:3"
+    assert location_of(rank(0, threads=(Thread(frames[1:]),))) == "train.py:9"
+    assert location_of(rank(0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "last"),
+    [
+        (b"one\ntwo\n\n", "two"),
+        (b"one\n\rbar 1\rbar 2", "bar 2"),
+        (b"", ""),
+        (b"\x1b[31mred\xff\n", "red\ufffd"),
+        (b"x" * 5000, "x" * 199 + "…"),
+    ],
+)
+def test_the_last_line_of_an_output(printed, last):
+    assert last_output_line(printed) == last
+
+
+@pytest.mark.parametrize("days", [0.01, 1, 30])
+def test_a_trend_begins_with_what_was_before(days):
+    count = int(days * 5760)
+    trend = TrendLine()
+    trend.seed([(15.0, 10.0)] * count + [(15.0, 40.0)] * count)
+    assert 100 <= len(trend.means) <= TrendLine.MAX_POINTS
+    assert sum(trend.means) / len(trend.means) == pytest.approx(25, abs=0.5)
+    before = len(trend.means)
+    trend.add(7.0)
+    assert len(trend.means) == before + (trend._each == 1)
+
+
+def test_a_view_remembers():
+    rows = tuple(RankSample(rank, 0.5, 1e9, 0.0, 0.0, 12.0 + rank, 0.0) for rank in (0, 1))
+    view = LiveView(EventLoop(), None, None, on_quit=lambda: None)
+    view.seed_trends([NodeSample(1e9, 15.0, 0, rows, (GpuSample(0, 0, 80.0, 1.0, 1.0, 0.0),))] * 4)
+    assert [(len(each.means), each.means[-1]) for each in view._trends.values()] == [
+        (60, 13.0),
+        (60, 100.0),
+        (60, 80.0),
+    ]

@@ -1,0 +1,308 @@
+"""Tests of ``ddplaunch top``: a running job watched from another terminal, without slowing it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.live.command import SocketJobSource
+from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, write_program
+from tests.debugger_fixtures import runtime_dir as runtime_dir
+from tests.features.inspect.diagnosis.clauses import NO_WAIT
+from tests.start_modes import LIGHT
+from tests.terminal_emulator import TerminalEmulator
+
+WAITS = "import os, time\nprint('up', flush=True)\ntime.sleep(600)\n"
+STOPS = (
+    "import os, signal\nprint('up', flush=True)\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGSTOP)\n"
+)
+
+Top = Callable[..., TerminalEmulator]
+
+
+@pytest.fixture
+def job(start_ddplaunch, tmp_path, runtime_dir):
+    """A job of two ranks, of which one has stopped itself where that is asked for."""
+
+    begun = []
+
+    def begin(run_id: str, program: str = WAITS, ranks: int = 2, *words: str):
+        write_program(tmp_path, "train.py", program)
+        begun.append(start_ddplaunch("run", "--run-id", run_id, "--nproc", str(ranks), *words, *LIGHT, "train.py"))
+        begun[-1].wait_for("up", ranks)
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.process.kill()
+        each.assert_nothing_left()
+
+
+@pytest.fixture
+def top(tmp_path, runtime_dir) -> Iterator[Top]:
+    begun: list[TerminalEmulator] = []
+
+    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> TerminalEmulator:
+        begun.append(TerminalEmulator(ddplaunch_command("top", *words), tmp_path, env, **size))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()
+
+
+def name(job) -> str:
+    """Its name, which no job of another test has."""
+    return str(job.process.pid)
+
+
+def opened(each: TerminalEmulator) -> bool:
+    """Whether the view fills the screen."""
+    return bool(each.rows) and each.rows[-1].startswith("? help  q leave  s stacks  l log")
+
+
+BUSY = """
+import time
+print("up", flush=True)
+until = time.monotonic() + 600
+while time.monotonic() < until:
+    time.sleep(0.01)
+"""
+
+
+def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
+    """Another command has the terminal, and Ctrl-C, until the user leaves it."""
+    write_program(tmp_path, "train.py", BUSY)
+    mine = start_ddplaunch("run", "--debug", "--nproc", "2", *LIGHT, "train.py")
+    mine.wait_for("up", 2)
+    each = top(name(mine))
+    each.until(lambda each: opened(each) and "train.py" in "".join(each.rows))
+    each.type("jjd")
+    each.until("(rank 1)")
+    each.type("p until > 0\r")
+    each.until("True")
+    each.type("\x03")
+    each.until("Enter shows the ranks")
+    each.type("\r")
+    each.until(opened)
+    each.type("p")
+    each.until("TIME")
+    each.until("Enter shows the ranks")
+    each.type("\rq")
+    assert each.end() == 0
+    mine.signal(signal.SIGTERM)
+    assert mine.wait() == 143
+    mine.assert_nothing_left()
+
+
+def test_a_look_and_away(job, top):
+    mine = job("mine")
+    each = top(name(mine))
+    each.until(lambda each: opened(each) and re.search(r"\d+M .* train.py:3 +up$", each.rows[6]))
+    assert each.rows[0] == "mine: train.py"
+    assert re.fullmatch(r"running \d\d:\d\d \| \d+ MiB", each.rows[1])
+    assert re.fullmatch(r"CPU % \d+ ▁*", each.rows[2])
+    assert each.rows[4].split() == ["rank", "is", "CPU%", "mem", "pid", "does", "last", "line"]
+    for number, pid in enumerate(mine.ranks()):
+        assert re.fullmatch(rf" *{number} running +\d+ +\d+M +{pid} train.py:3 +up", each.rows[5 + number])
+    each.type("q")
+    assert each.end() == 0
+    assert each.is_restored
+    assert each.rows[-1] == "0 .."
+    assert each.raw.endswith(b"\n")
+    assert mine.process.poll() is None
+    assert mine.stderr() == ""
+
+
+def test_keys(job, top):
+    """What they print is shown in place of the table; Esc brings that back."""
+    mine = job("keys")
+    each = top("keys")
+    each.until(opened)
+
+    def press(keys: str, seen: str) -> None:
+        each.type(keys)
+        each.until(seen)
+        each.type("\x1b")
+        each.until(opened)
+
+    press("l1\r", "[1] up")
+    press("l7\r", "ddplaunch: rank 7 has no output in memory on this node")
+    press("f", "no rank has failed")
+    press("s", NO_WAIT)
+    press("?", "leave the view")
+    each.type("\x1b[B\x1b[Bl\r")  # the second rank is chosen
+    press("", "[1] up")
+    press("\r", "rank 1: train.py:3 (running)")
+    assert "x stop" in each.rows[-1]
+    each.type("oo")
+    each.until("o order: CPU%")
+    each.type("x")
+    each.until("stop the job? y or n: _")
+    each.type("n")
+    each.until(opened)
+    assert mine.process.poll() is None
+    each.type("xy")
+    assert each.end() == 0
+    assert each.rows[-1] == "ddplaunch: keys has ended, exit code 130"
+    assert "ended, exit code 130" in each.raw.decode().rpartition("\x1b[?1049l")[2]
+
+
+def test_who_is_stopped(job, top):
+    mine = job("stopped", STOPS + WAITS)
+    each = top("stopped")
+    each.until(lambda each: any(re.match(r" +1 stopped ", row) for row in each.rows))
+    each.type("z")
+    each.until("T stopped: rank 1   . running: rank 0   ? help")
+    assert each.rows[-1] == "0 .T"
+    each.type("/stopped\r")
+    each.until("| filter: stopped")
+    assert "T stopped: rank 1   ? help" in each.rows
+    os.kill(mine.ranks()[1], signal.SIGCONT)
+    each.until("no rank matches the filter")
+
+
+def test_a_launcher_that_is_suspended_and_ends(job, top):
+    mine = job("suspended")
+    each = top("suspended")
+    each.until(opened)
+    pids = [*mine.ranks(), mine.process.pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        each.until(f"kill -CONT {mine.process.pid}")
+        assert re.match(r"suspended \d\d:\d\d", each.rows[1]), each.rows
+        each.until(lambda each: sum(bool(re.match(r" +[01] stopped ", row)) for row in each.rows) == 2)
+        each.type("?")
+        each.until("leave the view")
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    each.type("\x1b")
+    each.until(lambda each: opened(each) and each.rows[1].startswith("running "))
+    mine.signal(signal.SIGINT)
+    assert each.end() == 0
+    assert each.rows[-1] == "ddplaunch: suspended has ended, exit code 130"
+    assert each.is_restored
+
+
+def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
+    """A launcher that was suspended drops the client of before; only one that is gone has ended."""
+    path, answers, ends = f"{tmp_path}/again.{os.getpid()}", [], []
+    loop = EventLoop()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen()
+        door.settimeout(0)
+        SocketJobSource(loop, path, lambda: ends.append("lost")).inspect(Detail.STATE, answers.append)
+        door.accept()[0].close()
+        asked = []
+        while not asked:
+            loop.run_once()
+            with suppress(BlockingIOError):
+                asked.append(door.accept()[0])
+        assert not ends
+        os.unlink(path)
+        asked[0].close()
+        while not ends:
+            loop.run_once()
+    assert (answers, ends) == ([], ["lost"])
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_signals_give_the_terminal_back(job, top, full):
+    """However the viewer ends, the job goes on."""
+    mine = job("signals")
+    for number in (signal.SIGINT, signal.SIGTERM) if full else (signal.SIGHUP, signal.SIGQUIT):
+        each = top("signals")
+        each.until(opened)
+        if not full:
+            each.type("z")
+            each.until(lambda each: each.shows_frame)
+        if number == signal.SIGINT:
+            each.type("\x03")
+        else:
+            each.process.send_signal(number)
+        assert each.end() == 128 + number
+        assert each.is_restored
+        assert each.raw.count(b"\x1b[?1049h") == 1
+    killed = top("signals")
+    killed.until(opened)
+    killed.process.kill()
+    killed.process.wait()
+    assert mine.process.poll() is None
+    assert all(map(is_alive, mine.ranks()))
+    closed = top("signals")
+    closed.until(opened)
+    os.close(closed.master)
+    os.close(closed._slave)
+    wait_until(lambda: closed.process.poll() is not None, "its end")
+    closed.master, closed._slave = os.openpty()
+    assert mine.process.poll() is None
+
+
+def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaunch):
+    mine = job("once")
+    for ranks in ("1", "running", ""):
+        done = run_ddplaunch("top", "once", *(("--ranks", ranks) if ranks else ()))
+        assert (done.returncode, done.stderr) == (0, "")
+        first, *others = done.stdout.splitlines()
+        assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
+        assert others == ([". running: rank 1"] if ranks == "1" else [". running: 2 ranks", "0 .."])
+    dumb = top("once", env={"TERM": "dumb"})
+    assert dumb.end() == 0
+    assert dumb.rows[-1] == "0 .."
+    assert b"\x1b" not in dumb.raw
+    found = json.loads(run_ddplaunch("top", "once", "--json").stdout)
+    assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
+    assert (found["status"]["run_id"], found["status"]["state"]) == ("once", "running")
+    assert found["doing"] == {"0": "running", "1": "running"}
+    assert [rank["pid"] for rank in found["inspection"]["ranks"]] == mine.ranks()
+    assert found["collectives_per_second"] is None
+    assert found["memory"]["0"] > 1 << 20
+
+
+def test_which_job(job, top, run_in_fork):
+    for run in ("first", "second"):
+        job(run, WAITS, 2, "--no-history")  # the history may be written to in another order
+    assert_refused(run_in_fork("top"), " jobs are running: name one\n", "second")  # other tests' jobs too
+    assert_refused(run_in_fork("top", "third"), "no run is called third")
+    assert run_in_fork("top", "sec").stdout.endswith("0 ..\n")
+    each = top()
+    each.until(lambda each: each.rows and each.rows[-1].startswith("Up, Down"))
+    assert each.rows[0].split() == ["RUN", "STATE", "AGE", "RANKS", "TARGET"]
+    running = [row.split()[0] for row in each.rows[1:-1] if row]
+    assert running.index("second") < running.index("first"), "the latest first"
+    each.type("\x1b[B" * running.index("first") + "\r")
+    each.until("first: train.py")
+    each.type("q")
+    assert each.end() == 0
+    assert each.is_restored
+
+
+@pytest.mark.slow
+def test_without_a_viewer_it_costs_nothing(job, top):
+    """The launcher has the switches of a job that is not watched, once the viewer has gone."""
+    mine = job("idle", WAITS, 2, "--no-history")  # for which it looks itself
+
+    def switches() -> int:
+        text = Path(f"/proc/{mine.process.pid}/status").read_text()
+        return sum(int(count) for count in re.findall(r"ctxt_switches:\t(\d+)", text))
+
+    each = top("idle")
+    each.until(opened)
+    each.type("q")
+    each.end()
+    time.sleep(0.5)  # not as synchronisation: in this time nothing may happen
+    before = switches()
+    time.sleep(2)
+    assert switches() - before <= 1

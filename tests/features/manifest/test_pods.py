@@ -1,0 +1,211 @@
+"""Tests of ``ddplaunch run`` in simulated pods of its own manifest, also where names resolve late."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch, wait_until, write_program
+from tests.features.manifest.pods import Pod, pods
+from tests.scaled_timeouts import scaled_timeout
+from tests.virtual_hosts.network import Network
+
+REDUCES = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.full((1,), float(os.environ["RANK"]) + 1)
+dist.all_reduce(total)
+print("rank", os.environ["RANK"], "sum", total.item(), os.environ["PRICE"], flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def job(run_in_fork: Launch, tmp_path: Path) -> Callable[..., list[Pod]]:
+    """The pods of ``ddplaunch manifest WORDS``, with an image that has our Python."""
+    write_program(tmp_path, "train.py", REDUCES)
+    words = ("--container-image", "registry.example/wine:1", "--env", "PRICE=$(cat x) $5")
+
+    def print_it(*options: str) -> list[Pod]:
+        done = run_in_fork("manifest", *words, *options, "train.py")
+        assert done.returncode == 0, done.stderr
+        return pods(done.stdout)
+
+    return print_it
+
+
+def environ_of(pod: Pod) -> dict[str, str]:
+    """Nothing of this process's own: a pod's is the image's and the manifest's. What it leaves is the tests'."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
+    of_image = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "CUDA_VISIBLE_DEVICES": ""}
+    ours = {name: os.environ[name] for name in ("TMPDIR", "XDG_STATE_HOME")}
+    return {**of_image, **ours, **pod.environ}
+
+
+def run(pod: Pod, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command with what the pod has, to its end."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.run(words, cwd=folder, env=environ_of(pod), timeout=scaled_timeout(90), **pipes)
+
+
+def dry_run(pod: Pod, folder: Path) -> dict:
+    begin = pod.words.index("run") + 1
+    done = run(pod, [*pod.words[:begin], "--dry-run", "--json", *pod.words[begin:]], folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("options", "zero"), [((), "train-0.train"), (("--kind", "jobset"), "train-node-0-0.train")])
+def test_each_pod_finds_its_place(job, tmp_path, options, zero):
+    for index, pod in enumerate(job("--nodes", "3", "--nproc", "2", *options)):
+        plan = dry_run(pod, tmp_path)
+        assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (3, index, 6)
+        assert (plan["master_addr"], plan["master_port"]) == (zero, 29500)
+        here = [rank["rank"] for rank in plan["ranks"] if rank["node_rank"] == index]
+        assert here == [2 * index, 2 * index + 1]
+        assert any(note.startswith("kubernetes: this is node 0 of 3") for note in plan["notes"]) == (index == 0)
+
+
+@pytest.mark.parametrize(("options", "port"), [((), 23456), (("--host-network",), 29500)])
+def test_each_pod_of_a_pytorchjob_finds_its_place(job, tmp_path, options, port):
+    for index, pod in enumerate(job("--nodes", "3", "--nproc", "2", "--kind", "pytorchjob", *options)):
+        plan = dry_run(pod, tmp_path)
+        assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (3, index, 6)
+        assert (plan["master_addr"], plan["master_port"]) == ("train-master-0", port)
+
+
+def test_a_pod_of_an_elastic_job_finds_its_place(job, tmp_path):
+    pod = job("--nodes", "2:3", "--nproc", "2")[2]
+    plan = dry_run(pod, tmp_path)
+    assert (plan["nnodes"], plan["node_rank"]) == (3, 2)
+    assert plan["facts"][0]["value"] == "2 to 3, planned for 3"
+
+
+@pytest.mark.slow
+def test_a_pod_alone(job, tmp_path):
+    (pod,) = job()
+    plan = dry_run(pod, tmp_path)
+    assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (1, 1, "127.0.0.1")
+    assert not [note for note in plan["notes"] if "kubernetes" in note]
+    done = run(pod, pod.words, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "rank 0 sum 1.0 $(cat x) $5\n"), done.stderr
+
+
+class Cluster:
+    """A virtual host for each pod; names are what /etc/hosts says at the moment."""
+
+    def __init__(self, folder: Path, network: Network, job: list[Pod]) -> None:
+        self.folder, self.network, self.job = folder, network, job
+
+    def start(self, index: int) -> subprocess.Popen[str]:
+        with self.stderr_path(index).open("w") as err:
+            return self.network.hosts[index].start(
+                self.job[index].words, cwd=self.folder, env=environ_of(self.job[index]),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True,
+            )  # fmt: skip
+
+    def start_all(self, program: str) -> list[subprocess.Popen[str]]:
+        """Start all pods with this program, where names are known to all."""
+        write_program(self.folder, "train.py", program)
+        for index in range(len(self.network.hosts)):
+            self.name("10.77.0.10", on=index)
+        return [self.start(index) for index in range(len(self.network.hosts))]
+
+    def stderr_path(self, index: int) -> Path:
+        return self.folder / f"pod-{index}.err"
+
+    def name(self, address: str, *, on: int) -> None:
+        """Let the pod resolve node 0 to ``address`` now."""
+        host, name = self.network.hosts[on], self.job[0].domain_name
+        script = (
+            f"grep -v {name} /etc/hosts > hosts-{on}; echo {address} {name} >> hosts-{on}; cat hosts-{on} > /etc/hosts"
+        )
+        host.run("sh", "-c", script, cwd=self.folder)
+
+
+@pytest.fixture
+def cluster(job, network, tmp_path) -> Callable[..., Cluster]:
+    def make(*options: str, nodes: str = "2", hosts: int = 2) -> Cluster:
+        return Cluster(tmp_path, network(hosts), job("--nodes", nodes, "--nproc", "1", *options))
+
+    return make
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_two_pods_meet_though_the_name_comes_late(cluster):
+    """Node 1 begins before node 0 has a name; node 0 begins while its own name is still that of an earlier pod.
+
+    Both say only after 5 s what they wait for, so neither is waited for alone.
+    """
+    two = cluster()
+    other = two.start(1)
+    two.name("10.77.0.99", on=0)
+    zero = two.start(0)
+    wait_until(lambda: "train-0.train does not resolve yet" in two.stderr_path(1).read_text(), "what node 1 waits for")
+    wait_until(lambda: "waiting for" in two.stderr_path(0).read_text(), "node 0 to wait")
+    two.name("10.77.0.10", on=1)
+    out = [process.communicate(timeout=scaled_timeout(90))[0] for process in (zero, other)]
+    output = [two.stderr_path(index).read_text() for index in range(2)]
+    assert (zero.returncode, other.returncode) == (0, 0), output
+    assert [text.split("] ", 1)[-1] for text in out] == [f"rank {rank} sum 3.0 $(cat x) $5\n" for rank in range(2)]
+    assert "kubernetes: this is node 0 of 2, at train-0.train" in output[0]
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
+    """69 is an exit code after which the Job starts the pod again."""
+    two = cluster("--join-timeout", "2")
+    other = two.start(1)
+    other.communicate(timeout=scaled_timeout(60))
+    assert other.returncode == 69
+    output = two.stderr_path(1).read_text()
+    assert "2 s (--join-timeout): train-0.train does not resolve" in output
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_a_pod_that_is_deleted_ends_an_elastic_job_with_143(cluster):
+    """Which did not wait for a third pod that is not started."""
+    waits = REDUCES.replace("dist.destroy_process_group()", "import time; time.sleep(600)")
+    started = cluster("--join-window", "1", nodes="2:3").start_all(waits)
+    for process in started:
+        assert process.stdout is not None
+        assert "sum 3.0" in process.stdout.readline()
+    started[1].terminate()
+    for process in started:
+        process.communicate(timeout=scaled_timeout(90))
+    assert [process.returncode for process in started] == [143, 143]
+
+
+LOSES_ONE = """
+import os, time
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+print("again" if again else "up", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+time.sleep(0 if again else 600)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_a_spare_pod_takes_the_place_of_one_whose_machine_is_lost(cluster):
+    pods = cluster("--spares", "1", "--heartbeat-timeout", "2", "--grace", "1", hosts=3)
+    started = pods.start_all(LOSES_ONE)
+    for process in started[:2]:
+        assert process.stdout is not None
+        assert "up" in process.stdout.readline()
+    pods.network.hosts[1].power_off()
+    out = [started[index].communicate(timeout=scaled_timeout(90))[0] for index in (0, 2)]
+    assert [started[index].returncode for index in (0, 2)] == [0, 0], pods.stderr_path(0).read_text()
+    assert ["again 0 of 2" in out[0], "again 1 of 2" in out[1]] == [True, True]
+    assert "takes the place of node 1" in pods.stderr_path(0).read_text()

@@ -1,0 +1,124 @@
+"""Tests of ``--notify``: its commands get each event, and their failures do not change the job's result."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+
+import pytest
+
+from ddplaunch.features.notify import node
+from tests.conftest import is_alive, wait_until, write_program
+from tests.start_modes import LIGHT
+
+pytestmark = pytest.mark.slow
+
+TO_FILE = "sh -c 'cat >> notified'"
+FAILS = """
+import os
+if os.environ["RANK"] == "1":
+    raise ValueError("no luck")
+"""
+
+
+def read_notified(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "notified").read_text().splitlines()]
+
+
+def python(tmp_path, text):
+    return shlex.join([sys.executable, str(write_program(tmp_path, "command.py", text))])
+
+
+@pytest.mark.smoke
+def test_each_event_runs_the_command_once(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", FAILS)
+    job = run_ddplaunch("run", "--nproc", "2", *LIGHT, "--max-restarts", "1", "--notify", TO_FILE, "t.py")
+    assert job.returncode == 1
+    found = read_notified(tmp_path)
+    assert [each["event"] for each in found] == ["starts", "fails", "restarts", "fails", "ends"]
+    _, first, again, second, end = found
+    assert first["text"] == "rank 1 failed with ValueError: no luck (exit code 1)"
+    assert (first["rank"], first["exit_code"], first["attempt"], second["attempt"]) == (1, 1, 0, 1)
+    assert first["traceback"][-1] == "ValueError: no luck"
+    assert (again["text"], again["next_attempt"]) == ("restart 1 of 1", 1)
+    assert (end["code"], end["world_size"]) == (1, 2)
+
+
+def test_a_command_that_fails_is_reported_once(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "")
+    job = run_ddplaunch("run", "--notify", "sh -c 'yes | head -c 9000000; echo; echo no mail here; exit 3'", "t.py")
+    assert (job.returncode, job.stderr.count("--notify")) == (0, 1)
+    assert "exited with code 3: no mail here; the job goes on" in job.stderr
+
+
+def test_nothing_stays_of_a_command(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "")
+    job = run_ddplaunch("run", "--notify", "sh -c 'setsid sleep 600 & echo $! >> pids'", "t.py")
+    assert (job.returncode, job.stderr) == (0, "")
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+open("pid", "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+def pid(tmp_path):
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command")
+    return int((tmp_path / "pid").read_text())
+
+
+@pytest.mark.ci
+def test_the_end_waits_for_a_bounded_time(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "")
+    began = time.monotonic()
+    job = run_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
+    assert job.returncode == 0
+    assert (
+        f"--notify: commands still ran {node.FINAL_TIMEOUT_S:g} s after the end of the job and were killed"
+        in job.stderr
+    )
+    assert time.monotonic() - began >= node.FINAL_TIMEOUT_S
+    assert not is_alive(pid(tmp_path))
+
+
+def test_a_launcher_that_is_killed_leaves_no_command(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "import time; time.sleep(600)")
+    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
+    command = pid(tmp_path)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    wait_until(lambda: not is_alive(command), "the end of the command")
+    job.assert_nothing_left()
+
+
+def test_ctrl_c_does_not_reach_it_but_ends_the_wait_for_it(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "import time; print('ready', flush=True); time.sleep(600)")
+    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py", start_new_session=True)
+    command = pid(tmp_path)
+    job.wait_for("ready")
+    os.killpg(job.process.pid, signal.SIGINT)
+    wait_until(lambda: "ended with exit code 130" in job.stderr() or "stopping" in job.stderr(), "the end of the rank")
+    assert is_alive(command)
+    wait_until(lambda: job.signal(signal.SIGINT) or job.process.poll() is not None, "the end of the launcher")
+    assert job.wait() == 130
+    wait_until(lambda: not is_alive(command), "the end of the command")
+    job.assert_nothing_left()
+
+
+def test_its_process_is_killed(start_ddplaunch, tmp_path):
+    write_program(tmp_path, "t.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
+    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
+    command = pid(tmp_path)
+    with open(f"/proc/{command}/stat") as file:
+        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    wait_until(lambda: "--notify disabled" in job.stderr(), "the message")
+    (tmp_path / "go").touch()
+    assert job.wait() == 0
+    assert not is_alive(command)

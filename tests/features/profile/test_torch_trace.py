@@ -1,0 +1,54 @@
+"""Tests of reading torch profiler's traces, with made-up files, among which are hostile ones."""
+
+import json
+
+import pytest
+
+from ddplaunch.features.profile.torch_trace import torch_events
+
+
+def events(tmp_path, content):
+    path = tmp_path / "torch.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return list(torch_events(str(path), 3, zero=1000.0))
+
+
+def test_threads_and_streams_are_tracks_of_the_rank(tmp_path):
+    def named(what, pid, tid, args):
+        return {"ph": "M", "name": what, "ts": 0.0, "pid": pid, "tid": tid, "args": args}
+
+    output = events(
+        tmp_path,
+        {
+            "baseTimeNanoseconds": 999_000_000_000,
+            "traceEvents": [
+                named("process_name", 4711, 0, {"name": "python"}),
+                named("process_labels", 4711, 0, {"labels": "CPU"}),
+                named("process_labels", 1, 0, {"labels": "GPU 1"}),
+                named("thread_name", 4711, 4711, {"name": "thread 4711 (python)"}),
+                named("thread_name", 1, 7, {"name": "stream 7"}),
+                {"ph": "X", "name": "aten::add", "pid": 4711, "tid": 4711, "ts": 1_500_000.5, "dur": 2.0},
+                {"ph": "X", "name": "add_kernel", "pid": 1, "tid": 7, "ts": 1_500_003.0, "dur": 1.0},
+                {"ph": "s", "name": "ac2g", "cat": "ac2g", "id": 5, "pid": 4711, "tid": 4711, "ts": 1_500_000.5},
+                {"ph": "X", "name": "PyTorch Profiler", "pid": "Spans", "tid": "PyTorch Profiler", "ts": 0, "dur": 9},
+            ],
+        },
+    )
+    assert {each["pid"] for each in output} == {3}
+    threads = {each["tid"]: each["args"]["name"] for each in output if each["ph"] == "M"}
+    assert sorted(threads.values()) == ["torch: CPU thread 4711 (python)", "torch: GPU 1 stream 7"]
+    slices = {each["name"]: (each["ts"], threads[each["tid"]]) for each in output if each["ph"] == "X"}
+    assert slices == {
+        "aten::add": (500_000.5, "torch: CPU thread 4711 (python)"),
+        "add_kernel": (500_003.0, "torch: GPU 1 stream 7"),
+    }
+    assert [each["id"] for each in output if each["ph"] == "s"] == ["3.5"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[1]", "{", {}, {"baseTimeNanoseconds": "x"}, {"baseTimeNanoseconds": 1, "traceEvents": [7]},
+     {"baseTimeNanoseconds": 1, "traceEvents": [{"pid": 1}]}],
+)  # fmt: skip
+def test_a_file_that_makes_no_sense(tmp_path, content):
+    assert events(tmp_path, content) == []

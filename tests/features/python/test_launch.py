@@ -1,0 +1,407 @@
+"""Tests of ``ddplaunch.launch`` called by programs: results, errors, output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli.run_options import OPTIONS
+from ddplaunch.features.python import launched_job
+from ddplaunch.features.python.keywords import Keywords
+from tests.conftest import clean_environment, wait_until, write_program
+from tests.scaled_timeouts import scaled_timeout
+
+HEAD = """
+import os, signal, sys, threading, time
+from functools import partial
+from ddplaunch import LaunchError, RankFailed, Session, launch, launch_async
+
+def rank():
+    return int(os.environ["RANK"])
+"""
+
+Python = Callable[..., str]
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Python:
+    """Run a program to its end; return what it prints on stdout. Nothing of it may stay."""
+    made = tmp_path / ("tmp" + 100 * "x")  # longer than the address of a Unix socket may be
+    made.mkdir()
+
+    def run(body: str, *, fails: bool = False, **variables: str) -> str:
+        script = write_program(tmp_path, "program.py", HEAD + body)
+        env = clean_environment({"TMPDIR": str(made), **variables})
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=scaled_timeout(100),
+        )
+        assert (done.returncode != 0) is fails, done.stderr
+        assert list(made.iterdir()) == []
+        return done.stderr if fails else done.stdout
+
+    return run
+
+
+RETURNS = """
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def double(factor, point):
+    print("at", rank())
+    return Point(factor * point.x + rank())
+
+if __name__ == "__main__":
+    found = launch(double, 2, Point(10), nproc=3)
+    assert all(type(each) is Point for each in found)  # also where the class is the program's own
+    print([each.x for each in found])
+    print(launch(partial(double, point=Point(1)), 3, nproc=1)[0].x, launch(lambda: 5))
+"""
+
+
+@pytest.mark.smoke
+def test_results_are_in_order_of_ranks(python: Python):
+    lines = python(RETURNS).splitlines()
+    assert sorted(lines) == sorted([*(f"[{rank}] at {rank}" for rank in range(3)), "[20, 21, 22]", "at 0", "3 [5]"])
+
+
+@pytest.mark.slow
+def test_tensors_are_returned_completely(python: Python):
+    body = """
+def make(given):
+    import torch
+    if rank() == 0:
+        time.sleep(0.5)  # the other has returned
+    assert float(given.sum()) == given.numel()
+    linear = torch.nn.Linear(600, 600)
+    return [given * (rank() + 2), torch.arange(3), linear, linear.weight.detach().t()]
+
+if __name__ == "__main__":
+    import torch
+    for big, small, linear, turned in launch(make, torch.ones(1 << 20), nproc=2):
+        assert torch.equal(linear.weight.t(), turned) and linear.weight.requires_grad
+        big += 1  # it is ours
+        print(float(big[0]), small.tolist(), big.shape[0])
+"""
+    assert python(body) == f"3.0 [0, 1, 2] {1 << 20}\n4.0 [0, 1, 2] {1 << 20}\n"
+
+
+FAILS = """
+def fails():
+    raise ValueError("no luck")
+
+def odd():
+    raise type("Odd", (Exception,), {"__init__": lambda self, a, b: Exception.__init__(self, a)})("x", 2)
+
+def in_rank_1(how):
+    return how() if rank() == 1 else 1
+
+if __name__ == "__main__":
+    killed, exits, ends = partial(signal.raise_signal, 9), partial(sys.exit, 3), partial(sys.exit, 0)
+    for how in (fails, killed, exits, threading.Lock, odd, ends):
+        try:
+            launch(in_rank_1, how, nproc=2, preload="threading")
+        except RankFailed as error:
+            cause = error.__cause__
+            raised = "" if type(cause).__name__ == "RankTraceback" else repr(cause)
+            last = type(cause if not raised else getattr(cause, "__cause__", None)).__name__
+            print(error.rank, error.exit_code, error.signal, raised, last, "|", str(error).partition(" (")[0])
+            assert error.report.startswith("ddplaunch: " + str(error)), error.report
+            assert "call_loop.py" not in error.report and "launch.py" not in error.report, error.report
+        except LaunchError as error:
+            print(error)
+"""
+
+
+def test_a_rank_that_fails(python: Python):
+    unfit = "rank 1 returned lock, which cannot be pickled: cannot pickle '_thread.lock' object"
+    assert python(FAILS).splitlines() == [
+        "1 1 None ValueError('no luck') RankTraceback | rank 1 failed with ValueError: no luck",
+        "1 137 9 None NoneType | rank 1 was ended by SIGKILL",
+        "1 3 None None NoneType | rank 1 exited with code 3",
+        f'1 1 None TypeError("{unfit}") RankTraceback | rank 1 failed with TypeError: {unfit}',
+        "1 1 None  RankTraceback | rank 1 failed with Odd: x",
+        "rank 1 ended before the function returned",
+    ]
+
+
+INJECTED = """
+import functools
+
+def train(lr, rank, world_size, device: str, *, local_rank=None):
+    return lr, rank, world_size, device, local_rank
+
+class Model:
+    def fit(self, gpu, steps=3):
+        return gpu, steps
+
+def record(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+
+@record
+def spawned(rank, world_size, *rest):
+    return rank, world_size, rest
+
+def adds(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function("added", *args)
+    return wrapper
+
+@adds
+def given(model, x):
+    return model, x
+
+if __name__ == "__main__":
+    with Session(nproc=2, preload="threading") as session:
+        print(session.run(train, 0.1)[1])
+        print(session.run(partial(train, rank=7), 0.2)[1])
+        print(session.run(Model().fit)[1], session.run(Model().fit, 5)[1])
+        print(session.run(spawned)[1], session.run(spawned, "a", "b")[1])
+        print(session.run(given, 1)[1], session.run(max, 1, 2)[1], session.run(lambda rank, x=1: (rank, x))[1])
+"""
+
+
+def test_parameters_get_rank_values_by_name(python: Python):
+    """By name as with ``ddplaunch run``; positional arguments are for the other parameters."""
+    assert python(INJECTED).splitlines() == [
+        "(0.1, 1, 2, 'cpu', 1)",
+        "(0.2, 7, 2, 'cpu', 1)",
+        "(1, 3) (1, 5)",
+        "(1, 2, ()) (1, 2, ('a', 'b'))",
+        "('added', 1) 2 (1, 1)",
+    ]
+
+
+@pytest.mark.slow
+def test_arrays_are_mapped_files(python: Python):
+    body = """
+import numpy
+
+def change(array, fixed):
+    array += rank()
+    assert not fixed.flags.writeable and fixed.flags.f_contiguous
+    return array
+
+if __name__ == "__main__":
+    big = numpy.ones((1 << 10, 1 << 9))
+    fixed = numpy.asfortranarray(big)
+    fixed.flags.writeable = False
+    with Session(nproc=2, preload="numpy") as session:
+        found = session.run(change, big, fixed)
+        found[0] += 1  # it is the caller's
+        print([float(each.sum()) / big.size for each in (big, *found)])
+        print(sorted(os.listdir(session._ranks._job.folder)))
+"""
+    assert python(body).splitlines() == ["[1.0, 2.0, 2.0]", "['__pycache__', 'calls', 'launch.py', 'path']"]
+
+
+REFUSED = {
+    "launch(rank, nproc='x')": "UsageError --nproc x: expected a number, a list like 8,8,4, or auto, gpu, cpu",
+    "launch(rank, nprocs=2)": "TypeError launch() got an unexpected keyword argument 'nprocs'",
+    "launch(rank, dry_run=True)": "UsageError dry_run does not work from Python: ddplaunch run --dry-run shows a plan",
+    "launch(lambda lock: 1, threading.Lock())": "UnpicklableError argument 1 (lock) cannot be sent to the ranks: "
+    "cannot pickle '_thread.lock' object",
+    "launch('x')": "UsageError expected a function, not str 'x'",
+    "launch(launch_async)": "UsageError launch_async is a coroutine function",
+    "launch(train)": "UsageError train(): missing a required argument: 'lr'",
+    "launch(train, 0.1, 0, 2)": "UsageError train(): too many positional arguments",
+    "launch(partial(train, rank=3), 1, 2)": "UsageError partial(): too many positional arguments",
+    "Session(hosts='a,b')": "UsageError hosts does not work with Session: its ranks are on this machine",
+}
+
+
+def test_refused(python: Python):
+    body = f"""
+def train(rank, lr, world_size):
+    pass
+
+for call in {list(REFUSED)!r}:
+    try:
+        eval(call)
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    assert python(body).splitlines() == [*REFUSED.values()]
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_a_hang_is_explained(python: Python):
+    body = """
+def hang():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    if rank() == 1:
+        time.sleep(1000)
+    dist.barrier()
+
+if __name__ == "__main__":
+    for how in ({"timeout": float(os.environ["SECONDS_TO_START"])}, {"stall_timeout": 2}):
+        try:
+            launch(hang, nproc=2, **how)
+        except LaunchError as error:
+            print(error)
+"""
+    first, second = python(body, SECONDS_TO_START=str(scaled_timeout(4))).splitlines()
+    assert "rank 0 waits in barrier #1 of default_pg, entered at program.py:13" in first
+    assert "rank 1 has not entered it: hang at program.py:12" in first
+    assert "rank 1 did not enter barrier #1, which 1 rank waited for: hang at program.py:12" in second
+
+
+def test_a_stream_that_raises(python: Python):
+    """It is the caller's: the ranks end, and the caller gets what it raised. What it cannot encode, it gets escaped."""
+    body = """
+import io
+
+class Full(io.StringIO):
+    def write(self, text):
+        raise RuntimeError("full")
+
+def speak():
+    print("h\u00e9")
+
+def wait():
+    print("up", flush=True)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    launch(speak, start="exec", env={"PYTHONIOENCODING": "utf-8"})
+    session = Session(output=Full(), start="exec")
+    for call in (partial(launch, wait, output=Full(), start="exec"), partial(session.run, speak)):
+        try:
+            call()
+        except RuntimeError as error:
+            print(repr(error))
+"""
+    assert python(body, PYTHONIOENCODING="ascii").splitlines() == ["h\\xe9", *["RuntimeError('full')"] * 2]
+
+
+def test_launch_async_does_not_block_the_event_loop(python: Python):
+    body = """
+import asyncio, io
+
+async def main():
+    said = io.StringIO()
+    task, turns = asyncio.ensure_future(launch_async(print, "hi", nproc=2, preload="threading", output=said)), 0
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0.01)
+    print(await task, turns > 5, sorted(line for line in said.getvalue().splitlines() if line.startswith("[")))
+    said = io.StringIO()
+    task = asyncio.ensure_future(launch_async(wait, output=said))
+    while "up" not in said.getvalue():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        print("cancelled")
+
+def wait():
+    print("up", flush=True)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    assert python(body) == "[None, None] True ['[0] hi', '[1] hi']\ncancelled\n"
+
+
+def test_a_rank_may_launch(python: Python):
+    """Its own variables are not for the ranks below it."""
+    body = """
+def outer():
+    return rank(), launch(rank, nproc=2, preload="threading")
+
+if __name__ == "__main__":
+    print(launch(outer, nproc=2, preload="threading"))
+"""
+    assert python(body).splitlines()[-1] == "[(0, [0, 1]), (1, [0, 1])]"
+
+
+def test_variables_reach_the_ranks(python: Python):
+    body = "print(launch(lambda: os.environ['SIZE'], env={'SIZE': 'big'}, nproc=2, preload='threading'))\n"
+    assert python(body, RANK="7", WORLD_SIZE="9", SLURM_JOB_ID="4") == "['big', 'big']\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_outlives_the_caller(tmp_path: Path, number: signal.Signals):
+    made = tmp_path / "tmp"
+    made.mkdir()
+    body = """
+def wait():
+    print("up", os.getpid(), flush=True)
+    time.sleep(1000)
+
+launch(wait, nproc=2, preload="threading")
+"""
+    script = write_program(tmp_path, "program.py", HEAD + body)
+    env = clean_environment({"TMPDIR": str(made)})
+    caller = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert caller.stdout is not None
+    pids = [int(caller.stdout.readline().split()[-1]) for _ in range(2)]
+    caller.send_signal(number)
+    caller.wait()
+    caller.stdout.close()
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the end of the ranks")
+    wait_until(lambda: list(made.iterdir()) == [], "the end of the launcher")
+
+
+def test_keywords_are_the_options_of_run():
+    """One table: what type checkers see is held to it here."""
+    typed = {each.name for each in OPTIONS if not each.is_argument}
+    assert set(Keywords.__annotations__) == typed - set(launched_job._UNSUPPORTED_KEYWORDS)
+
+
+@pytest.mark.ci
+def test_type_checkers_see_the_options_and_the_result(tmp_path: Path):
+    write_program(
+        tmp_path,
+        "program.py",
+        """
+from ddplaunch import Session, launch
+
+def train(lr: float, steps: int) -> str:
+    return ""
+
+found: list[str] = launch(train, 0.1, 3, nproc=4, timeout="10m")
+other: list[int] = launch(train, 0.1, 3)
+launch(train, 0.1, 3, nprocs=4)
+with Session(nproc=4) as session:
+    again: list[str] = session.run(train, 0.1, 3)
+""",
+    )
+    words = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
+    output = subprocess.run(words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True).stdout
+    assert [line.split(":")[1] for line in output.splitlines() if "error" in line and line.startswith("program")] == [
+        "7",
+        "8",
+    ]
+
+
+def test_importing_ddplaunch_loads_nothing():
+    code = "import sys; before = set(sys.modules); import ddplaunch; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True)
+    assert done.stdout == "['ddplaunch']\n"

@@ -1,0 +1,244 @@
+"""Tests of ``ddplaunch.Session``, whose ranks stay between calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.features.python.test_launch import Python, python
+
+ENDED = "the ranks have ended; their variables are lost"
+SESSION_ENDED = "the session has ended: create a new one"
+
+__all__ = ["python"]
+
+CALLS = """
+kept = []
+
+def setup():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    kept.append(rank())
+
+def add(number):
+    import torch
+    import torch.distributed as dist
+    total = torch.tensor(float(number + rank()))
+    dist.all_reduce(total)
+    sys.modules["kept"] = sys.modules.get("kept", 0) + 1
+    return float(total), sys.modules["kept"], os.getpid()
+
+if __name__ == "__main__":
+    with Session(nproc=2) as session:
+        session.run(setup)
+        found = [session.run(add, number) for number in (1, 2)]
+        print([[each[:2] for each in call] for call in found])
+        assert [each[2] for each in found[0]] == [each[2] for each in found[1]]
+        try:
+            session.run(add, threading.Lock())
+        except LaunchError as error:
+            print(error)
+        sys.stdout.flush()
+        if not (child := os.fork()):
+            sys.exit()  # the ranks are not its own
+        assert os.waitpid(child, 0)[1] == 0
+        print(session.run(add, 0)[1][:2])
+        print(sorted(name.partition(".")[0] for name in os.listdir(session._ranks._job.folder)))
+"""
+
+
+def test_ranks_keep_their_state(python: Python):
+    assert python(CALLS).splitlines() == [
+        "[[(3.0, 1), (3.0, 1)], [(5.0, 2), (5.0, 2)]]",
+        "argument 1 (lock) cannot be sent to the ranks: cannot pickle '_thread.lock' object",
+        "(1.0, 3)",
+        "['__pycache__', 'calls', 'launch', 'path']",
+    ]
+
+
+def test_a_rank_that_ends_ends_the_session(python: Python):
+    body = """
+import io
+
+def fail():
+    if rank() == 1:
+        sys.exit(3)
+
+if __name__ == "__main__":
+    for restart in (False, True):
+        output = io.StringIO()
+        with Session(nproc=2, restart=restart, preload="threading", output=output) as session:
+            for call in (rank, fail, rank):
+                try:
+                    print(session.run(call))
+                except LaunchError as error:
+                    print(error)
+        print(output.getvalue().splitlines()[-1])
+"""
+    assert python(body).splitlines() == [
+        *("[0, 1]", "rank 1 exited with code 3", SESSION_ENDED),
+        f"ddplaunch: {ENDED}",
+        *("[0, 1]", "rank 1 exited with code 3", "[0, 1]"),
+        f"ddplaunch: {ENDED}; the next call starts new ones",
+    ]
+
+
+def test_a_function_that_raises_does_not_end_the_ranks(python: Python):
+    """All ranks have returned or raised; the traceback is printed once, and in the report."""
+    body = """
+import io
+
+class Odd(Exception):
+    def __init__(self, a, b):
+        super().__init__(a)
+
+def fail(how, ranks):
+    sys.modules["kept"] = sys.modules.get("kept", 0) + 1
+    if rank() in ranks:
+        raise how if isinstance(how, Exception) else how()
+    return rank()
+
+def kept():
+    return sys.modules["kept"]
+
+if __name__ == "__main__":
+    output = io.StringIO()
+    with Session(nproc=3, preload="threading", output=output) as session:
+        for how, ranks in ((ValueError("no luck"), [1]), (KeyError("x"), [0, 1, 2]), (partial(Odd, "odd", 2), [2])):
+            try:
+                session.run(fail, how, ranks)
+            except RankFailed as error:
+                cause = error.__cause__
+                print(error, "|", repr(cause) if type(cause).__name__ != "RankTraceback" else cause.args[0], error.rank)
+                assert "call_loop.py" not in error.report and ", in fail" in error.report, error.report
+                print(error.report.splitlines()[-1])
+        print(session.run(kept))
+    print(output.getvalue().count("Traceback"), "features/python/rank/call_loop.py" in output.getvalue())
+"""
+    assert python(body).splitlines() == [
+        "rank 1 failed with ValueError: no luck | ValueError('no luck') 1",
+        "  ValueError: no luck",
+        "rank 0 failed with KeyError: 'x' | KeyError('x') 0",
+        "  ranks 1, 2 failed in the same way",
+        "rank 2 failed with Odd: odd | 2 2",
+        "  Odd: odd",
+        "[3, 3, 3]",
+        "5 False",
+    ]
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_one_that_raised_ends_the_session(python: Python):
+    body = """
+import io
+
+def setup():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+
+def step():
+    import torch.distributed as dist
+    if rank() == 1:
+        raise ValueError("no luck")
+    dist.barrier()
+
+if __name__ == "__main__":
+    output = io.StringIO()
+    with Session(nproc=2, output=output) as session:
+        session.run(setup)
+        for _ in range(2):
+            try:
+                session.run(step)
+            except LaunchError as error:
+                print(error)
+    print(*(line for line in output.getvalue().splitlines() if line.startswith("ddplaunch")), sep="\\n")
+"""
+    first, second, late, *_, gone = python(body).splitlines()
+    assert (first, second) == ("rank 1 failed with ValueError: no luck", SESSION_ENDED)
+    begin = "ddplaunch: rank 0 did not return within 3 s after rank 1 raised: rank 0 waits in "
+    assert late.startswith(begin), late
+    assert gone == f"ddplaunch: {ENDED}"
+
+
+def test_threads_take_turns(python: Python):
+    body = """
+def echo(x):
+    return x
+
+def use(session, name, found):
+    found += [session.run(echo, (name, number)) == [(name, number)] * 2 for number in range(50)]
+
+if __name__ == "__main__":
+    with Session(nproc=2, preload="threading") as session:
+        found = []
+        threads = [threading.Thread(target=use, args=(session, name, found)) for name in "AB"]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    print(len(found), all(found))
+"""
+    assert python(body) == "100 True\n"
+
+
+@pytest.mark.ci
+def test_a_call_that_hangs(python: Python):
+    body = """
+def hang():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    if rank() == 1:
+        time.sleep(1000)
+    dist.barrier()
+
+if __name__ == "__main__":
+    with Session(nproc=2, restart=True) as session:
+        session.run(rank)
+        try:
+            session.run(hang, timeout=3)
+        except LaunchError as error:
+            print(error)
+        print(session.run(rank))
+"""
+    first, second = python(body).splitlines()
+    assert first.startswith("the call timed out: rank 0 waits in barrier #1 of default_pg")
+    assert second == "[0, 1]"
+
+
+def test_a_session_that_is_never_closed(python: Python):
+    assert python("session = Session(nproc=2, preload='threading')\nprint(session.run(rank))\n") == "[0, 1]\n"
+    assert "ZeroDivisionError" in python(
+        "session = Session(nproc=2, preload='threading')\nsession.run(rank)\n1 / 0\n", fails=True
+    )
+
+
+def test_what_ranks_print_is_there_when_a_call_returns(python: Python):
+    """Lines without an end too, and those that a rank prints after another has closed its stdout."""
+    body = """
+import io
+
+def speak(number):
+    for line in range(1000):
+        print(number, line)
+    print(number, "half", end="")
+    print(number, "aside", file=sys.stderr)
+
+def close():
+    if rank() == 1:
+        sys.stdout.close()
+        os.close(2)
+
+if __name__ == "__main__":
+    said = io.StringIO()
+    with Session(nproc=2, output=said, preload="threading") as session:
+        for number in range(5):
+            session.run(speak, number)
+            lines = [line for line in said.getvalue().splitlines() if line.startswith("[")]
+            expected = [f"[{rank}] {number} {each}" for rank in (0, 1) for each in (*range(1000), "half", "aside")]
+            assert sorted(lines[-2004:]) == sorted(expected), lines[-3:]
+            assert len(lines) == 2004 * (number + 1)
+        session.run(close)
+        session.run(lambda: print("on") if rank() == 0 else None)
+        assert said.getvalue().endswith("[0] on\\n")
+    print(session is not None)
+"""
+    assert python(body) == "True\n"

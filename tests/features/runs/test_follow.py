@@ -1,0 +1,145 @@
+"""Tests of following output and waiting for a job's end, with a real run and a misbehaving one."""
+
+import pytest
+
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.core.control_socket.output_request import MAX_UNSENT_BYTES, OutputChunk, TailOutputRequest
+from ddplaunch.core.control_socket.server import MAX_STREAMING_CLIENTS
+from ddplaunch.core.control_socket.status_request import StatusQuery
+from tests.conftest import wait_until, write_program
+from tests.core.control_socket.test_server import door
+from tests.start_modes import LIGHT
+
+SPEAKS = """
+    import os, sys, time
+    print("begun", os.environ["RANK"], flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    for number in range(3):
+        print("then", number, flush=True)
+    print("no end of line", end="", flush=True)
+"""
+
+
+@pytest.fixture
+def job(start_ddplaunch, tmp_path):
+    """Two ranks that wait for the file ``go``."""
+    write_program(tmp_path, "speaks.py", SPEAKS)
+    begun = start_ddplaunch("run", "--nproc", "2", "--no-history", *LIGHT, "speaks.py", tmp_path / "go")
+    begun.wait_for("begun", 2)
+    return begun
+
+
+def printed(pieces) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for piece in pieces:
+        found[piece.rank] = found.get(piece.rank, "") + piece.data.decode()
+    return found
+
+
+def test_what_is_in_memory(job):
+    assert printed(client.stream_replies(door(job), TailOutputRequest())) == {0: "begun 0\n", 1: "begun 1\n"}
+    assert printed(client.stream_replies(door(job), TailOutputRequest((1,)))) == {1: "begun 1\n"}
+    assert printed(client.stream_replies(door(job), TailOutputRequest((7,)))) == {}
+
+
+def test_what_follows_to_the_last_byte(job, tmp_path):
+    pieces = client.stream_replies(door(job), TailOutputRequest(follow=True))
+    first = [next(pieces), next(pieces)]
+    assert printed(first) == {0: "begun 0\n", 1: "begun 1\n"}
+    (tmp_path / "go").touch()
+    rest = "then 0\nthen 1\nthen 2\nno end of line"
+    assert printed(pieces) == {0: rest, 1: rest}
+    assert job.wait() == 0
+
+
+def test_only_so_many_may_follow(job, tmp_path):
+    path = door(job)
+    followers = [client.stream_replies(path, TailOutputRequest(follow=True)) for _ in range(MAX_STREAMING_CLIENTS)]
+    for each in followers:
+        next(each)
+    with pytest.raises(JobNotResponding, match="clients already follow this job"):
+        next(client.stream_replies(path, TailOutputRequest(follow=True)))
+    assert client.send_request(path, StatusQuery()).world_size == 2, "others are still answered"
+    followers.pop().close()
+
+    def admitted() -> bool:
+        try:
+            followers.append(client.stream_replies(path, TailOutputRequest(follow=True)))
+            next(followers[-1])
+        except JobNotResponding:
+            return False
+        return True
+
+    wait_until(admitted, "the place of the one that left")
+    (tmp_path / "go").touch()
+    assert job.wait() == 0
+
+
+class Slow:
+    """A client that reads nothing, and the job that it follows."""
+
+    def __init__(self, unread: int) -> None:
+        self.job = self
+        self.unsent_bytes = unread
+        self.sent: list[object] = []
+
+    def status(self) -> None: ...
+
+    def on_job_end(self, leave) -> None: ...
+
+    def guard(self, callback):
+        return callback
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def ranks_with_output(self) -> list[int]:
+        return [0, 1]
+
+    def output_tail(self, rank: int, since: float | None) -> bytes:
+        return b"before"
+
+    def subscribe_output(self, on_output) -> None:
+        self.on_output = on_output
+
+    def unsubscribe_output(self, on_output) -> None:
+        pass
+
+
+def test_a_slow_reader_misses_some_and_gets_a_note():
+    slow = Slow(0)
+    TailOutputRequest((1,), follow=True).handle(slow)  # type: ignore[arg-type]
+    slow.on_output(0, b"another rank")
+    slow.on_output(1, b"one")
+    slow.unsent_bytes = MAX_UNSENT_BYTES + 1
+    slow.on_output(1, b"two")
+    slow.on_output(1, b"three")
+    slow.unsent_bytes = 0
+    slow.on_output(1, b"four")
+    assert slow.sent[1:] == [OutputChunk(1, b"before"), OutputChunk(1, b"one"), OutputChunk(1, b"four", missed=8)]
+
+
+def test_one_who_stops_reading_does_not_hold_the_job_up(start_ddplaunch, tmp_path):
+    go = tmp_path / "go"
+    write_program(
+        tmp_path,
+        "loud.py",
+        f"""
+        import os, time
+        print("begun", flush=True)
+        while not os.path.exists({str(go)!r}):
+            time.sleep(0.01)
+        for _ in range(3000):
+            print("x" * 10_000, flush=True)
+        """,
+    )
+    job = start_ddplaunch("run", "--nproc", "2", "--show", "none", *LIGHT, "loud.py")
+    wait_until(lambda: len(list(client.stream_replies(door(job), TailOutputRequest()))) == 2, "both ranks to speak")
+    pieces = client.stream_replies(door(job), TailOutputRequest(follow=True))
+    next(pieces)
+    go.touch()
+    assert job.wait() == 0
+    left = [piece for piece in pieces if piece.missed]
+    assert sum(len(piece.data) for piece in left) < 64 << 20

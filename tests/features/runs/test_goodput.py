@@ -1,0 +1,424 @@
+"""Tests of goodput, folded from events in any order, and of real runs that are killed or stall."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.core import events
+from ddplaunch.core.events import (
+    AttemptsOmitted,
+    AttemptStarted,
+    AttemptSwept,
+    CheckpointFound,
+    RankExited,
+    RankStarted,
+    Restarting,
+)
+from ddplaunch.core.failures import FailureReport, RankFailure
+from ddplaunch.features.runs import history_store, run_totals
+from ddplaunch.features.runs.checkpoint import MIN_AGE_S, find_newest_checkpoint
+from ddplaunch.features.runs.goodput import TimeAccounting, TimeBreakdown, TimeCategory, format_goodput
+from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_job_id
+from ddplaunch.features.runs.run_record import AttemptRecord, RunRecord, RunState
+from ddplaunch.features.runs.sample_file import sample_file_name
+from ddplaunch.features.samples.sample import NodeSample, RankSample
+from tests.conftest import is_alive, wait_until, write_program
+from tests.features.runs.recorded_events import plan
+from tests.features.runs.test_history import state  # noqa: F401
+from tests.start_modes import LIGHT
+
+RUN = f"stalls-{os.getpid()}"
+"""Other tests of this user run theirs at the same time, and commands see them all."""
+
+RANKS = ((0, "n0"), (1, "n1"))
+AGAIN = Restarting(1, 0.0, "again", None)
+
+
+Happened = tuple[events.Event | AttemptStarted | AttemptsOmitted, float]
+
+
+def account(began: float, nnodes: int, happened: list[Happened]) -> TimeBreakdown:
+    kept = TimeAccounting(began, nnodes)
+    for event, moment in happened:
+        kept.on_event(event, moment)
+    return kept.breakdown()
+
+
+def begun(attempt: int = 0) -> AttemptStarted:
+    return AttemptStarted(attempt, 0, 1, 2, RANKS)
+
+
+def started(first: float, second: float, attempt: int = 0) -> list[Happened]:
+    return [(RankStarted(0, 100, attempt), first), (RankStarted(1, 101, attempt), second)]
+
+
+def exited(rank: int, code: int, attempt: int = 0) -> RankExited:
+    return RankExited(rank, 100 + rank, code, attempt)
+
+
+def ended(code: int = 0) -> events.JobEnded:
+    return events.JobEnded(code, None)
+
+
+UP = [(begun(), 0.0), *started(1.0, 1.0)]
+WELL = [(exited(0, 0), 100.0), (exited(1, 0), 100.0), (AttemptSwept((), ()), 100.0), (ended(), 100.0)]
+
+
+@pytest.mark.parametrize(
+    ("happened", "spent"),
+    [
+        pytest.param([], TimeBreakdown(), id="nothing"),
+        pytest.param([(ended(1), 7.0)], TimeBreakdown(imports=7.0), id="ends before it starts"),
+        pytest.param(
+            [(begun(), 2.0), *started(5.0, 6.0), *WELL], TimeBreakdown(imports=6.0, steady=94.0), id="no collectives"
+        ),
+        pytest.param(
+            [(begun(), 2.0), *started(5.0, 6.0), (events.FirstCollective(16.0), 21.0), *WELL],
+            TimeBreakdown(imports=6.0, first_collective=10.0, steady=84.0),
+            id="the first collective is told of later",
+        ),
+        pytest.param(
+            [
+                *[(begun(), 2.0), *started(5.0, 6.0), (events.JobStalled(30.0), 50.0), (events.StallEnded(), 55.0)],
+                *[(events.StallEnded(), 56.0), (events.FirstCollective(16.0), 60.0), *WELL],
+            ],
+            TimeBreakdown(imports=6.0, first_collective=10.0, steady=59.0, stalled=25.0),
+            id="a stall",
+        ),
+        pytest.param(
+            [
+                (begun(), 0.0),
+                *started(1.0, 1.0),
+                (events.JobStalled(30.0), 50.0),
+                (exited(1, -15), 60.0),
+                (ended(1), 70.0),
+            ],
+            TimeBreakdown(imports=1.0, steady=29.0, stalled=30.0, stopping=10.0),
+            id="a stall that ends it",
+        ),
+        pytest.param(
+            [*UP, (events.FirstCollective(2.0), 2.0), (exited(0, 0), 80.0), *WELL],
+            TimeBreakdown(imports=1.0, first_collective=1.0, steady=78.0, straggler=20.0),
+            id="a straggler",
+        ),
+        pytest.param(
+            [*UP, (exited(0, 0), 80.0), *WELL],
+            TimeBreakdown(imports=1.0, steady=99.0),
+            id="ranks that know nothing of one another",
+        ),
+        pytest.param(
+            [
+                *[*UP, (exited(1, 1), 20.0), (AttemptSwept((), ()), 22.0), (AGAIN, 23.0)],
+                *[(begun(1), 25.0), *started(26.0, 27.0, 1), (exited(0, 9, 1), 40.0), (ended(9), 41.0)],
+            ],
+            TimeBreakdown(imports=1.0, steady=32.0, stopping=4.0, restarting=4.0, restarts=1),
+            id="a restart",
+        ),
+        pytest.param(
+            [
+                *[*UP, (exited(1, 1), 20.0), (CheckpointFound("c", 15.0), 21.0)],
+                *[(AGAIN, 21.0), (begun(1), 21.0), *started(21.0, 21.0, 1), (CheckpointFound("c", 15.0), 30.0)],
+                (ended(9), 30.0),
+            ],
+            TimeBreakdown(imports=1.0, steady=14.0, stopping=1.0, discarded=14.0, restarts=1),
+            id="work after a checkpoint, and none in the second attempt",
+        ),
+        pytest.param(
+            [
+                (begun(), 0.0),
+                *started(1.0, 1.0),
+                (exited(1, 1), 9.0),
+                (CheckpointFound(None, None), 9.0),
+                (ended(1), 9.0),
+            ],
+            TimeBreakdown(imports=1.0, discarded=8.0),
+            id="no checkpoint",
+        ),
+        pytest.param(
+            [*UP, (events.SignalReceived(2), 9.0), (exited(0, -2), 9.0), (ended(130), 12.0)],
+            TimeBreakdown(imports=1.0, steady=8.0, stopping=3.0),
+            id="Ctrl-C",
+        ),
+        pytest.param(
+            [(AGAIN, 5.0), (AttemptsOmitted(7), 60.0), (begun(9), 50.0), *started(51.0, 51.0, 9), (ended(), 60.0)],
+            TimeBreakdown(imports=5.0, restarting=46.0, steady=9.0, restarts=8),
+            id="attempts that were left out",
+        ),
+    ],
+)
+def test_where_the_time_goes(happened, spent):
+    assert account(0.0, 1, happened) == spent
+
+
+def test_nodes_are_waited_for_only_where_there_are_several():
+    assert account(0.0, 2, [(begun(), 9.0), (ended(), 10.0)]) == TimeBreakdown(waiting=9.0, imports=1.0)
+
+
+def test_the_parts_add_up_to_the_wall_time_whatever_happens():
+    """In any order, with moments that lie before others, and clocks that are set back."""
+    kinds = [
+        *[
+            begun(),
+            begun(1),
+            AGAIN,
+            AttemptsOmitted(3),
+            RankStarted(0, 1, 0),
+            RankStarted(1, 1, 0),
+            exited(0, 0),
+            exited(1, 1),
+        ],
+        *[exited(0, 1, 1), AttemptSwept((), ()), events.SignalReceived(2), events.JobPreempted(), events.StallEnded()],
+        *[events.RankStartFailed(0, 11, 0), events.NoteAdded("x"), events.NodeLost("n1"), ended(0), ended(1)],
+    ]
+    chance = random.Random(30)
+    parts = set()
+    for _ in range(200):
+        kept, now, latest, over = TimeAccounting(100.0, chance.choice([1, 2])), 100.0, 100.0, False
+        up = [begun(), RankStarted(0, 1, 0), RankStarted(1, 1, 0)] if chance.random() < 0.5 else []
+        for number in range(chance.randrange(40)):
+            now += chance.choice([0.0, 0.5, 3.0, 1000.0, -2.0])
+            then = now - chance.choice([-5.0, 0.0, 1.0, 2000.0])
+            moved = [events.JobStalled(then), events.FirstCollective(then), CheckpointFound("c", then)]
+            event = up[number] if number < len(up) else chance.choice([*kinds, *moved, *moved])
+            kept.on_event(event, now)
+            latest = latest if over or isinstance(event, AttemptsOmitted) else max(latest, now)
+            over |= isinstance(event, events.JobEnded)
+            spent = kept.breakdown()
+            assert abs(spent.wall_s - (latest - 100.0)) < 1e-6, (event, spent)
+            assert all(getattr(spent, part.value) >= 0 for part in TimeCategory)
+            parts |= {part for part in TimeCategory if getattr(spent, part.value)}
+    assert parts == {*TimeCategory} - {TimeCategory.QUEUED}
+
+
+def test_who_asks_often_leaves_nothing_behind():
+    """As ``ddplaunch top`` does once a second, for days."""
+    kept = TimeAccounting(0.0, 1)
+    for event, moment in UP:
+        kept.on_event(event, moment)
+    spent = [kept.breakdown(float(now)) for now in range(1, 1000)]
+    assert spent[-1] == TimeBreakdown(imports=1.0, steady=998.0)
+    assert len(kept._periods) == 2
+
+
+def test_the_line_has_what_counts():
+    spent = TimeBreakdown(
+        steady=11520.0, restarting=660.0, stalled=360.0, first_collective=130.0, stopping=9.0, restarts=2
+    )
+    assert format_goodput(spent) == (
+        "goodput 90 %: 3 h 12 min of 3 h 31 min; "
+        "lost: 11 min in 2 restarts, 6 min stalled, 2 min 10 s until the first collective"
+    )
+    assert format_goodput(TimeBreakdown(steady=5.0)) == "goodput 100 %: 5.0 s of 5.0 s"
+    assert format_goodput(TimeBreakdown()) is None
+
+
+# ------------------------------------------------------------------------------------------------------- real runs
+
+
+def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, run_in_fork):  # noqa: F811
+    """Its history has what happened so far, and its samples show until when it went on."""
+    now = time.time()
+    kept = HistoryRecorder(plan(RUN), lambda rank: b"", lambda: None, pytest.fail)
+    happened = (RankStarted(0, 100, 0), RankStarted(1, 101, 0), events.JobStalled(now, ""), events.StallEnded())
+    for event in (events.AttemptPlanned(plan(RUN), 0), *happened):
+        kept.observe(event)
+    folder = Path(history_store.run_dir(RUN))
+    head, *lines = map(json.loads, (folder / "node-0.jsonl").read_text().splitlines())
+    assert [each["event"] for each in lines] == ["begun", "started", "started", "stalled", "went_on"]
+    ago = [200.0, 190.0, 190.0, 100.0, 60.0]
+    moved = [{**each, "time": now - before, "since": now - 110} for each, before in zip(lines, ago, strict=True)]
+    gone = [{**head, "began": now - 210, "born": 1}, *moved]
+    (folder / "node-0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in gone))
+    (folder / sample_file_name(0)).write_text(NodeSample(now - 9, 15.0, 0, (RankSample(0, *6 * (1.0,)),)).to_json())
+    (found,) = history_store.read_all_records()
+    assert (found.fate, [round(end - begin) for begin, end in found.stalls]) == (RunState.LOST, [50])
+    assert run_in_fork("report", RUN).stdout.startswith(
+        "goodput 65 %: 2 min 11 s of 3 min 21 s; lost: 50 s stalled, 20 s starting (until it was last seen)\n"
+    )
+
+
+SAVES = """
+    import os, sys, time
+    from pathlib import Path
+    attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    folder = Path("ckpt", "step-1")
+    if rank == "0" and attempt == "0":
+        folder.mkdir(parents=True)
+        (folder / "part").write_text("x")
+        now = time.time()
+        os.utime(folder / "part", (now, now))
+    print("up", attempt, os.getpid(), flush=True)
+    while not os.path.exists("go." + attempt):
+        time.sleep(0.01)
+    print("goes", flush=True)
+    if attempt == "0":
+        time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_and_what_it_costs(start_ddplaunch, tmp_path, state):  # noqa: F811
+    """The work after the checkpoint is lost, which a stopwatch here measures too; all parts add up."""
+    folder = tmp_path / "a folder [1]"
+    folder.mkdir()
+    began = time.time()
+    words = ("--nproc", "2", "--max-restarts", "1", "--checkpoint", "ckpt/*", *LIGHT)
+    job = start_ddplaunch("run", *words, write_program(folder, "saves.py", SAVES), cwd=folder)
+    job.wait_for("up 0", 2)
+    saved = os.stat(folder / "ckpt" / "step-1" / "part").st_mtime
+    wait_until(lambda: time.time() > saved + MIN_AGE_S + 0.2, "a checkpoint that is whole")
+    killed = time.time()
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    job.wait_for("up 1", 2)
+    up = time.time()
+    (folder / "go.1").touch()
+    assert job.wait() == 0
+    took = time.time() - began
+    (found,) = history_store.read_all_records()
+    spent = found.spent
+    assert spent.wall_s == pytest.approx(found.ended - found.began, abs=1e-3)
+    assert spent.wall_s <= took
+    assert spent.restarts == 1
+    assert abs(spent.discarded - (killed - saved)) < 1, spent
+    assert 0 < spent.stopping + spent.restarting <= up - killed + 0.1
+    assert spent.steady <= took - spent.discarded
+    assert (spent.queued, spent.waiting, spent.stalled, spent.straggler, spent.first_collective) == (0, 0, 0, 0, 0)
+
+
+STALLS = """
+    import os, signal, time
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(1))
+    print("on", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_a_stall_and_its_end(start_ddplaunch, tmp_path, state, run_in_fork):  # noqa: F811
+    """Seconds for which a rank was stopped are not effective; the next line that is printed ends the stall."""
+    words = ("--stall-timeout", "2", "--on-stall", "report", "--run-id", RUN, "--log-dir", "logs")
+    job = start_ddplaunch("run", *words, "--nproc", "2", write_program(tmp_path, "stalls.py", STALLS))
+    wait_until(lambda: "no progress" in job.stderr(), "a word on the stall")
+    stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
+    assert re.match(r"goodput \d+ %: .* stalled", run_in_fork("report", RUN).stdout), "while it lasts"
+    (path,) = tmp_path.glob("logs/*/events.jsonl")
+    let_go = time.time()
+    os.kill(stopped[0], signal.SIGCONT)
+    job.wait_for("on", 2)
+    on = time.time()
+    (tmp_path / "go").touch()
+    assert job.wait() == 0
+    happened = {each["event"]: each for each in map(json.loads, path.read_text().splitlines())}
+    stalled, went_on = happened["stalled"], happened["went_on"]
+    assert stalled["text"] in job.stderr()
+    assert stalled["since"] < stalled["time"] - 1.5 < let_go - 1.5
+    assert let_go <= went_on["time"] <= on
+    (found,) = history_store.read_all_records()
+    assert found.spent.wall_s == pytest.approx(found.ended - found.began, abs=1e-3)
+    assert found.spent.stalled == pytest.approx(went_on["time"] - stalled["since"], abs=0.1)
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+
+
+def saved(path: Path, ago: float) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x")
+    moment = time.time() - ago
+    os.utime(path, (moment, moment))
+    return path
+
+
+def test_the_newest_checkpoint_that_is_whole(tmp_path):
+    pattern = f"{tmp_path}/ckpt/*"
+    assert find_newest_checkpoint(pattern, [1]) == CheckpointFound(None, None)
+    saved(tmp_path / "ckpt" / "old.pt", 100)
+    whole = saved(tmp_path / "ckpt" / "step-2" / "inner" / "shard", 50)
+    (tmp_path / "ckpt" / "empty").mkdir()
+    saved(tmp_path / "ckpt" / "half" / "done", 90)
+    half = saved(tmp_path / "ckpt" / "half" / "being-written", 0)
+    found = find_newest_checkpoint(pattern, [0, -9])
+    assert found == CheckpointFound(f"{tmp_path}/ckpt/step-2", whole.stat().st_mtime)
+    assert find_newest_checkpoint(pattern, [0, 0]) == CheckpointFound(f"{tmp_path}/ckpt/half", half.stat().st_mtime)
+
+
+def test_a_look_that_takes_too_long_says_nothing(monkeypatch):
+    """As on a disk that hangs; here it is a pattern of a whole file system."""
+    monkeypatch.setattr("ddplaunch.features.runs.checkpoint.SEARCH_TIMEOUT_S", 0.05)
+    hung = threading.Event()
+    monkeypatch.setattr("ddplaunch.features.runs.checkpoint.iglob", lambda *words, **how: [hung.wait(60)][1:])
+    assert find_newest_checkpoint("**/*", [1]) is None
+    hung.set()
+
+
+# ------------------------------------------------------------------------------------------------------ several runs
+
+
+def run(name: str, began: float, spent: TimeBreakdown, **more: object) -> RunRecord:
+    return replace(RunRecord(name, name, "t", (), "n0", "/", 1, began), spent=spent, **more)
+
+
+def test_between_the_runs_of_a_job_it_is_queued():
+    runs = [run("a", 50.0, TimeBreakdown(steady=10.0)), run("b", 100.0, TimeBreakdown(imports=1.0, steady=9.0))]
+    assert run_totals.total_time(runs) == TimeBreakdown(queued=40.0, imports=1.0, steady=19.0)
+    assert run_totals.total_time(runs, 20.0) == TimeBreakdown(queued=70.0, imports=1.0, steady=19.0)
+    assert run_totals.total_time(runs, 20.0).wall_s == 110.0 - 20.0
+
+
+def failed(host: str, moment: float, code: int | None = None, number: int | None = None, message: str | None = None):
+    first = RankFailure(3, 1, host, 7, 0, code, number, message, None, moment, None)
+    return AttemptRecord(0, 0.0, verdict=FailureReport(first, (), (), 0, 8))
+
+
+def test_hosts_are_blamed_for_what_is_not_the_programs_fault():
+    runs = [
+        run(
+            "a", 0.0, TimeBreakdown(), attempts=(failed("n3", 5.0, number=9), failed("n3", 6.0, number=7)), lost=("n4",)
+        ),
+        run("b", 9.0, TimeBreakdown(), attempts=(failed("n3", 4.0, 124, message="the job stalled"),), ended=10.0),
+        run("c", 9.0, TimeBreakdown(), attempts=(failed("n1", 7.0, 1, message="ValueError: x"),)),
+        run(
+            "d",
+            9.0,
+            TimeBreakdown(),
+            attempts=(failed("n2", 7.0, 1, message="RuntimeError: Connection closed by peer"),),
+        ),
+    ]
+    found = run_totals.find_blamed_hosts(runs)
+    assert [(each.host, each.times) for each in found] == [("n3", 3), ("n4", 1)]
+    assert (found[0].last, found[0].why) == (6.0, "rank 3 was ended by SIGBUS (bus error: memory that a file backs could not be provided)")  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "4711"}, "4711"),
+        ({"PBS_JOBID": "1234.pbs01"}, "1234"),
+        ({"PBS_JOBID": "1234[7].pbs01"}, "1234_7"),
+        ({"LSB_JOBID": "77", "LSB_JOBINDEX": "0"}, "77"),
+        ({"LSB_JOBID": "77", "LSB_JOBINDEX": "3"}, "77_3"),
+        ({"JOB_ID": "8", "SGE_TASK_ID": "undefined"}, "8"),
+        ({"JOB_ID": "8", "SGE_TASK_ID": "2"}, "8_2"),
+        ({"JOB_ID": "of something else"}, None),
+    ],
+)
+def test_the_number_of_the_job_that_a_run_is_in(environ, job):
+    assert scheduler_job_id(environ) == job

@@ -1,0 +1,346 @@
+"""Tests of the HTML report of a run: complete, safe with any input, and readable in a real browser."""
+
+import dataclasses
+import os
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
+from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
+from ddplaunch.features.inspect.request import JobInspection
+from ddplaunch.features.runs.html_report import render_page
+from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
+from ddplaunch.features.runs.html_report.page_inputs import with_live_state
+from ddplaunch.features.runs.html_report.page_run import PageInputs
+from ddplaunch.features.runs.html_report.script import HASH, SCRIPT
+from ddplaunch.features.runs.run_lookup import FoundRun, RunningJob
+from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
+from ddplaunch.features.runs.sample_file import SavedPlan
+from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample
+from tests.browser import measure_page, needs_browser, open_page, search_page
+from tests.core.output.sample_records import BEGAN, inspection, record
+
+EVIL = "<script>console.log('ran')</script><img src=http://127.0.0.1:9/x onerror=console.log(1)>\"' onload='x"
+"""What a user may call anything; as a part of the page it would be seen in the console, or in the network."""
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def count(self, tag: str, class_: str | None = None) -> int:
+        return sum(name == tag and class_ in (None, attributes.get("class")) for name, attributes in self.found)
+
+
+def evil(ranks: int = 4) -> RunRecord:
+    """A run in which everything that can be named has a bad name."""
+    base = record(ranks, target=EVIL, message=EVIL)
+    (only,) = base.attempts
+    rows = tuple(dataclasses.replace(each, host=EVIL) for each in only.ranks)
+    seen = inspection(ranks, 2, BEGAN + 59, where=EVIL)
+    thread = dataclasses.replace(seen.ranks[2].threads[0], name=EVIL)
+    output = dataclasses.replace(seen.ranks[2], threads=(thread, thread), host=EVIL)
+    quiet = dataclasses.replace(seen.ranks[3], threads=(), no_stack=EVIL)
+    return dataclasses.replace(
+        base,
+        run=EVIL,
+        run_id=EVIL,
+        argv=(EVIL,),
+        host=EVIL,
+        cwd=EVIL,
+        log_dir=EVIL,
+        notes=(EVIL, "a\x1b[31mred\x00\u202eone"),
+        attempts=(dataclasses.replace(only, ranks=rows, why=EVIL),),
+        inspections=(dataclasses.replace(seen, ranks=(*seen.ranks[:2], output, quiet), silent=(EVIL,)),),
+    )
+
+
+def lived(ranks: int, attempts: int = 1, text: str = "step 1: loss 0.5\n") -> PageInputs:
+    """What goes with ``record``: rank 1 is behind, and no rank makes progress in the last 25 s of an attempt."""
+    readings = [
+        NodeSample(BEGAN + 62 * number + at, 5.0, number, tuple(one(rank, at) for rank in range(ranks)), (gpu(at),))
+        for number in range(attempts)
+        for at in range(5, 60, 5)
+    ]
+    facts = (("processes per node", str(ranks), "--nproc"), ("master address", text, "one node"))
+    plan = SavedPlan(facts, tuple((rank, "cuda:0", "0,1") for rank in range(ranks)), (("OMP_NUM_THREADS", text),))
+    return PageInputs((readings,), {rank: text.encode() * 40 for rank in range(ranks)}, (2,), plan)
+
+
+def one(rank: int, at: int) -> RankSample:
+    rate = 12.5 if at <= 30 else 0.0
+    return RankSample(rank, 0.9 + rank / 100, 2e9 + 1e7 * at, 1e6, 2e5, rate, float(rank == 1))
+
+
+def gpu(at: int) -> GpuSample:
+    return GpuSample(0, 0, 88.0, 7e10, 650.0, float(at > 30))
+
+
+def test_what_was_over_time():
+    text = render_page([dataclasses.replace(record(4, 3), stalls=((BEGAN + 30, BEGAN + 55),))], lived(4, 3))
+    elements = Elements(text)
+    for part in (
+        "collectives a second: 12.5, at most 12.5",
+        "memory of a rank: 2.1 GiB, at most 2.4 GiB",
+        "GPU power: 650 W",
+        "attempt 2 began",
+        "stalled for 25s",
+        "1n0100 %",  # the rank, its host, how often it was behind
+        "GPU busy: 88 %",
+        "master address",
+    ):
+        assert part in re.sub(r"\s+", " ", elements.text), part
+    assert elements.count("svg", "small") == 8
+    assert not re.search("[0-9.]{9}", "".join(each.get("d") or "" for _, each in elements.found)), "short paths"
+    assert elements.count("rect", "still") == 1
+
+
+def test_the_last_lines_of_the_first_to_fail_come_first():
+    text = render_page([record(4)], lived(4))
+    heads = [part.partition("</b>")[0] for part in text.partition('id="output"')[2].split("<b>")[1:5]]
+    assert heads == ["rank 2", "rank 0", "rank 1", "rank 3"]
+
+
+def test_last_lines_of_an_earlier_attempt_say_so():
+    """Of ranks that end well the history keeps none."""
+    earlier = dataclasses.replace(lived(4, 3), printed_in=1)
+    assert "Last lines of the ranks, in attempt 1" in Elements(render_page([record(4, 3)], earlier)).text
+    assert "in attempt" not in Elements(render_page([record(4, 3)], dataclasses.replace(earlier, printed_in=2))).text
+
+
+def test_a_page_stays_below_a_megabyte():
+    loud = lived(256, 3, "<" * 900 + "\n")
+    assert len(render_page([record(256, 3)], loud).encode()) < 1_000_000
+    assert MAX_BYTES < 500_000
+
+
+def test_it_has_all_of_a_run():
+    elements = Elements(render_page([record(4, 3)]))
+    for part in (
+        "20261122-155025-f409",
+        "failed",
+        "rank 2 failed with ValueError: no labels (exit code 1)",
+        'File "train.py", line 88, in train',
+        "ranks 0, 1, 3 wait in all_reduce #4121 of default_pg (float32[6]), entered at train.py:88; rank 2 has not "
+        "entered it: load_batch at data.py:31",
+        "rank 2 on n0, attempt 1: exited with code 1; started at 1m03s, lasted 57s",
+        "Peak memory: 1.7 GiB (rank 3)",
+        "no restarts left (--max-restarts 2)",
+        "ddplaunch run --nproc 4 train.py --lr 0.1",
+        "/home/ada/nets",
+    ):
+        assert part in re.sub(r"\s+", " ", elements.text), part
+    assert elements.count("rect", "failed") == 3
+    assert elements.count("rect", "stopped") == 9
+    assert elements.count("rect", "attempt") == 3
+
+
+def test_it_asks_for_nothing():
+    text = render_page([record(4)])
+    elements = Elements(text)
+    assert not {"link", "img", "iframe", "object", "base", "form"} & {name for name, _ in elements.found}
+    assert [text for text in re.findall("<script>(.*?)</script>", text, re.S)] == [SCRIPT]
+    assert elements.count("script") == 1
+    (rules,) = (each["content"] for _, each in elements.found if each.get("http-equiv"))
+    assert rules == f"default-src 'none'; style-src 'unsafe-inline'; script-src '{HASH}'"
+    loads = {"src", "href", "srcset", "data", "action", "poster"}
+    assert not any(loads & attributes.keys() for _, attributes in elements.found)
+    assert "url(" not in render_page([record(4)])
+    assert "@import" not in render_page([record(4)])
+
+
+def test_no_name_becomes_markup():
+    harmless, bad = Elements(render_page([record(4)], lived(4))), Elements(render_page([evil()], lived(4, text=EVIL)))
+    assert bad.count("script") == 1
+    assert {name for name, _ in bad.found} <= {name for name, _ in harmless.found} | {"p"}
+    assert not any(key.startswith("on") for _, attributes in bad.found for key in attributes)
+    assert bad.text.count(EVIL) >= 12
+    assert r"a\x1b[31mred" not in bad.text
+    assert r"ared\x00\u202eone" in bad.text
+
+
+def test_who_only_waited_is_not_called_the_first():
+    whole = record(4)
+    blamed = dataclasses.replace(whole.verdict, blame="rank 2 did not enter all_reduce #41", alike=(0, 1))
+    attempt = dataclasses.replace(whole.attempts[0], verdict=blamed)
+    ended = tuple(
+        dataclasses.replace(each, condition=ProcessCondition.EXITED, code=1, groups=(), last=())
+        for each in whole.inspections[0].ranks
+    )
+    seen = dataclasses.replace(whole.inspections[0], ranks=ended)
+    run = dataclasses.replace(whole, attempts=(attempt,), verdict=blamed, inspections=(seen,))
+    elements = Elements(render_page([run]))
+    assert elements.count("rect", "failed") == 0
+    assert elements.count("rect", "fell") == 3
+    assert elements.text.count("rank 2 did not enter all_reduce #41") == 2, "in the report and of the attempt"
+    assert "no rank waits" not in elements.text
+
+
+def test_whom_a_time_limit_blames():
+    """It failed first, and its end was our doing, not anybody's outside."""
+    whole = record(4)
+    first = dataclasses.replace(whole.verdict.first, exit_code=124, message="the job stalled")
+    blamed = dataclasses.replace(whole.verdict, first=first, blame="no progress for 5m00s")
+    rows = tuple(dataclasses.replace(each, code=-15) for each in whole.attempts[0].ranks)
+    attempt = dataclasses.replace(whole.attempts[0], verdict=blamed, ranks=rows)
+    text = render_page([dataclasses.replace(whole, attempts=(attempt,), verdict=blamed)])
+    elements = Elements(text)
+    assert (elements.count("rect", "failed"), elements.count("rect", "fell")) == (1, 0)
+    assert "rank 2 on n0: was stopped (SIGTERM)" in elements.text
+    assert "outside" not in elements.text
+
+
+def test_of_a_run_that_ended_well_the_timeline_comes_first():
+    well = dataclasses.replace(record(4), verdict=None, code=0, fate=RunState.DONE)
+    for run, first in (well, "timeline"), (record(4), "failure"):
+        ids = [attributes["id"] for name, attributes in Elements(render_page([run])).found if "id" in attributes]
+        assert (ids[0], ids.index("timeline") < ids.index("stacks-0")) == (first, first == "timeline")
+
+
+@pytest.mark.parametrize("fate", RunState)
+def test_a_run_that_is_hardly_there(fate):
+    bare = dataclasses.replace(
+        record(2), attempts=(), inspections=(), verdict=None, notes=(), ended=None, code=None, fate=fate, world_size=0
+    )
+    text = Elements(render_page([bare])).text
+    assert fate.value in text
+    assert "Timeline" not in text
+    assert "Failure" not in text
+
+
+def test_a_run_that_goes_on_or_was_lost():
+    whole = record(2)
+    ranks = tuple(dataclasses.replace(each, ended=None, code=None) for each in whole.attempts[0].ranks)
+    attempt = dataclasses.replace(whole.attempts[0], ranks=ranks, ended=None, why="", verdict=None)
+    lost = dataclasses.replace(whole, attempts=(attempt,), verdict=None, ended=None, code=None, fate=RunState.LOST)
+    elements = Elements(render_page([lost]))
+    assert elements.count("rect", "running") == 2
+    assert "was running" in elements.text
+
+
+def test_an_attempt_that_goes_on(monkeypatch):
+    """The history has its beginning, the launcher how its ranks stand, the readings what they used."""
+    whole = record(2)
+    (only,) = whole.attempts
+    begun = tuple(RankRecord(each.rank, each.host, 70 + each.rank, BEGAN + 5) for each in only.ranks)
+    attempts = (only, dataclasses.replace(only, number=1, ranks=begun, ended=None))
+    kept = dataclasses.replace(whole, attempts=attempts, ended=None, code=None, verdict=None, fate=RunState.RUNNING)
+    states = (RankStatus(0, 70, RankState.RUNNING), RankStatus(1, 71, RankState.EXITED, 3))
+    now = Status("r", "t.py", whole.pid, 0, 2, BEGAN, BEGAN + 70, 1, JobState.RUNNING, states)
+    monkeypatch.setattr(
+        client, "send_request", lambda path, request, timeout: JobInspection(now, inspection(2, 1, BEGAN + 90))
+    )
+    rows = tuple(one(rank, 15) for rank in (0, 1))
+    known = PageInputs(([NodeSample(BEGAN + 77, 10.0, 1, rows)],))
+    (seen,) = with_live_state(FoundRun("r", RunningJob("door", "r", whole.pid), kept), [kept], known)
+    assert (seen.attempts[0], len(seen.attempts), len(seen.inspections)) == (only, 2, 2)
+    first, second = seen.attempts[1].ranks
+    assert (first.pid, first.code, first.ended, first.peak_memory) == (70, None, None, 2_150_000_000)
+    assert (second.pid, second.code, second.peak_memory) == (71, 3, 2_150_000_000)
+    assert second.ended == pytest.approx(time.time(), abs=600)
+    assert Elements(render_page([seen], known)).count("rect", "running") == 1
+
+
+def test_nodes_are_put_together():
+    whole = record(16)
+    first, second = (
+        dataclasses.replace(
+            whole,
+            node_rank=node,
+            attempts=(dataclasses.replace(whole.attempts[0], ranks=whole.attempts[0].ranks[8 * node : 8 * node + 8]),),
+        )
+        for node in (0, 1)
+    )
+    assert Elements(render_page([first, second])).count("rect", "stopped") == 15
+    assert "of 1 of 2 nodes" in Elements(render_page([first])).text
+
+
+def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
+    text = render_page([record(512, 3)])
+    elements = Elements(text)
+    assert elements.count("rect", "failed") == 3
+    assert elements.count("rect", "stopped") == 6
+    assert "3–511" in elements.text
+    assert len(text) < 500_000
+
+
+def test_odd_times_are_no_trouble():
+    odd = dataclasses.replace(record(2), began=1e18, ended=-1e18)
+    assert "at an unknown time" in render_page([odd])
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(run: RunRecord, text: str = "step 1: loss 0.5\n") -> Path:
+        path = tmp_path / "a page.html"
+        path.write_text(render_page([run], lived(run.world_size, len(run.attempts), text)), encoding="utf-8")
+        return path
+
+    return write
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run", "width", "dark"),
+    [
+        pytest.param(record(4), 1280, False, id="4"),
+        pytest.param(evil(), 400, True, id="evil"),
+        pytest.param(record(512, 3), 400, False, id="512", marks=pytest.mark.ci),
+    ],
+)
+def test_a_browser_opens_it(run, width, dark, written, tmp_path):
+    """Pictures are kept where $DDPLAUNCH_TEST_PICTURES says, for who wants to look."""
+    file = written(run, EVIL if run.run == EVIL else "step 1: loss 0.5\n")
+    seen = open_page(file, tmp_path, width=width, dark=dark)
+    assert (seen.console, seen.requests) == ([], [])
+    assert "Timeline" in seen.dom
+    assert seen.picture.stat().st_size > 10_000
+    if folder := os.environ.get("DDPLAUNCH_TEST_PICTURES"):
+        seen.picture.rename(Path(folder) / f"{run.world_size}-{len(run.run)}-{seen.picture.name}")
+    size = measure_page(file, tmp_path, width=width)
+    assert size.wide == []
+    assert size.width <= width
+    assert size.height < 7000
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_search(tmp_path):
+    outputs = {0: b"step 1\nloss 0.5\n", 1: b"step 1\n<b>LOSS</b> is nan\n", 2: b"nothing\n"}
+    path = tmp_path / "a page.html"
+    path.write_text(render_page([record(4)], PageInputs(printed=outputs, failed_first=(2,))), encoding="utf-8")
+    assert search_page(path, tmp_path, ["", "loss", "<b>", "zebra"]) == [
+        ["rank 2|nothing", "rank 0|step 1\nloss 0.5", "rank 1|step 1\n<b>LOSS</b> is nan"],
+        ["rank 0|loss 0.5", "rank 1|<b>LOSS</b> is nan"],
+        ["rank 1|<b>LOSS</b> is nan"],
+        [],
+    ]
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_browser_would_have_reported_it(tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(f"<!DOCTYPE html><body>{EVIL}<p style='width: 3000px'>wide</p></body>")
+    seen = open_page(bad, tmp_path)
+    assert any('"ran"' in each for each in seen.console)
+    assert seen.requests == ["http://127.0.0.1:9/x"]
+    assert measure_page(bad, tmp_path, width=400).wide == ["P"]

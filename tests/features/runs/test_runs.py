@@ -1,0 +1,535 @@
+"""Tests of the commands for runs: ps, logs, stop, wait, report, clean."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddplaunch.base.text import display_width
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.core.control_socket.job_status import short_target
+from ddplaunch.core.control_socket.output_request import last_lines
+from ddplaunch.core.rank.proc_utils import is_suspended
+from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.runs.rank_logs import read_last_lines
+from ddplaunch.features.runs.stop import stop, wait
+from tests.conftest import (
+    NEWEST,
+    clean_environment,
+    ddplaunch_command,
+    free_port,
+    run_command,
+    run_in_terminal,
+    wait_until,
+    write_program,
+)
+from tests.features.runs.test_history import FAILS, keep, state  # noqa: F401
+from tests.start_modes import LIGHT
+
+pytestmark = pytest.mark.usefixtures("state")
+
+NAME = f"train-{os.getpid()}-7"
+"""Of the job that runs: other tests of this user run theirs at the same time, and commands see them all."""
+
+MINE = f"mine-{os.getpid()}"
+"""Of one that has ended."""
+
+WAITS = """
+    import os, time
+    print("up", os.environ["RANK"], flush=True)
+    while True:
+        time.sleep(0.02)
+        print("on", flush=True)
+"""
+
+
+@pytest.fixture
+def running(start_ddplaunch, tmp_path):
+    """Two ranks that print for ever, in a run called NAME."""
+    write_program(tmp_path, "waits.py", WAITS)
+
+    def begin(*words: str | Path, run_id: str = NAME):
+        job = start_ddplaunch("run", "--nproc", "2", "--run-id", run_id, *words, *LIGHT, "waits.py")
+        job.wait_for("up", 2)
+        return job
+
+    return begin
+
+
+def row(out: str, run: str) -> list[str]:
+    (line,) = (line for line in out.splitlines() if line.split()[:1] == [run])
+    return line.split()
+
+
+def test_ps_and_a_suspended_launcher(running, run_in_fork):
+    job = running()
+    keep(run_id="before", code=1)
+    done = run_in_fork("ps")
+    assert row(done.stdout, NAME)[1:2] == ["running"]
+    assert row(done.stdout, NAME)[3:6] == ["2", "-", str(job.process.pid)]
+    assert row(done.stdout, "before")[1:3] == ["failed", "(1)"]
+    found = {each["run"]: each for each in json.loads(run_in_fork("ps", "--json").stdout)}
+    assert found[NAME]["state"] == "running"
+    assert found[NAME]["ranks"] == [0, 1]
+    assert (found["before"]["state"], found["before"]["code"]) == ("failed", 1)
+    assert found[NAME].keys() == found["before"].keys()
+    job.signal(signal.SIGSTOP)
+    try:
+        done = run_in_fork("ps")
+        assert row(done.stdout, NAME)[1:2] + row(done.stdout, NAME)[3:] == [
+            *("suspended", "2", "-", str(job.process.pid), "waits.py"),
+        ]
+        advice = f"continue it with fg in its terminal, or kill -CONT {job.process.pid}\n"
+        assert done.stderr.endswith(f"run {NAME} is suspended (PID {job.process.pid}): {advice}")
+        assert {each["run"]: each for each in json.loads(run_in_fork("ps", "--json").stdout)}[NAME]["world_size"] == 2
+        for words in (("logs", NAME), ("stacks", NAME), ("top", NAME), ("debug", NAME)):
+            done = run_in_fork(*words)
+            assert (done.returncode, done.stdout) == (69, "")
+            assert done.stderr.startswith(f"Error: run {NAME} is suspended (PID {job.process.pid})\n")
+            assert done.stderr.endswith(advice)
+        report = run_in_fork("report", NAME)
+        assert f"{NAME}: running" in report.stdout
+        assert advice in report.stderr
+        done = run_in_fork("stop", NAME)
+        assert done.stderr.startswith(f"{NAME} was suspended; it is continued, so that it can stop\n")
+        assert job.process.poll() == 130
+    finally:
+        job.signal(signal.SIGCONT)
+
+
+def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_path):
+    """While it runs, node 0 has its name, and the other is found by its pid; then each has kept its own ranks."""
+    write_program(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
+    port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    words = ("--nnodes", "2", "--nproc", "2", *port, "--run-id", NAME, *LIGHT, "ends.py")
+    jobs = [start_ddplaunch("run", "--node-rank", rank, *words) for rank in "01"]
+    for job in jobs:
+        job.wait_for("up", 2)
+    first, second = (str(job.process.pid) for job in jobs)
+    output = run_in_fork("ps").stdout
+    assert row(output, NAME)[5] == first
+    assert row(output, f"{NAME}.{second}")[5] == second
+    for word in (NAME, first, second):
+        done = run_in_fork("stacks", word, "--json")
+        assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
+    (tmp_path / "over").touch()
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert [[each.rank for each in share.attempts[0].ranks] for share in history_store.read_node_records(NAME)] == [
+        [0, 1],
+        [2, 3],
+    ]
+    out = run_in_fork("report", NAME).stdout
+    assert "4 ranks on 2 nodes" in out
+    assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
+
+
+def test_ps_shows_the_latest_of_those_that_ended(run_in_fork):
+    for number in range(8):
+        keep(run_id=f"r{number}")
+        os.utime(history_store.run_dir(f"r{number}"), (number, number))
+    shown = [line.split()[0] for line in run_in_fork("ps").stdout.splitlines() if line.startswith("r")]
+    assert shown == ["r7", "r6", "r5", "r4", "r3"]
+    assert len([line for line in run_in_fork("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
+
+
+def test_ps_names_the_records_that_cannot_be_read(run_in_fork):
+    for name in ("whole", "cut", "empty"):
+        keep(run_id=name)
+    for name, text in (("cut", "{"), ("empty", "")):
+        (Path(history_store.run_dir(name)) / "node-0.jsonl").write_text(text)
+    done = run_in_fork("ps", "--all")
+    assert re.search("^2 records cannot be read: (cut, empty; .* clean cut|empty, cut; .* clean empty)", done.stderr)
+    assert "whole" in done.stdout
+    assert "cannot be read" not in run_in_fork("ps").stderr
+
+
+def test_ps_fits_a_terminal_and_is_whole_in_a_pipe(run_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "ends.py", "")
+    run_ddplaunch("run", "--run-id", MINE, *LIGHT, "ends.py", "--data", "/scratch/corpus/2026/shards")
+    shown = re.sub(r"\x1b\[\d*m", "", run_in_terminal(ddplaunch_command("ps"), tmp_path, columns=80))
+    (line,) = (line for line in shown.splitlines() if line.startswith(MINE))
+    assert len(line) <= 80
+    assert re.search(r" ends\.py --data…$", line)
+    assert row(run_in_fork("ps").stdout, MINE)[-1] == "/scratch/corpus/2026/shards"
+
+
+def test_a_default_name_and_a_wide_target_fit_a_terminal(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "训练.py", "")
+    assert run_ddplaunch("run", *LIGHT, "训练.py", "--数据", "语" * 30).returncode == 0
+    shown = re.sub(r"\x1b\[\d*m", "", run_in_terminal(ddplaunch_command("ps"), tmp_path, columns=80))
+    (line,) = (line for line in shown.splitlines() if "训练.py" in line)
+    assert display_width(line) <= 80
+    assert line.endswith("…")
+
+
+def test_the_target_of_a_table():
+    assert short_target("python train.py --lr 1") == "train.py --lr 1"
+    assert short_target("python -m pkg.mod") == "-m pkg.mod"
+    assert short_target("python /tmp/ddplaunch-a1/launch.py:divide --folder /tmp/ddplaunch-a1") == "divide()"
+    assert short_target("python ./.ddplaunch-a1/launch.py:divide --folder x") == "divide()"
+    assert short_target("./prog -x") == "./prog -x"
+
+
+def test_logs_and_report_of_a_failure(run_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "fails.py", FAILS)
+    printed = run_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", "--run-id", MINE, *LIGHT, "fails.py").stderr
+    out = run_in_fork("logs", MINE).stdout
+    assert "[0] rank 0 speaks\n" in out
+    assert "[1] rank 1 speaks\n[1] Traceback (most recent call last):\n" in out
+    assert run_in_fork("logs", MINE, "--rank", "0").stdout == "rank 0 speaks\n"
+    failed = run_in_fork("logs", MINE[2:], "--failed").stdout
+    assert failed.startswith("rank 1 speaks\nTraceback")
+    line = json.loads(run_in_fork("logs", MINE, "--json", "--rank", "0").stdout)
+    assert line == {"rank": 0, "line": "rank 0 speaks"}
+
+    out = run_in_fork("report", MINE).stdout
+    first, _, rest = out.partition("\n")
+    assert first.startswith("goodput ")
+    assert rest.startswith(f"{MINE}: failed with exit code 1\n  ddplaunch run --nproc 2 ")
+    assert printed[printed.rindex("ddplaunch: rank 1 failed with") :].partition("ddplaunch: no restart")[0] in out
+    assert [line.split()[0] for line in out.partition("ATTEMPT")[2].splitlines()[1:3]] == ["0", "1"]
+    assert "MiB" in row(out.partition("RANK ")[2], "1")
+    assert out.endswith(f"output: ddplaunch logs {MINE}\n")
+    found = json.loads(run_in_fork("report", MINE, "--json").stdout)
+    assert (found["fate"], found["code"], len(found["attempts"])) == ("failed", 1, 2)
+    assert found["verdict"]["first"]["rank"] == 1
+
+
+def test_without_a_name_it_is_the_newest_run_of_this_folder(run_ddplaunch, running, run_in_fork, tmp_path):
+    (tmp_path / "other").mkdir()
+    write_program(tmp_path, "ends.py", "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
+    for run, folder in ((f"{MINE}-a", tmp_path), (f"{MINE}-b", tmp_path), (f"{MINE}-c", tmp_path / "other")):
+        run_ddplaunch("run", "--nproc", "2", "--run-id", run, *LIGHT, tmp_path / "ends.py", cwd=folder)
+    os.utime(history_store.run_dir(f"{MINE}-a"))  # of a record that something was done to
+    for words in (("report",), ("logs",), ("logs", "-f"), ("wait",)):
+        done = run_in_fork(*words)
+        assert done.stderr.splitlines()[0] == f"{NEWEST}: {MINE}-b"
+    assert done.returncode == 3
+    assert json.loads(run_in_fork("report", "--json").stdout)["run"] == f"{MINE}-b"
+    (empty := tmp_path / "empty").mkdir()
+    refused = run_in_fork("report", cwd=empty)
+    assert refused.stderr.startswith(f"Error: no running or recorded run was started in {empty}\n  name one: ")
+    job = running("--no-history")
+    run_ddplaunch("run", "--nproc", "2", "--run-id", f"{MINE}-d", *LIGHT, "ends.py")
+    waiting = subprocess.Popen(
+        ddplaunch_command("wait"), cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
+    assert waiting.stderr.readline() == f"{NEWEST}: {NAME}\n", "one that still runs"
+    assert run_in_fork("report").stderr == f"{NEWEST}: {MINE}-d\n"
+    job.signal(signal.SIGTERM)
+    assert waiting.wait(100) == job.wait()
+
+
+@pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
+def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_path, words):
+    """Wherever they stand in the output of each rank."""
+    write_program(
+        tmp_path,
+        "ends.py",
+        """
+        import os, sys
+        rank = int(os.environ["RANK"])
+        print("start")
+        for step in range(100 * rank):
+            print("of", rank)
+        print("end")
+        sys.exit(3)
+        """,
+    )
+    run_ddplaunch("run", "--nproc", "3", "--run-id", MINE, *words, *LIGHT, "ends.py")
+    assert run_in_fork("logs", MINE, cwd=Path("/")).stdout.count("start\n") == 3
+    rows = run_in_fork("logs", MINE, "--merge").stdout.splitlines()
+    assert rows == ["[0-2] start", *["[1]   of 1"] * 100, *["[2]   of 2"] * 200, "[0-2] end"]
+    assert run_in_fork("logs", MINE, "--merge", "--rank", "2").stdout.startswith("start\nof 2\n")
+
+
+@pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
+def test_following_a_job_to_its_end(running, words):
+    """With equal lines printed once too; who goes before is no error, and harms nothing."""
+    job = running(*words)
+
+    def follow(*more: str) -> "subprocess.Popen[str]":
+        typed = ddplaunch_command("logs", NAME, "-f", *more)
+        return subprocess.Popen(
+            typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+        )
+
+    with follow("--rank", "1") as of_one, follow("--merge") as merging, follow() as interrupted:
+        assert (of_one.stdout.readline(), of_one.stdout.readline()) == ("up 1\n", "on\n")
+        assert any(line == "[0-1] on\n" for line in merging.stdout)
+        interrupted.stdout.readline()
+        interrupted.send_signal(signal.SIGINT)
+        _, err = interrupted.communicate()
+        assert (interrupted.returncode, err.strip()) == (130, "")
+        followed = " ".join(ddplaunch_command("logs", NAME, "-f"))
+        done = run_command(["bash", "-c", f"{followed} | head -n 2"])
+        assert (done.stdout.count("\n"), done.stderr) == (2, "")
+        assert job.process.poll() is None
+        job.signal(signal.SIGTERM)
+        assert set(of_one.communicate()[0].splitlines()) <= {"on", "o"}
+        merging.communicate()
+    assert (of_one.returncode, merging.returncode) == (0, 0)
+
+
+def test_stop(running, run_in_fork):
+    job = running()
+    done = run_in_fork("stop", NAME[:-1])
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0] == f"stopping {NAME}: 2 ranks"
+    assert done.stderr.splitlines()[-1] == f"{NAME} has ended"
+    assert job.process.poll() == 130
+    assert "ddplaunch: `ddplaunch stop` was called: stopping 2 ranks\n" in job.stderr()
+    assert "Ctrl-C" not in job.stderr()
+    record = history_store.read_run_record(NAME)
+    assert (record.fate.value, record.remark) == ("stopped", "stopped because `ddplaunch stop` was called")
+    assert run_in_fork("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
+
+
+def test_stop_says_whom_it_waits_for_and_kills_them_where_that_is_asked(start_ddplaunch, run_in_fork, tmp_path):
+    write_program(
+        tmp_path,
+        "stubborn.py",
+        """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("up", flush=True)
+        time.sleep(600)
+        """,
+    )
+    job = start_ddplaunch(
+        "run", "--nproc", "2", "--run-id", f"stubborn-{MINE}", "--grace", "600", *LIGHT, "stubborn.py"
+    )
+    job.wait_for("up", 2)
+    stopping = start_ddplaunch("stop", f"stubborn-{MINE}")
+    wait_until(lambda: "waiting for 2 ranks; --now kills what is left\n" in stopping.stderr(), "whom it waits for")
+    assert run_in_fork("stop", f"stubborn-{MINE}", "--now").returncode == 0
+    assert (stopping.wait(), job.wait()) == (0, 130)
+
+
+def test_wait(running, run_in_fork):
+    job = running()
+    waiting = subprocess.Popen(ddplaunch_command("wait", NAME), env=clean_environment())
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    assert waiting.wait() == job.wait() == 137
+    assert run_in_fork("wait", NAME).returncode == 137
+
+
+def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
+    """It has an exit code, though its launcher lives on for a moment."""
+    job = running()
+
+    def too_late(path: str, question: object) -> None:
+        os.unlink(path)
+        job.signal(signal.SIGTERM)
+        raise JobNotResponding(path)
+
+    monkeypatch.setattr(client, "stream_replies", too_late)
+    assert wait.callback(NAME) == job.wait() == 143
+
+
+def test_a_run_id_is_the_newest_run_that_has_it(running, run_in_fork):
+    keep(run_id=NAME, code=1)
+    keep(run_id=NAME, code=3)
+    assert run_in_fork("wait", NAME).returncode == 3
+    job = running()
+    assert row(run_in_fork("ps").stdout, f"{NAME}.3")[1] == "running"
+    assert f"{NAME}.3: running" in run_in_fork("report", NAME).stdout
+    assert "up 0" in run_in_fork("logs", NAME).stdout
+    waiting = subprocess.Popen(ddplaunch_command("wait", NAME), env=clean_environment())
+    assert run_in_fork("stop", NAME).returncode == 0
+    assert waiting.wait() == job.wait() == 130
+    assert [run_in_fork("wait", name).returncode for name in (NAME, f"{NAME}.1", f"{NAME}.2")] == [130, 1, 3]
+    assert "has ended" in run_in_fork("stop", NAME).stderr
+    assert run_in_fork("clean", NAME).returncode == 0
+    assert run_in_fork("wait", NAME).returncode == 3
+
+
+def test_a_number_that_a_name_has_within_stops_nothing(running, run_in_fork):
+    """It may be a job of a scheduler that is not known any more."""
+    job = running(run_id=f"sweep-4{os.getpid()}7-b")
+    for word in (f"{os.getpid()}7", f"4{os.getpid()}"):
+        done = run_in_fork("stop", word)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"Error: no run is called {word}")
+    assert job.process.poll() is None
+    assert run_in_fork("stop", f"4{os.getpid()}7").returncode == 0
+    assert job.wait() == 130
+
+
+def test_wait_for_a_run_whose_launcher_was_killed(running, run_in_fork):
+    job = running()
+    waiting = subprocess.Popen(
+        ddplaunch_command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
+    job.signal(signal.SIGKILL)
+    _, err = waiting.communicate()
+    assert (waiting.returncode, err) == (69, f"Error: {NAME} has no exit code: its launcher was killed\n")
+    assert run_in_fork("wait", NAME).returncode == 69
+
+
+def test_clean(running, run_in_fork):
+    running()
+    for name in ("a", "b", "c"):
+        keep(run_id=name)
+    assert run_in_fork("clean", "b").stderr.startswith("removed 1 run, ")
+    assert sorted(history_store.list_runs()) == ["a", "c", NAME]
+    refused = run_in_fork("clean", NAME)
+    assert (refused.returncode, refused.stderr) == (2, f"Error: {NAME} is still running\n  ddplaunch stop {NAME}\n")
+    asked = run_in_fork("clean")
+    assert (asked.returncode, asked.stderr.splitlines()[1:]) == (
+        2,
+        [
+            "  add --yes, or --older-than 7d, or name one run",
+        ],
+    )
+    assert asked.stderr.startswith("Error: clean removes the records of 2 runs, ")
+    assert run_in_fork("clean", "--older-than", "1d").stderr == "removed 0 runs, 0 B\n"
+    assert sorted(line.split()[0] for line in run_in_fork("clean", "--dry-run").stdout.splitlines()) == ["a", "c"]
+    assert "--older-than soon: expected a time" in run_in_fork("clean", "--older-than", "soon").stderr
+    assert sorted(history_store.list_runs()) == ["a", "c", NAME]
+    assert run_in_fork("clean", "--yes").stderr.startswith("removed 2 runs, ")
+    assert history_store.list_runs() == [NAME]
+
+
+def test_clean_asks_at_a_terminal(tmp_path):
+    for name in ("a", "b"):
+        keep(run_id=name)
+    asked = run_in_terminal(ddplaunch_command("clean"), tmp_path, typed="n\n")
+    assert "Remove the records of 2 runs, " in asked
+    assert sorted(history_store.list_runs()) == ["a", "b"]
+    run_in_terminal(ddplaunch_command("clean"), tmp_path, typed="y\n")
+    assert history_store.list_runs() == []
+
+
+def test_logs_of_a_run_that_succeeded(run_ddplaunch, run_in_fork, tmp_path):
+    write_program(tmp_path, "ends.py", "import os\nfor n in range(5): print(os.environ['RANK'], 'says', n)\n")
+    assert run_ddplaunch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
+    assert run_in_fork("logs", MINE).stdout == "".join(
+        f"[{rank}] {rank} says {n}\n" for rank in (0, 1) for n in range(5)
+    )
+    assert run_in_fork("logs", MINE, "--tail", "2").stdout == "".join(
+        f"[{rank}] {rank} says {n}\n" for rank in (0, 1) for n in (3, 4)
+    )
+    assert run_in_fork("logs", MINE, "--tail", "9", "--rank", "1").stdout.startswith("1 says 0\n")
+    assert f"output: ddplaunch logs {MINE}" in run_in_fork("report", MINE).stdout
+    assert run_in_fork("clean", MINE).returncode == 0
+    write_program(tmp_path, "ends.py", "")
+    assert run_ddplaunch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
+    done = run_in_fork("logs", MINE)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "have printed nothing" in done.stderr
+
+
+def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path):
+    running("--log-dir", "logs")
+    (tmp_path / "big").write_bytes(b"x" * 70_000 + b"\n" + b"line\n" * 30_000)
+    with open(tmp_path / "big", "rb") as file:
+        assert read_last_lines(file, 20_000) == b"line\n" * 20_000
+    assert run_in_fork("logs", NAME, "--tail", "1", "--rank", "0").stdout.count("on") == 1
+    following = subprocess.Popen(
+        ddplaunch_command("logs", NAME, "--tail", "1", "--rank", "1", "-f"),
+        stdout=subprocess.PIPE, text=True, env=clean_environment(),
+    )  # fmt: skip
+    assert following.stdout is not None
+    assert [following.stdout.readline() for _ in range(3)] == ["on\n"] * 3, "the last line, and what follows"
+    assert run_in_fork("stop", NAME).returncode == 0
+    following.communicate()
+    assert following.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "last"),
+    [
+        (b"a\nb\nc\n", 2, b"b\nc\n"), (b"a\nb\nc", 2, b"b\nc"), (b"a\n", 3, b"a\n"), (b"", 1, b""),
+        (b"\n\n\n", 2, b"\n\n"), (b"a", 1, b"a"), (b"\na", 1, b"a"), (b"\n", 1, b"\n"),
+    ],
+)  # fmt: skip
+def test_last_lines(data, count, last):
+    assert last_lines(data, count) == last
+
+
+def test_stop_all(running, monkeypatch):
+    """Only of these two jobs here: others of this user run beside the tests."""
+    jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
+    jobs[0].signal(signal.SIGSTOP)
+    wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
+    pids = [job.process.pid for job in jobs]
+    mine = [each for each in run_lookup.list_running() if each.pid in pids]
+    monkeypatch.setattr("ddplaunch.features.runs.stop.run_lookup.list_running", lambda: mine)
+    done = CliRunner().invoke(stop, ["--all"])
+    assert "was suspended; " in done.stderr
+    assert done.stderr.count(" has ended\n") == 2
+    assert [job.wait() for job in jobs] == [130, 130]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("logs", "gone"), "no run is called gone"),
+        (("report", "don"), "no run is called don"),
+        (("stop", "gone"), "no run is called gone"),
+        (("wait", "gone"), "no run is called gone"),
+        (("clean", "gone"), "no run is called gone"),
+        (("stop", "--all", "done"), "--all is for all jobs, not for done"),
+        (("clean", "--older-than", "1d", "done"), "--older-than is for all runs, not for done"),
+        (("logs", "done", "--failed"), "no rank of done has failed"),
+        (("logs", "done", "--rank", "2"), "--rank 2: done has ranks 0 to 1\n  --rank 1"),
+        (("logs", "done", "--rank", "-1"), "--rank -1: done has ranks 0 to 1"),
+        (("logs", "done", "--rank", "x,1"), "--rank x,1: expected ranks like 3 or 0,3"),
+        (("logs", "done", "--rank", "1", "--failed"), "--rank and --failed contradict each other"),
+        (("stop", "done"), "done has ended\n  ddplaunch report done"),
+        (("logs", "\x1b[2J" + "x" * 5000), "no run is called "),
+    ],
+)
+def test_what_is_typed_wrong(run_in_fork, words, expected):
+    if words[:2] != ("report", "don"):
+        keep(run_id="done")
+    done = run_in_fork(*words)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(f"Error: {expected}")
+    assert len(done.stderr.splitlines()) <= 3
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+def test_another_user_sees_and_reaches_nothing(running):
+    job = running()
+    for words in (("ps", "--json"), ("logs", NAME), ("stop", NAME), ("report", NAME)):
+        text = (
+            "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
+            "from ddplaunch.features.runs import logs, ps, report, report_text, stop\n"
+            "from ddplaunch.features.runs import history_store, rank_logs, run_lookup\n"
+            "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
+        )
+        done = run_command([sys.executable, "-c", text])
+        assert NAME not in done.stdout
+        if words[0] == "ps":
+            assert json.loads(done.stdout) == []
+        else:
+            assert done.stderr.startswith(f"Error: no run is called {NAME}")
+    assert job.process.poll() is None
+
+
+def test_bytes_that_are_not_utf_8(run_ddplaunch, run_in_fork, tmp_path):
+    """In an argument, and in the names of folders: a run is kept with them, and its log folder is found."""
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    folder.mkdir()
+    write_program(folder, "t.py", "import os, sys\nprint(os.fsencode(sys.argv[1]))\nraise ValueError(sys.argv[1])")
+    words = ("--run-id", MINE, "--log-dir", os.fsdecode(b"l\xfe"), *LIGHT, "--nproc", "2")
+    done = run_ddplaunch("run", *words, "t.py", os.fsdecode(b"x\xfd"), cwd=folder)
+    assert done.returncode == 1
+    assert row(run_in_fork("ps").stdout, MINE)[1:3] == ["failed", "(1)"]
+    output = run_in_fork("report", MINE).stdout
+    for text in ("x\\udcfd", "b\\udcff", "l\\udcfe", "ValueError"):
+        assert text in output, output
+    assert json.loads(run_in_fork("report", MINE, "--json").stdout)["log_dir"].endswith("l\\udcfe/" + MINE)
+    assert "log folder" in run_in_fork("report", MINE, "--html", "-").stdout
+    assert "b'x\\xfd'" in run_in_fork("logs", MINE).stdout

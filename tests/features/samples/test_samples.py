@@ -1,0 +1,87 @@
+"""Tests of thinning samples, and of finding the rank that is behind."""
+
+import random
+
+import pytest
+
+from ddplaunch.features.inspect.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
+from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample, downsample, ranks_behind
+
+
+def some(seed: int) -> list[NodeSample]:
+    """A run of a few attempts, looked at now and then, with any figures."""
+    chance = random.Random(seed)
+    time, found = 1e9, []
+    for attempt in range(chance.randint(1, 4)):
+        for _ in range(chance.randint(0, 60)):
+            seconds = chance.choice([1.0, 1.0, 2.0, 15.0, 15.0, 60.0])
+            time += seconds
+            ranks = tuple(
+                RankSample(rank, *(chance.choice([None, chance.uniform(0, 9)]) for _ in range(6)))
+                for rank in range(chance.randint(1, 3))
+            )
+            gpus = (GpuSample(0, 1, 50.0, chance.uniform(0, 9), 300.0, 0.0),)
+            found.append(NodeSample(time, seconds, attempt, ranks, gpus))
+        time += 5
+    return found
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_thinning_any_readings(seed):
+    whole = some(seed)
+    most = 4 + seed
+    found = downsample(whole, most)
+    assert len(found) <= most
+    assert [each.time for each in found] == sorted({each.time for each in found})
+    assert sum(each.seconds for each in found) == pytest.approx(sum(each.seconds for each in whole))
+    assert downsample(found, most) == found, "once is enough"
+    for number in {each.attempt for each in whole}:
+        before, after = ([each for each in all_ if each.attempt == number] for all_ in (whole, found))
+        assert sum(each.seconds for each in before) == pytest.approx(sum(each.seconds for each in after))
+        highest = [
+            max((rank.memory or 0.0 for each in all_ for rank in each.ranks), default=0) for all_ in (before, after)
+        ]
+        assert highest[0] == highest[1]
+        busy = [sum(each.seconds * each.gpus[0].busy for each in all_) for all_ in (before, after)]
+        assert busy[0] == pytest.approx(busy[1])
+
+
+def test_of_many_short_attempts_the_last_are_left():
+    whole = [NodeSample(float(n), 1.0, n, (RankSample(0, 1.0, 1.0, 1.0, 1.0, None, None),)) for n in range(100)]
+    assert [each.attempt for each in downsample(whole, 10)] == [*range(90, 100)]
+
+
+def test_readings_cover_about_the_same_time():
+    """A week of looks, kept as they come, is as fine at its beginning as at its end."""
+    found: list[NodeSample] = []
+    for number in range(4 * 60 + 23 * 60 + 6 * 1440):
+        seconds = 15.0 if number < 240 else 60.0
+        found.append(NodeSample(1e9 + number, seconds, 0, (RankSample(0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0),)))
+        if len(found) > 200:
+            found = downsample(found, 100)
+    lengths = [each.seconds for each in found]
+    assert max(lengths[:50]) <= 2 * min(lengths[:50])
+    assert sum(lengths) == 3600 + 60 * (len(range(4 * 60 + 23 * 60 + 6 * 1440)) - 240)
+
+
+def inspected(*entered: dict[str, int]) -> Inspection:
+    ranks = (
+        RankInspection(
+            n, "", n + 1, ProcessCondition.ALIVE, groups=tuple(GroupState(g, k, k - 1) for g, k in each.items())
+        )
+        for n, each in enumerate(entered)
+    )
+    return Inspection(0.0, tuple(ranks), len(entered))
+
+
+@pytest.mark.parametrize(
+    ("entered", "late"),
+    [
+        (({"0": 7}, {"0": 7}), set()),
+        (({"0": 7}, {"0": 6}, {"0": 7}), {1}),
+        (({"0": 7, "mesh": 3}, {"0": 7, "mesh": 4}, {"0": 7, "other": 9}), {0}),
+        (({}, {"0": 1}), set()),
+    ],
+)
+def test_who_is_behind(entered, late):
+    assert ranks_behind(inspected(*entered)) == late

@@ -1,0 +1,189 @@
+"""Tests of the ssh client, with a program that plays ssh and its host."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+import ddplaunch
+from ddplaunch.features.ssh.remote_launcher import HostJob
+from ddplaunch.system.plan.launch_command import REMOTE_STATEMENT, python_command
+from tests.conftest import clean_environment, ddplaunch_command, wait_until, write_program
+from tests.features.doctor.findings import NO_REPLY
+from tests.features.ssh.job import refusal
+from tests.scaled_timeouts import scaled_timeout
+
+PLAYS = f"""\
+#!{sys.executable}
+import json, os, sys, time
+
+if "-G" in sys.argv:
+    print(open("configuration").read())
+    raise SystemExit
+json.dump(sys.argv, open("typed", "w"))
+say = lambda text: print(text, flush=True)
+here = lambda: say("\\x1eddplaunch here {ddplaunch.__version__}") or [sys.stdin.readline(), sys.stdin.readline()][1]
+facts = lambda text: say("\\x1eddplaunch " + json.loads(here())["nonce"] + " " + text)
+with open("part") as part:
+    exec(part.read())
+"""
+
+
+@pytest.fixture
+def play(run_ddplaunch, tmp_path):
+    """Run a job on one host, whose ssh runs these lines of Python; return the job's exit code and complaint."""
+    ssh = write_program(tmp_path, "bin/ssh", PLAYS)
+    ssh.chmod(0o755)
+    write_program(tmp_path, "train.py", "")
+    write_program(
+        tmp_path, "configuration", "hostname a\nstdinnull no\nsessiontype default\nforkafterauthentication no\n"
+    )
+
+    def run(part: str, **env: str) -> tuple[int, str]:
+        write_program(tmp_path, "part", part)
+        done = run_ddplaunch("run", "--hosts", "a:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env})
+        first, *rows = done.stderr.splitlines()
+        assert first == refusal(1, 1)
+        return done.returncode, "\n".join(rows)
+
+    return run
+
+
+def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start_ddplaunch, tmp_path):
+    write_program(tmp_path, "part", "time.sleep(600)")
+    job = start_ddplaunch("run", "--hosts", "a:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    wait_until((tmp_path / "typed").exists, "ssh")
+    job.signal(signal.SIGINT)
+    began = time.monotonic()
+    assert job.wait() == 130
+    assert time.monotonic() - began < scaled_timeout(2)
+    assert job.stderr().strip() == ""
+
+
+PROBLEMS = [
+    ("facts('{}'); time.sleep(600)", 2, NO_REPLY),
+    ("facts('no json'); time.sleep(600)", 2, NO_REPLY),
+    ("facts('[' * 100000); time.sleep(600)", 2, NO_REPLY),
+    ('facts(\'{"problems": [7], "versions": {"python": "3"}}\'); time.sleep(600)', 2, NO_REPLY),
+    ("say('\\x1eddplaunch here 9.9.9'); time.sleep(600)", 2, f"ddplaunch 9.9.9 there, {ddplaunch.__version__} here"),
+    (
+        "say('\\x1eddplaunch here 9\\x1b[2J'); time.sleep(600)",
+        2,
+        f"ddplaunch 9\\x1b[2J there, {ddplaunch.__version__} here",
+    ),
+    ("sys.stderr.write('\\x1b]0;title\\x07 \\x9b1m\\r\\n'); sys.exit(255)", 69, r"\x1b]0;title\x07 \x9b1m"),
+    ("sys.stderr.write('line one\\n\\n'); sys.exit(255)", 69, "line one"),
+    ("sys.stderr.write('x' * 10_000_000); sys.exit(255)", 69, "x" * 299 + "…"),
+    ("sys.stdout.write('y' * 1000); sys.exit(255)", 69, "y" * 299 + "…"),
+    ("sys.exit(255)", 69, "ssh ended without a message"),
+]
+
+
+@pytest.mark.parametrize(("part", "code", "complaint"), PROBLEMS, ids=range(len(PROBLEMS)))
+def test_what_a_host_says(play, part, code, complaint):
+    assert play(part) == (code, f"  a  {complaint}")
+
+
+def test_problems_of_a_host_are_short_and_plain(play):
+    problems = json.dumps({"problems": ["\x1b[31mred\n" + "z" * 10_000, *"many" * 100], "versions": {"python": "3"}})
+    code, complaint = play(f"facts({problems!r}); sys.stdin.read()", PYTHONPATH="")
+    assert code == 2
+    assert complaint.splitlines()[0].startswith(r"  a  red\nzzz")
+    assert len(complaint.splitlines()) == 20
+    assert all(len(line) < 310 and line.isprintable() for line in complaint.splitlines())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_older_ssh_gets_no_setting_that_it_does_not_know(play, tmp_path, known):
+    if not known:
+        write_program(tmp_path, "configuration", "hostname a\n")
+    play("sys.exit(255)")
+    typed = json.loads((tmp_path / "typed").read_text())
+    assert "-oClearAllForwardings=yes" in typed
+    for setting in ("StdinNull=no", "ForkAfterAuthentication=no", "SessionType=default"):
+        assert (f"-o{setting}" in typed) == known
+
+
+@pytest.mark.slow
+def test_one_who_refuses_is_asked_again(play, tmp_path):
+    """And one whose answer is final is not."""
+    for complaint, times in (("Connection closed by 10.0.0.1 port 22", 4), ("a: Permission denied (publickey).", 1)):
+        (tmp_path / "tries").unlink(missing_ok=True)
+        part = f"open('tries', 'a').write('x'); sys.stderr.write({complaint!r}); sys.exit(255)"
+        assert play(part) == (69, f"  a  {complaint}")
+        assert len((tmp_path / "tries").read_text()) == times
+
+
+@pytest.mark.parametrize("variable", ["PYTHONPATH", "LD_LIBRARY_PATH"])
+def test_a_line_break_on_the_way_to_a_shell(run_in_fork, play, tmp_path, variable):
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", variable: "/a\nb"}
+    done = run_in_fork("run", "--hosts", "a:1", "train.py", env=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: '{variable}=/a\\nb' has a line break")
+    assert not (tmp_path / "typed").exists()
+
+
+def test_odd_folders_and_variables_reach_the_far_end_whole(play, tmp_path):
+    """Through stdin, as JSON: their contents become neither a command nor another line."""
+    part = "open('settings', 'w').write(here()); sys.exit(255)"
+    odd = "a\n$(touch ran)\x1b[2J\udcff'"
+    play(part, NCCL_DEBUG=odd)
+    settings = json.loads((tmp_path / "settings").read_text())
+    assert settings["environ"]["NCCL_DEBUG"] == odd
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("limit", ["-S", ""])
+def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
+    """The limit is raised where that is allowed, and else named before anything starts."""
+    write_program(tmp_path, "part", "sys.exit(255)")
+    line = f"ulimit {limit} -n 60; exec {shlex.join(ddplaunch_command('run', '--hosts', 'a[1-8]:1', 'train.py'))}"
+    env = clean_environment({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    if limit:
+        assert done.returncode == 69
+        assert "8 of 8 hosts" in done.stderr
+    else:
+        assert done.returncode == 2
+        assert done.stderr == (
+            "Error: 8 hosts need 64 open files, and at most 60 are allowed (ulimit -Hn)\n"
+            "  start fewer hosts, or ask for a higher limit\n"
+        )
+        assert not (tmp_path / "typed").exists()
+
+
+def test_a_bug_of_ours_on_a_host_is_one_line():
+    words, environ = python_command(sys.executable, REMOTE_STATEMENT), clean_environment()
+    for line, expected in (
+        ("{nonsense", "JSONDecodeError: "),
+        ("{}", "ValidationError: Object missing required field `nonce`"),
+        ('{"nonce": 1}', "ValidationError: Expected `str`, got `int` - at `$.nonce`"),
+    ):
+        done = subprocess.run(words, input=f"{line}\n", env=environ, capture_output=True, text=True)
+        assert done.returncode == 70
+        assert done.stderr.startswith(f"a bug in ddplaunch on this host: {expected}")
+        assert len(done.stderr.splitlines()) == 1
+
+
+JOB = HostJob(
+    nonce="n", environ={"A": "caf\udce9"}, cwd="/caf\udce9", target="train.py", module=False, no_python=False,
+    log_dir=None, address="n0", ports=(29500, 29501), argv=("run", "--", "train.py", "\udcff"), preempt_signal=12,
+    heartbeat=15.0, grace=0.0,
+)  # fmt: skip
+
+
+def test_a_job_arrives_as_it_was_sent():
+    """Bytes that are not UTF-8 included."""
+    assert HostJob.read(JOB.line()) == JOB
+
+
+@pytest.mark.parametrize("wrong", [{"ports": (70000,)}, {"heartbeat": 0.0}, {"grace": -1.0}])
+def test_a_job_has_values_that_make_sense(wrong):
+    with pytest.raises(msgspec.ValidationError):
+        HostJob.read(replace(JOB, **wrong).line())

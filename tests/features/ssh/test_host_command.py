@@ -1,0 +1,177 @@
+"""Tests of commands for a job over SSH on the machine where it was started, with a stand-in for ssh."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from textwrap import dedent
+
+import pytest
+
+from tests.conftest import NEWEST, clean_environment, ddplaunch_command, wait_until, write_program
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import LIGHT
+
+pytestmark = pytest.mark.slow
+
+SSH = """
+    #!/bin/sh
+    # Reaches "hosts" that share this machine's kernel, and neither its history nor its sockets.
+    [ "$1" = -G ] && { echo "hostname 127.0.0.1"; exit; }
+    while [ "$1" != -- ]; do shift; done
+    echo "$2" >> "$FAR/asked"
+    [ "$2" != down ] || { echo "ssh: connect to host down: No route to host" >&2; exit 255; }
+    export XDG_STATE_HOME="$FAR/state" XDG_RUNTIME_DIR="$SOCKETS" TMPDIR="$FAR"
+    exec sh -c "$3"
+    """
+
+STOP = """
+    # Of the jobs on this machine only these: others of this user run beside the tests.
+    import sys
+    from ddplaunch.features.runs import run_lookup
+    from ddplaunch.cli import run_command_line
+    list_all, pids = run_lookup.list_running, sys.argv.pop(1).split(",")
+    run_lookup.list_running = lambda: [each for each in list_all() if str(each.pid) in pids]
+    sys.exit(run_command_line())
+    """
+
+WAITS = """
+    import os, sys, time
+    print("ready", flush=True)
+    while not os.path.exists("over"):
+        time.sleep(0.01)
+    sys.exit(3)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    for name in ("bin", "far"):
+        (tmp_path / name).mkdir(mode=0o700)
+    write_program(tmp_path, "bin/ssh", SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    write_program(tmp_path, "train.py", WAITS)
+    return tmp_path
+
+
+@pytest.fixture
+def environment(place):
+    with tempfile.TemporaryDirectory(prefix="far-", dir="/tmp") as sockets:  # their paths are short
+        path = f"{place / 'bin'}:{os.environ['PATH']}"
+        own = {"XDG_STATE_HOME": str(place / "state"), "FAR": str(place / "far"), "SOCKETS": sockets}
+        yield clean_environment({**os.environ, **own, "PATH": path})
+
+
+def test_commands_go_to_the_first_host(place, environment):
+    def ask(*words):
+        return subprocess.run(
+            ddplaunch_command(*words),
+            cwd=place,
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=scaled_timeout(60),
+            check=False,
+        )
+
+    def rows():
+        return [row for row in json.loads(ask("ps", "--json").stdout) if row["run"] == "demo"]
+
+    words = ("run", "--hosts", "n1:2", "--run-id", "demo", *LIGHT, "train.py")
+    with (place / "out").open("wb") as out:
+        job = subprocess.Popen(ddplaunch_command(*words), cwd=place, env=environment, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: (place / "out").read_text().count("ready") == 2, "both ranks", 60)
+        (row,) = rows()
+        assert (row["run"], row["state"], row["pid"], row["hosts"]) == ("demo", "running", job.pid, ["n1"])
+        page = [line.split() for line in ask("ps").stdout.splitlines()]
+        assert ["RUN", "STATE", "BEGAN", "HOSTS", "TARGET"] in page
+        assert [["running"], ["n1", "train.py"]] in [[line[1:2], line[-2:]] for line in page if line[:1] == ["demo"]]
+        for word in ("demo", str(job.pid)):
+            done = ask("stacks", word)
+            assert done.returncode == 0, done.stderr
+            assert "train.py:4" in done.stdout
+            assert done.stderr == "ddplaunch: demo runs on n1; connecting to n1 over SSH\n"
+        assert "running: 2 ranks" in ask("top", "dem").stdout
+        assert "[1] ready" in ask("logs", "demo").stdout
+        newest = ask("logs", "--rank", "1")
+        assert newest.stdout == "ready\n"
+        assert newest.stderr == f"{NEWEST}: demo\nddplaunch: demo runs on n1; connecting to n1 over SSH\n"
+        refused = ask("report", "demo", "--html", "page.html")
+        assert refused.returncode == 2
+        assert "demo runs on n1: run the command with --html there" in refused.stderr
+        assert "ssh n1 ddplaunch report demo --html page.html" in refused.stderr
+        (place / "over").touch()
+        assert job.wait(scaled_timeout(30)) == 3, (place / "out").read_text()
+        (row,) = rows()
+        assert (row["state"], row["code"]) == ("failed", 3)
+        for words in (["report", "demo"], ["report"]):
+            report = ask(*words)
+            assert report.returncode == 0, report.stderr
+            assert "demo: failed with exit code 3" in report.stdout
+        assert ask("wait").returncode == 3
+        run_here = ask("run", "--run-id", "later", *LIGHT, "train.py")
+        assert run_here.returncode == 3, run_here.stderr
+        assert "later: failed with exit code 3" in ask("report").stdout, "the newest of both"
+        assert ask("clean", "--yes").returncode == 0
+        assert rows() == []
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_stop_ends_the_jobs_from_where_they_were_started(place, environment):
+    """One by its name; with --all two, and one of this machine."""
+
+    def start(name, *words):
+        with (place / name).open("wb") as out:
+            typed = ddplaunch_command("run", *words, "--run-id", name, "--no-history", *LIGHT, "train.py")
+            return subprocess.Popen(typed, cwd=place, env=environment, stdout=out, stderr=out)
+
+    def stop(word):
+        pids = [str(job.pid) for job in jobs.values()]
+        typed = [sys.executable, "-c", dedent(STOP), ",".join(pids), "stop", word]
+        return subprocess.run(typed, cwd=place, env=environment, text=True, capture_output=True, check=False)
+
+    far = ("--hosts", "n1:1")
+    jobs = {"brief": start("brief", *far), "one": start("one", *far), "two": start("two", *far), "here": start("here")}
+    try:
+        for name in jobs:
+            wait_until(lambda name=name: "ready" in (place / name).read_text(), f"the rank of {name}", 60)
+        done = stop("brief")
+        assert done.returncode == 0, done.stderr
+        assert "brief has ended" in done.stderr
+        assert jobs["brief"].wait(scaled_timeout(30)) == 128 + signal.SIGINT, (place / "brief").read_text()
+        done = stop("--all")
+        assert done.returncode == 0, done.stderr
+        for name in ("one", "two", "here"):
+            assert f"{name} has ended" in done.stderr
+            assert jobs[name].wait(scaled_timeout(30)) == 128 + signal.SIGINT, (place / name).read_text()
+        assert "no running jobs" in stop("--all").stderr
+        assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
+    finally:
+        for job in jobs.values():
+            job.kill()
+            job.wait()
+
+
+def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(place, environment):
+    folder = place / "state" / "ddplaunch" / "over-ssh"
+    folder.mkdir(parents=True, mode=0o700)
+    (place / "state" / "ddplaunch").chmod(0o700)
+    job = {"run_id": "distant", "hosts": ["down", "n2"], "python": sys.executable, "target": "train.py", "cwd": "/",
+           "pid": 1, "ticks": None, "host": "another", "began": 0.0}  # fmt: skip
+    (folder / "distant.another.1.json").write_text(json.dumps(job))
+    done = subprocess.run(
+        ddplaunch_command("stacks", "distant", "--json"),
+        cwd=place,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 69
+    assert "distant runs on down, n2; connecting to down over SSH" in done.stderr
+    assert "log in there and run: ssh down ddplaunch stacks distant --json" in done.stderr

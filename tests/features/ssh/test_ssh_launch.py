@@ -1,0 +1,144 @@
+"""Tests of the options for SSH, ``--hosts`` and others, without a host; test_hosts.py has host lists."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.features.ssh.ssh_launch import forwarded_environment
+from tests.conftest import assert_refused, conflict, write_program
+
+WITHOUT = "leave it out"
+
+REFUSED = [
+    ("--hosts ''", "--hosts has an empty value", "leave it out"),
+    ("--hosts a,,b", "--hosts a,,b: a host has no name", "--hosts n1:4,n2:4"),
+    ("--hostfile none", "--hostfile none: No such file", "a relative path starts at the current folder"),
+    ("--hostfile wrong", "wrong:2: cannot read 'cpus=4'", "write one host a line: n1, n1:4, n1 slots=4"),
+    ("--hosts a --hostfile b", "--hosts a and --hostfile b contradict each other", "leave one"),
+    ("--include a", "--include works only with --hosts", "--hosts n1:4,n2:4"),
+    ("--exclude a", "--exclude works only with --hosts", "--hosts n1:4,n2:4"),
+    ("--env A=1", "--env works only with --hosts", "--hosts n1:4,n2:4"),
+    ("--remote-python x", "--remote-python works only with --hosts", "--hosts n1:4,n2:4"),
+    ("--hosts a --exclude a:0", "--exclude a:0: the number of slots of a is not known", "a:8"),
+    ("--hosts a,b --exclude a@b", "--exclude a@b leaves no host", "leave at least one"),
+    ("--hosts a,b --nnodes 2", conflict("--nnodes", "--hosts"), WITHOUT),
+    ("--hosts a,b --node-rank 0", conflict("--node-rank", "--hosts"), WITHOUT),
+    ("--hosts a,b --control none", conflict("--control none", "--hosts"), WITHOUT),
+    ("--hosts a,b --stdin 0", conflict("--stdin", "--hosts"), WITHOUT),
+    ("--hosts a,b --cluster slurm", conflict("--cluster", "--hosts"), WITHOUT),
+    (
+        "--hosts a,b --spares 1",
+        "--spares 1 of 2 hosts leaves 1 for the ranks",
+        "name at least two hosts more than spares",
+    ),
+    ("--hosts a:2,b --nproc 2", "--nproc 2 and the slots of the hosts contradict each other", "give one"),
+    ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the slots chosen contradict each other", "give one of them"),
+    ("--hosts localhost,b", "localhost is another machine on each", "--master-addr"),
+    ("--hosts '[::1],b'", "::1 is another machine", "--master-addr"),
+    ("--hosts a --env 1A=2", "'1A' is not the name of a variable", "--env NAME=VALUE"),
+    (
+        "--hosts a --env NO_SUCH_VARIABLE",
+        "--env NO_SUCH_VARIABLE: the variable is not set here",
+        "--env NO_SUCH_VARIABLE=VALUE",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "complaint", "hint"), REFUSED)
+def test_what_makes_no_sense(run_in_fork, tmp_path, line, complaint, hint):
+    write_program(tmp_path, "train.py", "open('started', 'w') ; 1\n")
+    write_program(tmp_path, "wrong", "a:4\nb cpus=4\n")
+    done = run_in_fork("run", *shlex.split(line), "train.py")
+    first, *rest = assert_refused(done).splitlines()
+    assert complaint in first
+    assert hint in "".join(rest)
+    assert not (tmp_path / "started").exists()
+
+
+LONG = [
+    ("--hosts", "n" * 5000),
+    ("--hosts", "n1," * 40_000),
+    ("--include", "x" * 100_000),
+    ("--exclude", "a:" + "9" * 5000),
+    ("--env", "1" * 100_000 + "=secret"),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), LONG, ids=range(len(LONG)))
+def test_what_makes_no_sense_is_shown_in_short(run_in_fork, tmp_path, option, value):
+    write_program(tmp_path, "train.py", "")
+    hosts = [] if option == "--hosts" else ["--hosts", "a:4,b:4"]
+    done = run_in_fork("run", *hosts, option, value, "train.py", timeout=2)
+    lines = assert_refused(done).splitlines()
+    assert lines[0].startswith(f"Error: {option} ")
+    assert all(len(line) <= 420 and line.isprintable() for line in lines)
+    assert "secret" not in done.stderr
+
+
+def test_no_ssh_here(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    assert_refused(
+        run_in_fork("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)}), "needs ssh, which is not on PATH"
+    )
+
+
+def test_dry_run(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    words = ["--hosts", "n[1-2]:2,n9:1", "--exclude", "n9", "--env", "A=1", "--dry-run"]
+    done = run_in_fork("run", *words, "--json", "train.py", env={"SLURM_JOB_ID": "7"})
+    plan = json.loads(done.stdout)
+    assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (2, 4, "n1")
+    shown = run_in_fork("run", *words, "train.py").stdout
+    assert "over SSH: node 0 is n1, node 1 is n2" in shown
+
+
+def test_a_dry_run_shows_the_hosts_and_no_command_for_other_nodes(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    shown = run_in_fork("run", "--hosts", "n1:2,gpu17:1", "--dry-run", "train.py").stdout
+    assert [line for line in shown.splitlines() if line.startswith("rank ")] == [
+        "rank 0  node 0  host n1     local rank 0  device cpu  cpus any",
+        "rank 1  node 0  host n1     local rank 1  device cpu  cpus any",
+        "rank 2  node 1  host gpu17  local rank 0  device cpu  cpus any",
+    ]
+    assert "processes per node: 2,1 (--hosts)\ndevices: cpu (assumed)\nmaster address: n1 (the first host)\n" in shown
+    assert "ddplaunch run" not in shown, "SSH starts the nodes"
+    unknown = json.loads(run_in_fork("run", "--hosts", "n1:2,n2", "--dry-run", "--json", "train.py").stdout)
+    assert [rank["host"] for rank in unknown["ranks"]] == ["n1", "n1", "n2"]
+    assert "n2: one rank per GPU; their number is not known here" in unknown["notes"]
+    spare = json.loads(
+        run_in_fork("run", "--hosts", "n[1-3]:2", "--spares", "1", "--dry-run", "--json", "train.py").stdout
+    )
+    assert [rank["host"] for rank in spare["ranks"]] == ["n1", "n1", "n2", "n2"]
+
+
+def test_dry_run_with_a_hostfile(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    write_program(tmp_path, "hosts", "# two\nn1.x.org slots=2 max_slots=4\nn2.x.org slots=1 # and one\n")
+    plan = json.loads(run_in_fork("run", "--hostfile", "hosts", "--dry-run", "--json", "train.py").stdout)
+    assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (2, 3, "n1.x.org")
+
+
+def test_variables_that_go_along():
+    ours = {
+        "NCCL_DEBUG": "INFO",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "TORCH_SHOW_CPP_STACKTRACES": "1",
+        "OMP_NUM_THREADS": "2",
+        "LD_LIBRARY_PATH": "/x",
+        "PYTHONPATH": "/y",
+    }
+    rest = {"PATH": "/bin", "HOME": "/root", "HF_TOKEN": "s", "MASTER_ADDR": "a", "RANK": "0", "UID": "0"}
+    assert forwarded_environment((), {**ours, **rest}) == ours
+    assert forwarded_environment(("HF_TOKEN", "A=b=c", "EMPTY=", "NCCL_DEBUG=WARN"), {**ours, **rest}) == {
+        **ours,
+        "HF_TOKEN": "s",
+        "A": "b=c",
+        "EMPTY": "",
+        "NCCL_DEBUG": "WARN",
+    }
+    with pytest.raises(UsageError):
+        forwarded_environment(("A B=1",), ours)

@@ -1,0 +1,101 @@
+"""Tests that a new scheduler needs a file and a line of ``scheduler_registry.py``, in a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from tests.conftest import clean_environment, write_program
+from tests.scaled_timeouts import scaled_timeout
+
+TOY = '''
+"""Toy: a scheduler with one queue and one host."""
+
+from ddplaunch.features.submit.batch_scheduler import BatchScheduler
+from ddplaunch.system.schedulers.scheduler import JobId, BatchJobState, ended_state
+
+
+class Toy(BatchScheduler):
+    """Toy, by toyq, which prints a job and its state in each line."""
+
+    title, submit_program, query_program, cancel_program, list_command = "Toy", "toysub", "toyq", "toykill", "toyq"
+    history_hint = "nothing does"
+
+    def render_script(self, job):
+        return f"#!/bin/sh\\n#TOY nodes={job.nodes}\\nexec ddplaunch run {' '.join(job.command)}\\n"
+
+    def log_name(self, job):
+        return "toy.out"
+
+    def log_path(self, job, number):
+        return f"{job.chdir}/toy.out"
+
+    def rejection_hint(self, error):
+        return "toyq lists the jobs"
+
+    def parse_job_id(self, job, answer):
+        return JobId(answer)
+
+    def query_records(self, jobs, deadline):
+        found = []
+        for line in deadline.run("toyq").stdout.splitlines():
+            number, state = line.split()
+            record = ended_state(143, "was killed")
+            if state == "running":
+                record = BatchJobState("is running", is_running=True)
+            found.append(BatchJobState(**{**vars(record), "job": JobId(number), "number": number}))
+        return found
+'''
+
+LINE = '    "toy": ("Toy", "features.submit.toy", "Toy"),\n'
+
+PROGRAMS = {
+    "toysub": "cat >script; echo 7 running >jobs; echo 7",
+    "toyq": "cat jobs",
+    "toykill": 'echo "$1 killed" >jobs',
+}
+
+
+@pytest.fixture
+def toy(tmp_path: Path):
+    """Type a command of a ddplaunch that has the scheduler, where the scheduler's programs are."""
+    package = tmp_path / "with_toy" / "ddplaunch"
+    shutil.copytree(Path(ddplaunch.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "features" / "submit" / "toy.py").write_text(TOY)
+    table = package / "system" / "schedulers" / "scheduler_registry.py"
+    table.write_text(table.read_text().replace('    "lsf":', f'{LINE}    "lsf":'))
+    write_program(tmp_path, "train.py", "")
+    for name, line in PROGRAMS.items():
+        write_program(tmp_path, f"bin/{name}", f"#!/bin/sh\n{line}\n").chmod(0o755)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    env = clean_environment({"PYTHONPATH": str(package.parent), "PATH": path, "XDG_STATE_HOME": f"{tmp_path}/state"})
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        code = "import sys; sys.argv[0] = 'ddplaunch'; from ddplaunch.__main__ import main; sys.exit(main())"
+        typed = [sys.executable, "-c", code, *words]
+        return subprocess.run(typed, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled_timeout(60))
+
+    return run
+
+
+@pytest.mark.slow
+def test_its_jobs_are_submitted_shown_and_stopped(toy, tmp_path):
+    words = ("submit", "--scheduler", "toy", "--nodes", "2", "--grace", "5", "train.py")
+    dry = toy("submit", "--dry-run", *words[1:])
+    assert dry.stdout == "#!/bin/sh\n#TOY nodes=2\nexec ddplaunch run --grace 5 train.py\n", dry.stderr
+    assert "nodes: 2 (--nodes)" in dry.stderr
+    assert toy(*words).stdout.splitlines()[0] == "job 7: train.py on 2 nodes"
+    assert (tmp_path / "script").read_text() == dry.stdout
+    assert re.search(r"(?m)^7 .* train.py +running$", toy("ps").stdout)
+    refused = toy("stacks", "7")
+    assert "nodes of job 7: Toy " in refused.stderr
+    assert ": Toy decides when to kill the ranks" in toy("stop", "7", "--now").stderr
+    assert toy("stop", "7").stderr == "stopping job 7\njob 7 was killed (exit code 143)\n"
+    assert toy("attach", "7").returncode == 143

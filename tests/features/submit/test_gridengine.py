@@ -1,0 +1,198 @@
+"""Tests of Grid Engine: the script of a job, reading its programs' output, and ``submit --scheduler sge``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.features.submit.batch_job import BatchJob
+from ddplaunch.features.submit.gridengine import GridEngine, describe_state, parse_qacct, parse_qstat
+from ddplaunch.system.schedulers.scheduler import JobId
+from tests.conftest import write_program
+from tests.features.submit.states import HELD
+from tests.features.submit.test_hosts import JOBS
+
+script = GridEngine().render_script
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script as Grid Engine does on the first of these hosts; its qrsh, like the real one, joins its words.
+
+    The job's Python writes down what it gets, and exits with 7.
+    """
+    python = f"""
+        #!{sys.executable}
+        import json, os, sys
+        names = ("DDPLAUNCH_HOSTS", "DDPLAUNCH_NODE_RANK")
+        with open("node-" + os.environ[names[1]], "w") as file:
+            json.dump([sys.argv[3:], [os.environ[name] for name in names], sys.stdin.read()], file)
+        sys.exit(7)
+        """
+    qrsh = """
+        #!/bin/bash
+        [ "$1 $2" = "-inherit -V" ] || exit 1
+        shift 3
+        exec /bin/sh -c "$*"
+        """
+    write_program(tmp_path, "bin/python", python).chmod(0o755)
+    write_program(tmp_path, "bin/qrsh", qrsh).chmod(0o755)
+
+    def begin(job: BatchJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
+        write_program(tmp_path, "hostfile", hosts)
+        variables = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
+        done = subprocess.run(
+            ["bash"],
+            input=script(replace(job, interpreter=f"{tmp_path}/bin/python", chdir=str(tmp_path), setup=())),
+            cwd=tmp_path,
+            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done, [json.loads(path.read_text()) for path in sorted(tmp_path.glob("node-*"))]
+
+    return begin
+
+
+def test_every_node_gets_the_words_as_they_were_typed(run):
+    done, nodes = run(JOBS["sge_everything"], "n1 4 all.q@n1 UNDEFINED\nn2 2 a.q@n2 UNDEFINED\nn2 2 b.q@n2 UNDEFINED\n")
+    assert (done.returncode, done.stderr) == (7, ""), "the exit code of node 0 is the job's"
+    words = ["run", "--cluster", "sge", *JOBS["sge_everything"].command]
+    assert nodes == [[words, ["n1,n2", "0"], ""], [words, ["n1,n2", "1"], ""]]
+
+
+def test_slots_that_do_not_make_the_nodes(run):
+    done, nodes = run(JOBS["sge_everything"], "n1 8 all.q@n1 UNDEFINED\n")
+    assert (done.returncode, nodes) == (2, [])
+    assert done.stderr.splitlines() == [
+        "ddplaunch: --nodes 2 needs 2 hosts, but mpi gave 2 slots on: n1",
+        "  qconf -sp mpi shows how many slots a host gets (allocation_rule); of N: --cpus-per-task N",
+    ]
+
+
+LISTED = """<?xml version='1.0'?>
+<job_info  xmlns:xsd="http://arc.liv.ac.uk/repos/darcs/sge/source/dist/util/resources/schemas/qstat/qstat.xsd">
+  <queue_info>
+    <job_list state="running">
+      <JB_job_number>7</JB_job_number>
+      <state>r</state>
+      <queue_name>all.q@n1</queue_name>
+    </job_list>
+    <job_list state="running">
+      <JB_job_number>18</JB_job_number>
+      <state>r</state>
+      <queue_name>all.q@n2</queue_name>
+      <tasks>2</tasks>
+    </job_list>
+  </queue_info>
+  <job_info>
+    <job_list state="pending">
+      <JB_job_number>17</JB_job_number>
+      <state>Eqw</state>
+      <queue_name></queue_name>
+    </job_list>
+    <job_list state="pending">
+      <JB_job_number>18</JB_job_number>
+      <state>qw</state>
+      <tasks>3-5:2,9</tasks>
+    </job_list>
+  </job_info>
+</job_info>
+"""
+
+
+def test_how_jobs_stand():
+    """By one qstat for all; of an array, each index that waits or runs."""
+    running, second, broken, *others = parse_qstat(LISTED)
+    assert (running.job, running.is_running, running.host, running.description) == (
+        JobId("7"),
+        True,
+        "n1",
+        "is running",
+    )
+    assert (broken.is_pending, broken.is_running) == (True, False)
+    array = [(each.number, each.is_pending) for each in (second, *others)]
+    assert array == [("18_2", False), ("18_3", True), ("18_5", True), ("18_9", True)]
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("qw", "waits"), ("hqw", HELD), ("r", "is running"), ("dr", "is being deleted"),
+        ("Rq", "was requeued and waits"), ("Rr", "is running again"), ("S", "is suspended"),
+        ("Eqw", "is in an error state, Eqw, and will not start: qstat -explain E says why"),
+    ],
+)  # fmt: skip
+def test_the_description_of_a_state(state, expected):
+    assert describe_state(state) == expected
+
+
+ACCOUNTED = """==============================================================
+qname        all.q
+hostname     n2
+jobnumber    7
+failed       0
+exit_status  {task}
+==============================================================
+qname        all.q
+hostname     n1
+jobnumber    7
+failed       {failed}
+exit_status  {code}
+ru_wallclock 1s
+"""
+
+
+@pytest.mark.parametrize(
+    ("failed", "code", "ended"),
+    [
+        ("0", "0", (0, "completed")),
+        ("0", "7", (7, "failed")),
+        ("100 : assumedly after job", "137                  (Killed)", (137, "was killed by signal 9")),
+        ("37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", "137", (143, "reached its time limit")),
+        ("26  : opening input/output file", "0", (1, "failed: Grid Engine says 26  : opening input/output file")),
+    ],
+)
+def test_how_a_job_ended(failed, code, ended):
+    (record,) = parse_qacct(ACCOUNTED.format(task="1", failed=failed, code=code), "7")
+    assert (record.code, record.description) == (ended[0], f"{ended[1]} (exit code {ended[0]})")
+
+
+def test_how_an_array_ended():
+    """As qacct of 8.1.9 had it: index 1 was started again, and 2 is to be."""
+    again = "taskid       {}\nfailed       25  : rescheduling\nexit_status  99                  \n"
+    ended = "taskid       1\nfailed       0    \nexit_status  4                   \n"
+    records = parse_qacct(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")
+    assert [(each.number, each.code) for each in records] == [("3_1", 4)]
+
+
+def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
+    assert parse_qacct("no jobs running since startup\n", "7") == []
+    for program in ("qstat", "qacct"):
+        write_program(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    seen = GridEngine().query_one(JobId("7"))
+    assert seen is not None
+    assert (seen.description, seen.ended_unknown, seen.code) == ("has ended; qacct does not show it yet", True, None)
+
+
+def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    words = ("submit", "--scheduler", "sge", "--pe", "mpi", "--dry-run", "train.py")
+    done = run_in_fork(*words, env={"DDPLAUNCH_TOKEN": "s3cret"})
+    assert "note: DDPLAUNCH_TOKEN is not secret in this job: qstat -j shows" in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_the_site_may_choose_it_in_a_file(run_in_fork, tmp_path):
+    write_program(tmp_path, "train.py", "")
+    write_program(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\nscheduler = "sge"\npe = "mpi"\n')
+    done = run_in_fork("submit", "--dry-run", "--nodes", "2", "--time", "1:30:00", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "#$ -pe mpi 2\n#$ -l h_rt=5400\n" in done.stdout

@@ -1,0 +1,258 @@
+"""Tests of what Grid Engine, PBS and LSF share: job scripts, refused options, and a job on two nodes.
+
+``python -m tests.features.submit.test_hosts`` writes the golden files anew, to be read in the diff.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions, SetupCommand
+from ddplaunch.system.schedulers.scheduler_registry import make_scheduler
+from tests.conftest import assert_refused, conflict, write_program
+from tests.features.submit.queue_programs import PROGRAMS_OF, Job, install
+from tests.features.submit.states import REJECTED
+from tests.start_modes import LIGHT
+
+GOLDEN = Path(__file__).parent / "golden_hosts"
+
+SMALLEST = BatchJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
+
+EVERYTHING = replace(
+    SMALLEST,
+    command=["--max-restarts", "2", "train.py", "--", "--lr", "0.1", "--name", 'it\'s a "test"', "$HOME"],
+    chdir="/data/my wine",
+    job_name="wine",
+    nodes=2,
+    cpus_per_task=64,
+    time="1-02:03:04",
+    partition="gpu",
+    setup=[SetupCommand("/data/my wine/env.sh", is_file=True), SetupCommand("module load cuda/12")],
+)
+NODES = replace(EVERYTHING, gpus_per_node="8", account="wine-2026", exclusive=True)
+
+AGAIN = RequeueOptions(3, "USR1", 90, 30)
+
+WRITERS = {name: make_scheduler(name) for name in ("sge", "pbs", "lsf")}
+
+JOBS = {
+    "sge": replace(SMALLEST, pe="mpi"),
+    "pbs": SMALLEST,
+    "lsf": SMALLEST,
+    "sge_everything": replace(
+        EVERYTHING, output="logs/$JOB_ID.out", cpus_per_task=4, time="4:00:00", partition="gpu.q", pe="mpi",
+        extra_options=["-l gpu=8", "-P 'my project'"],
+    ),
+    "pbs_everything": replace(
+        NODES, output="logs/wine.out", mem="200G", extra_options=["-P 'my project'", "-W depend=afterok:4711"]
+    ),
+    "lsf_everything": replace(
+        NODES, output="logs/%J.out", extra_options=["-R 'rusage[mem=200G]'", "-w 'done(4711) && done(4712)'"]
+    ),
+    "sge_again": replace(SMALLEST, pe="mpi", nodes=3, spares=1, array="1-9:2%2", time="4:00:00", requeue=AGAIN),
+    "pbs_again": replace(SMALLEST, nodes=3, spares=1, array="0-7%2"),
+    "lsf_again": replace(SMALLEST, nodes=3, spares=1, array="1,5%2", time="4:00:00", requeue=AGAIN,
+                         extra_options=["-app ours"]),
+}  # fmt: skip
+
+
+def script(name: str) -> str:
+    return WRITERS[name[:3]].render_script(JOBS[name])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_golden(name):
+    assert script(name) == (GOLDEN / f"{name}.sh").read_text()
+    subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.iterdir()} == set(JOBS)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "log"),
+    [
+        ("sge", "4711", "/data/wine/sge-4711.out"),
+        ("sge_everything", "4711", "/data/my wine/logs/4711.out"),
+        ("pbs", "4711.pbs01", "/data/wine/train.py.o4711"),
+        ("pbs_everything", "4711.pbs01", "/data/my wine/logs/wine.out"),
+        ("lsf", "4711", "/data/wine/lsf-4711.out"),
+        ("lsf_everything", "4711", "/data/my wine/logs/4711.out"),
+        ("sge_again", "4711", "/data/wine/sge-4711.%a.out"),
+        ("pbs_again", "4711.pbs01", "/data/wine/train.py.o4711.%a"),
+        ("lsf_again", "4711", "/data/wine/lsf-4711_%a.out"),
+    ],
+)
+def test_where_the_log_is(name, number, log):
+    assert WRITERS[name[:3]].log_path(JOBS[name], number) == log
+
+
+@pytest.mark.parametrize("scheduler", WRITERS)
+def test_what_fits_in_no_line(scheduler):
+    with pytest.raises(UsageError, match="does not fit"):
+        WRITERS[scheduler].render_script(replace(JOBS[scheduler], partition="a\nb"))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words", "expected"),
+    [
+        ("sge", "", "--scheduler sge needs --pe NAME, a parallel environment"),
+        ("sge", "--pe mpi --gpus-per-node 8", conflict("--gpus-per-node", "--scheduler sge")),
+        ("sge", "--pe mpi --array 0-3", "--array 0-3: indices start at 1 here"),
+        ("sge", "--pe mpi --array 1,5", "--array 1,5: --scheduler sge accepts one range only"),
+        ("sge", "--pe mpi --array 1-4 --follow", f"{conflict('--follow', '--array 1-4')}: each job has its own log"),
+        ("sge", "--pe mpi --requeue 3", "--requeue 3 needs --time with --scheduler sge"),
+        ("sge", "--pe mpi --exclusive", conflict("--exclusive", "--scheduler sge")),
+        ("sge", "--pe mpi --dependency afterok:7", conflict("--dependency", "--scheduler sge")),
+        ("sge", "--pe mpi --teardown hostname", conflict("--teardown", "--scheduler sge")),
+        ("sge", "--pe mpi --sbatch-arg=--hint=nomultithread", conflict("--sbatch-arg", "--scheduler sge")),
+        ("sge", "--pe mpi --qsub-arg=-V", "--qsub-arg -V: ddplaunch sets -V itself"),
+        ("sge", "--pe mpi --qsub-arg=exclusive", "--qsub-arg exclusive: expected an option of qsub"),
+        ("pbs", "--gres gpu:8", conflict("--gres", "--scheduler pbs")),
+        ("pbs", "--gpus-per-node a100:8", "--gpus-per-node a100:8: PBS does not distinguish types of GPUs"),
+        ("pbs", "--mem 0", conflict("--mem 0", "--scheduler pbs")),
+        ("pbs", "--array 1,5", "--array 1,5: --scheduler pbs accepts one range only"),
+        ("pbs", "--array 3", "--array 3: expected a range of two or more"),
+        ("pbs", "--array 0-3 --output wine.out", "--output wine.out: each job of an array needs a log of its own"),
+        ("pbs", "--requeue 3", conflict("--requeue", "--scheduler pbs")),
+        ("pbs", "--dependency afterok:7", conflict("--dependency", "--scheduler pbs")),
+        ("pbs", "--sbatch-arg=--hint=nomultithread", conflict("--sbatch-arg", "--scheduler pbs")),
+        ("pbs", "--pe mpi", "--pe mpi needs --scheduler sge"),
+        ("pbs", "--qsub-arg=-V", "--qsub-arg -V: ddplaunch sets -V itself"),
+        ("pbs", "--qsub-arg=-lselect=2", "--qsub-arg -lselect=2: ddplaunch sets select itself"),
+        ("pbs", "--qsub-arg=exclusive", "--qsub-arg exclusive: expected an option of qsub"),
+        ("pbs", "--output logs/%j.out",
+         "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name"),
+        ("lsf", "--mem 200G", conflict("--mem", "--scheduler lsf")),
+        ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: here it is a number"),
+        ("lsf", "--array 0-3", "--array 0-3: indices start at 1 here"),
+        ("lsf", "--spares 1",
+         "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL"),
+        ("lsf", "--qsub-arg=-V", "--qsub-arg -V needs --scheduler sge or pbs"),
+        ("lsf", "--bsub-arg=-q", "--bsub-arg -q: ddplaunch sets -q itself"),
+        ("lsf", "--bsub-arg=-Rspan[hosts=1]", "--bsub-arg -Rspan[hosts=1]: ddplaunch sets span itself"),
+        ("lsf", "--bsub-arg=exclusive", "--bsub-arg exclusive: expected an option of bsub"),
+        ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, expected):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == f"Error: {expected}"
+    assert 1 < len(done.stderr.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "system"),
+    [("sge --pe mpi", "qsub", "Grid Engine"), ("pbs", "qsub", "PBS"), ("lsf", "bsub", "LSF")],
+)
+def test_a_machine_without_it(run_in_fork, tmp_path, words, program, system):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("submit", "--scheduler", *words.split(), "train.py", env={"PATH": str(tmp_path)})
+    assert_refused(done, f"{program} is not on PATH: this machine has no commands of {system}")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("sge --pe mpi --qsub-arg=-js=7", "qsub-arg: -js=7 (--qsub-arg)"),
+        ("pbs --qsub-arg=-Pwine", "qsub-arg: -Pwine (--qsub-arg)"),
+        ("lsf --bsub-arg=-N --bsub-arg=-B", "bsub-arg: -N, -B (--bsub-arg)"),
+    ],
+)
+def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, expected):
+    write_program(tmp_path, "train.py", "")
+    done = run_in_fork("submit", "--dry-run", "--scheduler", *words.split(), "train.py")
+    assert expected in done.stderr.splitlines()
+
+
+PROGRAM = """
+import os, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["SET"], *sys.argv[1:], flush=True)
+if "fail" in sys.argv and os.environ["RANK"] == "3":
+    sys.exit(7)
+if "wait" in sys.argv:
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def here(tmp_path):
+    """Give the variables of a shell that has a scheduler; the job's folder is the test's."""
+    write_program(tmp_path, "train.py", PROGRAM)
+    write_program(tmp_path, "env.sh", 'export SET=$((40 + 2))\nread -r word; [ -z "$word" ]')
+    return lambda scheduler: install(tmp_path / scheduler, *PROGRAMS_OF[scheduler])
+
+
+def followed(scheduler: str, *words: str) -> tuple[str, ...]:
+    size = ("--nodes", "2", "--cpus-per-task", "4", "--nproc", "2")
+    return ("submit", "--scheduler", scheduler, *size, *LIGHT, "--follow", "--setup", "env.sh", "train.py", *words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheduler", "number", "log", "variable"),
+    [("pbs", "{}.pbs01", "train.py.o{}", "PBS_JOBID"), ("lsf", "{}", "lsf-{}.out", "LSB_JOBID")],
+)
+def test_a_job_on_two_nodes_is_followed_to_its_end(run_ddplaunch, tmp_path, here, scheduler, number, log, variable):
+    done = run_ddplaunch(*followed(scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(scheduler))
+    assert done.returncode == 7, done.stdout + done.stderr
+    digits = re.findall(r"job (\d+)", done.stderr)[0]
+    number = number.format(digits)
+    assert f"ddplaunch: log: {tmp_path}/{log.format(digits)}\n" in done.stderr
+    assert f"ddplaunch: cancel: ddplaunch stop {number}\n" in done.stderr
+    ranks = [f'[{rank}] rank {rank} of 4 42 fail it\'s "one" $HOME' for rank in range(4)]
+    assert sorted(line for line in done.stdout.splitlines() if "] rank" in line) == ranks, done.stdout
+    node = f"{scheduler}: this is node 0 of 2, at 127.0.0.1 ({variable}, DDPLAUNCH_HOSTS, DDPLAUNCH_NODE_RANK;"
+    assert node in done.stdout
+    assert done.stdout.count("rank 3 exited with code 7") == 1, "one report for all nodes"
+    assert f"job {number} failed (exit code 7)" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_job_of_lsf_is_requeued(start_ddplaunch, tmp_path, here):
+    """LSF warns all processes of the script, and starts it again after exit code 99 (bsub(1), -wa and -Q)."""
+    program = PROGRAM.replace(
+        "    time.sleep(600)", "    from ddplaunch import runtime\n    while not runtime.preempted(): time.sleep(0.02)"
+    )
+    write_program(tmp_path, "train.py", program)
+    words = followed("lsf", "wait")
+    job = start_ddplaunch(*words[:1], "--requeue", "1", "--time", "1:00:00", *words[1:], env=here("lsf"))
+    submitted = job.stderr
+    for times in (1, 2):
+        job.wait_for("] rank", times=4 * times)
+        number = submitted().partition("cancel: ddplaunch stop ")[2].split()[0]
+        Job(tmp_path / "lsf", number).signal(signal.SIGUSR2)
+        job.wait_for("to save a checkpoint", times=times)
+    assert job.wait() == 75, job.stdout() + job.stderr()
+    assert "ddplaunch: requeueing, 1 of 1\n" in job.stdout()
+    assert "ddplaunch: not requeued again: --requeue 1\n" in job.stdout()
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "theirs", "ours"),
+    [
+        ("pbs", "qsub: Unknown queue\n",
+         f"qsub {REJECTED} 170)\n  see its message above; qstat -Q lists"),
+        ("lsf", "nowhere: No such queue. Job not submitted.\n",
+         f"bsub {REJECTED} 255)\n  see its message above; bqueues lists"),
+    ],
+)  # fmt: skip
+def test_a_job_that_its_scheduler_refuses(run_in_fork, here, scheduler, theirs, ours):
+    done = run_in_fork("submit", "--scheduler", scheduler, "--partition", "nowhere", "train.py", env=here(scheduler))
+    assert_refused(done, theirs, f"Error: {ours}")
+
+
+if __name__ == "__main__":
+    for name in JOBS:
+        (GOLDEN / f"{name}.sh").write_text(script(name))

@@ -1,0 +1,251 @@
+"""Tests of showing and stopping jobs of PBS and LSF from a shell that did not submit them.
+
+tests/gridengine does so with a real Grid Engine, tests/slurm with a real Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.system.schedulers.scheduler import ACCOUNTING_DELAY_S
+from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
+from tests.conftest import assert_refused, clean_environment, ddplaunch_command, wait_until, write_program
+from tests.features.submit.queue_programs import PROGRAMS_OF, Job, install
+from tests.features.submit.states import DELETED, KILLED
+from tests.scaled_timeouts import scaled_timeout
+from tests.start_modes import LIGHT
+
+TRAIN = """
+import os, sys, time
+print("rank", os.environ["RANK"], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+sys.exit(3 if os.environ["RANK"] == "1" else 0)
+"""
+
+WHY = {"pbs": "waits: Not Running: Insufficient amount of resource: ncpus", "lsf": "waits"}
+STOPPED = {"pbs": "failed (exit code 143)", "lsf": "was killed: LSF says TERM_OWNER (exit code 130)"}
+NEVER_BEGAN = {
+    "pbs": DELETED,
+    "lsf": KILLED,
+}
+
+
+class Login:
+    """A login host with one scheduler. Its "nodes" are this machine too, with their doors where it does not look."""
+
+    def __init__(self, scheduler: str, folder: Path, doors: str, answer) -> None:
+        self.scheduler, self.folder, self.doors, self._answer = scheduler, folder, doors, answer
+        self.env = {
+            **install(folder / "site", *PROGRAMS_OF[scheduler]),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_RUNTIME_DIR": str(folder / "login"),
+        }
+        write_program(folder, "bin/srun", f"#!/bin/sh\ntouch {folder}/slurm\n").chmod(0o755)
+        for name in ("scontrol", "squeue", "scancel", "sacct"):
+            (folder / "bin" / name).symlink_to("srun")
+        self.env["PATH"] += f":{folder}/bin"
+
+    def type(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return self._answer(*words, env={**self.env, **env})
+
+    def submit(self, *words: str) -> str:
+        size = ("--scheduler", self.scheduler, "--nodes", "2", "--nproc", "1", *LIGHT)
+        done = self.type("submit", *size, *words, "train.py", XDG_RUNTIME_DIR=self.doors)
+        assert done.returncode == 0, done.stderr
+        self.submit_output = done.stdout.splitlines()
+        return re.findall(r"^job (\S+):", done.stdout)[0]
+
+    def begun(self) -> str:
+        """Wait for the ranks of the job submitted last; return what its log says until then."""
+        log = Path(next(line for line in self.submit_output if line.startswith("log: ")).removeprefix("log: "))
+        wait_until(lambda: log.exists() and log.read_text().count("] rank") == 2, "the ranks")
+        return log.read_text()
+
+    def shown(self, number: str) -> dict[str, object]:
+        """The job in ``ps --json``, which has its runs of this name too."""
+        found = json.loads(self.type("ps", "--json").stdout)
+        return next(each for each in found if each["run"] == number and each["pid"] is None)
+
+    def state(self, number: str) -> str:
+        """The last column of ``ps``."""
+        line = next(line for line in self.type("ps").stdout.splitlines() if re.match(rf"{number} .* ago ", line))
+        return line.partition(" train.py ")[2].strip()
+
+
+@pytest.fixture(params=PROGRAMS_OF)
+def login(request, tmp_path, run_in_fork):
+    """A login host; at the end no program of Slurm's has been called."""
+    write_program(tmp_path, "train.py", TRAIN)
+    with tempfile.TemporaryDirectory() as doors:  # a socket's path is short
+        yield Login(request.param, tmp_path, doors, run_in_fork)
+        write_program(tmp_path, "go", "")
+        jobs = [Job(tmp_path / "site", path.name) for path in (tmp_path / "site" / "jobs").iterdir()]
+        wait_until(lambda: all(job.waits or job.status is not None for job in jobs), "the end of all jobs")
+    assert not (tmp_path / "slurm").exists()
+
+
+@pytest.mark.slow
+def test_a_job_is_followed_again(login, tmp_path):
+    number = login.submit()
+    assert login.submit_output[-2:] == [f"follow: ddplaunch attach {number}", f"cancel: ddplaunch stop {number}"]
+    log = login.begun()
+    short = number.partition(".")[0]
+    shown = login.shown(number)
+    assert (shown["state"], shown["code"], shown["world_size"]) == ("is running", None, None)
+    assert login.state(number) == "running"
+    assert login.type("logs", short).stdout == log
+    for words in (("stacks",), ("logs", "--rank", "1")):
+        system = SCHEDULER_TITLES[login.scheduler]
+        expected = f"{words[0]} cannot reach the nodes of job {number}: {system} cannot start a step in a running job"
+        hint = f"log in to one of them with SSH and run there: ddplaunch {words[0]}\n"
+        assert_refused(login.type(words[0], number, *words[1:]), expected, hint)
+    assert "running" in login.type("report", number).stdout, "its home is this one's"
+
+    attached = subprocess.Popen(
+        ddplaunch_command("attach", short),
+        cwd=tmp_path,
+        env=clean_environment(login.env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert attached.stdout is not None
+    while "] rank" not in attached.stdout.readline():
+        pass
+    write_program(tmp_path, "go", "")
+    out, err = attached.communicate(timeout=scaled_timeout(60))
+    assert attached.returncode == 3, err
+    assert "ddplaunch: rank 1 exited with code 3" in out
+    assert err.splitlines()[-1] == f"ddplaunch: job {number} failed (exit code 3)"
+
+    shutil.rmtree(tmp_path / "site" / "jobs" / number)  # the scheduler has forgotten it
+    again = login.type("attach", "train.py")
+    assert (again.returncode, again.stderr) == (3, f"ddplaunch: job {number} failed (exit code 3)\n")
+    assert "rank 1 exited with code 3" in again.stdout
+    assert login.shown(number)["state"] == "failed (exit code 3)"
+    assert "rank 1 exited with code 3" in login.type("report", number).stdout
+    stopped = login.type("stop", number)
+    assert (stopped.returncode, stopped.stderr.splitlines()[0]) == (2, f"Error: job {number} failed (exit code 3)")
+
+
+@pytest.mark.slow
+def test_a_job_is_stopped(login):
+    """By the scheduler, whose folder of history the nodes share; --now is not its."""
+    number = login.submit()
+    login.begun()
+    assert_refused(login.type("stop", number, "--now"), f"--now does not work on job {number}: ")
+    stopped = login.type("stop", number)
+    assert stopped.returncode == 0, stopped.stderr
+    assert stopped.stderr.endswith(f"stopping job {number}\njob {number} {STOPPED[login.scheduler]}\n")
+    assert login.state(number) == STOPPED[login.scheduler]
+
+
+@pytest.mark.slow
+def test_an_array(login, tmp_path):
+    """Each is a job of two nodes with its own index, log, port and end; the scheduler is asked once about all."""
+    variable = {"pbs": "PBS_ARRAY_INDEX", "lsf": "LSB_JOBINDEX"}[login.scheduler]
+    write_program(tmp_path, "train.py", TRAIN.replace('"rank",', f'"index", os.environ["{variable}"], "rank",'))
+    number = login.submit("--array", "1-2", "--time", "1:00:00")
+    short, dot, server = number.partition(".")
+    assert login.submit_output[-2:] == [
+        f"follow: ddplaunch attach {short}_INDEX{dot}{server}",
+        f"cancel: ddplaunch stop {number}",
+    ]
+    pattern = login.submit_output[1].removeprefix("log: ")
+    logs = {index: Path(pattern.replace("%a", index)) for index in "12"}
+    for index, log in logs.items():
+        wait_until(lambda log=log: log.exists() and log.read_text().count("] index") == 2, "the ranks")
+        assert log.read_text().count(f"] index {index} rank") == 2, log.read_text()
+    login.submit("--partition", "full")
+    (tmp_path / "site" / "asked").write_text("")
+    assert login.state(number) == "2 running"
+    asked = (tmp_path / "site" / "asked").read_text().splitlines()
+    assert len(asked) == 1, asked
+    assert login.type("logs", f"{short}_2").stdout == logs["2"].read_text()
+    stopped = login.type("stop", f"{short}_2")
+    assert (stopped.returncode, STOPPED[login.scheduler] in stopped.stderr) == (0, True), stopped.stderr
+    assert login.state(number) == "1 failed, 1 running"
+    write_program(tmp_path, "go", "")
+    assert login.type("attach", f"{short}_1").returncode == 3
+    found = login.type("report", number)
+    assert found.stdout.splitlines()[0] == f"job {number}, array 1-2: 2 failed", found.stderr
+    effective, fate, *_ = login.type("report", f"{short}_1").stdout.splitlines()
+    assert effective.startswith("goodput ")
+    assert fate == f"{short}_1{dot}{server}: failed with exit code 3"
+
+
+def test_a_job_that_waits(login):
+    number = login.submit("--partition", "full")
+    assert login.shown(number)["state"] == WHY[login.scheduler]
+    waiting = login.type("stacks", number)
+    assert (waiting.returncode, f"job {number} {WHY[login.scheduler]}: no rank runs" in waiting.stderr) == (2, True)
+    assert login.type("stop", "train.py").returncode == 0
+    assert login.state(number) == NEVER_BEGAN[login.scheduler]
+    attached = login.type("attach", number)
+    assert (attached.returncode, attached.stderr) == (143, f"ddplaunch: job {number} {NEVER_BEGAN[login.scheduler]}\n")
+
+
+def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):
+    number = login.submit("--partition", "full")
+    system = SCHEDULER_TITLES[login.scheduler]
+    write_program(tmp_path, "site/bin/bhist", "#!/bin/sh\necho 'No matching job found' >&2\n").chmod(0o755)
+    shutil.rmtree(tmp_path / "site" / "jobs" / number)
+    attached = login.type("attach", number)
+    assert attached.returncode == 1
+    assert f"{system} no longer knows job {number}; its exit status is unknown" in attached.stderr
+    assert login.state(number) == f"ended; {system} no longer knows how"
+    assert login.shown(number)["code"] == 1
+
+
+def test_a_stopped_job_may_be_forgotten_at_once(login, tmp_path):
+    """As by PBS where the site keeps no history."""
+    number = login.submit("--partition", "full")
+    write_program(tmp_path, "site/bin/bhist", "#!/bin/sh\n").chmod(0o755)
+    cancels = tmp_path / "site" / "bin" / PROGRAMS_OF[login.scheduler][2]
+    cancels.write_text(f"#!/bin/sh\nrm -r {tmp_path}/site/jobs/$1\n")
+    stopped = login.type("stop", number)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"job {number} ended; {SCHEDULER_TITLES[login.scheduler]} no longer knows how\n" in stopped.stderr
+
+
+def test_a_machine_without_the_scheduler(login, tmp_path):
+    number = login.submit("--partition", "full")
+    asked = PROGRAMS_OF[login.scheduler][1]
+    (tmp_path / "site" / "bin" / asked).unlink()
+    path = f"{tmp_path}/site/bin:{tmp_path}/bin"  # a real Grid Engine has a qstat too
+    missing = login.type("attach", number, PATH=path)
+    assert missing.returncode == 69
+    assert f"{asked} is not on PATH: " in missing.stderr
+    assert f"{asked} does not answer" in login.type("ps", PATH=path).stdout
+
+
+def test_a_job_of_grid_engine_that_qacct_never_shows(run_in_fork, tmp_path):
+    """As one deleted by qdel while it waited: it is not asked about for ever."""
+    for name, lines in {"qsub": "echo 4711", "qstat": "echo '<job_info/>'", "qacct": "exit 1"}.items():
+        write_program(tmp_path, f"bin/{name}", f"#!/bin/sh\n{lines}\n").chmod(0o755)
+    write_program(tmp_path, "train.py", "")
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path)}
+    assert run_in_fork("submit", "--scheduler", "sge", "--pe", "mpi", "train.py", env=env).returncode == 0
+    assert "qacct does not show it" in run_in_fork("ps", env=env).stdout
+    kept = tmp_path / "ddplaunch" / "submitted" / "sge.4711.json"
+    job = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**job, "gone": job["gone"] - ACCOUNTING_DELAY_S}))
+    assert "ended; Grid Engine no longer knows how" in run_in_fork("ps", env=env).stdout
+    assert json.loads(kept.read_text())["code"] == 1
+
+
+def test_no_record_where_none_is_wanted(login, tmp_path):
+    number = login.submit("--partition", "full", "--no-history")
+    assert login.submit_output[-2].startswith(f"follow: tail -n +1 -F {tmp_path}/")
+    assert login.submit_output[-1] == f"cancel: {PROGRAMS_OF[login.scheduler][2]} {number}"
+    assert not os.path.exists(tmp_path / "state")

@@ -1,0 +1,73 @@
+"""Tests that other machines run ddplaunch itself, whatever files are in the job's folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.features.submit.slurm import Slurm
+from ddplaunch.system.plan.launch_command import python_command
+from tests.conftest import ddplaunch_command, run_command, write_program
+from tests.features.manifest.pods import pods
+from tests.features.manifest.test_kubernetes import golden
+from tests.features.submit.test_slurm import SMALLEST as IN_SLURM
+
+OTHERS = ("ddplaunch.py", "json.py", "select.py", "click.py")
+TRAIN = "import os; print('trained', os.environ['RANK'], os.environ.get('PYTHONPATH'))"
+
+
+def run(folder: Path, words: list[str], **variables: str) -> str:
+    done = run_command(words, folder, variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job's folder whose files have names of ours, of Python's and of a package that we use."""
+    for name in OTHERS:
+        write_program(tmp_path, name, f"print('{name} was run'); raise SystemExit(0)")
+    write_program(tmp_path, "train.py", TRAIN)
+    return tmp_path
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("path", ["", "/elsewhere", ":/elsewhere", ".", "link"])
+def test_a_ddplaunch_of_the_jobs_folder_is_not_run(folder: Path, path: str) -> None:
+    (folder / "link").symlink_to(".")
+    for name in ("json.py", "select.py") if path in (".", ":/elsewhere", "link") else ():
+        (folder / name).unlink()  # they would be in the way of Python itself
+    variables = {"PYTHONPATH": path} if path else {}
+    output = run(folder, [*python_command(sys.executable), "run", "train.py"], **variables)
+    assert output == f"trained 0 {path or None}\n", "and the rank has its variable as it was"
+
+
+def test_a_job_of_slurm_runs_ours(folder: Path) -> None:
+    """With an srun that starts one task, here."""
+    write_program(
+        folder,
+        "bin/srun",
+        '#!/bin/sh\nwhile [ "$1" != "$PYTHON" ]; do shift; done; exec "$@" --cluster none train.py\n',
+    )
+    (folder / "bin/srun").chmod(0o755)
+    batch = Slurm().render_script(replace(IN_SLURM, interpreter=sys.executable, chdir=str(folder), command=[]))
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    assert run(folder, ["bash", "-c", batch], PATH=path, PYTHON=sys.executable) == "trained 0 None\n"
+
+
+def test_a_pod_runs_ours(folder: Path) -> None:
+    (pod,) = pods(golden("smallest"))
+    assert run(folder, [sys.executable, *pod.words[1:]], **pod.environ) == "trained 0 None\n"
+
+
+def test_python_m_takes_only_its_own_name_from_there(folder: Path) -> None:
+    """Which module ``-m`` finds is Python's to say; everything behind it is ours."""
+    (folder / "ddplaunch.py").unlink()
+    assert run(folder, ddplaunch_command("run", "train.py")) == "trained 0 None\n"
+    (folder / "json.py").unlink()
+    (folder / "select.py").unlink()
+    assert run(folder, ddplaunch_command("run", "train.py"), PYTHONPATH=".") == "trained 0 .\n"

@@ -1,0 +1,318 @@
+"""Tests of the batch script: compared with golden files, valid for bash, and correct for srun.
+
+``python -m tests.features.submit.test_slurm`` writes the golden files anew, to be read in the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.features.submit import slurm
+from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions, SetupCommand
+from ddplaunch.features.submit.slurm import Slurm
+from ddplaunch.features.submit.slurm_output import parse_scontrol, parse_squeue
+from ddplaunch.system.plan.launch_command import python_command
+from tests.conftest import write_program
+from tests.features.submit.states import OUT_OF_MEMORY
+
+script = Slurm().render_script
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SMALLEST = BatchJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
+
+JOBS = {
+    "smallest": SMALLEST,
+    "two_nodes": replace(
+        SMALLEST,
+        command=["--max-restarts", "2", "train.py", "--", "--lr", "0.1", "--name", "it's a test", "$HOME"], nodes=2,
+        gpus_per_node="8", cpus_per_task=64, time="4:00:00", partition="general",
+    ),
+    "everything": replace(
+        SMALLEST, command=["--nproc", "4", "-m", "wine.train"], chdir="/data/my wine", job_name='a "job"',
+        output="logs/%A_%a.out", nodes=16, gpus_per_node="a100:8", cpus_per_task=64, mem="200G", time="1-12",
+        partition="big,small", account="vision", qos="high", constraint="[rack1|rack2]", nodelist="gpu[01-16]",
+        array="0-7%2", extra_options=["--hint=nomultithread", "--prefer='back \\ slash # 2'"],
+        setup=[SetupCommand("/data/my wine/env.sh", is_file=True), SetupCommand("export A=1; module load cuda/12")],
+    ),
+    "as_sbatch": replace(
+        SMALLEST, nodes=2, error="logs/%j.err", gpus_per_task="h100:8", gres="gpu:h100:8,nvme:1", mem_per_gpu="50G",
+        exclude="gpu[07-08]", exclusive=True, reservation="week 3", dependency="afterok:4711?afterany:4712_3",
+        mail_type="END,FAIL", mail_user="me@example.org", comment="wine # 2",
+        srun_args=["--cpu-bind=none", "--export 'A=1 2'"],
+        setup=[SetupCommand("export SCRATCH=/scratch/$SLURM_JOB_ID; mkdir $SCRATCH")],
+        teardown=[SetupCommand('rm -rf "$SCRATCH"; '), SetupCommand("/data/my wine/done.sh", is_file=True)],
+    ),
+    "requeue": replace(SMALLEST, nodes=2, requeue=RequeueOptions(3, "USR2", 90, 30)),
+    "spares": replace(SMALLEST, nodes=3, spares=1),
+    "container": replace(
+        SMALLEST, interpreter="python", container_image="nvcr.io#nvidia/pytorch:25.01-py3",
+        container_mounts=["/data/sets:/sets:ro", "/scratch:/scratch"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_golden(name):
+    assert script(JOBS[name]) == (GOLDEN / f"{name}.sh").read_text()
+    subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.iterdir()} == set(JOBS)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script as the batch shell of two nodes does, with an srun that writes down its words.
+
+    It exits with the code ``srun`` (or signals the shell), and node 0 has ``left`` its own.
+    """
+    program = f"""
+        #!{sys.executable}
+        import json, os, signal, sys
+        json.dump([sys.argv[1:], dict(os.environ)], open("srun.json", "w"))
+        if os.environ["LEFT"]:
+            open(os.environ["DDPLAUNCH_EXIT_FILE"], "w").write(os.environ["LEFT"])
+        if os.environ["SRUN"] in ("TERM", "USR1"):
+            os.kill(os.getppid(), signal.Signals["SIG" + os.environ["SRUN"]])
+            sys.exit(143)
+        if os.environ["SRUN"] == "USR2":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+            os.kill(os.getppid(), signal.SIGUSR2)
+            sys.exit(75 if signal.sigtimedwait([signal.SIGUSR2], 20) else 1)
+        if os.environ["SRUN"] == "waits":
+            signal.pause()
+        sys.exit(int(os.environ["SRUN"]))
+        """
+    write_program(tmp_path, "bin/srun", program).chmod(0o755)
+
+    def begin(job: BatchJob, srun: int | str = 7, left: str = ""):
+        environment = {
+            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_CPUS_PER_TASK": "64",
+            "SLURM_JOB_ID": "12",
+            "SRUN": str(srun),
+            "LEFT": left,
+        }
+        done = subprocess.run(
+            ["bash"], input=script(job), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        record = tmp_path / "srun.json"
+        return (done, *(json.loads(record.read_text()) if record.exists() else (None, None)))
+
+    return begin
+
+
+@pytest.mark.parametrize("name", ["smallest", "two_nodes", "container"])
+def test_what_srun_gets(run, name):
+    job = JOBS[name]
+    done, words, _ = run(job)
+    assert done.returncode == 7, "its exit code is the job's"
+    begin = words.index(job.interpreter)
+    assert words[begin:] == [*python_command(job.interpreter), "run", "--cluster", "slurm", *job.command]
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(words[:begin])
+    assert ("--cpus-per-task=64" in words) == (job.cpus_per_task is not None)
+    assert ("--container-workdir=/data/wine" in words) == (name == "container")
+
+
+@pytest.mark.parametrize(
+    ("srun", "left", "job", "code", "expected"),
+    [
+        (137, "0\n", SMALLEST, 0, ""),  # a task was killed, and the job went on with a spare
+        (137, "", SMALLEST, 137, ""),  # node 0 was
+        (137, "7\n", replace(SMALLEST, teardown=[SetupCommand("echo torn")]), 7, "torn\n"),
+        (137, "75\n", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),
+        (75, "", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),
+        (137, "0\n", JOBS["requeue"], 0, ""),
+        (143, "143\n", JOBS["requeue"], 143, ""),  # not preempted
+        ("TERM", "75\n", JOBS["requeue"], 75, ""),  # it was cancelled after the warning
+        ("USR1", "0\n", SMALLEST, 0, ""),
+        ("USR2", "", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),  # scancel --batch
+        (9, "", JOBS["spares"], 9, ""),
+        pytest.param("waits", "7\n", JOBS["spares"], 7, "", marks=pytest.mark.slow),  # for a node that came back
+    ],
+)
+def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, code, expected):
+    monkeypatch.setattr(slurm, "SRUN_EXIT_TIMEOUT_S", 0.1)
+    write_program(tmp_path, "bin/scontrol", "#!/bin/sh\necho $*\n").chmod(0o755)
+    write_program(tmp_path, ".ddplaunch-exit-12", "1\n")  # an earlier run's
+    begun, words, _ = run(job, srun=srun, left=left)
+    assert (begun.returncode, begun.stdout) == (code, expected), begun.stderr
+    if srun == "waits":
+        assert begun.stderr == "ddplaunch: the job is over; srun still waits for a lost node and is killed\n"
+    assert "--wait=0" in words, "no site's WaitTime ends those that go on"
+    assert not (tmp_path / ".ddplaunch-exit-12").exists()
+
+
+def test_setup_reaches_the_ranks(run, tmp_path):
+    file = write_program(tmp_path, "my env.sh", "export FROM_FILE=1\n")
+    done, _, variables = run(
+        replace(SMALLEST, setup=[SetupCommand(str(file), True), SetupCommand("export FROM_LINE='2 3'")])
+    )
+    assert done.returncode == 7
+    assert (variables["FROM_FILE"], variables["FROM_LINE"]) == ("1", "2 3")
+
+
+def test_a_setup_that_fails_ends_the_job(run):
+    done, words, _ = run(replace(SMALLEST, setup=[SetupCommand("no_such_command_here"), SetupCommand("echo on")]))
+    assert done.returncode == 127
+    assert "no_such_command_here" in done.stderr
+    assert (words, done.stdout) == (None, "")
+
+
+TORN = SetupCommand("echo torn $FROM_SETUP; exit 4")
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "expected"), [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")]
+)
+def test_a_teardown_keeps_the_exit_code(run, setup, code, expected):
+    """Also where the set-up ends the job, and where it leaves by ``exit`` itself."""
+    done, _, _ = run(replace(SMALLEST, setup=[SetupCommand(setup)], teardown=[TORN, SetupCommand("no_such_command")]))
+    assert (done.returncode, done.stdout) == (code, expected)
+    assert "no_such_command" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\rb"])
+def test_a_value_cannot_become_a_line(text):
+    with pytest.raises(UsageError, match="one line"):
+        script(replace(SMALLEST, job_name=text))
+
+
+def test_quoting_is_what_sbatch_reads():
+    """sbatch: quotes group, a backslash takes the next letter as it is (in quotes too), a bare # ends the line."""
+    for text in ("a b", "it's", 'say "x"', "back\\slash", "# no comment", "a#b", "tab\there", "$HOME", "`x`", "ä", ""):
+        line = next(line for line in script(replace(SMALLEST, job_name=text)).splitlines() if "job-name" in line)
+        lexer = shlex.shlex(line.removeprefix("#SBATCH "), posix=True, punctuation_chars=False)
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
+        assert list(lexer) == [f"--job-name={text}"]
+
+
+@pytest.mark.parametrize(
+    ("output", "array", "path"),
+    [
+        ("slurm-%j.out", None, "/data/wine/slurm-12.out"),
+        ("logs/%x-%5j.txt", None, "/data/wine/logs/train.py-00012.txt"),
+        ("/logs/%A_%a.out", "0-3", "/logs/12_%a.out"),
+        ("%j-%N", "0-3", "/data/wine/%j-%N"),
+    ],
+)
+def test_log_path(output, array, path):
+    assert Slurm().log_path(replace(SMALLEST, output=output, array=array), "12") == path
+
+
+RECORD = (
+    "JobId=7 JobName=x JobState=1 UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 Nice=0 Account=(null) "
+    "QOS=normal JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
+    "ExitCode={code} RunTime=00:00:02 TimeLimit=UNLIMITED PreemptTime={preempted} Command=(null) WorkDir=/data/my wine "
+    "StdErr=/data/my wine/slurm-7.out StdIn=/dev/null StdOut=/data/my wine/slurm-7.out Power= \n"
+)
+"""What ``scontrol --oneliner show job 7`` of Slurm 22.05 prints, somewhat shortened."""
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "ended", "expected"),
+    [
+        ("PENDING", "0:0", None, "waits"), ("RUNNING", "0:0", None, "is running"),
+        ("COMPLETING", "3:0", None, "is completing"), ("REQUEUE_HOLD", "0:0", None, "is requeue hold"),
+        ("COMPLETED", "0:0", 0, "completed"), ("FAILED", "3:0", 3, "failed"), ("FAILED", "0:9", 137, "failed"),
+        ("FAILED", "0:0", 1, "failed"), ("CANCELLED", "0:15", 143, "was cancelled"),
+        ("TIMEOUT", "0:0", 143, "reached its time limit"), ("DEADLINE", "0:0", 143, "passed its deadline"),
+        ("OUT_OF_MEMORY", "0:125", 137, OUT_OF_MEMORY.partition(" (")[0]), ("NODE_FAIL", "0:0", 69, "lost a node"),
+        ("PREEMPTED", "0:15", 75, "was preempted"),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_job_in_slurm(state, code, ended, expected):
+    job = parse_scontrol(RECORD.format(state=state, reason="None", code=code, preempted="None"))
+    assert job is not None
+    assert (job.code, job.log_path, job.number) == (ended, "/data/my wine/slurm-7.out", "7")
+    assert (job.is_pending, job.is_running) == (state == "PENDING", state == "RUNNING")
+    assert job.description == (expected if ended is None else f"{expected} (exit code {ended})")
+
+
+AT_NOON = "2026-01-31T12:00:00"
+NEVER = "waits, and will never start:"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "code", "preempted", "ended", "expected"),
+    [
+        # to Slurm a job that ends by itself when it is preempted is a script that failed
+        ("FAILED", "NonZeroExitCode", "143:0", AT_NOON, 75, "was preempted"),
+        ("FAILED", "NonZeroExitCode", "7:0", AT_NOON, 7, "failed (exit code 7)"),
+        ("FAILED", "RaisedSignal:53", "0:53", "None", 2,
+         "failed: Slurm could not open its log /data/my wine/slurm-7.out on the node (exit code 2)"),
+        ("PENDING", "Resources", "0:0", "None", None, "waits: Resources"),
+        ("PENDING", "QOSMaxCpuPerUserLimit", "0:0", "None", None, "waits: QOSMaxCpuPerUserLimit"),
+        ("PENDING", "PartitionNodeLimit", "0:0", "None", None,
+         f"{NEVER} PartitionNodeLimit (the job asks for more nodes than"),
+        ("PENDING", "PartitionConfig", "0:0", "None", None, f"{NEVER} PartitionConfig (no node of the partition has"),
+        ("PENDING", "QOSMaxNodePerJobLimit", "0:0", "None", None,
+         f"{NEVER} QOSMaxNodePerJobLimit (more than one job is allowed)"),
+        ("PENDING", "AssocMaxWallDurationPerJobLimit", "0:0", "None", None, f"{NEVER} AssocMaxWallDurationPerJobLimit"),
+        ("PENDING", "JobHeldUser", "0:0", "None", None, f"{NEVER} JobHeldUser (you hold it: scontrol release JOB)"),
+    ],
+)  # fmt: skip
+def test_the_description_of_a_job(state, reason, code, preempted, ended, expected):
+    job = parse_scontrol(RECORD.format(state=state, reason=reason, code=code, preempted=preempted))
+    assert job is not None
+    assert job.code == ended
+    assert job.description.startswith(expected)
+
+
+def test_a_job_that_was_requeued():
+    job = parse_scontrol(
+        RECORD.format(state="RUNNING", reason="None", code="0:0", preempted="None").replace("arts=0", "arts=2")
+    )
+    assert job is not None
+    assert job.description == "is running again (restart 2)"
+
+
+def test_what_squeue_says_of_several():
+    """Columns without anything between them, as squeue of 22.05 prints them; 4021 is of a log that cannot be opened."""
+    rows = (
+        ("7", "7", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2]", "0", "1", "", "N/A"),
+        ("8_0", "9", "RUNNING", "None", "0", "0", "n1", "N/A"),
+        ("8_1", "10", "FAILED", "JobLaunchFailure", "4021", "0", "n1", "N/A"),
+        ("8_2", "11", "FAILED", "NonZeroExitCode", "36608", "0", "n1", "2026-01-31T12:00:00"),
+    )
+    found = list(parse_squeue("".join("".join(map(str.ljust, row, WIDTHS)) + "\n" for row in rows)))
+    assert [each.job.text for each in found] == ["7", "8_0", "8_1", "8_2"]
+    assert [each.code for each in found] == [None, None, 2, 75]
+    assert found[0].description == "was requeued and waits: ReqNodeNotAvail, UnavailableNodes:n[1-2]"
+    assert (found[1].is_running, found[1].number, found[1].host) == (True, "9", "n1")
+
+
+WIDTHS = (64, 16, 32, 96, 16, 12, 256, 24)
+
+
+@pytest.mark.parametrize("output", ["slurm-%j.out", "/logs/%j.out"])
+def test_a_folder_with_a_percent_sign(output):
+    """It is not a pattern of sbatch's."""
+    job = replace(SMALLEST, chdir="/data/50%j", output=output, error="%x.err")
+    text = script(job)
+    assert "#SBATCH --chdir=/data/50%j\n" in text
+    assert f"#SBATCH --output={'/data/50%%j/' if output[0] != '/' else ''}{output}\n" in text
+    assert "#SBATCH --error=/data/50%%j/%x.err\n" in text
+    assert Slurm().log_path(replace(job, output="/data/50%%j/%j.out"), "12") == "/data/50%j/12.out"
+
+
+def test_no_record():
+    assert parse_scontrol("slurm_load_jobs error: Unable to contact slurm controller\n") is None
+
+
+if __name__ == "__main__":
+    for each, job in JOBS.items():
+        (GOLDEN / f"{each}.sh").write_text(script(job))

@@ -1,0 +1,175 @@
+"""Tests of when a warm zygote ends: its time, its session, lack of memory; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.features.warm import warm_sockets
+from tests.conftest import is_alive, wait_until, write_program
+from tests.features.warm.conftest import ROOT, SHOWS, WAITS, RunResult, Shell, wait_for_exit, wait_for_text
+from tests.scaled_timeouts import scaled_timeout
+
+
+def config(shell: Shell, text: str) -> None:
+    write_program(shell.folder, ".config/ddplaunch.toml", text)
+
+
+@pytest.mark.slow
+def test_it_ends_after_its_time(shell: Shell):
+    config(shell, '[run]\nwarm = "0.3s"\n')
+    done = shell.run()
+    wait_for_exit(done.made)
+    assert not (shell.runtime / "ddplaunch-warm").exists()
+
+
+@pytest.mark.slow
+def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
+    seconds = scaled_timeout(2)
+    config(shell, f'[run]\nwarm = "{seconds:.1f}s"\n')
+    write_program(
+        shell.folder, "waits.py", SHOWS + f"import time\ntime.sleep({1.5 * seconds})\nprint('still', flush=True)\n"
+    )
+    done = shell.run(shell.launch("waits.py"))
+    assert done.stdout.count("still") == 2
+    assert is_alive(done.made)
+    wait_for_exit(done.made)
+
+
+@pytest.mark.slow
+def test_it_ends_with_the_shell_that_made_it(shell: Shell):
+    done = shell.run()
+    assert is_alive(done.made)
+    shell.log_out()
+    wait_for_exit(done.made)
+
+
+@pytest.mark.slow
+def test_without_a_leader_of_its_session_it_ends_with_the_outermost_shell(shell: Shell):
+    """As below nohup, a CI runner or nsenter: what leads the session has ended, or cannot be seen."""
+    two_runs = "read go <go; " + 2 * f"{shell.launch('shows.py')}; " + "read go <go"
+    made = RunResult(0, after_its_leader(shell, two_runs, says="[1] made", times=2), "").made
+    assert shell.list_zygotes() == [made]
+    (shell.folder / "go").write_text("on\n")
+    wait_for_exit(made)
+
+
+@pytest.mark.slow
+def test_without_any_shell_a_run_starts_cold(shell: Shell):
+    after_its_leader(shell, f"read go <go; exec {shell.launch('--log-dir', 'log', 'shows.py')}", says="[1] made")
+    assert shell.reasons("log") == ["cannot connect to a warm zygote: the shell that it was started from has ended"]
+    assert shell.list_zygotes() == []
+
+
+def after_its_leader(shell: Shell, line: str, *, says: str, times: int = 1) -> str:
+    """Run a line in the background of a session whose leader ends; say it waits for ``go``; return what it prints."""
+    os.mkfifo(shell.folder / "go")
+    out = shell.folder / "background.out"
+    done = shell.run(f"setsid -w sh -c {shlex.quote(f'( {line} ) >{out} 2>&1 & echo $!')}")
+    shell.started.append(int(done.stdout))
+    (shell.folder / "go").write_text("on\n")
+    wait_until(lambda: out.read_text().count(says) == times, f"{says} in {out}")
+    return out.read_text()
+
+
+@pytest.mark.slow
+def test_it_ends_on_a_signal_and_its_folder_with_the_last_one(shell: Shell):
+    first, second, third = (shell.run(before=f"FOO={number}").made for number in range(3))
+    for pid, number in ((first, signal.SIGTERM), (second, signal.SIGHUP)):
+        os.kill(pid, number)
+        wait_for_exit(pid)
+    assert shell.list_zygotes() == [third]
+    os.kill(third, signal.SIGKILL)
+    wait_for_exit(third)
+    assert shell.warm().stderr == "no warm zygotes\n"
+    assert not (shell.runtime / "ddplaunch-warm").exists()
+
+
+def test_a_removed_folder_does_not_disturb_a_launcher(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(warm_sockets, "socket_dir_candidates", lambda name: [str(tmp_path / name)])
+    over = threading.Event()
+    remover = threading.Thread(target=lambda: [warm_sockets.remove_empty_dirs() for _ in iter(over.is_set, True)])
+    remover.start()
+    try:
+        for number in range(2000):
+            path = os.path.join(warm_sockets.warm_socket_dir(), str(number))
+            with warm_sockets.listen_at(path):
+                there = warm_sockets.connect(path)
+                assert there is not None
+                there.close()
+            warm_sockets.remove_stale(path)
+    finally:
+        over.set()
+        remover.join()
+    warm_sockets.remove_empty_dirs()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_signal_to_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
+    """As systemd and schedulers do: SIGTERM for all, and the ranks are to have their grace."""
+    write_program(shell.folder, "waits.py", WAITS)
+    launcher, out = shell.begin("exec " + shell.launch("waits.py"))
+    made = int(wait_for_text(out, "made", 2).split()[2])
+    (guardian,) = Path(f"/proc/{made}/task/{made}/children").read_text().split()
+    for pid in (made, int(guardian)):
+        os.kill(pid, signal.SIGTERM)
+    assert shell.list_zygotes() == []
+    (shell.folder / "go").touch()
+    wait_for_exit(launcher, int(guardian), made)
+    assert "ended" not in out.read_text()
+
+
+@pytest.mark.slow
+def test_stop_ends_it_after_its_run(shell: Shell):
+    write_program(shell.folder, "waits.py", WAITS)
+    idle = shell.run(before="FOO=1").made
+    launcher, out = shell.begin("exec " + shell.launch("waits.py"))
+    made = int(wait_for_text(out, "made", 2).split()[2])
+    lines = shell.warm("--stop").stderr.splitlines()
+    assert sorted(lines) == sorted([f"{idle} stopped", f"{made} stops when its run ends"])
+    assert not is_alive(idle)
+    assert is_alive(launcher)
+    (shell.folder / "go").touch()
+    wait_for_exit(launcher, made)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ROOT, reason="only root may mount")
+def test_it_ends_when_memory_is_short(tmp_path, shell: Shell):
+    """In a mount namespace, where a file of ours stands for the kernel's account of memory."""
+    meminfo = write_program(tmp_path, "meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
+    run = f"{shell.launch('--log-dir', 'log', 'shows.py')}; {shell.launch('--log-dir', 'log', 'shows.py')}"
+    short = f"printf 'MemTotal: 1000 kB\\nMemAvailable: 90 kB\\n' >{meminfo}"
+    script = f"mount --bind {meminfo} /proc/meminfo && {run}; {short}; {shell.launch('--log-dir', 'log', 'shows.py')}"
+    if shell.run(f"unshare --mount sh -c 'mount --bind {meminfo} /proc/meminfo'").code:
+        pytest.skip("nothing can be mounted here")
+    done = shell.run(f"unshare --mount sh -c {shlex.quote(script)}")
+    made = [line.split()[2] for line in done.stdout.splitlines()]
+    assert len(made) == 6
+    assert len(set(made[:4])) == 1
+    assert not set(made[:4]) & set(made[4:])
+    assert shell.reasons("log") == ["memory is short"]
+    wait_for_exit(int(made[0]))
+
+
+@pytest.mark.slow
+def test_an_idle_one_never_wakes(shell: Shell):
+    made = shell.run().made
+
+    def switches() -> list[str]:
+        return [line for line in Path(f"/proc/{made}/status").read_text().splitlines() if "ctxt" in line]
+
+    wait_until(lambda: not Path(f"/proc/{made}/task/{made}/children").read_text(), "the end of the run's guardian")
+    shell.warm()  # an answer: it is back at its wait
+    wait_until(lambda: "S (sleeping)" in Path(f"/proc/{made}/status").read_text(), "its rest")
+    before = switches()
+    shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
+    assert switches() == before

@@ -1,0 +1,200 @@
+"""Tests of when a run may use a warm zygote: what a fork inherits, and what was read, must be the same."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddplaunch
+from ddplaunch.features.warm.fingerprint import compute_fingerprint
+from tests.conftest import wait_until, write_program
+from tests.features.warm.conftest import ROOT, Shell, wait_for_exit
+
+needs_root = pytest.mark.skipif(not ROOT, reason="only root may")
+
+
+def python(text: str) -> str:
+    """Do something in a process, and be what follows."""
+    return shlex.join([sys.executable, "-c", f"import ctypes, os, sys; {text}; os.execvp(sys.argv[1], sys.argv[1:])"])
+
+
+@pytest.fixture(scope="module")
+def usual(shared: Shell) -> int:
+    """Who imports for runs of which nothing differs."""
+    made = shared.run().made
+    assert shared.run().made == made
+    return made
+
+
+DIFFERENT = {
+    "a variable": "FOO=1",
+    "umask": "umask 027;",
+    "niceness": "nice -n 3",
+    "affinity": "taskset -c 0",
+    "a limit": "ulimit -c 0; ulimit -n 500;",
+    "the soft limit of open files": "prlimit --nofile=600:",
+    "folder": "cd modules && ln -sf ../shows.py . &&",
+    "an ignored signal": "trap '' USR1;",
+    "oom score": "choom -n 500 --",
+    "scheduling": "chrt --batch 0",
+    "io priority": "ionice -c 3",
+    "personality": "setarch -R",
+    "no new privileges": "setpriv --no-new-privs",
+    "timer slack": python("ctypes.CDLL(None).prctl(29, 12345)"),
+    "core dumps": python("open('/proc/self/coredump_filter', 'w').write('0x31')"),
+    "groups": "setpriv --groups 7",
+    "capabilities": "setpriv --bounding-set -sys_time",
+    "a namespace": "unshare --uts",
+    "host name": "unshare --uts sh -c 'hostname elsewhere; exec \"$@\"' -",
+    "keyring": python("assert ctypes.CDLL(None).syscall(250, 1, None) > 0"),
+}
+AS_ROOT = {"groups", "capabilities", "a namespace", "host name"}
+
+
+@pytest.mark.parametrize("what", [pytest.param(each, marks=[needs_root] * (each in AS_ROOT)) for each in DIFFERENT])
+@pytest.mark.slow
+def test_what_differs_starts_cold(shared: Shell, usual: int, what):
+    before = DIFFERENT[what]
+    if not before.endswith((";", "&&")) and shared.run(f"{before} true").code:
+        pytest.skip("it cannot be changed here")
+    other = shared.run(before=before)
+    assert other.code == 0, other.stderr
+    assert other.made != usual
+    assert shared.run().made == usual, "the first one stays"
+
+
+@needs_root
+@pytest.mark.slow
+def test_another_cgroup_starts_cold(shared: Shell, usual: int):
+    parents = [Path("/sys/fs/cgroup", name) for name in ("pids", "unified", "")]
+    group = next((each for each in parents if (each / "cgroup.procs").exists()), Path("/")) / f"warm-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no cgroup can be made here")
+    try:
+        other = shared.run(before=f"echo 0 >{group}/cgroup.procs;")
+        assert other.made != usual
+        assert other.made in shared.list_zygotes()
+        os.kill(other.made, signal.SIGTERM)
+        wait_for_exit(other.made)
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of all in the cgroup")
+        group.rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variables", ["OLDPWD=/ SHLVL=7", "TERM=dumb TERM_PROGRAM=x", "SSH_TTY=/dev/pts/9", "COLUMNS=3"]
+)
+def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, usual: int, variables):
+    name, value = variables.split()[0].split("=")
+    write_program(
+        shared.folder, "tells.py", f"import os, torch\nprint('made', torch.made, os.environ['{name}'], flush=True)\n"
+    )
+    other = shared.run(f"{variables} {shared.launch('tells.py')}")
+    assert other.made == usual
+    assert other.stdout.count(f" {value}\n") == 2
+
+
+def test_a_variable_that_an_import_reads_counts(tmp_path):
+    config: Any = {
+        "modules": ["torch"],
+        "import_environment": {},
+        "shielded_signals": [],
+        "environment_reads": ["COLUMNS", "TERM", "HOME"],
+    }
+
+    def fingerprint(**variables: str) -> object:
+        return compute_fingerprint("zygote.py", config, {"HOME": "/", **variables})
+
+    usual = fingerprint(TERM="xterm", COLUMNS="80", LINES="24")
+    assert fingerprint(TERM="xterm", COLUMNS="80", LINES="3", TERM_PROGRAM="x") == usual
+    for name, value in (("TERM", "dumb"), ("COLUMNS", "3")):
+        assert fingerprint(**{"TERM": "xterm", "COLUMNS": "80", name: value}) != usual
+    assert fingerprint(COLUMNS="80") != usual
+    config["environment_reads"] = []
+    assert fingerprint(TERM="xterm") == fingerprint(COLUMNS="80")
+
+
+@pytest.mark.slow
+def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
+    """It can be inherited, but not passed to another process."""
+    beyond = python("os.dup2(0, 700); import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 4096))")
+    done = shared.run(f"{beyond} {shared.launch('--log-dir', 'beyond', 'shows.py')}")
+    assert done.code == 0, done.stderr
+    reason = "ranks inherit descriptor 700, too close to the limit of open files (ulimit -n)"
+    assert shared.reasons("beyond") == [reason]
+
+
+@pytest.mark.slow
+def test_a_changed_module_ends_it(shell: Shell):
+    write_program(shell.modules, "helper.py", "value = 1\n")
+    shell.torch_also("import helper\n")
+    write_program(
+        shell.folder, "tells.py", "import helper, torch\nprint('made', torch.made, 'value', helper.value, flush=True)\n"
+    )
+    first = shell.run(shell.launch("tells.py"))
+    assert shell.run(shell.launch("tells.py")).made == first.made
+    write_program(shell.modules, "helper.py", "value = 22\n")
+    changed = shell.run(shell.launch("--log-dir", "log", "tells.py"))
+    assert changed.stdout.count("value 22") == 2
+    assert changed.made != first.made
+    assert str(shell.modules / "helper.py") in shell.reasons("log")[0]
+    wait_for_exit(first.made)
+
+
+@pytest.mark.slow
+def test_a_module_that_was_missing_and_is_there_now_ends_it(shell: Shell):
+    shell.torch_also("try:\n    import extra\nexcept ImportError:\n    extra = None\n")
+    write_program(
+        shell.folder, "tells.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n"
+    )
+    first = shell.run(shell.launch("tells.py"))
+    write_program(shell.modules, "unrelated.py", "")
+    assert shell.run(shell.launch("tells.py")).made == first.made
+    write_program(shell.modules, "extra.py", "")
+    assert shell.run(shell.launch("tells.py")).stdout.count("True") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["matplotlibrc", ".config/fsspec/conf.json"])
+def test_settings_that_an_import_may_have_read_end_it(shell: Shell, name):
+    first = shell.run()
+    file = write_program(shell.folder, name, "{}")
+    assert shell.run().made != first.made
+    anew = shell.run()
+    assert shell.run().made == anew.made
+    file.write_text("{ }")
+    assert shell.run().made != anew.made
+
+
+@pytest.mark.slow
+def test_a_pth_file_that_is_installed_ends_it(shell: Shell, tmp_path):
+    """In a virtual environment of its own, as it would change this one."""
+    shell.run(shlex.join([sys.executable, "-m", "venv", "--without-pip", "env"]))
+    (site,) = (tmp_path / "env/lib").glob("python*/site-packages")
+    (site / "ours.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    (site / "ddplaunch.pth").write_text(f"{Path(ddplaunch.__file__).parents[1]}\n")
+    launch = shell.launch("shows.py").replace(sys.executable, "env/bin/python", 1)
+    first = shell.run(launch)
+    assert shell.run(launch).made == first.made
+    (site / "new.pth").write_text("import os; os.environ['NEW'] = '1'\n")
+    assert shell.run(launch).made != first.made
+
+
+@pytest.mark.slow
+def test_a_file_of_the_users_own_that_hides_a_module_starts_cold(shell: Shell):
+    first = shell.run()
+    write_program(shell.folder, "turtle.py", "")  # torch does not import it
+    assert shell.run().made == first.made
+    write_program(shell.folder, "json.py", "")
+    beside = shell.run()
+    assert "json.py has the name of" in beside.stderr
+    assert str(first.made) not in beside.stdout

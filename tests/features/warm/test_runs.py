@@ -1,0 +1,195 @@
+"""Tests that a run from a warm zygote is like any other: program, variables, output and end."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.conftest import write_program
+from tests.features.warm.conftest import BUSY, SHOWS, WAITS, Shell, wait_for_exit, wait_for_text
+from tests.features.warm.test_kills import import_slowly
+
+
+@pytest.mark.slow
+def test_torch_itself_is_imported_once(tmp_path):
+    shell = Shell(tmp_path, {"PYTHONPATH": ""})
+    try:
+        text = """
+            import os, torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            sum = torch.ones(1)
+            dist.all_reduce(sum)
+            dist.destroy_process_group()
+            print("sum", int(sum), "seed", torch.initial_seed(), flush=True)
+        """
+        write_program(tmp_path, "reduces.py", text)
+        runs = [shell.run(shell.launch("--log-dir", "log", "reduces.py")) for _ in range(3)]
+        assert [each.code for each in runs] == [0, 0, 0], runs
+        assert all(each.stdout.count("sum 2") == 2 for each in runs)
+        assert len(set(re.findall(r"seed (\d+)", "".join(each.stdout for each in runs)))) == 6
+        assert shell.reasons("log") == []
+        (line,) = shell.warm().stdout.splitlines()[1:]
+        assert re.search(r" MiB .* 3 +torch +" + re.escape(str(tmp_path)), line)
+    finally:
+        shell.close()
+
+
+@pytest.mark.slow
+def test_an_edit_is_seen(shell: Shell):
+    write_program(shell.folder, "beside.py", "value = 'old'\n")
+    write_program(shell.folder, "shows.py", SHOWS + "import beside\nprint(beside.value, flush=True)\n")
+    first = shell.run()
+    write_program(shell.folder, "beside.py", "value = 'newer'\n")
+    write_program(shell.folder, "shows.py", SHOWS + "import beside\nprint('now', beside.value, flush=True)\n")
+    second = shell.run()
+    assert second.made == first.made
+    assert second.stdout.count("now newer") == 2
+
+
+@pytest.mark.slow
+def test_it_sees_what_a_cold_run_sees(shell: Shell):
+    """Variables, descriptors, streams, limits, parents' signals: all but what is known to differ."""
+    text = """
+        import os, resource, signal, stat, sys
+        def kind(fd):
+            try:
+                return stat.S_IFMT(os.fstat(fd).st_mode)
+            except OSError:
+                return None
+        own = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "DDPLAUNCH_PREEMPTED_FILE")
+        environ = {name: value for name, value in os.environ.items() if name not in own}
+        with open("/proc/self/status") as file:
+            status = [line for line in file if line.startswith(("SigB", "SigI", "SigC", "Umask", "NoNew", "Secc"))]
+        print(sorted(environ.items()), sys.argv, sys.path, sys.flags, [kind(fd) for fd in range(1100)], status)
+        handlers = [str(signal.getsignal(n)).partition(" at ")[0] for n in signal.valid_signals()]
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), handlers)
+        print(resource.getrlimit(resource.RLIMIT_NOFILE), os.getcwd(), os.getpgid(0) == os.getsid(0) == os.getpid())
+        print(open("/proc/self/cmdline").read(), sorted(sys.modules), len(os.listdir("/proc/self/task")))
+        try:
+            print(os.pread(7, 5, 0), os.get_inheritable(7))
+        except OSError as error:
+            print(error)
+    """
+    write_program(shell.folder, "sees.py", text)
+    write_program(shell.folder, "seven", "seven")
+    cold = shell.run(shell.launch("sees.py", "--x").replace(" --warm ", " ") + " 7<seven")
+    shell.run(shell.launch("sees.py", "first"))
+    for _ in range(2):
+        done = shell.run(shell.launch("sees.py", "--x") + " 7<seven")
+        differs = set(re.split(r", |\n", done.stdout)) ^ set(re.split(r", |\n", cold.stdout))
+        assert not differs
+        assert done.stderr == cold.stderr
+    assert "b'seven'" in cold.stdout
+    assert shell.warm().stdout.splitlines()[1].split()[-3] == "3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["7", "0"])
+def test_exit_codes_and_reports_are_the_same(shared: Shell, code):
+    write_program(
+        shared.folder,
+        "ends.py",
+        f"import os, sys, torch\nprint('made', torch.made, flush=True)\nsys.exit({code} * int(os.environ['RANK']))\n",
+    )
+    cold = shared.run(shared.launch("ends.py").replace(" --warm ", " "))
+    warm = [shared.run(shared.launch("ends.py")) for _ in range(2)]
+    assert {cold.code, warm[0].code, warm[1].code} == {int(code)}
+    assert warm[0].made == warm[1].made
+
+    def same(text: str) -> str:
+        return re.sub(r"made \d+|\d{4,}|\d+\.\d+ s", "N", text)
+
+    assert same(warm[1].stderr) == same(cold.stderr)
+
+
+@pytest.mark.slow
+def test_a_pipe_does_not_wait_for_it(shell: Shell):
+    for _ in range(2):
+        done = shell.run(f"{shell.launch('shows.py')} 2>&1 | cat")
+        assert done.stdout.count("made") == 2
+    assert len(shell.list_zygotes()) == 1
+
+
+@pytest.mark.slow
+def test_what_the_import_prints_is_shown_once_and_it_is_not_kept(shell: Shell):
+    shell.torch_also("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
+    done = shell.run()
+    assert done.stdout.count("to stdout\n") == 1
+    assert done.stderr.count("to stderr\n") == 1
+    assert shell.list_zygotes() == []
+    wait_for_exit(done.made)
+
+
+@pytest.mark.slow
+def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
+    shell.torch_also("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n")
+    done = shell.run()
+    assert done.code == 0
+    assert ": 2 threads run" in done.stderr
+    assert done.stdout.count("made") == 2
+    assert shell.list_zygotes() == []
+
+
+@pytest.mark.slow
+def test_files_that_an_import_keeps_open_take_no_descriptors_number(shell: Shell):
+    shell.torch_also("kept = [open(os.devnull) for _ in range(30)]\n")
+    write_program(shell.folder, "shows.py", SHOWS + "print(os.pread(7, 5, 0), flush=True)\n")
+    write_program(shell.folder, "seven", "seven")
+    runs = [shell.run(after=f"7<seven {more}") for more in ("", "", "8<seven")]
+    assert all(each.stdout.count("b'seven'") == 2 for each in runs), runs
+    assert runs[0].made == runs[1].made != runs[2].made, "its 8 is taken"
+
+
+@pytest.mark.slow
+def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
+    shell.torch_also("os.environ['KMP_X'] = 'set'\nos.environ.pop('GOES', None)\n")
+    write_program(
+        shell.folder, "shows.py", SHOWS + "print(os.environ.get('KMP_X'), os.environ.get('GOES'), flush=True)\n"
+    )
+    runs = [shell.run(before="GOES=1") for _ in range(2)]
+    assert runs[0].made == runs[1].made
+    assert all(each.stdout.count("set None") == 2 for each in runs)
+
+
+@pytest.mark.slow
+def test_two_at_once_and_neither_waits(shell: Shell):
+    write_program(shell.folder, "waits.py", WAITS)
+    first, one = shell.begin("exec " + shell.launch("waits.py"))
+    wait_for_text(one, "made", 2)
+    second, two = shell.begin("exec " + shell.launch("waits.py"))
+    wait_for_text(two, "made", 2)
+    (pid,) = shell.list_zygotes()
+    assert f"made {pid}" in two.read_text()
+    (shell.folder / "go").touch()
+    wait_for_exit(first, second)
+    assert shell.list_zygotes() == [pid]
+
+
+@pytest.mark.slow
+def test_one_that_imports_delays_no_run(shell: Shell):
+    import_slowly(shell)
+    first, out = shell.begin("exec " + shell.launch("shows.py"))
+    wait_for_text(shell.folder / "importing", "\n")
+    second, other = shell.begin("exec " + shell.launch("--log-dir", "log", "shows.py"))
+    wait_for_text(shell.folder / "importing", "\n", 2)
+    (shell.folder / "go").touch()
+    wait_for_exit(first, second)
+    assert out.read_text().count("made") == other.read_text().count("made") == 2
+    assert shell.reasons("log") == [BUSY]
+
+
+@pytest.mark.slow
+def test_functions_for_the_end_that_remove_files_run_once_at_its_end(shell: Shell):
+    text = "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp(prefix='of-torch')\n"
+    shell.torch_also(text + "atexit.register(shutil.rmtree, folder)\n")
+    write_program(
+        shell.folder, "shows.py", SHOWS + "print('folder', torch.folder, os.path.exists(torch.folder), flush=True)\n"
+    )
+    runs = [shell.run() for _ in range(2)]
+    assert all(each.stdout.count("True") == 2 for each in runs)
+    folder = re.findall(r"folder (\S+)", runs[0].stdout)[0]
+    assert os.path.exists(folder)
+    shell.warm("--stop")
+    assert not os.path.exists(folder)

@@ -1,0 +1,136 @@
+"""Runs the ``ddplaunch`` command in a fork of an interpreter that has imported it, for commands without ranks.
+
+That takes some 15 ms instead of 150. The command reads its own words, variables, folder and descriptors as ever, and
+ends by its own exit. ``python forked.py FD`` is that interpreter: it forks for each request on the socket FD.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+MODULES = (
+    "cli.run_main", "cli.run_command", "cli.dry_run", "cli.plan_text", "system.plan.plan", "features.devices.command",
+    "features.manifest.command", "features.submit.command", "features.submit.slurm",
+)  # fmt: skip
+"""Imported before the first request; the others when a command asks for them, as ever."""
+
+
+_AT_START = ("LD_", "PYTHON")
+"""How the variables begin that are read when a process starts: each set of them needs an interpreter of its own."""
+
+
+class ForkServerPool:
+    """Runs commands in forks of a few interpreters, as many as are needed at once."""
+
+    def __init__(self) -> None:
+        self._forked: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+
+    def run(
+        self, words: Sequence[str], cwd: Path, environ: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``ddplaunch WORDS`` to its end, with an empty stdin; raises ``subprocess.TimeoutExpired``."""
+        kind = tuple(sorted(item for item in environ.items() if item[0].startswith(_AT_START)))
+        if kind not in self._forked:
+            self._forked[kind] = ForkServer(environ)
+        try:
+            return self._forked[kind].run(words, cwd, environ, timeout)
+        except subprocess.TimeoutExpired:
+            self._forked.pop(kind).close()
+            raise
+
+    def close(self) -> None:
+        """End the interpreters."""
+        for forked in self._forked.values():
+            forked.close()
+
+
+class ForkServer:
+    """One interpreter, which forks for one command at a time."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                env=environ,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def run(
+        self, words: Sequence[str], cwd: Path, environ: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """As :meth:`Commands.run`; after a time-out it is only good for closing."""
+        request = json.dumps({"words": list(words), "cwd": str(cwd), "environ": dict(environ)}).encode() + b"\n"
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            socket.send_fds(self._socket, [request[:1]], [out.fileno(), err.fileno()])
+            self._socket.sendall(request[1:])
+            self._socket.settimeout(timeout)
+            try:
+                answer = self._socket.recv(4)
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(list(words), timeout) from None
+            assert len(answer) == 4, "the interpreter that forks has died"
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode(errors="surrogateescape"))
+        return subprocess.CompletedProcess(list(words), int.from_bytes(answer, "little", signed=True), *texts)
+
+    def close(self) -> None:
+        """End the interpreter and what it runs."""
+        self._socket.close()
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+
+def serve(client: socket.socket) -> None:
+    """Fork for each request until the client closes the socket."""
+    while True:
+        first, fds, _, _ = socket.recv_fds(client, 1, 2)
+        if not first:
+            return
+        text = first
+        while not text.endswith(b"\n"):
+            text += client.recv(1 << 16)
+        if (pid := os.fork()) == 0:
+            client.close()
+            _run_in_child(json.loads(text), *fds)
+        for fd in fds:
+            os.close(fd)
+        client.sendall(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]).to_bytes(4, "little", signed=True))
+
+
+def _run_in_child(request: dict[str, object], out: int, err: int) -> None:
+    from ddplaunch.cli import main
+
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    os.chdir(str(request["cwd"]))
+    os.environ.clear()
+    os.environ.update(request["environ"])  # type: ignore[call-overload]
+    sys.argv = ["ddplaunch", *request["words"]]  # type: ignore[misc]
+    sys.path.append(os.getcwd())  # where ``python -m ddplaunch`` has it
+    main()
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder
+    from importlib import import_module
+
+    for name in MODULES:
+        import_module(f"ddplaunch.{name}")
+    with socket.socket(fileno=int(sys.argv[1])) as requests, open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+        serve(requests)

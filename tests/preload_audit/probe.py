@@ -1,0 +1,286 @@
+"""Imports modules in an interpreter of an audit, and reports what it saw: one half of a comparison.
+
+Run by a stub, as ``STUB REQUEST ANSWER``: JSON files, of which ``Request`` has the fields of the first and
+``account.Account`` those of the second. Standard library only, and no name of ours in ``sys.modules``.
+
+``"plain"`` is what a program would be: the variables of a rank, disturbances if any, then its imports. ``"fork"`` is
+what its ranks would be as forks of the zygote: first the imports without these variables, by the zygote's own code;
+then for each rank a fork, its variables, the repairs, and the imports again. ``"harmless"`` is plain too, and compares
+what all modules that were there keep before and after the last imports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import posix
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal, TypedDict
+
+    from ddplaunch.core.rank import atexit_cleanup as leftovers
+    from ddplaunch.core.rank import preload_runner as preloading
+    from ddplaunch.features.preload.rank import fork_fixups as repairs
+    from tests.preload_audit import allowed_differences as excused
+    from tests.preload_audit import (
+        disturbances,
+        environment,
+        findings,
+        import_stack,
+        kinds,
+        process,
+        readers,
+        shared,
+        state,
+        surroundings,
+    )
+
+    class Request(TypedDict):
+        kind: Literal["plain", "fork", "harmless"]
+        first: list[str]  # what is imported in any case: torch
+        modules: list[str]  # what is audited
+        last: list[str]  # what is imported after that
+        compared: list[str] | None  # the modules to tell of; None for all but those that ``first`` brings
+        ranks: list[dict[str, str]]  # the variables of each
+        disturbances: list[str]
+        variables: dict[str, str]
+        folder: str  # the program's own
+        extra: str  # an empty one
+        parent: int
+
+else:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    def _load(*path: str) -> Any:
+        spec = spec_from_file_location(path[-1], os.path.join(HOME, *path) + ".py")  # noqa: F821
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    disturbances, environment, excused, findings, import_stack = (
+        _load("tests", "preload_audit", name)
+        for name in ("disturbances", "environment", "allowed_differences", "findings", "import_stack")
+    )
+    kinds, process, readers, shared, state, surroundings = (
+        _load("tests", "preload_audit", name)
+        for name in ("kinds", "process", "readers", "shared", "state", "surroundings")
+    )
+    leftovers, preloading = (_load("ddplaunch", "core", "rank", name) for name in ("atexit_cleanup", "preload_runner"))
+    repairs = _load("ddplaunch", "features", "preload", "rank", "fork_fixups")
+
+_PDEATHSIG, _SIGKILL = 1, 9
+
+
+class Probe:
+    def __init__(self, request: Request, answer: str) -> None:
+        self.request, self.read_result = request, answer
+        self.forks = request["kind"] == "fork"
+        os.environ.pop("PYTHONHASHSEED", None)  # all have one seed of hashes, which no library is to see
+        os.environ.pop("PYTHONPATH", None)
+        self.imports = import_stack.ImportStack()
+        folders = [request["folder"], os.getcwd()]
+        self.findings = findings.Findings(self.imports, repairs.RANK_READERS, excused, folders)
+        self.failed: dict[str, str] = {}
+        self.in_any_case = frozenset(sys.modules)
+        if not self.forks:
+            self._become_a_rank(request["ranks"][0])
+        self.surroundings = surroundings.Surroundings(
+            self.imports, self.findings, process, environment, forks=self.forks, exempt=frozenset(request["first"])
+        )
+        self.findings.look_at_maps()
+        for _ in process.asked():
+            pass
+        words = ["zygote.py", "3", "{}"] if self.forks else [os.path.basename(_MAIN), "--epochs", "3"]
+        self.findings.install(environment, words)
+        self.imports.install(self.surroundings.begins, self.surroundings.finished)
+        if not self.forks:
+            self._replace_main()
+
+    def run(self) -> None:
+        if self.forks:
+            self._fork()
+            return
+        for name in self.request["first"]:
+            self._import(name)
+        self.in_any_case = frozenset(sys.modules)
+        if "tempfile" in sys.modules:
+            sys.modules["tempfile"].__dict__["tempdir"] = (
+                None  # kept by torch's import, which asks only where dill is installed
+            )
+        self._disturb()
+        if self.request["kind"] == "harmless":
+            for name in self.request["modules"]:
+                self._import(name)
+            before = self._dump([name for name in list(sys.modules) if not name.startswith(("_cython_", "__m"))])
+            unchanged = self._dump(before["modules"])
+            for name in self.request["last"]:
+                self._import(name)
+            after = self._dump(before["modules"])
+            self._send([before, unchanged, after])
+            return
+        for name in self.request["modules"] + self.request["last"]:
+            self._import(name)
+        self._send([self._dump(self._compared())])
+
+    def _fork(self) -> None:
+        gc.disable()
+        left = leftovers.AtexitCleanup()
+        with left:
+            for name in self.request["first"] + self.request["modules"]:
+                self._import_as_the_zygote(name)
+                if name in self.request["first"]:
+                    self.in_any_case = frozenset(sys.modules)
+        gc.freeze()
+        dumps = []
+        for number, variables in enumerate(self.request["ranks"]):
+            parent, path = os.getpid(), f"{self.read_result}.{number}"
+            pid = posix.fork()
+            if pid == 0:
+                try:
+                    os.setsid()
+                    _die_with(parent)
+                    left.disable_in_rank()
+                    self._become_a_rank(variables)
+                    self._replace_main()
+                    repairs.apply_fixups()
+                    gc.enable()
+                    for name in self.request["first"] + self.request["modules"]:
+                        self._import(name)
+                    self._write(path, self._dump(self._compared()))
+                except BaseException:
+                    sys.__excepthook__(*sys.exc_info())
+                finally:
+                    os._exit(0)
+            os.waitpid(pid, 0)
+            with open(path, encoding="utf-8") as file:
+                dumps.append(json.load(file))
+        left.run()
+        self._send(dumps)
+
+    def _become_a_rank(self, variables: dict[str, str]) -> None:
+        os.environ.update(variables)
+        sys.path.insert(0, self.request["folder"])
+        environment.set_arguments([os.path.basename(_MAIN), "--epochs", "3"])
+
+    def _replace_main(self) -> None:
+        environment.make_main(os.path.join(self.request["folder"], os.path.basename(_MAIN)), self.findings.read_main)
+
+    def _disturb(self) -> None:
+        self.findings.quiet = True
+        for name in self.request["disturbances"]:
+            disturbances.DISTURBANCES[name](self.request["extra"])
+        os.environ.update(self.request["variables"])
+        self.findings.quiet = False
+        self.surroundings.accept()
+
+    def _import(self, name: str) -> None:
+        try:
+            __import__(name)
+        except BaseException as error:
+            self.failed[name] = f"{type(error).__name__}: {error}"
+
+    def _import_as_the_zygote(self, name: str) -> None:
+        config: Any = {
+            "modules": [name],
+            "user_modules": [],
+            "sys_path_0": self.request["folder"],
+            "import_environment": {},
+            "fallback": [],
+        }
+        config |= {"import_dirs": [], "environment_reads": []}
+        found = preloading.run_preload(config, _no_guard)
+        if any(found) or name not in sys.modules:
+            self.failed[name] = "it cannot be imported by itself"
+
+    def _compared(self) -> list[str]:
+        if self.request["compared"] is not None:
+            return self.request["compared"]
+        return [name for name in list(sys.modules) if name not in self.in_any_case and not _by_contract(name)]
+
+    def _dump(self, names: Any) -> dict[str, Any]:
+        self.findings.quiet = True
+        gc.unfreeze()
+        gc.collect()
+        natives = readers.Natives(kinds.HARMLESS, kinds.PATTERNS)
+        reader = state.Reader(excused.NAMES, excused.ATTRIBUTES, natives, shared.generators())
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(1_000_000)
+        try:
+            modules = reader.modules([name for name in names if name in sys.modules])
+            rest = shared.state(state.Reader({}, {}, natives), environment.data())
+        finally:
+            sys.setrecursionlimit(limit)
+        self.findings.quiet = False
+        return {
+            "modules": modules,
+            "shared": rest,
+            "opaque": [(*place, sorted(found)) for place, found in reader.opaque.items()],
+            "generators": [(*place, sorted(found)) for place, found in reader.generators.items()],
+        }
+
+    def _send(self, dumps: list[dict[str, Any]]) -> None:
+        self.findings.quiet = True
+        seen = self.imports
+        files = {}
+        for name, module in list(sys.modules.items()):
+            space = state.namespace(module)
+            origin = getattr(space.get("__spec__"), "origin", None)
+            files[name] = str(space.get("__file__") or origin or "")
+        answer = {
+            "edges": {name: sorted(edges) for name, edges in seen.edges.items()},
+            "failed": self.failed,
+            "found": list(self.findings.found),
+            "read": {name: list(stacks) for name, stacks in self.findings.read.items()},
+            "changed": {name: list(stacks) for name, stacks in self.findings.changed.items()},
+            "tried": {name: list(stacks) for name, stacks in seen.tried.items()},
+            "sought": {name: list(stacks) for name, stacks in seen.sought.items()},
+            "files": files,
+            "logged": sorted(set(disturbances.LOGGED)),
+            "dumps": dumps,
+        }
+        self._write(self.read_result, answer)
+        os._exit(0)  # without what was registered for the end
+
+    def _write(self, path: str, answer: dict[str, Any]) -> None:
+        self.findings.quiet = True
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(answer, file)
+
+
+def _by_contract(name: str) -> bool:
+    """Whether what a module keeps is not to be compared: it is Python's, or native code's own."""
+    top = name.partition(".")[0]
+    return top.startswith("_cython_") or top in ("__main__", "__mp_main__") or top in sys.stdlib_module_names
+
+
+def _no_guard() -> Any:
+    raise NotImplementedError  # the guard is for packages that have been audited
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+_MAIN = sys.argv[0]
+
+
+def main() -> None:
+    path, answer = sys.argv[1:]
+    with open(path, encoding="utf-8") as file:
+        request: Request = json.load(file)
+    _die_with(request["parent"])
+    try:
+        Probe(request, answer).run()
+    except BaseException:
+        sys.__excepthook__(*sys.exc_info())  # the imports may have set another
+        os._exit(1)
+
+
+main()

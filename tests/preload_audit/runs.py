@@ -1,0 +1,156 @@
+"""Starts the interpreters of an audit, and reads the result of each."""
+
+import itertools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.preload_audit.account import Account
+
+HOME = Path(__file__).resolve().parent.parent.parent
+_TIMEOUT_S = 900.0
+_STACK = 1 << 28  # bytes: what refers to itself is read by functions that call themselves
+
+_NEEDED = frozenset({"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
+
+_STUB = """import sys
+sys.path.pop(0)
+HOME = {home!r}
+exec(compile(open({probe!r}).read(), {probe!r}, "exec"), {{"__name__": "probe", "HOME": HOME, "sys": sys}})
+"""
+
+
+class Failed(Exception):
+    """An interpreter did not get to its end; the message has what it printed last."""
+
+
+def rank(number: int) -> dict[str, str]:
+    """What a rank of two nodes with eight each has and its zygote has not (``Plan.environment``)."""
+    local = number % 8
+    return {
+        "RANK": str(number),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": "16",
+        "LOCAL_WORLD_SIZE": "8",
+        "GROUP_RANK": str(number // 8),
+        "GROUP_WORLD_SIZE": "2",
+        "NODE_RANK": str(number // 8),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(number),
+        "ROLE_WORLD_SIZE": "16",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29531",
+        "TORCHELASTIC_RUN_ID": "audit",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "DDPLAUNCH_DEVICE": f"cpu:{local}",
+    }
+
+
+RANKS = (0, 1, 11)
+
+
+class Runs:
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._numbers = itertools.count(1)
+        for name in ("first", "work", "extra", "extra/lib"):
+            (scratch / name).mkdir()
+        home = scratch / "home"  # a copy, so that all interpreters of an audit run the same
+        for name in ("tests/preload_audit", "ddplaunch/core/rank", "ddplaunch/features/preload/rank"):
+            shutil.copytree(HOME / name, home / name, ignore=shutil.ignore_patterns("__pycache__", "test_*"))
+        self._asked = scratch / "asked.so"
+        source = Path(__file__).parent / "asked.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._asked, source, "-ldl"], check=True)
+        for name in ("zygote", "train", "other"):
+            text = _STUB.format(home=str(home), probe=str(home / "tests" / "preload_audit" / "probe.py"))
+            (scratch / "first" / f"{name}.py").write_text(text)
+        _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(_STACK, hard), hard))
+
+    def run(
+        self,
+        kind: str,
+        modules: Sequence[str],
+        *,
+        first: Sequence[str] = ("torch",),
+        last: Sequence[str] = (),
+        compared: Sequence[str] | None = None,
+        ranks: Sequence[int] = (0,),
+        disturbances: Sequence[str] = (),
+        variables: dict[str, str] | None = None,
+        terminal: bool = False,
+        bare: bool = False,
+    ) -> Account:
+        """Have one interpreter import modules; Failed if it ends otherwise than it should.
+
+        ``bare``: no variables are set but those that Python itself and the C library need.
+        """
+        number = next(self._numbers)
+        request, answer = (str(self._scratch / f"{number}.{name}") for name in ("request", "answer"))
+        asked = {
+            "kind": kind,
+            "first": list(first),
+            "modules": list(modules),
+            "last": list(last),
+            "compared": None if compared is None else list(compared),
+            "ranks": [rank(each) for each in ranks],
+            "disturbances": list(disturbances),
+            "variables": variables or {},
+            "folder": str(self._scratch / "first"),
+            "extra": str(self._scratch / "extra"),
+            "parent": os.getpid(),
+        }
+        Path(request).write_text(json.dumps(asked))
+        stub = (
+            self._scratch / "first" / (("zygote" if kind == "fork" else "other" if disturbances else "train") + ".py")
+        )
+        ours = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *rank(0)}
+        kept = _NEEDED if bare else os.environ.keys() - ours
+        environ = {name: value for name, value in os.environ.items() if name in kept}
+        environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._asked)}
+        options: dict[str, Any] = {"cwd": self._scratch / "work", "env": environ}
+        output_file = self._scratch / f"{number}.output"
+        with output_file.open("wb") as output:
+            command = [sys.executable, str(stub), request, answer]
+            if terminal:
+                code = _on_terminal(command, output.fileno(), **options)
+            else:
+                streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+                code = subprocess.run(command, **streams, **options, check=False, timeout=_TIMEOUT_S).returncode
+        if code != 0:
+            shown = output_file.read_text(errors="replace")[-1500:].strip()
+            raise Failed(f"{kind}: {_ended(code)}\n{shown}".strip())
+        try:
+            return Account.of(json.loads(Path(answer).read_text()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Failed(f"{kind}: no answer ({type(error).__name__}: {error})") from error
+
+
+def _ended(code: int) -> str:
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _on_terminal(command: list[str], output: int, **options: Any) -> int:
+    """Run a command on a terminal of its own, whose output goes to a file."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, **options)
+    os.close(theirs)
+    while True:
+        try:
+            data = os.read(ours, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        os.write(output, data)
+    os.close(ours)
+    return process.wait(_TIMEOUT_S)

@@ -1,0 +1,324 @@
+"""Watches the process state that all modules share during imports, inside an audit's interpreters.
+
+Standard library only; run from its path. A look costs some 0.1 ms, and there is one whenever another module begins or
+goes on to be executed, so that what has changed is known to be the doing of those on the stack.
+"""
+
+from __future__ import annotations
+
+import _locale
+import _socket
+import builtins
+import gc
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from tests.preload_audit import findings, import_stack
+
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_SIGNALS = ("SigBlk:", "SigIgn:", "SigCgt:")
+_LIBC = 3 << 31  # signals 32 and 33, which the C library handles from the first thread on
+_CONTRACT = frozenset({"torch"})
+
+
+class Surroundings:
+    def __init__(
+        self,
+        imports: import_stack.ImportStack,
+        found: findings.Findings,
+        native: ModuleType,
+        variables: ModuleType,
+        *,
+        forks: bool,
+        exempt: frozenset[str] = _CONTRACT,
+    ) -> None:
+        """``forks``: this process is to be forked, so its threads count.
+
+        While one of ``exempt`` is on the stack nothing is looked at: it is imported in any case.
+        """
+        self._imports, self._found, self._forks, self._exempt = imports, found, forks, exempt
+        self._native, self._variables = native, variables
+        self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._numbers = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
+        self._descriptors = self._fds()
+        self._filters: list[list[Any]] = []  # as they were when each module on the stack began
+        self._set_in_native_code = set[bytes]()
+        self._suspects: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._pid = os.getpid()
+        self._last = self._look()
+
+    def accept(self) -> None:
+        """Blame no module for what has changed so far."""
+        self._last = self._look()
+
+    def begins(self) -> None:
+        """Another module begins."""
+        self._filters.append(_filters())
+        if self._exempt.isdisjoint(self._imports.modules) and os.getpid() == self._pid:
+            self._compare()
+
+    def _compare(self, done: str = "") -> None:
+        """What differs from what was before is the doing of the modules on the stack; ``done`` was just executed."""
+        now, last = self._look(done), self._last
+        self._last = now
+        if not self._imports.modules:
+            return
+        for aspect, value in now.items():
+            before = last.get(aspect, value)
+            if value != before:
+                self._differs(aspect, before, value)
+        self._look_at_descriptors()
+
+    def finished(self, name: str) -> None:
+        """A module is done, and still on the stack."""
+        before = self._filters.pop()
+        if not self._exempt.isdisjoint(self._imports.modules[:-1]) or os.getpid() != self._pid:
+            return
+        if str(getattr(sys.modules.get(name), "__file__", "")).endswith(".so"):
+            self._found.maps = True
+        if name == "multiprocessing.synchronize":
+            self._watch_semaphores()
+        self._found.finished(name)
+        self._compare(name)
+        self._look_at_filters(before)
+        self._look_at_native_code(self._found.maps or len(self._imports.modules) == 1)
+        self._found.look_at_maps()
+        if len(self._imports.modules) == 1:
+            self._convict()
+
+    def _look_at_native_code(self, thoroughly: bool) -> None:
+        """Note which variables it has asked for, and which it has set."""
+        for name in self._native.asked():
+            self._found.see_in_native_code(name)
+        if not thoroughly:
+            return
+        theirs, ours = self._native.variables(), self._variables.data()
+        for key in theirs.keys() | ours.keys():
+            if theirs.get(key) != ours.get(key) and key not in self._set_in_native_code:
+                self._set_in_native_code.add(key)
+                self._found.note(f"sets {os.fsdecode(key)} in native code")
+
+    def _look_at_filters(self, before: list[Any]) -> None:
+        """Note changes in what a program's own lines choose too: how warnings of no certain library are shown."""
+        now = _filters()
+        added = [each for each in now if not any(each is there for there in before)]
+        kept = [each for each in now if any(each is there for there in before)]
+        if not all(map(_is_narrow, added)) or len(kept) < len(before):
+            self._found.note("changes the warning filters")
+
+    def _differs(self, aspect: str, before: Any, now: Any) -> None:
+        if aspect == "Threads:":
+            if self._forks and now > before:
+                self._probe(before)
+        elif aspect in _COMPARED:
+            self._found.change(aspect)
+        elif aspect == "finalizers":
+            for name in sorted({each for number, each in now.items() if number not in before}):
+                self._found.note(f"registers {name} to run at exit")
+        elif aspect == "sys.meta_path":
+            if now[: len(before)] == before:  # appended, for names that no other finder knows, as six does
+                self._found.change(aspect)
+            else:
+                self._found.note("changes sys.meta_path")
+        elif aspect in _WORDS:
+            self._found.note(_WORDS[aspect])
+        else:
+            self._found.note(f"changes {aspect}")
+
+    def _probe(self, before: int) -> None:
+        """Some libraries stop their threads before a fork, and start them again when they compute (OpenBLAS)."""
+        self._found.quiet = True
+        pid = os.fork()
+        self._found.quiet = False
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        self._last = self._look()
+        if self._last["Threads:"] > before:
+            self._found.note("starts a thread")
+
+    def _look(self, done: str = "") -> dict[str, Any]:
+        modules = sys.modules
+        status = os.pread(self._status, 4096, 0).decode()
+        look: dict[str, Any] = {}
+        for line in status.splitlines()[-24:]:
+            name, _, value = line.partition("\t")
+            if name in _SIGNALS:
+                look[name] = int(value, 16) & ~_LIBC
+            elif name == "Threads:":
+                look[name] = int(value)
+        look["the name of the process"] = status.partition("\n")[0]
+        look["Umask:"] = status.partition("Umask:")[2][:6]
+        look["signal handlers"] = tuple(map(signal.getsignal, self._numbers))
+        look["alarms"] = tuple(signal.getitimer(number)[0] > 0 for number in _TIMERS)
+        look["builtins"] = tuple((name, id(value)) for name, value in builtins.__dict__.items() if name != "_")
+        look["the time zone"] = time.tzname
+        look["the priority"] = os.getpriority(os.PRIO_PROCESS, 0)
+        look["how long integers may be"] = getattr(sys, "get_int_max_str_digits", int)()
+        look["sys.excepthook"] = sys.excepthook
+        look["sys.unraisablehook"] = sys.unraisablehook
+        look["sys.displayhook"] = sys.displayhook
+        look["sys.breakpointhook"] = sys.breakpointhook
+        look["sys.stdout"], look["sys.stderr"] = sys.stdout, sys.stderr
+        look["sys.path"] = tuple(sys.path)
+        look["sys.path_hooks"] = tuple(sys.path_hooks)
+        look["sys.meta_path"] = tuple(map(id, sys.meta_path))
+        look["the recursion limit"] = sys.getrecursionlimit()
+        look["the switch interval"] = sys.getswitchinterval()
+        look["how libraries are loaded"] = sys.getdlopenflags()
+        look["garbage collection"] = (gc.isenabled(), gc.get_threshold(), tuple(gc.callbacks))
+        look["the locale"] = _locale.setlocale(_locale.LC_ALL)
+        look["the working directory"] = os.getcwd()
+        look["the CPUs it may use"] = len(os.sched_getaffinity(0))
+        look["the time limit of sockets"] = _socket.getdefaulttimeout()
+        for name, read in _OF_MODULES:
+            module = modules.get(name)
+            if module is not None and (name == done or name not in self._imports.modules):
+                try:
+                    look.update(read(module))
+                except AttributeError:  # it is still being imported
+                    pass
+        look["output"] = self._printed()
+        return look
+
+    def _printed(self) -> tuple[int, ...]:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                pass
+        return tuple(os.fstat(fd).st_size for fd in (1, 2))  # of files, so no terminals
+
+    def _fds(self) -> set[str]:
+        folder = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return set(os.listdir(folder)) - {str(folder)}
+        finally:
+            os.close(folder)
+
+    def _look_at_descriptors(self) -> None:
+        fds = self._fds()
+        for fd in fds - self._descriptors:
+            try:
+                target = os.readlink(f"/proc/self/fd/{fd}")
+            except OSError:  # that of the listing itself
+                continue
+            self._suspects.setdefault(fd, (target, tuple(self._imports.modules)))
+
+    def _convict(self) -> None:
+        """What is still open when the outermost import is done stays open."""
+        for fd, (target, stack) in self._suspects.items():
+            try:
+                if os.readlink(f"/proc/self/fd/{fd}") != target:
+                    continue
+            except OSError:
+                continue
+            self._descriptors.add(fd)
+            self._found.note(f"leaves {target} open", stack)
+        self._suspects.clear()
+
+    def _watch_semaphores(self) -> None:
+        synchronize: Any = sys.modules["multiprocessing.synchronize"]
+        make = synchronize.SemLock.__init__
+
+        def making(lock: Any, *args: Any, **kwargs: Any) -> None:
+            self._found.note("makes a lock that forks share")
+            make(lock, *args, **kwargs)
+
+        synchronize.SemLock.__init__ = making
+
+
+_COMPARED = frozenset({"warnings.filters"})
+"""What an import may change, as long as it is the same at the end."""
+
+_WORDS = {
+    "Umask:": "changes the umask",
+    "SigBlk:": "blocks a signal",
+    "SigIgn:": "ignores a signal",
+    "SigCgt:": "handles a signal",
+    "signal handlers": "handles a signal",
+    "random": "moves Python's random state",
+    "numpy.random": "moves numpy's random state",
+    "torch.random": "moves torch's random state",
+    "output": "prints",
+    "alarms": "sets an alarm",
+    "logging": "sets up logging",
+}
+
+
+def _filters() -> list[Any]:
+    return list(getattr(sys.modules.get("warnings"), "filters", ()))
+
+
+def _is_narrow(warning_filter: Any) -> bool:
+    """Whether a filter is for warnings of some library alone: wherever it is put, a program's own are shown as ever."""
+    _, message, category, module, _ = warning_filter
+    return message is not None or module is not None or category.__module__ != "builtins"
+
+
+def _numpy(numpy: Any) -> dict[str, Any]:
+    state = numpy.get_state()
+    return {"numpy.random": (hash(state[1].tobytes()), state[2:])}
+
+
+class _Same:
+    """A tensor as a value: torch compares element by element."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        equal: Callable[..., bool] = sys.modules["torch"].equal
+        return isinstance(other, _Same) and equal(self.tensor, other.tensor)
+
+    __hash__ = object.__hash__
+
+
+def _logging(logging: Any) -> dict[str, Any]:
+    root = logging.root
+    levels = (root.level, logging.root.manager.disable, tuple(map(id, root.handlers)))
+    factories = (logging.getLoggerClass(), logging.getLogRecordFactory(), logging.raiseExceptions)
+    return {"logging": (levels, factories)}
+
+
+def _decimal(decimal: Any) -> dict[str, Any]:
+    contexts = decimal.getcontext(), decimal.DefaultContext
+    return {"decimal's context": [(each.prec, each.rounding, each.Emin, each.Emax, each.traps) for each in contexts]}
+
+
+def _weakref(weakref: Any) -> dict[str, Any]:
+    infos = {id(info): info.func for info in weakref.finalize._registry.values() if info.atexit}
+    return {"finalizers": {number: f"{each.__module__}.{each.__qualname__}" for number, each in infos.items()}}
+
+
+_OF_MODULES: tuple[tuple[str, Callable[[Any], dict[str, Any]]], ...] = (
+    ("random", lambda random: {"random": hash(random.getstate())}),
+    ("numpy.random", _numpy),
+    ("torch", lambda torch: {"torch.random": _Same(torch.default_generator.get_state())}),
+    ("logging", _logging),
+    (
+        "multiprocessing.context",
+        lambda context: {
+            "how multiprocessing starts": getattr(context._default_context._actual_context, "_name", None)
+        },
+    ),
+    (
+        "warnings",
+        lambda warnings: {
+            "warnings.filters": tuple(map(id, warnings.filters)),
+            "warnings.showwarning": warnings.showwarning,
+        },
+    ),
+    ("threading", lambda threading: {"threading.excepthook": threading.excepthook}),
+    ("decimal", _decimal),
+    ("weakref", _weakref),
+    ("asyncio.events", lambda events: {"asyncio's policy": events._event_loop_policy}),
+)

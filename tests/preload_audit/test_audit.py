@@ -1,0 +1,191 @@
+"""Tests of the audit, with packages that do one thing each."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.preload_audit import packages
+from tests.preload_audit.installation import Installation, audit
+
+pytestmark = pytest.mark.timeout(0)
+
+SINGLE = {
+    **packages.KEEPS,
+    **packages.GENERATORS,
+    **{name: text for name, (text, _) in packages.DOES.items()},
+    **{name: text for name, (text, _) in packages.BOUND.items()},
+    **{name: text for name, (text, _) in packages.MINDS.items()},
+    **packages.CLEAN,
+}
+
+
+@pytest.mark.ci
+def test_packages_that_do_one_thing_each(tmp_path):
+    """All in one audit, as most of its time is that of its interpreters."""
+    made = Installation(tmp_path, packages.TORCH)
+    for name, files in {**{name: {f"{name}.py": text} for name, text in SINGLE.items()}, **packages.PARTS}.items():
+        made.install(name, files)
+    made.table.write_text(
+        json.dumps({"packages": {"pack": {"modules": {"pack": [], "pack.good": []}}}, "harmless": {}})
+    )
+    result = made.audit(*SINGLE, *packages.PARTS, "--together", "--reasons", "99", env={"FAKE_HOME": "/home"})
+    assert result.code == 1
+    entries = {name: result.entries[name.replace("_", "-")] for name in (*SINGLE, *packages.PARTS)}
+    refused = {name: entry["refused"] for name, entry in entries.items() if "refused" in entry}
+
+    # What differs in each process, whatever holds it.
+    assert {name: refused.get(name) for name in packages.KEEPS} == {
+        name: f"has another {name}.X in each process" for name in packages.KEEPS
+    }
+    for name in packages.GENERATORS:
+        assert re.fullmatch(rf"keeps a random generator \(.*\) in {name}\.X", refused[name]), name
+
+    # What does more than make modules.
+    why = result.why.replace("_", "-")
+    for name, (_, what) in packages.DOES.items():
+        what = what.replace("{site}", str(made.site))
+        assert f"{name}: {name} {what}\n".replace("_", "-") in why
+    assert packages.DOES.keys() <= refused.keys()
+
+    # What minds the lines before it has to come first, or names the words without which a program has no such lines.
+    order = ("order", "bound_by", "minds")
+    for name, (_, what) in packages.BOUND.items():
+        assert [entries[name].get(each) for each in order] == ["bound", f"{name} {what}", None], name
+    for name, (_, what) in packages.MINDS.items():
+        assert [entries[name].get(each) for each in order] == ["free", None, [what]], name
+
+    for name in packages.CLEAN:
+        assert name not in refused
+        assert [entries[name].get(each) for each in order] == ["free", None, None], name
+        assert (entries[name]["modules"], entries[name]["versions"]) == ({name: []}, ["1.0"])
+
+    # An entry names variables and what else is loaded.
+    assert entries["reads_home"]["variables"] == ["FAKE_HOME", "FAKE_MODE"]
+    assert entries["sets_own"]["sets"] == ["MINE"]
+    assert entries["of_fork"]["loads"] == ["logger", "plain"]
+
+    # Also a variable whose value another package keeps, and one that counts where another is not set.
+    for name in ("one_of_folder", "other_of_folder"):
+        assert entries[name]["variables"] == ["FAKE_HOME", "FAKE_TMP"]
+    assert "variables" not in entries["kept_folder"]
+
+    # And what it would load where that is installed, or only looks for.
+    assert [entries["optional"].get(each) for each in ("tries", "seeks")] == [["absent_thing"], None]
+    assert [entries["seeks"].get(each) for each in ("tries", "seeks")] == [None, ["absent_other"]]
+
+    # What a fork repairs is known, but not what copies from it.
+    assert entries["torchmetrics"]["order"] == "free"
+    assert refused["torchmetrics_kept"] == "has another torchmetrics_kept.R in a fork that is rank 1"
+
+    # Only the listed modules of a distribution count.
+    assert entries["pack"]["modules"] == {"pack": [], "pack.good": []}
+    assert refused["importer"] == "imports pack.bad, which reads RANK"
+
+
+@pytest.fixture
+def quiet(tmp_path):
+    return Installation(tmp_path, packages.TORCH)
+
+
+def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(quiet):
+    quiet.install("ours", {"ours/__init__.py": "", "ours/late.py": "import os\nos.getenv('OURS')"})
+    by_hand = {"modules": {"ours": [], "ours.late": ["Late"]}, "companions": ["other"], "versions": ["0.9"]}
+    quiet.table.write_text(json.dumps({"packages": {"ours": by_hand}, "harmless": {}}))
+    assert quiet.audit("ours", "--write").code == 0
+    entry = json.loads(quiet.table.read_text())["packages"]["ours"]
+    del entry["on"], entry["with"]
+    assert entry == {
+        "top": ["ours"],
+        "versions": ["0.9", "1.0"],
+        "modules": by_hand["modules"],
+        "order": "free",
+        "variables": ["OURS"],
+        "companions": ["other"],
+    }
+
+
+def test_what_imports_read_is_added_to_entries_that_stand(quiet):
+    quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')\ntry:\n  import more\nexcept ImportError: pass"})
+    there = {"top": ["ours"], "versions": ["0.9"], "modules": {"ours": []}, "order": "bound", "variables": ["FORMER"]}
+    quiet.table.write_text(
+        json.dumps({"packages": {"ours": there, "torch": {"modules": {"torch": []}}}, "harmless": {}})
+    )
+    assert quiet.audit("ours", "torch", "--looks", "--write").code == 0
+    written = json.loads(quiet.table.read_text())["packages"]
+    assert written["ours"] == {**there, "variables": ["FORMER", "OURS"], "tries": ["more"]}
+
+
+def test_what_other_versions_have_shown_stays_where_that_is_asked_for(quiet):
+    """And another major version that is refused changes nothing."""
+    quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')"})
+    there = {
+        "top": ["ours"],
+        "versions": ["0.9", "1.4", "2.1"],
+        "modules": {"ours": [], "ours.late": ["Late"]},
+        "order": "bound",
+        "bound_by": "ours minds the working folder",
+        "variables": ["FORMER"],
+        "loads": ["other"],
+        "on": "2026-01-01",
+        "with": "Python 3.10.1, torch 2.4.0",
+    }
+    quiet.install("major", {"major.py": "import os\nX = os.getpid()"})
+    other = {"top": ["major"], "versions": ["2.1"], "modules": {"major": []}, "order": "free"}
+    quiet.table.write_text(json.dumps({"packages": {"ours": there, "major": other}, "harmless": {}}))
+    quiet.audit("ours", "major", "--together", "--write", "--join")
+    written = json.loads(quiet.table.read_text())["packages"]
+    assert written["major"] == other
+    entry = written["ours"]
+    assert entry.pop("with").startswith("Python 3.10.1, torch 2.4.0; Python 3.")
+    assert entry.pop("on") > "2026-01-01"
+    assert entry == {
+        **{key: there[key] for key in ("top", "modules", "order", "bound_by", "loads")},
+        "versions": ["0.9", "1.0", "2.1"],
+        "variables": ["FORMER", "OURS"],
+    }
+
+
+def test_an_import_that_ends_the_process_is_refused(quiet):
+    quiet.install("ends", {"ends.py": "import os\nos._exit(3)"})
+    assert quiet.audit("ends").entries["ends"]["refused"].startswith("does not end: ")
+
+
+@pytest.mark.ci
+def test_what_changes_others_is_not_harmless(quiet):
+    quiet.install("victim", {"victim.py": "flag = [1]"})
+    quiet.install("harms", {"harms.py": "import victim\nvictim.flag.append(2)"})
+    quiet.install("harms_environment", {"harms_environment.py": "import os\nos.environ['HARMED'] = '1'"})
+    quiet.install("harms_threads", {"harms_threads.py": "import os\nos.environ['OMP_STACKSIZE'] = '1m'"})
+    quiet.install("harms_python", {"harms_python.py": "import os\nos.cpu_count = lambda: 1"})
+    quiet.install("harmless", {"harmless.py": "import atexit, os\nX = os.getpid()\nimport victim"})
+    entry = {"top": ["victim"], "versions": ["1.0"], "modules": {"victim": []}, "order": "free"}
+    quiet.table.write_text(json.dumps({"packages": {"victim": entry}, "harmless": {}}))
+    names = ("harms", "harms_environment", "harms_threads", "harms_python", "harmless")
+    result = quiet.audit("--harmless", *names, "--write")
+    assert {*result.entries} == {"harmless", "harms-environment"}
+    assert "harms: changes victim.flag\n" in result.why
+    assert "harms-threads: sets $OMP_STACKSIZE\n" in result.why
+    assert "harms-python: changes os.cpu_count\n" in result.why
+    written = json.loads(quiet.table.read_text())["harmless"]
+    assert {name: each.get("sets") for name, each in written.items()} == {
+        "harmless": None,
+        "harms-environment": ["HARMED"],
+    }
+
+
+def test_the_words_of_a_lazy_package_are_found(quiet):
+    quiet.install("lazy", {"lazy/__init__.py": "_class_to_module = {'Net': 'nets.net', 'Other': 'other'}"})
+    entry = {"top": ["lazy"], "versions": ["1.0"], "modules": {"lazy": [], "lazy.nets.net": []}}
+    quiet.table.write_text(json.dumps({"packages": {"lazy": entry}, "harmless": {}}))
+    assert quiet.audit("--words", "lazy").entries == {"lazy": {"lazy.nets.net": ["Net"]}}
+
+
+@pytest.mark.ci
+def test_real_packages_are_free(tmp_path):
+    known = tmp_path / "known.json"
+    result = audit(Path(sys.executable), "packaging", "filelock", "--together", "--table", str(known), timeout=180)
+    assert result.code == 0, result.why
+    assert {name: entry["order"] for name, entry in result.entries.items()} == {"packaging": "free", "filelock": "free"}

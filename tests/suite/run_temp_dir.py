@@ -1,0 +1,67 @@
+"""The run's one temporary folder, and the guardian that removes all that is left of the run."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+MARK = "DDPLAUNCH_TESTS"
+"""The variable by which the guardian finds what the run has started; its value is the folder."""
+
+_GUARDIAN = Path(__file__).with_name("cleanup_process.py")
+
+
+class RunTempDirPlugin:
+    """The plugin of pytest's own process, or of xdist's controller, whose workers inherit all of it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._path = Path(tempfile.mkdtemp(prefix="ddplaunch-tests-"))
+        self._path.chmod(0o755)  # some tests run a command as another user
+        (self._path / "tmp").mkdir()
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-IS", str(_GUARDIAN), f"{MARK}={self._path}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", MARK)}
+        os.environ["XDG_STATE_HOME"] = str(self._path / "state")
+        os.environ["XDG_CACHE_HOME"] = str(self._path / "cache")
+        (self._path / "cache").mkdir()
+        (self._path / "cache" / "ddplaunch").touch()  # a file: no test starts a trial but those that are about one
+        os.environ.update({"TMPDIR": str(self._path / "tmp"), MARK: str(self._path)})
+        tempfile.tempdir = None
+        self._left = ""
+        if not config.option.basetemp:  # a folder that was named is kept
+            config.option.basetemp = str(self._path / "pytest")
+
+    @pytest.hookimpl(trylast=True)  # once xdist's workers are gone
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._left, _ = self._guardian.communicate()
+        if self._left and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self._left.splitlines():
+            terminalreporter.write_line(line, red=True)
+
+    def pytest_unconfigure(self) -> None:
+        self._guardian.communicate()
+        shutil.rmtree(self._path, ignore_errors=True)
+        for name, value in self._before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest and xdist make their own
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.pluginmanager.register(RunTempDirPlugin(config), "folder")

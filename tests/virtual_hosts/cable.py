@@ -1,0 +1,143 @@
+"""One network interface of a virtual host and its cable to a switch, with faults."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.virtual_hosts.namespaces import NET, HostError, NetworkNamespace, in_thread, setns
+
+_RELAY = Path(__file__).with_name("frame_delay.py")
+
+
+class Cable:
+    """From ``interface`` in the host to ``port`` in the switch."""
+
+    def __init__(
+        self, switch: NetworkNamespace, bridge: str, port: str, interface: str, mac: str, settings: list[str]
+    ) -> None:
+        """``settings``: the ``ip`` commands, free to be repeated, that configure the interface once it is up."""
+        self.switch, self.bridge, self.port = switch, bridge, port
+        self.interface, self.mac, self.settings = interface, mac, settings
+        self.inside: NetworkNamespace | None = None
+        """The network namespace of the host, while the cable is plugged in."""
+        self._relay: subprocess.Popen[bytes] | None = None
+        self._queues = False
+        """Whether its ends have queues that delay or limit."""
+
+    def plug(self, inside: NetworkNamespace, pid: int) -> None:
+        """Plug it in, at the host whose network namespace this is and ``pid`` lives in."""
+        self.switch.ip(
+            f"link add {self.port} type veth peer name {self.interface} address {self.mac} netns {pid}",
+            f"link set {self.port} master {self.bridge} up",
+        )
+        self.inside = inside
+        inside.ip(f"link set {self.interface} up", *self.settings)
+
+    def pull(self) -> None:
+        """Pull the cable: the interface is gone, and the faults of the cable too."""
+        self._stop_relay()
+        if self.inside is not None:
+            self.switch.ip(f"link del {self.port}")
+            self.inside = None
+        self._queues = False
+
+    def close(self) -> None:
+        """End the process that belongs to it. The kernel removes the rest with the network namespaces."""
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.wait()
+            self._relay = None
+
+    def cut(self) -> None:
+        """Switch the port off: the host loses its carrier."""
+        self.switch.ip(f"link set {self.port} down")
+
+    def unplug(self) -> None:
+        """Take the port out of the switch: frames vanish, the carrier stays."""
+        self.switch.ip(f"link set {self.port} nomaster")
+
+    def link_down(self) -> None:
+        """Switch the interface off inside the host."""
+        self._plugged().ip(f"link set {self.interface} down")
+
+    def delay(self, milliseconds: float) -> None:
+        """Let everything take that much longer, each way."""
+        self._stop_relay()
+        try:
+            self._queue(f"netem delay {milliseconds}ms limit 100000")
+        except HostError:
+            self._start_relay(milliseconds)
+
+    def narrow(self, rate: str) -> None:
+        """Let no more through than this ("10mbit"), each way; the rest waits, and what has to wait long is lost."""
+        self._queue(f"tbf rate {rate} burst 32kb latency 400ms")
+
+    def _queue(self, discipline: str) -> None:
+        inside = self._plugged()
+        inside.call("tc", "qdisc", "replace", "dev", self.interface, "root", *discipline.split())
+        self._queues = True
+        self.switch.call("tc", "qdisc", "replace", "dev", self.port, "root", *discipline.split())
+
+    def heal(self) -> None:
+        """Undo all faults of the cable."""
+        inside = self._plugged()
+        self._stop_relay()
+        if self._queues:
+            inside.call("tc", "qdisc", "del", "dev", self.interface, "root")
+            self.switch.call("tc", "qdisc", "del", "dev", self.port, "root")
+            self._queues = False
+        self.switch.ip(f"link set {self.port} master {self.bridge} up")
+        inside.ip(f"link set {self.interface} up", *self.settings)
+
+    def _plugged(self) -> NetworkNamespace:
+        if self.inside is None:
+            raise HostError(f"{self.port} is not plugged in")
+        return self.inside
+
+    def _start_relay(self, milliseconds: float) -> None:
+        """Lead the cable through a relay: port, a bridge of its own, a TAP; the relay; a TAP in the switch's bridge."""
+        near, far = f"{self.port}-near", f"{self.port}-far"
+
+        def start() -> subprocess.Popen[bytes]:
+            setns(self.switch.fd, NET)
+            us = os.pidfd_open(os.getpid())
+            words = [sys.executable, "-IS", str(_RELAY), str(milliseconds), near, far, str(us)]
+            try:
+                return subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[us],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(us)
+
+        self._relay = in_thread(start)
+        wait_for_ready(self._relay, "the relay")
+        self.switch.ip(
+            f"link add {self.port}-line type bridge forward_delay 0 mcast_snooping 0",
+            f"link set {self.port}-line up",
+            f"link set {near} master {self.port}-line up",
+            f"link set {far} master {self.bridge} up",
+            f"link set {self.port} master {self.port}-line",
+        )
+
+    def _stop_relay(self) -> None:
+        if self._relay is not None:
+            self.close()
+            self.switch.ip(f"link del {self.port}-line")
+            self.switch.ip(f"link set {self.port} master {self.bridge}")
+
+
+def wait_for_ready(process: subprocess.Popen[bytes], what: str) -> None:
+    """Wait until it prints "ready"; raise an error with any other output."""
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        line = pipe.readline()
+        if line != b"ready\n":
+            process.kill()
+            process.wait()
+            raise HostError(f"{what} did not start: {(line + pipe.read()).decode(errors='replace')}")

@@ -1,0 +1,337 @@
+"""One virtual host: its processes, its power, and the faults of its network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.virtual_hosts.cable import Cable, wait_for_ready
+from tests.virtual_hosts.freezer import Freezer
+from tests.virtual_hosts.namespaces import (
+    FS,
+    HOST,
+    HostError,
+    NetworkNamespace,
+    current_network,
+    in_thread,
+    setns,
+    unshare,
+)
+from tests.virtual_hosts.quota import Quota
+
+_INIT = Path(__file__).with_name("init.py")
+
+
+class Host:
+    """A machine of a :class:`~tests.virtual_hosts.network.Network`, which makes it."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        addresses: Sequence[str],
+        files: dict[str, str],
+        cables: Sequence[Cable],
+        group: str,
+        ipv6: bool,
+    ) -> None:
+        """``addresses``: IPv4, IPv6 and that of the second interface; ``files``: what lies in its /etc instead."""
+        self.number, self.name = number, name
+        self.address, self.address6, self.address_second = addresses
+        self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
+        self._freezer, self._quota = Freezer(), Quota(group)
+        self._init: subprocess.Popen[bytes] | None = None
+        self._network: NetworkNamespace | None = None
+        self._started: list[subprocess.Popen[Any]] = []
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name}>"
+
+    # Processes
+
+    def start(self, words: Sequence[str | Path], **popen: Any) -> subprocess.Popen[Any]:
+        """Start a command on the host, as ``subprocess.Popen`` does: our child, with our environment, cwd and terminal.
+
+        It has our process group too, so a Ctrl-C is for both, and it dies with the host, the host with us. Unless told
+        otherwise, temporary files go where they vanish with the host: nobody else removes them when its power is cut,
+        and in our folder the same name and pid would be those of many hosts.
+        """
+        init = self._running()
+        popen["env"] = environ = dict(popen.get("env") or os.environ)
+        if environ.get("TMPDIR") == os.environ.get("TMPDIR"):
+            environ["TMPDIR"] = "/dev/shm"
+        popen["cwd"] = Path(popen.get("cwd") or ".").absolute()
+
+        def begin() -> subprocess.Popen[Any]:
+            fd = os.pidfd_open(init.pid)
+            try:
+                unshare(FS)
+                setns(fd, HOST)
+            finally:
+                os.close(fd)
+            return subprocess.Popen([str(word) for word in words], **popen)
+
+        self._started.append(in_thread(begin))
+        return self._started[-1]
+
+    def type(self, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a command as a user types it, with these variables and with pipes for what it prints."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return self.start(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, **pipes)
+
+    def run(self, *words: str | Path, check: bool = True, **popen: Any) -> str:
+        """Run a command on the host to its end and return its stdout."""
+        process = self.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen)
+        out, err = process.communicate()
+        if check and process.returncode:
+            raise HostError(f"{words} on {self.name}: exit status {process.returncode}\n{out}{err}")
+        return str(out)
+
+    def processes(self) -> list[int]:
+        """The pids, as seen from outside, of all its live processes but its init."""
+        if not self.alive or self._init is None:
+            return []
+        namespace = os.stat(f"/proc/{self._init.pid}/ns/pid").st_ino
+        found = []
+        for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+            try:
+                here = os.stat(f"/proc/{pid}/ns/pid").st_ino == namespace
+                state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+            except OSError:
+                continue  # it ended
+            if here and pid != self._init.pid and state not in (b"Z", b"X"):
+                found.append(pid)
+        return found
+
+    def find(self, pattern: str) -> list[int]:
+        """Those of its processes whose command line, joined by blanks, has a match of the regular expression."""
+        found = []
+        for pid in self.processes():
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+            except OSError:
+                continue  # it ended
+            if re.search(pattern, line.decode(errors="replace")):
+                found.append(pid)
+        return found
+
+    # Power
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is up: whether its init lives."""
+        return self._init is not None and self._init.poll() is None
+
+    def boot(self) -> None:
+        """Switch it on, with all cables as new."""
+        self.begin_boot()
+        self.finish_boot()
+
+    def begin_boot(self) -> None:
+        """The part of :meth:`boot` that need not wait, so that several hosts boot at once."""
+        if self.alive:
+            raise HostError(f"{self.name} is up already")
+        # First the cables: the kernel removes a network without holders at any time, and the cables' ends with it.
+        for cable in self._cables:
+            cable.pull()
+        self._let_go_of_network()
+        self._init, self._network = in_thread(self._start_init)
+        # Without the detection of duplicates the hosts' link-local addresses can be used at once.
+        setting, value = ("accept_dad", "0") if self._ipv6 else ("disable_ipv6", "1")
+        for devices in ("all", "default"):
+            self._network.sysctl(f"ipv6/conf/{devices}/{setting}", value)
+        self._network.ip("link set lo up")
+        for cable in self._cables:
+            cable.plug(self._network, self._init.pid)
+
+    def finish_boot(self) -> None:
+        """Wait until the host is up."""
+        assert self._init is not None
+        wait_for_ready(self._init, f"the init of {self.name}")
+
+    def _start_init(self) -> tuple[subprocess.Popen[bytes], NetworkNamespace]:
+        us = os.pidfd_open(os.getpid())
+        settings = {
+            "hostname": self.name,
+            "files": self._files,
+            "group": str(self._quota.group or ""),
+            "test_process": us,
+        }
+        unshare(HOST)
+        network = NetworkNamespace(current_network())
+        try:
+            init = subprocess.Popen(
+                [sys.executable, "-IS", str(_INIT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[us],
+                start_new_session=True,
+            )
+        except BaseException:
+            network.close()
+            raise
+        finally:
+            os.close(us)
+        assert init.stdin is not None
+        with init.stdin as pipe:
+            pipe.write(json.dumps(settings).encode())
+        return init, network
+
+    def power_off(self) -> None:
+        """Cut the cables, then kill everything: the others receive nothing more of it."""
+        for cable in self._cables:
+            cable.cut()
+        self.kill_all()
+
+    def kill_all(self) -> None:
+        """Kill every process, by killing init. The network stays, and the kernel ends the connections."""
+        if self._init is not None:
+            self._init.kill()
+            for process in self._started:
+                process.wait()  # init exits only when its namespace has no process left, not even a zombie
+            self._init.wait()
+            self._started.clear()
+            self._freezer.thaw()
+            self._quota.lift()
+
+    def close(self) -> None:
+        """Remove the host."""
+        self.kill_all()
+        for cable in self._cables:
+            cable.close()
+        self._let_go_of_network()
+
+    def _let_go_of_network(self) -> None:
+        if self._network is not None:
+            self._network.close()
+            self._network = None
+
+    def freeze(self) -> None:
+        """Stop all its processes, so that only the kernel of the host answers."""
+        self._running()
+        self._freezer.freeze(self.processes)
+
+    def thaw(self) -> None:
+        """Let its processes run again."""
+        self._freezer.thaw()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if not self.alive or self._init is None:
+            raise HostError(f"{self.name} is not up")
+        return self._init
+
+    def limit(self, cpus: float) -> None:
+        """Give its processes, and all that they start, the time of ``cpus`` CPUs; skip where that cannot be done."""
+        self._running()
+        self._quota.set(cpus, self.processes())
+
+    # Faults of the first interface
+
+    def cut(self) -> None:
+        """Switch off the port of the switch: eth0 loses its carrier; addresses and routes stay."""
+        self._cables[0].cut()
+
+    def unplug(self) -> None:
+        """Take the port out of the switch: what is sent vanishes, and eth0 keeps its carrier."""
+        self._cables[0].unplug()
+
+    def link_down(self) -> None:
+        """``ip link set eth0 down`` on the host."""
+        self._cables[0].link_down()
+
+    def delay(self, milliseconds: float) -> None:
+        """Let everything to and from it take that much longer, so a round trip twice that."""
+        self._cables[0].delay(milliseconds)
+
+    def narrow(self, rate: str) -> None:
+        """Let no more than this ("10mbit") through to it, and from it."""
+        self._cables[0].narrow(rate)
+
+    def loss(self, percent: float) -> None:
+        """Lose this share of the frames in each direction, at random."""
+        lost = f"numgen random mod 10000 < {round(percent * 100)} drop"
+        self._filter([f"{way} {self._cables[0].port} {lost}" for way in ("iifname", "oifname")])
+
+    # Faults of all interfaces
+
+    def drop(self, peer: Host | None = None) -> None:
+        """Let the switch drop all IP packets to and from it, or those that it exchanges with one peer."""
+        if peer is None:
+            kinds = {"iifname": ["meta protocol { ip, ip6 }"], "oifname": ["meta protocol { ip, ip6 }"]}
+        else:
+            addresses = [("ip6" if ":" in address else "ip", address) for address in peer._addresses if address]
+            kinds = {
+                "iifname": [f"{family} daddr {address}" for family, address in addresses],
+                "oifname": [f"{family} saddr {address}" for family, address in addresses],
+            }
+        self._drop((way, what) for way, whats in kinds.items() for what in whats)
+
+    def drop_port(self, port: int) -> None:
+        """Let the switch drop what is to or from that TCP port, on either side."""
+        ends = [f"tcp {end} {port}" for end in ("sport", "dport")]
+        self._drop((way, end) for way in ("iifname", "oifname") for end in ends)
+
+    def drop_large(self, peer: Host, length: int = 1400) -> None:
+        """Let the switch drop IP packets of more than ``length`` bytes from it to one peer, without an answer."""
+        to = ["ip6 daddr" if ":" in address else "ip daddr" for address in peer._addresses if address]
+        ends = zip(to, filter(None, peer._addresses), strict=True)
+        self._filter([f"iifname {self._cables[0].port} {end} {it} meta length > {length} drop" for end, it in ends])
+
+    def slow(self, rate: str) -> None:
+        """Let the switch drop what is beyond a rate ("500 kbytes/second") of what it sends and gets."""
+        port = self._cables[0].port
+        self._filter([f"{way} {port} limit rate over {rate} burst 1 mbytes drop" for way in ("iifname", "oifname")])
+
+    def _drop(self, rules: Iterable[tuple[str, str]]) -> None:
+        # Neighbours are still found, so that IPv6 is silent just like IPv4, where ARP is no IP packet.
+        neighbours = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"
+        ports = "{ " + ", ".join(cable.port for cable in self._cables) + " }"
+        self._filter([neighbours, *(f"{way} {ports} {what} drop" for way, what in rules)])
+
+    def _filter(self, rules: Sequence[str]) -> None:
+        """Add rules for what passes the switch."""
+        chain = f"bridge faults-{self.name} forward"
+        self._cables[0].switch.nft(
+            f"add table bridge faults-{self.name}\n"
+            f"add chain {chain} {{ type filter hook forward priority 0; }}\n"
+            + "".join(f"add rule {chain} {rule}\n" for rule in rules)
+        )
+
+    def reject(self) -> None:
+        """Let the host's own firewall answer every TCP packet, in both directions, with a reset."""
+        # Not a reset itself: the one for a peer has to get out.
+        self._own_network().nft(
+            "table inet faults {\n"
+            "chain in { type filter hook input priority -300; }\n"
+            "chain out { type filter hook output priority -300; }\n"
+            "}\n"
+            "add rule inet faults in iifname != lo meta l4proto tcp reject with tcp reset\n"
+            "add rule inet faults out oifname != lo tcp flags & rst == 0 reject with tcp reset\n"
+        )
+
+    def drop_loopback(self) -> None:
+        """Let the host's own firewall drop what it sends to itself."""
+        self._own_network().nft(
+            "table inet faults { chain in { type filter hook input priority -300; iifname lo drop; }; }\n"
+        )
+
+    def heal(self) -> None:
+        """Undo all faults of the network."""
+        # "add" first, since only what is there can be deleted.
+        table = f"bridge faults-{self.name}"
+        self._cables[0].switch.nft(f"add table {table}\ndelete table {table}\n")
+        self._own_network().nft("add table inet faults\ndelete table inet faults\n")
+        for cable in self._cables:
+            cable.heal()
+
+    def _own_network(self) -> NetworkNamespace:
+        if self._network is None:
+            raise HostError(f"{self.name} was never up")
+        return self._network

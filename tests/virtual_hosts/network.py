@@ -1,0 +1,139 @@
+"""A switch and the virtual hosts on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import sys
+import uuid
+from pathlib import Path
+from typing import Literal
+
+from tests.virtual_hosts.cable import Cable
+from tests.virtual_hosts.host import Host
+from tests.virtual_hosts.namespaces import HostError, NetworkNamespace
+
+_SWITCH = "10.77.0.1"
+"""The gateway of the hosts, which forwards nothing: what goes elsewhere vanishes."""
+_NAME_SERVER = "10.77.0.2"
+"""No host has this address, but the hosts believe to know its place on the switch, so that they really wait."""
+
+
+class Network:
+    """``count`` hosts n0, n1, … on a switch, up when this returns; a context manager, or to be closed.
+
+    ``debian_hosts``: /etc/hosts begins with the host's own name at 127.0.1.1, as Debian's installer leaves it.
+    ``dns``: "files" has names from /etc/hosts only, "dead" also asks a name server that never answers.
+    ``ipv6``: whether the kernel of the hosts has it switched on. ``second``: whether each host also has an eth1.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        debian_hosts: bool = False,
+        dns: Literal["files", "dead"] = "files",
+        ipv6: bool = True,
+        second: bool = False,
+    ) -> None:
+        self.hosts: list[Host] = []
+        self._switch = NetworkNamespace()
+        try:
+            self._switch.sysctl("ipv6/conf/all/disable_ipv6", "1")
+            for bridge in ("br0", "br1"):
+                self._switch.ip(
+                    f"link add {bridge} type bridge forward_delay 0 mcast_snooping 0", f"link set {bridge} up"
+                )
+            self._switch.ip(f"address add {_SWITCH}/24 dev br0")
+            unique = f"hosts-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+            for i in range(count):
+                self.hosts.append(
+                    Host(
+                        i,
+                        f"n{i}",
+                        (f"10.77.0.{10 + i}", f"fd77::{10 + i}" if ipv6 else "", f"10.78.0.{10 + i}" if second else ""),
+                        _files(i, count, debian_hosts, dns, ipv6),
+                        _cables(self._switch, i, ipv6, second),
+                        f"{unique}-n{i}",
+                        ipv6,
+                    )
+                )
+            for host in self.hosts:
+                host.begin_boot()
+            for host in self.hosts:
+                host.finish_boot()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill and remove everything; may be called again."""
+        for host in self.hosts:
+            host.close()
+        self._switch.close()
+
+
+def _cables(switch: NetworkNamespace, number: int, ipv6: bool, second: bool) -> list[Cable]:
+    """The cables of a host. It has the same MAC addresses after each boot, for the neighbours remember them."""
+    settings = [
+        f"address replace 10.77.0.{10 + number}/24 dev eth0",
+        f"route replace default via {_SWITCH} dev eth0",
+        f"neighbour replace {_NAME_SERVER} lladdr 02:77:00:00:00:02 dev eth0 nud permanent",
+    ]
+    if ipv6:
+        settings.append(f"address replace fd77::{10 + number}/64 dev eth0")
+    cables = [Cable(switch, "br0", f"n{number}", "eth0", f"02:77:00:00:01:{number:02x}", settings)]
+    if second:
+        settings = [f"address replace 10.78.0.{10 + number}/24 dev eth1"]
+        cables.append(Cable(switch, "br1", f"n{number}-2", "eth1", f"02:78:00:00:01:{number:02x}", settings))
+    return cables
+
+
+def _files(number: int, count: int, debian_hosts: bool, dns: str, ipv6: bool) -> dict[str, str]:
+    """Return the files that a host has in /etc."""
+    lines = ["127.0.0.1 localhost"]
+    if debian_hosts:
+        lines.append(f"127.0.1.1 n{number}.example n{number}")
+    lines += [f"10.77.0.{10 + i} n{i}" for i in range(count)]
+    if ipv6:
+        lines.append("::1 localhost ip6-localhost ip6-loopback")
+        lines += [f"fd77::{10 + i} n{i}" for i in range(count)]
+    sources = "files dns" if dns == "dead" else "files"
+    switch = Path("/etc/nsswitch.conf").read_text()
+    files = {
+        "/etc/hosts": "\n".join(lines) + "\n",
+        "/etc/nsswitch.conf": re.sub(r"(?m)^hosts:.*$", f"hosts: {sources}", switch),
+    }
+    if Path("/etc/hostname").exists():
+        files["/etc/hostname"] = f"n{number}\n"
+    if dns == "dead":
+        files["/etc/resolv.conf"] = f"nameserver {_NAME_SERVER}\n"
+    return files
+
+
+@functools.cache
+def unsupported() -> str | None:
+    """Return why this machine cannot have virtual hosts, or None; tried once."""
+    if sys.platform != "linux":
+        return "they need Linux namespaces"
+    if os.geteuid() != 0:
+        return "they need root"
+    missing = [tool for tool in ("ip", "tc", "nft") if shutil.which(tool) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)} (packages iproute2 and nftables)"
+    try:
+        with Network(1) as network:
+            network.hosts[0].drop()
+            network.hosts[0].reject()
+            network.hosts[0].run("true")
+    except (OSError, HostError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
