@@ -6,6 +6,8 @@ docs/reference.md quotes the text below each exit code.
 from __future__ import annotations
 
 import os
+import re
+import traceback
 
 EXIT_USAGE = 2
 """Usage error; nothing was started."""
@@ -70,7 +72,6 @@ def escape_control_chars(text: str) -> str:
 
     Its lines then end in ``\\n`` alone, for ``str.splitlines`` and terminals alike.
     """
-    import re
 
     plain = re.sub(_SGR_SEQUENCES, "", text.replace("\r\n", "\n"))
     return re.sub(_CONTROL_CHARS, lambda found: found[0].encode("unicode_escape").decode(), plain)
@@ -109,6 +110,5 @@ def host_name() -> str:
 
 def format_trace(error: Exception) -> str:
     """The traceback of an exception, as Python prints it."""
-    import traceback
 
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -6,6 +6,9 @@ Classes are declared in the same way, and ``asdict``, ``fields`` and msgspec wor
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import FrozenInstanceError
+
 from ddplaunch import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,7 +73,6 @@ else:
             self._cls, self._defaults = cls, defaults
 
         def __get__(self, instance, owner):
-            import dataclasses
 
             cls = self._cls
             body = {
@@ -96,11 +98,9 @@ else:
         return f"{type(self).__qualname__}({values})"
 
     def _refuse_to_set(self, name, value):
-        from dataclasses import FrozenInstanceError
 
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     def _refuse_to_delete(self, name):
-        from dataclasses import FrozenInstanceError
 
         raise FrozenInstanceError(f"cannot delete field {name!r}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Iterable, Sequence
+from unicodedata import combining, east_asian_width
 
 MAX_LISTED_NAMES = 8
 
@@ -55,14 +57,12 @@ def display_width(text: str) -> int:
     """Terminal columns that a text without control characters takes."""
     if text.isascii():
         return len(text)
-    from unicodedata import combining, east_asian_width
 
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
 def shell_quote(words: Iterable[str]) -> str:
     """Quote words for a shell."""
-    import shlex
 
     return shlex.join(words)
 

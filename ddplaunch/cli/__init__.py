@@ -9,7 +9,9 @@ import errno
 import gc
 import io
 import os
+import resource
 import sys
+import tempfile
 
 from ddplaunch import __version__
 from ddplaunch.base.errors import (
@@ -22,6 +24,7 @@ from ddplaunch.base.errors import (
     format_trace,
 )
 from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.cli.argv_splitter import HELP
 from ddplaunch.cli.console_output import print_error, write_text
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -68,7 +71,6 @@ def _flush() -> None:
 def _dispatch(words: list[str]) -> object:
     """Run the command. Only ``ddplaunch run`` works without click, whose import took a third of a start."""
     if words[:1] == ["run"] and COMPLETION_VARIABLE not in os.environ:
-        from ddplaunch.cli.argv_splitter import HELP
         from ddplaunch.cli.run_main import run
 
         try:  # the same endings as those of a click command
@@ -86,7 +88,6 @@ def _dispatch(words: list[str]) -> object:
 
 
 def _out_of_memory_hint() -> str:
-    import resource  # missing on Windows, whose users get an error above
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
@@ -96,7 +97,6 @@ def _out_of_memory_hint() -> str:
 
 def _report_internal_error(error: Exception) -> int:
     """Report a bug of ddplaunch and save the traceback to a file; return the exit code."""
-    import tempfile
 
     summary = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in _FULL:  # stdout's file

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_USAGE, UsageError, host_name
 from ddplaunch.base.text import format_count
 from ddplaunch.cli.option_values import AUTO
-from ddplaunch.cli.run_options import OptionSource, RunOptions
+from ddplaunch.cli.run_options import Inferred, OptionSource, RunOptions
+from ddplaunch.core.net.addresses import is_local_address
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.single_node_check import check_single_node
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import ExternalRank
-
-if TYPE_CHECKING:
-    from ddplaunch.cli.run_options import Inferred
 
 TOKEN_VARIABLE = "DDPLAUNCH_TOKEN"
 
@@ -150,7 +147,6 @@ def _is_local_address(address: str) -> bool | None:
     own = host_name()
     if address in (own, own.partition(".")[0]):
         return True
-    from ddplaunch.core.net.addresses import is_local_address
 
     try:
         return is_local_address(address.strip("[]"), LOOKUP_TIMEOUT_S)

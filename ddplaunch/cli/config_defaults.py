@@ -20,21 +20,18 @@ import pwd
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
+import click
+
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.safe_files import read_file_and_owner, user_config_path
 from ddplaunch.base.text import closest_match, shell_quote
+from ddplaunch.cli.click_commands import COMMANDS
+from ddplaunch.cli.option_declaration import Option
 from ddplaunch.cli.option_values import to_argv
 from ddplaunch.cli.run_options import OPTIONS, OptionSource, RunOptions
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    import click
-
-    from ddplaunch.cli.option_declaration import Option
 
 PROJECT_FILE = "pyproject.toml"
 NO_FILE = "none"  # the value of --config that reads no file
@@ -344,7 +341,6 @@ def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str
     """Return a function that names the table of the other command that a key belongs to, or None."""
 
     def find_table(key: str) -> str | None:
-        from ddplaunch.cli.click_commands import COMMANDS
 
         for other in COMMAND_TABLES:
             if other in (command, RUN):

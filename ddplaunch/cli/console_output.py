@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 
 from ddplaunch.base.errors import EXIT_USAGE, sanitize_line
 from ddplaunch.core.output.colour import is_colour_allowed
@@ -51,7 +52,6 @@ def wrap_to_terminal(line: str, used_columns: int) -> str:
         columns = 0
     if columns < 40 or used_columns + len(line) <= columns:
         return line
-    import textwrap
 
     first = " " * used_columns
     wrapper = textwrap.TextWrapper(columns, first, "  ", break_long_words=False, break_on_hyphens=False)

@@ -6,6 +6,7 @@ import json
 
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.text import join_names
+from ddplaunch.cli import side_programs
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.plan_text import print_layout
 from ddplaunch.cli.run_options import SSH_OPTIONS, RunOptions
@@ -27,8 +28,6 @@ def print_plan(plan: Plan, options: RunOptions, alternative_command: str | None,
     """Print the plan; then ``alternative_command``, which passes ``--dry-run`` to the target."""
     notes = list(plan.notes)
     if plan.node_rank == 0 and options.has_side_programs:
-        from ddplaunch.cli import side_programs
-
         notes += [
             f"sidecar on node 0: {each.command_text}"
             for each in side_programs.read_sidecars(options, is_remote=is_remote)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.cluster_detection import has_shared_log
 from ddplaunch.cli.option_values import AUTO
 from ddplaunch.cli.run_options import SSH_OPTIONS, RunOptions
 from ddplaunch.core.job_config import DEFAULT_GPU_MEMORY_TIMEOUT_S, DEFAULT_STALL_TIMEOUT_S, JobConfig
-
-if TYPE_CHECKING:
-    from ddplaunch.system.clusters.cluster_env import ClusterEnv
+from ddplaunch.system.clusters.cluster_env import ClusterEnv
 
 
 def uses_ssh(options: RunOptions) -> bool:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
+import click
+
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import open_for_writing
@@ -18,16 +21,19 @@ from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.cli.node_config_options import read_node_config, why_no_live_view
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
+from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.control_socket.status_tracker import StatusTracker
 from ddplaunch.core.events import Observers
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.messages import ProfileReply
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
 from ddplaunch.core.net.reserved_port import check_loopback
 from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.supervisor import Supervisor
 from ddplaunch.core.node_config import NodeConfig, ShowRules
+from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
@@ -41,10 +47,6 @@ from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ddplaunch.core.control_socket.job_status import Status
-    from ddplaunch.core.messages import ProfileReply
     from ddplaunch.features.debug.debug_server import DebugServer
     from ddplaunch.features.debug.debugger_prompt import TerminalFrontend
     from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
@@ -225,7 +227,6 @@ class NodeJob:
         self._supervisor.inspect_job(Detail.WAITS, self._print_stacks)
 
     def _print_stacks(self, inspection: Inspection) -> None:
-        import click
 
         from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
         from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
@@ -273,8 +274,6 @@ class NodeJob:
 
     def _report(self, result: JobResult) -> None:
         if result.verdict:
-            from ddplaunch.core.output.failure_text import render_verdict
-
             report = render_verdict(result.verdict, self._plan.nnodes)
             text = result.verdict.blame or result.verdict.first.headline
             print_message(LogMessage(MessageKind.FAILURE, text, {"verdict": result.verdict}, human_text=report))

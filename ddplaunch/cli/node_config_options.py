@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.cli import side_programs as sidecars
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.run_options import RunOptions
 from ddplaunch.cli.zygote_options import choose_preload, read_warm_timeout
 from ddplaunch.core.net.hello import cpu_only_torch
-from ddplaunch.core.node_config import NodeConfig, ShowRules
+from ddplaunch.core.node_config import NodeConfig, NotifyCommand, ShowRules, Sidecar
 from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
@@ -18,9 +19,6 @@ from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interac
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
-
-if TYPE_CHECKING:
-    from ddplaunch.core.node_config import NotifyCommand, Sidecar
 
 OUTPUT_TIMEOUT_OVER_SSH_S = 1e6
 """Practically infinite: ssh always reads the launcher's output, sometimes slowly, and notices if the launcher ends."""
@@ -63,7 +61,6 @@ def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:
         return frozenset()
     if not all(part.strip().isdecimal() for part in typed.split(",")):
         raise UsageError(f"--debugpy {sanitize_line(typed, 60)}: expected ranks", "--debugpy 0,3")
-    from importlib.util import find_spec
 
     if find_spec("debugpy") is None:
         raise UsageError("--debugpy needs debugpy, which is not installed", "pip install debugpy")
@@ -90,7 +87,6 @@ def _read_side_programs(options: RunOptions, plan: Plan) -> tuple[tuple[Sidecar,
     """Return the sidecars and the commands of --notify; node 0 only."""
     if plan.node_rank or not options.has_side_programs:
         return (), ()
-    from ddplaunch.cli import side_programs as sidecars
 
     return sidecars.read_sidecars(options), sidecars.read_notify_commands(options)
 

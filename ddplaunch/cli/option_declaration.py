@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    Read = Callable[["Option", Any], Any]
-    """Converts the text of a value, or the texts of a repeatable option; gets None where there is none."""
+Read = Callable[["Option", Any], Any]
+"""Converts the text of a value, or the texts of a repeatable option; gets None where there is none."""
 
 
 class Option:

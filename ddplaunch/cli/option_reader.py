@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from itertools import takewhile
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import closest_match, join_alternatives
 from ddplaunch.cli.argv_splitter import HELP, ArgvGrammar, split_argv
@@ -14,9 +14,6 @@ from ddplaunch.cli.option_declaration import Option, option_spellings
 from ddplaunch.cli.run_options import LOG_JSON_VARIABLE, OPTIONS, OptionSource, RunOptions
 from ddplaunch.cli.target_args import ParseNotes, check_target, make_option_lookup, parse_notes_for, translate_torchrun
 from ddplaunch.core.output.log_message import FORMATTER
-
-if TYPE_CHECKING:
-    from typing import Any
 
 TRUE_WORDS, FALSE_WORDS = ("1", "on", "t", "true", "y", "yes"), ("0", "f", "false", "n", "no", "off")
 """The values of a flag's environment variable, in any case."""

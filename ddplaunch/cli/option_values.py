@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.cli.option_declaration import Option, Read
 from ddplaunch.core.output.prefix import check_template as check_prefix
 from ddplaunch.system.plan.numbers import parse_float, parse_int
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from ddplaunch.cli.option_declaration import Option, Read
 
 AUTO = "auto"
 """The value of --node-rank by which node 0 assigns the node rank."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.text import display_width, shell_quote
 from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.system.plan.launch_command import node_command
 from ddplaunch.system.plan.numbers import format_cpulist
 from ddplaunch.system.plan.plan import Fact, Plan
+from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.plan.rendezvous import SOURCE_ASSUMED, SOURCE_MISSING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ddplaunch.system.plan.rank_layout import Rank
 
 _PER_RANK_VARIABLES = (
     "RANK",

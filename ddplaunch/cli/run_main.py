@@ -6,8 +6,8 @@ Modules that only a dry run, a job on this machine, or a job over SSH needs are 
 from __future__ import annotations
 
 import os
+import socket
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
@@ -15,16 +15,11 @@ from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.job_config_options import check_inspect_options, check_time_limits, uses_ssh
 from ddplaunch.cli.option_reader import read_options
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
+from ddplaunch.cli.run_options import RunOptions
 from ddplaunch.cli.show_option import read_show_rules
-from ddplaunch.cli.target_args import TargetOptions, current_directory, resolve_target
+from ddplaunch.cli.target_args import ParseNotes, TargetOptions, current_directory, resolve_target
+from ddplaunch.core.node_config import ShowRules
 from ddplaunch.core.output.log_message import FORMATTER
-
-if TYPE_CHECKING:
-    import socket
-
-    from ddplaunch.cli.run_options import RunOptions
-    from ddplaunch.cli.target_args import ParseNotes
-    from ddplaunch.core.node_config import ShowRules
 
 
 def run(words: list[str]) -> int | None:

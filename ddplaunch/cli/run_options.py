@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
+from typing import Any, TypedDict
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.cli import option_values
 from ddplaunch.cli.option_declaration import Option
@@ -16,20 +16,18 @@ from ddplaunch.core.output.prefix import DEFAULT_PREFIX as DEFAULT_PREFIX
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import DEFAULT_ROLE
 
-if TYPE_CHECKING:
-    from typing import Any, TypedDict
 
-    class Inferred(TypedDict, total=False):
-        """Values that hosts or the cluster environment can supply."""
+class Inferred(TypedDict, total=False):
+    """Values that hosts or the cluster environment can supply."""
 
-        cluster: str
-        nnodes: tuple[int, int]
-        node_rank: int | None
-        nproc: str | None
-        master_addr: str | None
-        master_port: int | None
-        run_id: str | None
-        control: str
+    cluster: str
+    nnodes: tuple[int, int]
+    node_rank: int | None
+    nproc: str | None
+    master_addr: str | None
+    master_port: int | None
+    run_id: str | None
+    control: str
 
 
 SECTIONS = {

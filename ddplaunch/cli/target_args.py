@@ -18,6 +18,8 @@ from ddplaunch.cli.argv_splitter import (
     has_unknown_option,
     option_name,
 )
+from ddplaunch.cli.torchrun.translator import translate
+from ddplaunch.system.target.arguments import check_arguments, function_help, is_help_request
 from ddplaunch.system.target.target import Target, TargetKind, find_target
 
 TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
@@ -45,7 +47,6 @@ def translate_torchrun(
     """Translate torchrun's options, in words and variables; ``cli.torchrun`` is imported only if there are any."""
     if not (has_unknown_option(words, known) or any(name.startswith(TORCHRUN_VARIABLE_PREFIXES) for name in environ)):
         return TranslatedArgv(words)
-    from ddplaunch.cli.torchrun.translator import translate
 
     return translate(words, known, environ, refused=refused, skipped=skipped)
 
@@ -118,8 +119,6 @@ def resolve_target(typed: TargetOptions, lookalike_note: str | None) -> Target:
     where, preload = current_directory(), typed.preload
     target = find_target(typed.target, typed.args, as_module=typed.module, as_program=typed.no_python, cwd=where)
     if target.signature is not None:
-        from ddplaunch.system.target.arguments import check_arguments, function_help, is_help_request
-
         if is_help_request(target.signature, target.args):
             print(function_help(target.signature), end="")
             raise SystemExit(0)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import user_config_path
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
@@ -19,9 +19,6 @@ from ddplaunch.cli.run_options import RunOptions
 from ddplaunch.features.preload.preload_plan import AUTO_PRELOAD, PreloadPlan, make_preload_plan
 from ddplaunch.system.clusters import find_marker
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from typing import Any
 
 DEFAULT_WARM_TIMEOUT_S = 600.0
 """How long ``--warm`` keeps an idle zygote by default."""

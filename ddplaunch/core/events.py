@@ -9,9 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any, Protocol
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.field_types import (
+    Count,
+    ExitCode,
+    ExitStatus,
+    Name,
+    NonNegativeFloat,
+    Path,
+    Pid,
+    Signal,
+    Size,
+    TextLine,
+    Timestamp,
+)
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.messages import JobStalled as JobStalled
@@ -20,25 +33,6 @@ from ddplaunch.core.messages import Restarting as Restarting
 from ddplaunch.core.output.isolation import describe_bug
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from typing import Any, Protocol
-
-    from ddplaunch.base.field_types import (
-        Count,
-        ExitCode,
-        ExitStatus,
-        Name,
-        NonNegativeFloat,
-        Path,
-        Pid,
-        Signal,
-        Size,
-        TextLine,
-        Timestamp,
-    )
-else:
-    Protocol = object
 
 
 @dataclass(frozen=True)

@@ -5,29 +5,26 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_SIGNAL, sanitize_line
 from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.field_types import (
+    Count,
+    ErrorText,
+    ExitCode,
+    Name,
+    Pid,
+    ShortText,
+    Signal,
+    Size,
+    TailLines,
+    Text,
+    TextLine,
+    Timestamp,
+)
 from ddplaunch.base.text import join_names, signal_name
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from ddplaunch.base.field_types import (
-        Count,
-        ErrorText,
-        ExitCode,
-        Name,
-        Pid,
-        ShortText,
-        Signal,
-        Size,
-        TailLines,
-        Text,
-        TextLine,
-        Timestamp,
-    )
 
 MAX_HEADLINE_CHARS = 300  # of an exception's message in the headline
 MAX_REPORT_CHARS = 1 << 20  # in all failures of a node, or of a report: both must fit in one frame (``wire``)
@@ -140,7 +137,6 @@ class RankFailure:
         return self.exit_code, self.signal, self.message, tuple(frames)
 
     def to_json(self) -> dict[str, Any]:
-        from dataclasses import asdict
 
         return {**asdict(self), "reason": self.reason, "code": self.shell_exit_code}
 
@@ -162,7 +158,6 @@ class FailureReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of failure.json."""
-        from dataclasses import asdict
 
         others = [failure.to_json() for failure in self.others]
         return {**asdict(self), "first": self.first.to_json(), "others": others}

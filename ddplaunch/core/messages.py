@@ -5,8 +5,23 @@ Each field's type has the bounds that are checked on arrival (``wire.bounds``).
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
+from typing import Literal
+
 from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import (
+    CommandText,
+    Count,
+    Hint,
+    Name,
+    Restarts,
+    RunId,
+    Seconds,
+    Signal,
+    StopSignal,
+    Text,
+    TextLine,
+    Timestamp,
+)
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
@@ -14,24 +29,6 @@ from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, 
 from ddplaunch.features.profile.rank_profile import RankProfile
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
-
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from ddplaunch.base.field_types import (
-        CommandText,
-        Count,
-        Hint,
-        Name,
-        Restarts,
-        RunId,
-        Seconds,
-        Signal,
-        StopSignal,
-        Text,
-        TextLine,
-        Timestamp,
-    )
 
 PROTOCOL_VERSION = 17  # raised whenever a message changes, so that launchers of different versions detect it
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.base.text import shell_quote
 from ddplaunch.system.plan.rank_layout import Rank
 
 if TYPE_CHECKING:
-    import re
-
     from ddplaunch.features.preload.preload_plan import PreloadPlan
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 
 from ddplaunch.base.errors import UsageError
@@ -31,8 +32,6 @@ def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     used = [name for name, streams in (("--redirects", redirected), ("--tee", teed)) if any(streams.values())]
     yield from torchrun.as_own_option("--log-dir")
     if used and "--log-dir" not in torchrun:
-        import tempfile
-
         name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # unpredictable for other users
         yield "--log-dir", os.path.join(tempfile.gettempdir(), name), torchrun.source(used[0])
     shown = _show(redirected, teed, only)

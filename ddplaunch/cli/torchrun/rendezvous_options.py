@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.torchrun.torchrun_options import TorchrunOptions, TorchrunValue, TranslatedOption
+from ddplaunch.core.net.addresses import find_interface, resolve
 from ddplaunch.system.plan.numbers import parse_float
 
 C10D_PORT = "29400"  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py, DEFAULT_PORT
@@ -113,7 +114,6 @@ def translate_local_addr(torchrun: TorchrunOptions) -> Iterator[TranslatedOption
     address = torchrun.value("--local-addr")
     if not address or ("--nnodes" in torchrun and torchrun.max_nodes == 1):
         return torchrun.ignore_options("--local-addr")
-    from ddplaunch.core.net.addresses import find_interface, resolve
 
     try:
         literals = {str(where[0]) for _, where in resolve(address)}

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.argv_splitter import TranslatedArgv, is_option, option_name
+from ddplaunch.cli.click_commands import completion_script
 from ddplaunch.cli.option_values import MAX_NAME
 from ddplaunch.cli.torchrun import output_options, rendezvous_options
 from ddplaunch.cli.torchrun.torchrun_options import (
@@ -148,7 +149,6 @@ def _check_supported(torchrun: TorchrunOptions) -> None:
 
 def _print_completion(shell: TorchrunValue) -> NoReturn:
     """Print the completion script of ``ddplaunch`` for a shell, like torchrun's option, and exit."""
-    from ddplaunch.cli.click_commands import completion_script
 
     script = completion_script(shell.value)
     if script is None:

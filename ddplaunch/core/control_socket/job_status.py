@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.field_types import AttemptNumber, Count, ExitCode, ExitStatus, Pid, RunId, TextLine, Timestamp
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.features.runs.goodput import TimeBreakdown
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from ddplaunch.base.field_types import AttemptNumber, Count, ExitCode, ExitStatus, Pid, RunId, TextLine, Timestamp
 
 MAX_TARGET_CHARS = 1000  # of the target in a status
 

@@ -10,12 +10,10 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ddplaunch import features
-
-if TYPE_CHECKING:
-    from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.core.control_socket.server import RequestContext
 
 A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
 

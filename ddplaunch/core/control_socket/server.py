@@ -10,28 +10,25 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.local_sockets import peer_uid
+from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.socket_dir import listen_in_dir, remove_socket
+from ddplaunch.core.messages import ProfileReply
+from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.output.isolation import IsolatedLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Protocol, TypeVar
-
-    from ddplaunch.core.control_socket.job_status import Status
     from ddplaunch.core.control_socket.request import Request
-    from ddplaunch.core.messages import ProfileReply
-    from ddplaunch.core.net.connection import Connection
     from ddplaunch.features.debug.debug_server import DebugServer
     from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 
-    M = TypeVar("M")
-else:
-    Protocol = object
+
+M = TypeVar("M")
 
 MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel
 CONNECTION_TIMEOUT_S = 5.0  # from accept to close, but for streaming requests
@@ -163,7 +160,6 @@ class ControlSocket:
             sock.close()
             return
         from ddplaunch.core.control_socket.request import all_requests
-        from ddplaunch.core.net.connection import Connection
 
         client: Connection[Request[object]] = Connection(
             self._loop,

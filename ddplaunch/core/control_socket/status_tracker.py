@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.events import Event
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from ddplaunch.core.control_socket.job_status import Status
     from ddplaunch.features.runs.goodput import TimeAccounting
 
 MAX_PENDING_EVENTS = 4096  # buffered before they are applied
@@ -34,7 +34,6 @@ class StatusTracker:
             self.status()
 
     def status(self) -> Status:
-        from ddplaunch.core.control_socket.job_status import Status
         from ddplaunch.features.runs.goodput import TimeAccounting
 
         status = self._status or Status.from_plan(self._plan, os.getpid(), self._began)

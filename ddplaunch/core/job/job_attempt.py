@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.core.failures import (
@@ -18,6 +18,7 @@ from ddplaunch.core.failures import (
     find_first_cause,
     limit_text,
 )
+from ddplaunch.core.job.node_table import JoinedNode
 from ddplaunch.core.messages import AttemptReport
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
@@ -25,7 +26,6 @@ from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
 
 if TYPE_CHECKING:
-    from ddplaunch.core.job.node_table import JoinedNode
     from ddplaunch.core.job.time_limits import TimeLimitExpired
     from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.base.frames import ProtocolError

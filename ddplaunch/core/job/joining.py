@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.text import MAX_LISTED_NAMES, join_names
 from ddplaunch.core.job.node_table import NodePhase, NodeTable
 from ddplaunch.core.messages import JoinStatus, NoteMessage
-
-if TYPE_CHECKING:
-    from typing import Literal
 
 STATUS_INTERVAL_S = 0.25
 """Between two JoinStatus messages: many nodes join at once, and each gets every message."""

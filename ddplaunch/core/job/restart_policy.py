@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.core.failures import OUT_OF_MEMORY, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt

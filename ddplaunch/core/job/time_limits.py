@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.fast_dataclass import dataclass

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from threading import Thread
 
-from ddplaunch import TYPE_CHECKING
+import psutil
+
 from ddplaunch.base.errors import UsageError, sanitize_line
-
-if TYPE_CHECKING:
-    import ipaddress
-    from threading import Thread
 
 RESOLVE_TIMEOUT_S = 5.0  # for the check of node 0's own name; without an answer it is skipped
 REVERSE_LOOKUP_TIMEOUT_S = 0.5  # a slower name server makes ranks use RESOLVER_OPTIONS
@@ -26,7 +26,6 @@ InterfaceAddresses = dict[str, list[str]]  # by interface; link-local IPv6 with 
 
 
 def list_interface_addresses() -> InterfaceAddresses:
-    import psutil
 
     found: InterfaceAddresses = {}
     for name, addresses in psutil.net_if_addrs().items():
@@ -38,9 +37,6 @@ def list_interface_addresses() -> InterfaceAddresses:
 
 def list_networks() -> Iterator[tuple[str, str, str]]:
     """List the networks of this machine, without loopback: interface, address and network, "10.0.0.0/24"."""
-    import ipaddress
-
-    import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
         if os.path.exists(f"/sys/class/net/{name}/bridge"):  # of containers
@@ -88,7 +84,6 @@ def find_address(interface: str, family: socket.AddressFamily) -> str | None:
 
 
 def parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    import ipaddress
 
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return getattr(parsed, "ipv4_mapped", None) or parsed
@@ -154,7 +149,6 @@ def resolve(address: str, port: int | None = None) -> SocketAddresses:
 
 def _start_thread(target: Callable[[], None]) -> Thread:
     """Start a daemon thread that runs ``target``."""
-    import threading
 
     thread = threading.Thread(target=target, daemon=True)
     thread.start()

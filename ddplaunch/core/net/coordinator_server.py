@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.codec import encode
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.frames import ProtocolError
@@ -30,11 +30,10 @@ from ddplaunch.core.messages import (
 from ddplaunch.core.net import kernel_limits
 from ddplaunch.core.net.addresses import find_interface
 from ddplaunch.core.net.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset, PeerClock
+from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
+from ddplaunch.core.net.listener import Listener
 from ddplaunch.features.inspect.slow_rank_detector import SlowRankDetector
-
-if TYPE_CHECKING:
-    from ddplaunch.core.net.connection import Connection
 
 LINGER_S = 1.0  # for EndJob to be delivered to the other nodes
 
@@ -71,8 +70,6 @@ class CoordinatorServer:
     def start(self) -> None:
         """Accept connections, and start the job when enough nodes have joined: at once if there is one."""
         if self._listener_socket is not None:
-            from ddplaunch.core.net.listener import Listener
-
             self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self._on_peer)
             self._heartbeat = HeartbeatMonitor(
                 self._loop, self._config.heartbeat_timeout, self._send_heartbeats, self._on_silent_peer
@@ -204,8 +201,6 @@ class CoordinatorServer:
     def _encode_once(self, message: Message) -> bytes:
         """Return the frame of a message; one that goes to all nodes is encoded once."""
         if self._frame[0] is not message:
-            from ddplaunch.base.codec import encode
-
             self._frame = message, encode(message)
         return self._frame[1]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
 
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NodeHello, Versions
@@ -42,7 +44,6 @@ def _fingerprint(target: Target) -> str | None:
     path = target.source or target.path
     if path is None:
         return None
-    import hashlib
 
     try:
         with open(path, "rb") as file:
@@ -77,7 +78,6 @@ def cpu_only_torch() -> str | None:
 
 def _read_torch_version() -> tuple[str, list[str]] | None:
     """Return the text of torch/version.py, and the names in the folder of the torch package."""
-    from importlib.machinery import PathFinder
 
     found = PathFinder.find_spec("torch")
     if found is None or not found.origin:

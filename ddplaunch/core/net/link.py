@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.job_config import JobConfig
@@ -19,14 +18,12 @@ from ddplaunch.core.net.addresses import (
     is_local_address,
     list_reachable_addresses,
 )
+from ddplaunch.core.net.coordinator_client import CoordinatorClient
 from ddplaunch.core.net.coordinator_server import CoordinatorServer
 from ddplaunch.core.net.hello import build_hello
 from ddplaunch.core.net.reserved_port import ReservedPort, try_listen
 from ddplaunch.system.plan.node_spec import make_node_spec, with_all_nodes, with_assignment
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from ddplaunch.core.net.coordinator_client import CoordinatorClient
 
 _NAME_RETRY_S = 1.0  # between two look-ups of node 0's own name
 
@@ -57,8 +54,6 @@ def make_link(
         return CoordinatorServer(loop, config, hello, plan.run_id, post_message)
     hello = build_hello(plan, config)
     if plan.node_rank:
-        from ddplaunch.core.net.coordinator_client import CoordinatorClient
-
         return CoordinatorClient(loop, config, hello, post_message)
     return CoordinatorServer(
         loop, config, hello, plan.run_id, post_message, listener_socket or _listen_on_control_port(config)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.run_temp_dir import PreemptionFile

@@ -7,8 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_OS
 from ddplaunch.base.event_loop import EventLoop, Timers
 from ddplaunch.base.fast_dataclass import dataclass, replace

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.failures import describe_exit

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import TYPE_CHECKING
 
-from ddplaunch import PACKAGE_DIR, TYPE_CHECKING
+from ddplaunch import PACKAGE_DIR
 from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.safe_files import read_regular_file

@@ -14,8 +14,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.fast_dataclass import replace

@@ -7,8 +7,8 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.node import process_limits
@@ -17,12 +17,8 @@ from ddplaunch.core.node.zygote_socket import ZygoteSocket
 from ddplaunch.features.preload.preload_plan import PreloadPlan
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, Usage, ZygoteConfig
     from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
-else:
-    Protocol = object
 
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
 LEFTOVER_GRACE_S = 5.0  # seconds at most between SIGTERM and SIGKILL for leftover processes of ranks that succeeded

@@ -11,8 +11,8 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.core.rank.zygote_channel import HEADER, MAX_DESCRIPTORS, encode_message

@@ -10,11 +10,8 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.plan.plan import Plan
 
 
 class MessageKind(Enum):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError, escape_control_chars, host_name
 from ddplaunch.base.text import group_consecutive
-
-if TYPE_CHECKING:
-    from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.plan.plan import Plan
 
 DEFAULT_PREFIX = "[{rank}]"
 NO_PREFIX = "none"

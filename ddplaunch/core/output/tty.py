@@ -13,13 +13,9 @@ import termios
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.event_loop import EventLoop
 
 ESCAPE = "\x1b"
 ENTER = "\r"

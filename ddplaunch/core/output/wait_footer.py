@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.text import format_clock, format_count, join_names
 from ddplaunch.core.events import (

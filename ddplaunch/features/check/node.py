@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.text import format_size, join_names
@@ -28,10 +28,7 @@ from ddplaunch.system.plan.hardware import Gpu
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
 from ddplaunch.system.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from typing import Literal
-
-    Step = tuple[Literal["looking", "waiting", "unfit", "fit"], str, str | None]
+Step = tuple[Literal["looking", "waiting", "unfit", "fit"], str, str | None]
 
 STEP_TIMEOUT_S = 5.0  # for one step
 CHECK_STATEMENT = "from ddplaunch.features.check.node import main; main()"

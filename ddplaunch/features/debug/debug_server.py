@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
 from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import DebuggerActive, FromNode, StopRequested
+from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.node.launcher_signals import is_caught
+from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.features.debug.messages import (
     EOF_LINE,
     FROM_DEBUGGER,
@@ -43,16 +45,10 @@ from ddplaunch.features.debug.messages import (
     ToUser,
 )
 from ddplaunch.features.debug.rank_terminal import RankTerminal
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
 
-if TYPE_CHECKING:
-    from ddplaunch.core.net.connection import Connection
-    from ddplaunch.core.node.node_ranks import NodeRanks
-    from ddplaunch.core.node.run_temp_dir import RunTempDir
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-
-    SendToUser = Callable[[ToUser], None]
+SendToUser = Callable[[ToUser], None]
 
 SCROLLBACK_BYTES = 1 << 16  # of a debugger's output that a user who attaches later sees
 STOP_TIMEOUT_S = 1.0  # within it, a rank that executes Python stops
@@ -164,7 +160,6 @@ class DebugServer:
         if peer_uid(sock) != os.geteuid():
             sock.close()
             return
-        from ddplaunch.core.net.connection import Connection
 
         connection: Connection[FromDebugger] = Connection(
             self._loop,

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.text import describe_all_ranks, format_ranks
@@ -38,12 +38,7 @@ from ddplaunch.features.debug.messages import (
     ToUser,
 )
 
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    Draw = Callable[[bytes], None]  # writes to a terminal as it is
-else:
-    Protocol = object
+Draw = Callable[[bytes], None]  # writes to a terminal as it is
 
 HELP = (
     "@{0} goes to rank {0}, `@{0} p loss` asks it, `@all p loss` asks all; `detach` lets a rank run, `q` ends the job"

@@ -5,11 +5,8 @@ Input lines are code: they are sent over Unix sockets of this user on one machin
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from ddplaunch.base.field_types import Count, Number, Path, TextLine
+from ddplaunch.base.field_types import Count, Number, Path, TextLine
 
 EOF_LINE = "\x04"  # Ctrl-D, as a line of its own
 MAX_LINE_CHARS = 64 << 10  # of an input line

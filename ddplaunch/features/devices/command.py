@@ -9,11 +9,10 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.text import format_count, format_size
 from ddplaunch.system.devices import read_hardware

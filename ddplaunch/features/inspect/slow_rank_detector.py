@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.messages import ArrivalsReported, StartAttempt
 from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Inspection
 from ddplaunch.features.inspect.diagnosis.slow_ranks import (
     RankClock,
     describe_slow_ranks,
     mean_lateness,
     measure_lateness,
 )
-
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Inspection
-    from ddplaunch.features.inspect.diagnosis.slow_ranks import RankClock
 
 MAX_ARRIVALS = 1_000_000  # stored of all nodes together: several times what they send
 

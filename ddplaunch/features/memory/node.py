@@ -14,18 +14,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ddplaunch import TYPE_CHECKING
+from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import format_size
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
 from ddplaunch.system.devices import cgroups
 
-if TYPE_CHECKING:
-    from ddplaunch.base.event_loop import EventLoop
-    from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint
-
-    PointsByRank = dict[int, deque[MemoryPoint]]
+PointsByRank = dict[int, deque[MemoryPoint]]
 
 _PSS_TIMEOUT_S = 0.3  # for reading proportional sizes (PSS) of all ranks
 _PSS_TIMEOUT_BYTES = 10 << 30  # what the kernel can sum up in this time; alarms are frequent, as caches fill limits

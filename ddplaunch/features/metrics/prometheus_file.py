@@ -10,15 +10,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.core import events
-from ddplaunch.core.control_socket.job_status import RankState
-
-if TYPE_CHECKING:
-    from ddplaunch.core.control_socket.job_status import Status
-    from ddplaunch.core.events import Event
-    from ddplaunch.features.samples.node import CounterSnapshot
-    from ddplaunch.features.samples.sample import NodeSample
+from ddplaunch.core.control_socket.job_status import RankState, Status
+from ddplaunch.core.events import Event
+from ddplaunch.features.samples.node import CounterSnapshot
+from ddplaunch.features.samples.sample import NodeSample
 
 RANK_METRICS = (
     ("cpu", "rank_cpu_seconds_total", "counter", "CPU time of a rank with its descendants; a restart begins anew."),

@@ -15,21 +15,18 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from ddplaunch import PACKAGE_DIR, TYPE_CHECKING
+from ddplaunch import PACKAGE_DIR
 from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import format_count
 from ddplaunch.core import events
-from ddplaunch.core.failures import describe_exit
+from ddplaunch.core.events import Event
+from ddplaunch.core.failures import FailureReport, describe_exit
 from ddplaunch.core.node import child_processes, node_context, process_limits
+from ddplaunch.core.node_config import NotifyCommand
+from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from ddplaunch.core.events import Event
-    from ddplaunch.core.failures import FailureReport
-    from ddplaunch.core.node_config import NotifyCommand
-    from ddplaunch.core.output.screen import Screen
 
 COMMAND_TIMEOUT_S = 30.0  # for a command and one event
 FINAL_TIMEOUT_S = 10.0  # how long the launcher waits for commands at its end

@@ -28,8 +28,8 @@ import os
 import re
 from collections.abc import Callable, Collection
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.features.preload.known_packages import (
     InstalledPackages,
     KnownPackage,

@@ -11,12 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, field
-
-if TYPE_CHECKING:
-    from typing import Any
 
 TABLE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known.json")
 SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # names of folders that packages are installed in

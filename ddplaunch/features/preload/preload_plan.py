@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.features.preload import program_source, site_hooks
 from ddplaunch.features.preload.import_selector import TORCH_READS, ImportSelector

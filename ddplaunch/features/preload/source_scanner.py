@@ -10,8 +10,8 @@ import _ast as ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.features.preload import statements
 from ddplaunch.features.preload.path_expressions import PathExpressions
 from ddplaunch.features.preload.statements import (
@@ -36,9 +36,6 @@ from ddplaunch.features.preload.syntax import (
     sensitive_word,
     walk,
 )
-
-if TYPE_CHECKING:
-    from typing import Any
 
 _READING_METHODS = frozenset(
     {"get", "copy", "items", "keys", "values", "index", "count", "__contains__", "__getitem__"}

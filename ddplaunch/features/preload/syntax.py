@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import _ast as ast
 from collections.abc import Iterator
-
-from ddplaunch import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
 _IN_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core.messages import FromNode, ProfileReply, ProfileRequest
-
-if TYPE_CHECKING:
-    from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.features.profile.node import RankProfiler
 
 NODE_ZERO_MARGIN_S = 12.0  # beyond the duration of the profile, for node 0 to reply
 
@@ -47,7 +45,6 @@ class NodeProfiles:
 
     def on_request(self, ranks: NodeRanks, order: ProfileRequest) -> None:
         """Take a profile of this node's ranks for node 0."""
-        from ddplaunch.features.profile.node import RankProfiler
 
         RankProfiler(
             self._loop,

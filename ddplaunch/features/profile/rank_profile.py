@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.field_types import ClockDifference, Count, IntTable, Name, Path, Seconds, TextLine, Timestamp
 from ddplaunch.features.inspect.diagnosis.flight_recorder import collectives_between
 from ddplaunch.features.inspect.diagnosis.inspection import Frame
 from ddplaunch.features.inspect.diagnosis.stack_parser import is_internal_file, is_module_start, make_frame
-
-if TYPE_CHECKING:
-    from ddplaunch.base.field_types import ClockDifference, Count, IntTable, Name, Path, Seconds, TextLine, Timestamp
 
 TICK_INTERVAL_S = 0.02
 MAX_PROFILE_S = 60

@@ -9,12 +9,12 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.features.python import pickle_files
 from ddplaunch.features.python.arguments import check_call
+from ddplaunch.features.python.keywords import Keywords
 from ddplaunch.features.python.launched_job import LaunchedJob
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ddplaunch.features.python.keywords import Keywords
 
 T = TypeVar("T")
 

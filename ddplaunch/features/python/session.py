@@ -17,13 +17,13 @@ from ddplaunch.base.errors import LaunchError, UsageError
 from ddplaunch.base.text import format_ranks
 from ddplaunch.features.python import pickle_files
 from ddplaunch.features.python.arguments import check_call
+from ddplaunch.features.python.keywords import Keywords
 from ddplaunch.features.python.launched_job import LaunchedJob
 from ddplaunch.features.python.rank.call_loop import CALL, CALL_OR_END, CALL_QUIETLY, RAISED, short_socket_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from ddplaunch.features.python.keywords import Keywords
 
 RAISED_TIMEOUT_S = 3.0
 """After one rank has raised, the others must return or raise within this time; else they are assumed to wait for it."""

@@ -10,14 +10,11 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from math import inf
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.field_types import Count, NonNegativeFloat
 from ddplaunch.base.text import format_count, format_duration
 from ddplaunch.core import events
 from ddplaunch.core.events import AttemptStarted, Event
-
-if TYPE_CHECKING:
-    from ddplaunch.base.field_types import Count, NonNegativeFloat
 
 MIN_SHOWN_FRACTION = 0.01  # of the wall time: smaller categories are not shown
 

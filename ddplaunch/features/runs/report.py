@@ -32,6 +32,7 @@ from ddplaunch.features.runs.job_resolver import (
     run_name,
 )
 from ddplaunch.features.runs.period_report import report_since
+from ddplaunch.features.runs.report_server import serve as serve_page
 from ddplaunch.features.runs.report_text import TimeOfRuns, render_report
 from ddplaunch.features.runs.run_record import RunRecord, record_to_json
 from ddplaunch.features.runs.run_totals import total_time
@@ -91,8 +92,6 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
         seen = seen or _end_elsewhere(shares)
         shares = mark_lost(shares, seen)
     if serve is not None:
-        from ddplaunch.features.runs.report_server import serve as serve_page
-
         serve_page(found.run, serve, seen)
         return None
     if found.running:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from threading import Thread
 
-from ddplaunch import TYPE_CHECKING
+import msgspec
+
+from ddplaunch.base import codec
+from ddplaunch.base.codec import convert
 from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Count, TextLine
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_file_and_owner
-
-if TYPE_CHECKING:
-    from threading import Thread
-
-    from ddplaunch.base.field_types import Count, TextLine
-    from ddplaunch.features.runs.history_recorder import HistoryRecorder
-    from ddplaunch.features.samples.node import CounterSnapshot
-    from ddplaunch.features.samples.sample import NodeSample
-    from ddplaunch.system.plan.plan import Plan
+from ddplaunch.features.runs.history_recorder import HistoryRecorder
+from ddplaunch.features.samples.node import CounterSnapshot
+from ddplaunch.features.samples.sample import NodeSample, downsample
+from ddplaunch.system.plan.plan import Plan
 
 MAX_BYTES = 3 << 19  # of a file, however long the run: 1.5 MiB
 _MAX_TIME = 1e11  # seconds since the epoch: later is invalid
@@ -67,8 +68,6 @@ class SampleFile:
         if sample is None or not sample.ranks or folder is None or self._has_failed:
             return
         if self._writer is None or not self._writer.is_alive():
-            from threading import Thread
-
             self._writer = Thread(target=self._write_sample, args=(os.dup(folder), snapshot.plan, sample), daemon=True)
             self._writer.start()
 
@@ -95,7 +94,6 @@ class SampleFile:
 
     def _compact(self, folder: int, name: str) -> None:
         """Replace the file by one with half of its samples."""
-        from ddplaunch.features.samples.sample import downsample
 
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
             samples = parse_samples(file.read(2 * MAX_BYTES))
@@ -112,10 +110,6 @@ class SampleFile:
 
 def parse_samples(data: bytes) -> list[NodeSample]:
     """Parse the samples in a file, without invalid lines: it may be torn."""
-    import msgspec
-
-    from ddplaunch.base import codec
-    from ddplaunch.features.samples.sample import NodeSample
 
     samples = []
     for line in data.splitlines():
@@ -137,8 +131,6 @@ def read_samples(path: str) -> list[NodeSample]:
 
 def read_plan(path: str) -> SavedPlan | None:
     """Read the plan in a file of the history; None if it is missing, invalid or another user's."""
-    from ddplaunch.base.codec import convert
-    from ddplaunch.base.frames import ProtocolError
 
     try:
         data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)

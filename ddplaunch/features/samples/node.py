@@ -11,22 +11,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.core import events
+from ddplaunch.core.events import Event
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.samples.sample import MAX_COMPARABLE_RATE, GpuSample, NodeSample, RankSample, ranks_behind
+from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
+from ddplaunch.system.devices.process_usage import ProcessUsage, read_tree_usage
+from ddplaunch.system.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from ddplaunch.core.events import Event
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
-    from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery
-    from ddplaunch.system.devices.process_usage import ProcessUsage
-    from ddplaunch.system.plan.plan import Plan
-
-    Inspect = Callable[[str, Callable[[Inspection], None]], None]
-    OnSample = Callable[["CounterSnapshot", "NodeSample | None"], None]
+Inspect = Callable[[str, Callable[[Inspection], None]], None]
+OnSample = Callable[["CounterSnapshot", "NodeSample | None"], None]
 
 EARLY_INTERVALS_S = (1.0, 1.0, 2.0, 4.0, 7.0)  # in the first 15 s of an attempt, until its first collective
 SAMPLE_INTERVAL_S = 15.0
@@ -129,7 +126,6 @@ class SampleCollector:
         assert self._plan is not None
         if not any(rank.device.startswith("cuda") for rank in self._plan.local_ranks):
             return False
-        from ddplaunch.system.devices.gpu_usage import GpuUsageQuery
 
         self._gpus = self._gpus or GpuUsageQuery(self._loop, self._query_ranks)
         return self._gpus.query()
@@ -151,8 +147,6 @@ class SampleCollector:
         if attempt != self._attempt or self._before is None or self._plan is None:
             return
         self._is_sampling = False
-        from ddplaunch.system.devices.gpu_usage import used_by_ranks
-        from ddplaunch.system.devices.process_usage import read_tree_usage
 
         pids = dict(self._pids)
         used = {rank: found for rank, pid in pids.items() if (found := read_tree_usage(pid))}

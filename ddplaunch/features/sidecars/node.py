@@ -10,8 +10,8 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import host_name
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core.events import Event, SidecarExited, SidecarListening, SidecarStarted

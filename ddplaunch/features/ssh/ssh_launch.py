@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import print_message
 from ddplaunch.cli.job_config_options import check_control_port
-from ddplaunch.cli.run_options import SSH_OPTIONS, OptionSource, RunOptions
+from ddplaunch.cli.run_options import SSH_OPTIONS, Inferred, OptionSource, RunOptions
 from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.output.tty import is_interactive
@@ -29,9 +28,6 @@ from ddplaunch.features.ssh.ssh_session import SshSession, resolve_ssh_config, s
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
 from ddplaunch.system.target.target import Target
-
-if TYPE_CHECKING:
-    from ddplaunch.cli.run_options import Inferred
 
 FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_SIGNAL, UsageError
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.features.submit.batch_job import BatchJob
@@ -39,9 +38,7 @@ from ddplaunch.system.schedulers.scheduler import (
     group_by_job,
     run_program,
 )
-
-if TYPE_CHECKING:
-    from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
 
 _NUMBER, _TASK = "$JOB_ID", "$TASK_ID"  # qsub's patterns for a job's number and index in file names
 _REQUEUED, _LIMIT = "25", "37"  # qacct's "failed" of a job that is requeued, and of one that exceeded h_rt

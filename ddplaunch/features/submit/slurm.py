@@ -16,7 +16,6 @@ from contextlib import suppress
 
 import click
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError, UsageError
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.text import join_names
@@ -37,9 +36,7 @@ from ddplaunch.system.schedulers.scheduler import (
     group_by_job,
     run_program,
 )
-
-if TYPE_CHECKING:
-    from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
 
 OVERRIDE_VARIABLES = {
     name: "_".join(("SBATCH", *name.upper().split("-")))

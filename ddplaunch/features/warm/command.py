@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.base.text import format_elapsed, format_size
 from ddplaunch.core.output.text_table import format_table

@@ -10,8 +10,9 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING, __version__
+from ddplaunch import __version__
 from ddplaunch.features.warm.rank.inherited_state import read_inherited_state
 
 if TYPE_CHECKING:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.system.clusters.env_variables import EnvVariables
 
-if TYPE_CHECKING:
-    Detector = Callable[[EnvVariables], "ClusterEnv | None"]
-    AllocationReader = Callable[[EnvVariables], "Allocation | None"]
+Detector = Callable[[EnvVariables], "ClusterEnv | None"]
+AllocationReader = Callable[[EnvVariables], "Allocation | None"]
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.safe_files import MAX_HOSTFILE_BYTES, read_regular_file
 from ddplaunch.system.clusters.cluster_env import Allocation, ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.env_variables import IGNORE_HINT, EnvVariables, check_below, contradiction_error
 from ddplaunch.system.plan.rendezvous import LOOPBACK
-
-if TYPE_CHECKING:
-    from typing import Any
 
 NPROC_KEYWORDS = ("auto", "gpu", "cpu")  # values of `--nproc` other than a number
 ROUTE_PROBE_ADDRESS = ("192.0.2.1", 9)  # in a network for documentation (RFC 5737)
@@ -124,7 +122,6 @@ def parse_json(written: str) -> Any:
 
 def outgoing_address() -> str | None:
     """Return the source address of this machine's default route; None without a network."""
-    import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import NoReturn
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 # SLURM_JOB_NODELIST=tux[1-2]rack[3-4],gpu[07-09],login
 # SLURM_STEP_TASKS_PER_NODE=2(x3),1

@@ -7,6 +7,7 @@ mpirun's daemon. Names and types are those of the PMIx standard, version 4: PMIx
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -48,7 +49,6 @@ def query_hosts(environ: Mapping[str, str], size: int) -> tuple[str, ...] | None
     library = _find_library()
     if library is None:
         return None
-    import subprocess
 
     with suppress(OSError, subprocess.SubprocessError):
         command = [sys.executable, "-I", "-S", "-c", _QUERY_SCRIPT, library, str(size)]

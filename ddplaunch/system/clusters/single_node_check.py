@@ -6,14 +6,11 @@ has the commands for both cases. Variables that describe one machine, as in test
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.plan.numbers import parse_int
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ddplaunch.system.clusters.cluster_env import ClusterEnv
 
 # The last ones of each are from job scripts for NSML, Arnold and Taiji, whose manuals are not public.
 NODE_RANK_VARIABLES = ("NODE_RANK", "GROUP_RANK", "MACHINE_RANK", "CROSS_RANK", "NODE_INDEX", "NSML_RANK", "ARNOLD_ID")

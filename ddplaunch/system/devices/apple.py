@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +19,6 @@ def read_apple(trees: KernelTrees) -> ReadResult:
 
 
 def _read_chip_name() -> str:
-    import subprocess
 
     try:
         words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]

@@ -6,14 +6,11 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.system.devices.sysfs import Folder, read_numa, read_text
 from ddplaunch.system.plan.hardware import Cpu
 from ddplaunch.system.plan.numbers import parse_cpulist
-
-if TYPE_CHECKING:
-    from typing import Any
 
 FIRST_PROCESSOR = 4096
 """Bytes of /proc/cpuinfo that contain the first processor; some kernels take 10 ms to write all of a big machine's."""

@@ -6,16 +6,12 @@ Calls into a wedged driver never return, so this runs in a process that may be a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Count, Number, Size, TextLine
 from ddplaunch.system.devices.nvidia import open_nvml
 from ddplaunch.system.plan.hardware import Gpu, GpuProcess
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from ddplaunch.base.field_types import Count, Number, Size, TextLine
 
 THROTTLE_REASONS = {
     0x08: "a hardware slowdown",

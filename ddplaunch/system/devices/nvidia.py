@@ -12,8 +12,8 @@ import importlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.system.devices.process_usage import describe_process
 from ddplaunch.system.devices.sysfs import Folder, list_numbered, read_pci_locality
 from ddplaunch.system.devices.vendor import (
@@ -27,9 +27,6 @@ from ddplaunch.system.devices.vendor import (
     resolve_mask,
 )
 from ddplaunch.system.plan.hardware import Gpu, GpuProcess, GpusFailed, LostGpu, MigInstance
-
-if TYPE_CHECKING:
-    from typing import Any
 
 VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEVICE_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.system.plan.hardware import GpuProcess
-
-if TYPE_CHECKING:
-    from typing import Any
 
 MAX_PROCESSES = 256  # read at most, of one tree
 _TICK = os.sysconf("SC_CLK_TCK")

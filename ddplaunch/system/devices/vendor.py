@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from ddplaunch.system.devices.sysfs import Folder
 from ddplaunch.system.plan.hardware import Gpu, LostGpu, MigInstance
-
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from ddplaunch.system.devices.sysfs import Folder
 
 HIDE_ALL_VALUES = ("", "-1", "NoDevFiles")
 """Mask values that hide every GPU on purpose; Slurm sets "NoDevFiles" for a job that requested no GPU."""

@@ -5,13 +5,10 @@ Holds no reader and no decision; every field is what the driver or the kernel re
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
+from collections.abc import Sequence
+
 from ddplaunch.base.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddplaunch.base.field_types import Count, Pid, Size, TextLine
+from ddplaunch.base.field_types import Count, Pid, Size, TextLine
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.field_types import Count, Name
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import MAX_RANKS_PER_NODE, Node, NodeAssignment, Rank
-
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from ddplaunch.base.field_types import Count, Name
 
 SOURCE_JOINED = "joined"  # the source of a count that comes from the node itself
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.system.plan import rank_layout
 from ddplaunch.system.plan.rank_layout import Node, NodeAssignment, Rank
 from ddplaunch.system.target.target import Target
-
-if TYPE_CHECKING:
-    from typing import Any
 
 DEFAULT_ROLE = "default"  # without --role; only a name: ranks are not numbered by role
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Count
 from ddplaunch.system.plan.numbers import parse_int
-
-if TYPE_CHECKING:
-    from ddplaunch.base.field_types import Count
 
 Cpus = tuple[int, ...]  # CPUs by number, ascending
 MAX_RANKS_PER_NODE = 4096  # far beyond any machine; a malformed message cannot request a billion

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -84,8 +85,6 @@ def _validate_address(text: str, source: str) -> SourcedValue:
     text = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # torchrun's form of IPv6 addresses
     is_name = re.fullmatch(_HOST, text) and all(len(label) <= _MAX_LABEL for label in text.split("."))
     if not is_name or re.fullmatch(r"[\d.]+", text):
-        import ipaddress
-
         try:
             ipaddress.ip_address(text.partition("%")[0])
         except ValueError:

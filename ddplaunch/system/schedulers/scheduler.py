@@ -7,12 +7,9 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.base.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
 
 QUICK_TIMEOUT_S = 10.0  # for commands that query once
 QUERY_TIMEOUT_S = 60.0  # while a job is followed, and for cancelling

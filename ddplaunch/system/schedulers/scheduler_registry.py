@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-
-from ddplaunch import TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddplaunch.system.schedulers.scheduler import Scheduler

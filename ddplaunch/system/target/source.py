@@ -5,6 +5,7 @@ Python's own import system runs the parents of a dotted name to find it; these f
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -12,13 +13,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
+from importlib.util import MAGIC_NUMBER
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError, truncate_line
 from ddplaunch.base.safe_files import read_regular_file
-
-if TYPE_CHECKING:
-    import ast
 
 _ONLY_TREE = 0x400  # ast.PyCF_ONLY_AST
 
@@ -47,7 +45,6 @@ def parse_file(path: str, name: str | None = None) -> ast.Module:
 
 def check_compiled(path: str, name: str) -> None:
     """Check that compiled code can be read and is of this Python version. Raises UsageError."""
-    from importlib.util import MAGIC_NUMBER
 
     try:
         with open(path, "rb") as file:
@@ -179,7 +176,6 @@ def quoted_option_names(tree: ast.Module) -> frozenset[str]:
     """Return the options, with dashes, that a program's file names: those in quotes, which hand-written parsers need;
     annotated fields and parameters, which dataclass parsers, fire, typer and the like make options of.
     """
-    import ast
 
     found = set[str]()
     for node in ast.walk(tree):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shutil
 import zipimport
 from enum import Enum
 from functools import cached_property
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import closest_match
 from ddplaunch.system.target import source
-
-if TYPE_CHECKING:
-    import ast
-
-    from ddplaunch.system.target.signature import Signature
+from ddplaunch.system.target.function_lookup import find_function
+from ddplaunch.system.target.signature import Signature
 
 
 class TargetKind(Enum):
@@ -159,7 +157,6 @@ def _find_program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
         if not os.access(path, os.X_OK):
             raise UsageError(f"{typed} is not executable", f"chmod +x {typed}")
         return Target(TargetKind.PROGRAM, typed, args, path=path)
-    import shutil
 
     found = shutil.which(typed)
     if found is None:
@@ -176,7 +173,6 @@ def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...
 
 
 def _signature(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
-    from ddplaunch.system.target.function_lookup import find_function  # with ast and inspect: only functions need it
 
     return find_function(typed, where, function, module)
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass, field
+from ddplaunch.features.doctor.probe import HelperProbe
 
 if TYPE_CHECKING:
     from ddplaunch.features.doctor.node_facts import NodeFacts
-    from ddplaunch.features.doctor.probe import HelperProbe
 
 
 class Severity(Enum):

@@ -6,8 +6,8 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Count, Name, NonNegativeFloat, Size, TextLine
 from ddplaunch.base.text import format_count, format_elapsed

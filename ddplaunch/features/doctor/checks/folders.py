@@ -6,8 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import TextLine
 from ddplaunch.base.text import format_size

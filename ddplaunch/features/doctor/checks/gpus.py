@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ddplaunch import TYPE_CHECKING
+from typing import TYPE_CHECKING
+
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import TextLine
 from ddplaunch.base.text import format_size

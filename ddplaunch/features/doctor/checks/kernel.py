@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import format_size
 from ddplaunch.core.node.process_limits import ResourceLimitError, check_proc

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import socket
+from typing import TYPE_CHECKING
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Count, Name, TextLine
 from ddplaunch.core.net.addresses import NameLookup, find_interface

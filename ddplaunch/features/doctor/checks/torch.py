@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Count, TextLine

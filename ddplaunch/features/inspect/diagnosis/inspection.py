@@ -8,22 +8,19 @@ from enum import Enum
 from itertools import accumulate
 from typing import Any
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from ddplaunch.base.field_types import (
-        Count,
-        ExitStatus,
-        MicrosecondGaps,
-        Name,
-        NonNegativeFloat,
-        Number,
-        Pid,
-        Size,
-        TextLine,
-        Timestamp,
-    )
+from ddplaunch.base.field_types import (
+    Count,
+    ExitStatus,
+    MicrosecondGaps,
+    Name,
+    NonNegativeFloat,
+    Number,
+    Pid,
+    Size,
+    TextLine,
+    Timestamp,
+)
 
 
 class Detail(Enum):

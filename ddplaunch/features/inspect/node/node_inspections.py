@@ -7,16 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.core.messages import FromNode, InspectReply, InspectRequest
+from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-
-if TYPE_CHECKING:
-    from ddplaunch.core.node.node_ranks import NodeRanks
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
+from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 
 NODE_ZERO_TIMEOUT_S = 4.0  # for node 0 to reply
 LOCAL_TIMEOUT_S = 3.0  # for an inspection of this node's ranks
@@ -91,7 +88,6 @@ class NodeInspections:
             self._start_next()
 
     def _start_next(self) -> None:
-        from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 
         request = self._queue[0]
         ranks, timeout_s = request.ranks, max(0.0, request.deadline - time.monotonic())

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.core import events
@@ -20,12 +19,10 @@ from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT, JobConfig
 from ddplaunch.core.messages import FromNode, ProgressResumed, StallSuspected
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import may_wait
 from ddplaunch.features.inspect.diagnosis.stall_check import is_working
-
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection
-    from ddplaunch.features.inspect.node.tree_usage import TreeUsage
+from ddplaunch.features.inspect.node.tree_usage import TreeUsage, read_tree_usage
 
 RECHECK_DELAY_S = 4.0  # between two inspections, before the stall timeout
 MAX_WAKE_DELAY_S = 2.0  # a timer that is later: the launcher was stopped, with all ranks (Ctrl-Z, a frozen container)
@@ -255,7 +252,6 @@ class StallDetector:
 
     def _read_usage(self, ranks: NodeRanks) -> _UsageSnapshot:
         """Read what the ranks have used, without the bytes of their replies to inspections."""
-        from ddplaunch.features.inspect.node.tree_usage import read_tree_usage
 
         taken = {
             process.pid: ranks.channels[rank].bytes_received

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from ddplaunch import TYPE_CHECKING
 from ddplaunch.base.errors import UsageError
 from ddplaunch.system.clusters.cluster_env import (
     Allocation,
+    AllocationReader,
     ClusterEnv,
     DetectionPriority,
     RankAssignment,
@@ -21,9 +21,6 @@ from ddplaunch.system.clusters.env_builders import (
     read_host_file,
 )
 from ddplaunch.system.clusters.env_variables import EnvVariables, check_below, parse_number
-
-if TYPE_CHECKING:
-    from ddplaunch.system.clusters.cluster_env import AllocationReader
 
 START_HINT = "mpirun with one process per host"
 
