@@ -106,6 +106,8 @@ def _validator_for(hint: Any) -> Validator:
             )
         case origin if origin is Literal:
             return {each: each for each in args}.__getitem__
+    if hint is Any:  # the receiver knows the type, and calls ``convert``
+        return lambda value: value
     if is_dataclass(hint):
         return _construct({name: _validator_for(each) for name, each in field_types(hint).items()}, hint)
     if issubclass(hint, Enum):

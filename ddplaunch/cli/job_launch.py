@@ -9,9 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
@@ -49,7 +47,6 @@ from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
     from ddplaunch.features.debug.debugger_prompt import TerminalFrontend
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
     from ddplaunch.features.live.live_view import EmbeddedView
     from ddplaunch.features.notify.node import NotifyObserver
     from ddplaunch.features.samples.node import OnSample
@@ -155,7 +152,8 @@ class NodeJob:
             self._notify = NotifyObserver(self._isolated("--notify"), plan, node_config.notify, self._screen)
             observers.add(self._notify)
         parts = (os.environ, loop, self._screen, self._log, observers, self._show_stacks, self._attach_terminal)
-        self._supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
+        self._supervisor: Supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
+        self.rpc = self._supervisor.rpc
         self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
         self._frontend: TerminalFrontend | None = None
 
@@ -208,10 +206,7 @@ class NodeJob:
     def status(self) -> Status:
         return self._status_tracker.status()
 
-    def inspect_job(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
-        self._supervisor.inspect_job(detail, answer)
-
-    def _inspect_local(self, detail: str, done: Callable[[Inspection], None]) -> None:
+    def _inspect_local(self, detail: str, done: Callable[[Any], None]) -> None:
         self._supervisor.inspect_local(detail, None, done)
 
     def debug_server(self) -> DebugServer | None:
@@ -221,23 +216,10 @@ class NodeJob:
         self._supervisor.profiles.profile_job(seconds, torch, on_reply)
 
     def _show_stacks(self) -> None:
-        from ddplaunch.features.inspect.diagnosis.inspection import Detail
+        from ddplaunch.features.inspect.stacks_text import show_stacks
 
         self._screen.show_note("inspecting the ranks; press Ctrl-\\ again to stop the job")
-        self._supervisor.inspect_job(Detail.WAITS, self._print_stacks)
-
-    def _print_stacks(self, inspection: Inspection) -> None:
-
-        from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
-        from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
-
-        page = render_stacks(inspection)
-        lines = page if self._config.colour else click.unstyle(page)
-        self._screen.show_message(
-            LogMessage(
-                MessageKind.STACKS, "\n".join(describe_waits(inspection)), {"stacks": stacks_to_json(inspection)}, lines
-            )
-        )
+        show_stacks(self.rpc, self._screen, colour=self._config.colour)
 
     def stop(self, now: bool, command: str = "") -> None:
         self._supervisor.stop(now, command)

@@ -29,9 +29,9 @@ from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.messages import JobStalled as JobStalled
 from ddplaunch.core.messages import NodeLost as NodeLost
+from ddplaunch.core.messages import RanksInspected as RanksInspected
 from ddplaunch.core.messages import Restarting as Restarting
 from ddplaunch.core.output.isolation import describe_bug
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.system.plan.plan import Plan
 
 
@@ -121,13 +121,6 @@ class AttemptSwept:
 
     found: tuple[TextLine, ...]
     stuck: tuple[TextLine, ...]
-
-
-@dataclass(frozen=True)
-class RanksInspected:
-    """The inspection of all ranks of the job just before an attempt was stopped; emitted on node 0 only."""
-
-    inspection: Inspection
 
 
 @dataclass(frozen=True)
@@ -274,10 +267,8 @@ def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) 
 def event_from_message(message: messages.Message) -> Event | None:
     """The event that a control message of node 0 stands for; None if it is a command."""
     match message:
-        case Restarting() | JobStalled() | NodeLost():
+        case Restarting() | JobStalled() | NodeLost() | RanksInspected():
             return message
-        case messages.InspectReply(serial=0, inspection=inspection):
-            return RanksInspected(inspection)
         case messages.NoteMessage(text=text):
             return NoteAdded(text)
         case messages.ProgressResumed():

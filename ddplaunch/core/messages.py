@@ -5,7 +5,7 @@ Each field's type has the bounds that are checked on arrival (``wire.bounds``).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import (
@@ -25,12 +25,12 @@ from ddplaunch.base.field_types import (
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Inspection
 from ddplaunch.features.profile.rank_profile import RankProfile
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
 
-PROTOCOL_VERSION = 17  # raised whenever a message changes, so that launchers of different versions detect it
+PROTOCOL_VERSION = 18  # raised whenever a message changes, so that launchers of different versions detect it
 
 
 @dataclass(frozen=True)
@@ -322,6 +322,13 @@ class NodeLost:
 
 
 @dataclass(frozen=True)
+class RanksInspected:
+    """Within node 0's process: the inspection of all ranks just before an attempt is stopped."""
+
+    inspection: Inspection
+
+
+@dataclass(frozen=True)
 class EndJob:
     """The job has ended, with this result."""
 
@@ -339,20 +346,25 @@ class ProgressResumed:
 
 
 @dataclass(frozen=True)
-class InspectRequest:
-    """From node 0: inspect your ranks. To node 0: inspect all ranks. The reply has the same ``serial``."""
+class RpcRequest:
+    """From node 0: a request about your ranks. To node 0: about all ranks. The replies have the same ``serial``."""
 
     serial: Count
-    detail: Detail
-    timeout_s: Seconds  # for the reply
+    kind: Name  # "inspect": the feature that declares the types of the payloads
+    timeout_s: Seconds  # for the last reply
+    payload: Any  # checked on arrival by ``rpc.check_payload``
 
 
 @dataclass(frozen=True)
-class InspectReply:
-    """What the ranks are doing; serial 0, within node 0's process: before the stop of an attempt, for its report."""
+class RpcReply:
+    """A reply about ranks, or the end of the replies. The last two fields are set by node 0."""
 
     serial: Count
-    inspection: Inspection
+    kind: Name
+    payload: Any = None
+    is_last: bool = True
+    silent_nodes: tuple[TextLine, ...] = ()  # without a reply: "node 2 (n2)"
+    refusal: TextLine = ""  # why there are no replies
 
 
 @dataclass(frozen=True)
@@ -410,8 +422,8 @@ FromNode = (
     | StragglersFound
     | ProgressResumed
     | DebuggerActive
-    | InspectRequest
-    | InspectReply
+    | RpcRequest
+    | RpcReply
     | ProfileRequest
     | ProfileReply
     | ForwardSignal
@@ -428,8 +440,8 @@ FromNodeZero = (
     | JobStalled
     | ProgressResumed
     | EndJob
-    | InspectRequest
-    | InspectReply
+    | RpcRequest
+    | RpcReply
     | ProfileRequest
     | ProfileReply
     | ForwardSignal
@@ -444,6 +456,7 @@ Message = (
     | ConnectingToNodeZero
     | CoordinatorLost
     | NodeLost
+    | RanksInspected
     | FromNode
     | FromNodeZero
 )

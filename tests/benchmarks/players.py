@@ -19,10 +19,10 @@ from ddplaunch.core.messages import (
     AttemptReport,
     FailureReported,
     HeartbeatMessage,
-    InspectReply,
     Message,
     NodeHello,
     RanksFinished,
+    RpcReply,
     Versions,
 )
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
@@ -85,12 +85,12 @@ class Player:
         self._failures, self._stopped = (failure,), 0
         self.say(FailureReported(0, failure, time.time()))
 
-    def _found(self, serial: int) -> InspectReply:
+    def _found(self, serial: int) -> RpcReply:
         """Return its inspection of its rank, which waits."""
         share = self._hello.node_spec
         frame = Frame("wait", "train.py", 7, own=True)
         ranks = (RankInspection(share.node_rank, share.host, 1, ProcessCondition.ALIVE, threads=(Thread((frame,)),)),)
-        return InspectReply(serial, Inspection(time.time(), ranks, 1))
+        return RpcReply(serial, "inspect", Inspection(time.time(), ranks, 1))
 
     def _readable(self, port: int) -> None:
         assert self._socket is not None
@@ -112,7 +112,7 @@ class Player:
             if len(self._coming) < 4 + length:
                 return
             name = bytes(self._coming[11:64]).partition(b'"')[0].decode()  # behind the length and {"op":"
-            body = bytes(self._coming[4 : 4 + length]) if name == "InspectRequest" else b""
+            body = bytes(self._coming[4 : 4 + length]) if name == "RpcRequest" else b""
             del self._coming[: 4 + length]
             self._received[name] += 1
             match name:
@@ -120,7 +120,7 @@ class Player:
                     self.say(self._hello)
                 case "JoinAccepted":
                     self.joined = True
-                case "InspectRequest":
+                case "RpcRequest":
                     self.say(self._found(json.loads(body)["body"]["serial"]))
                 case "StopAttempt" if not self._drained:
                     self._drained = True

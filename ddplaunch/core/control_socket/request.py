@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
-from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
-from ddplaunch import features
 from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.core.feature_modules import import_feature_modules
 
 A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
 
@@ -38,7 +36,6 @@ def all_requests() -> tuple[type[Request[object]], ...]:
     """Import the modules of core and of the features that define requests, and return all request types."""
     for module in ("output_request", "status_request"):
         import_module(f"{__package__}.{module}")
-    for feature in iter_modules(features.__path__, f"{features.__name__}."):
-        if find_spec(f"{feature.name}.request"):
-            import_module(f"{feature.name}.request")
+    for _ in import_feature_modules("request"):
+        pass
     return tuple(Request.__subclasses__())

@@ -24,8 +24,8 @@ from ddplaunch.core.output.isolation import IsolatedLoop
 
 if TYPE_CHECKING:
     from ddplaunch.core.control_socket.request import Request
+    from ddplaunch.core.node.node_rpc import NodeRpc
     from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 
 
 M = TypeVar("M")
@@ -42,11 +42,12 @@ ACCEPT_PAUSE_S = 0.5  # without accepting, after the system ran out of descripto
 class ServedJob(Protocol):
     """What requests on the control socket can read and do: this node's launcher."""
 
+    @property
+    def rpc(self) -> NodeRpc:
+        """Sends requests to all nodes."""
+
     def status(self) -> Status:
         """Return the status of this node's part of the job."""
-
-    def inspect_job(self, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
-        """Inspect all ranks of the job; ``on_done`` is called with the result, some seconds later at most."""
 
     def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
         """Profile all ranks of the job; ``on_reply`` is called with the profile of each rank, and with the end."""

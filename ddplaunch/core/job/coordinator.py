@@ -29,13 +29,14 @@ from ddplaunch.core.job.job_attempt import (
     JobAttempt,
     JobPhase,
     NodeFailure,
+    StopInspection,
 )
-from ddplaunch.core.job.job_inspections import JobInspections
 from ddplaunch.core.job.job_profiles import JobProfiles
 from ddplaunch.core.job.joining import Joining, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.restart_policy import RestartPolicy
+from ddplaunch.core.job.rpc import GetOffset, Rpc, unknown_offset
 from ddplaunch.core.job.time_limits import TimeLimitExpired, TimeLimits
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ArrivalsReported, ForwardSignal, HeartbeatMessage, Message, NodeHello
@@ -60,6 +61,7 @@ class Coordinator:
         disconnect: Callable[[int], None],
         call_later: Callable[[float, Callback], Timer],
         clock: Callable[[], float] = time.monotonic,
+        clock_of: GetOffset = unknown_offset,
     ) -> None:
         """``hello`` is node 0's own; ``call_later`` and ``clock`` are the loop's.
 
@@ -68,12 +70,12 @@ class Coordinator:
         self._config, self._run_id, self._own_hello = config, run_id, hello
         self._disconnect, self._clock = disconnect, clock
         self._nodes = nodes = NodeTable(config, send)
-        self._inspections = JobInspections(nodes, call_later)
-        self._profiles = JobProfiles(nodes, call_later)
+        self._rpc, self._profiles = Rpc(nodes, call_later, clock_of), JobProfiles(nodes, call_later)
+        self._stop_inspection = StopInspection(nodes, self._rpc)
         self._phase, self._attempt = JobPhase.JOINING, JobAttempt()
         self._membership = Membership(nodes)  # which of the nodes get ranks
         self._restarts = RestartPolicy(config)  # whether a failed attempt is repeated, and when
-        self._limits = TimeLimits(run_id, nodes, self._inspections, call_later, self._on_time_limit, clock)
+        self._limits = TimeLimits(run_id, nodes, self._rpc, call_later, self._on_time_limit, clock)
         self._stop_signal: int | None = None
         self._stop_reason: str | None = None  # set if a rank or a command requested the stop
         self._stop_repeated = False  # whether the stop was requested a second time, so without grace
@@ -190,8 +192,8 @@ class Coordinator:
             return self._on_start_error(node, message)
         if isinstance(message, messages.CheckPassed):
             return self._on_check_passed(node, message.attempt)
-        if isinstance(message, messages.InspectRequest | messages.InspectReply):
-            return self._inspections.on_message(node_rank, message)
+        if isinstance(message, messages.RpcRequest | messages.RpcReply):
+            return self._rpc.on_message(node_rank, message)
         if isinstance(message, messages.ProfileRequest | messages.ProfileReply):
             return self._profiles.on_message(node_rank, message)
         if isinstance(message, HeartbeatMessage | ArrivalsReported | ForwardSignal):
@@ -230,7 +232,7 @@ class Coordinator:
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)
             self._stop_ranks(signal.SIGTERM)
         elif len(self._attempt.failures) == 1:
-            self._inspections.inspect_before_stop(self._attempt, self._check_reports)
+            self._stop_inspection.begin(self._attempt, self._check_reports)
             self._call_later(SECONDARY_FAILURE_DELAY_S, lambda: self._stop_ranks(signal.SIGTERM))
 
     def _report_failure_early(self) -> None:
@@ -271,7 +273,7 @@ class Coordinator:
         node = self._nodes.pop(node_rank)
         self._attempt.remove_node(node_rank)
         self._limits.on_debugger_active(node_rank, busy=False)
-        self._inspections.on_node_lost(node_rank)
+        self._rpc.on_node_lost(node_rank)
         self._profiles.on_node_lost(node_rank)
         if self._phase is JobPhase.JOINING:
             self._nodes.broadcast_note(f"{node.name} has left: {why}")
@@ -361,7 +363,7 @@ class Coordinator:
         """
         later = partial(self._stop_after_inspection, self._attempt, signal_number, grace_s)
         in_time = self._phase is JobPhase.RUNNING and grace_s != 0 and not self._preempted_by
-        if in_time and self._inspections.inspect_before_stop(self._attempt, later):
+        if in_time and self._stop_inspection.begin(self._attempt, later):
             return
         if self._phase is JobPhase.RUNNING:
             self._set_phase(JobPhase.STOPPING)
@@ -399,7 +401,7 @@ class Coordinator:
         elif self._phase is JobPhase.RUNNING and not (self._preempted_by or self._attempt.is_inspecting):
             self._attempt.time_limit = expired
             if expired.inspection is not None:
-                self._inspections.store(self._attempt, expired.inspection)
+                self._stop_inspection.store(self._attempt, expired.inspection)
             if expired.failure is None:
                 self._nodes.broadcast_note(f"{expired.reason}: stopping the ranks")
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)

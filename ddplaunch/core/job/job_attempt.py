@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import EXIT_TIMEOUT
@@ -18,18 +19,20 @@ from ddplaunch.core.failures import (
     find_first_cause,
     limit_text,
 )
-from ddplaunch.core.job.node_table import JoinedNode
-from ddplaunch.core.messages import AttemptReport
+from ddplaunch.core.job.node_table import JoinedNode, NodeTable
+from ddplaunch.core.job.rpc import Rpc
+from ddplaunch.core.messages import AttemptReport, RanksInspected
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
 
 if TYPE_CHECKING:
     from ddplaunch.core.job.time_limits import TimeLimitExpired
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
+BEFORE_STOP_TIMEOUT_S = 1.0  # for the inspection before the ranks are stopped
 LONG_WAIT_S = 10.0  # in a collective: a longer wait may have been a hang
 MAX_FAILURE_CHARS = 16 << 20  # of the texts of all failures of an attempt; later ones are cut to one line
 
@@ -207,6 +210,40 @@ class JobAttempt:
     def is_clean(self) -> bool:
         """Whether nothing has failed."""
         return not (self.failures or self.lost_nodes or self.launcher_failure or self.time_limit)
+
+
+class StopInspection:
+    """Inspects all ranks before those of an attempt are stopped, once an attempt."""
+
+    def __init__(self, nodes: NodeTable, rpc: Rpc) -> None:
+        self._config, self._nodes, self._rpc = nodes.config, nodes, rpc
+
+    def begin(self, attempt: JobAttempt, on_done: Callable[[], None]) -> bool:
+        """Inspect all ranks, then call ``on_done``; False if there is no inspection to wait for."""
+        if (
+            attempt.inspection is None
+            and not attempt.is_inspecting
+            and not attempt.stopping_to_change_nodes
+            and self._config.inspects_before_stop
+        ):
+            attempt.is_inspecting = True
+            # If a rank failed by itself, the waits of the others do not matter, and take 0.1 s more to read.
+            failed_by_itself = any(not failure.is_secondary for failure in attempt.failures)
+            detail = Detail.STACKS if failed_by_itself else Detail.WAITS
+            self._rpc.gather("inspect", detail, partial(self._on_inspected, attempt), BEFORE_STOP_TIMEOUT_S)
+        if attempt.is_inspecting:
+            attempt.after_inspection.append(on_done)
+        return attempt.is_inspecting
+
+    def store(self, attempt: JobAttempt, inspection: Inspection) -> None:
+        """Record what the ranks of an attempt were doing before they were stopped; node 0 gets it for the report."""
+        attempt.is_inspecting, attempt.inspection = False, inspection
+        self._nodes.send(0, RanksInspected(inspection))
+
+    def _on_inspected(self, attempt: JobAttempt, inspection: Inspection) -> None:
+        self.store(attempt, inspection)
+        for then in attempt.after_inspection:
+            then()
 
 
 def to_local_time(moment: float, clock: float) -> float:

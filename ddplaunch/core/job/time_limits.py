@@ -13,8 +13,8 @@ from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import format_elapsed, format_ranks
 from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.job.job_inspections import JobInspections
 from ddplaunch.core.job.node_table import NodePhase, NodeTable
+from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT
 from ddplaunch.core.messages import (
     DebuggerActive,
@@ -64,14 +64,14 @@ class TimeLimits:
         self,
         run_id: str,
         nodes: NodeTable,
-        inspections: JobInspections,
+        rpc: Rpc,
         call_later: Callable[[float, Callable[[], None]], Timer],
         on_expired: Callable[[TimeLimitExpired], None],
         clock: Callable[[], float],
     ) -> None:
         """``call_later`` and ``clock`` are the loop's; ``on_expired`` stops the attempt if ranks run."""
         self._config, self._run_id, self._nodes = nodes.config, run_id, nodes
-        self._inspections, self._call_later, self._on_expired = inspections, call_later, on_expired
+        self._rpc, self._call_later, self._on_expired = rpc, call_later, on_expired
         self.timeout_expired = False  # whether --timeout has expired
         self._attempt = -1
         self._ranks_started = False  # whether a rank has started: --timeout counts from then
@@ -175,7 +175,7 @@ class TimeLimits:
     def _inspect_for_stall(self) -> None:
         self._inspecting, self._suspected_again = True, False
         attempt = self._attempt
-        self._inspections.begin(Detail.WAITS, lambda inspection: self._check_for_stall(attempt, inspection))
+        self._rpc.gather("inspect", Detail.WAITS, lambda inspection: self._check_for_stall(attempt, inspection))
 
     def _check_for_stall(self, attempt: int, inspection: Inspection) -> None:
         if attempt != self._attempt:
@@ -229,7 +229,7 @@ class TimeLimits:
             elif report_after < self._config.stall_timeout:
                 self._set_timer("early report", report_after - stall.seconds, self.on_stall_suspected)
 
-        self._inspections.begin(Detail.LATENESS, compare)
+        self._rpc.gather("inspect", Detail.LATENESS, compare)
 
     def _report_stall(self, stall: Stall) -> None:
         """Print a stall once; if a rank has only printed something since, send JobStalled again without a text."""
@@ -268,8 +268,8 @@ class TimeLimits:
         self._inspect_stragglers()
 
     def _inspect_stragglers(self) -> None:
-        attempt, detail = self._attempt, Detail.STACKS
-        self._inspections.begin(detail, lambda inspection: self._check_stragglers(attempt, inspection))
+        attempt, stacks = self._attempt, Detail.STACKS
+        self._rpc.gather("inspect", stacks, lambda inspection: self._check_stragglers(attempt, inspection))
 
     def _check_stragglers(self, attempt: int, inspection: Inspection) -> None:
         if attempt != self._attempt:

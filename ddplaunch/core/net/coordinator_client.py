@@ -18,6 +18,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult
+from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import (
     PROTOCOL_VERSION,
@@ -346,7 +347,7 @@ class CoordinatorClient:
                 self._attempt = self._latest = message.attempt
                 interface = self._config.interface or addresses.find_interface(self._connection.here)
                 message = replace(message, address=self._connection.there, interface=interface)
-        self._on_message(message)
+        self._on_message(check_payload(message))
 
     def _validate_start(self, order: StartAttempt) -> None:
         """Raise ProtocolError unless this starts a new attempt and the assignment fits this node's ranks."""

@@ -15,6 +15,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import join_names
 from ddplaunch.core import messages
 from ddplaunch.core.job.coordinator import Coordinator
+from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job.signal_forwarding import SignalDeduplicator
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import (
@@ -60,7 +61,9 @@ class CoordinatorServer:
         self._clocks: dict[int, PeerClock] = {}
         self._closing: list[Connection[Message]] = []
         self._local_ranks = len(hello.node_spec.devices)
-        self._coordinator = Coordinator(config, hello, run_id, self._send, self._disconnect, loop.call_later)
+        self._coordinator = Coordinator(
+            config, hello, run_id, self._send, self._disconnect, loop.call_later, clock_of=self._clock_offset
+        )
         self._signal_deduplicator = SignalDeduplicator()
         self._reported = 0
         self._latest_start: StartAttempt | None = None  # of the latest attempt
@@ -127,7 +130,7 @@ class CoordinatorServer:
             return self._forward_signal(number, message)
         if isinstance(message, messages.ProfileReply) and message.profile:
             message = replace(message, profile=message.profile.with_clock_offset(*self._clock_and_error(number)))
-        self._coordinator.on_message(number, message)  # type: ignore[arg-type]  # the connection accepts nothing else
+        self._coordinator.on_message(number, check_payload(message))  # type: ignore[arg-type]  # the connection accepts nothing else
 
     def _forward_signal(self, number: int, message: ForwardSignal) -> None:
         """Forward a signal that one launcher got to the ranks of all nodes."""
@@ -137,21 +140,10 @@ class CoordinatorServer:
 
     def _record_arrivals(self, number: int, message: messages.ArrivalsReported) -> None:
         """Store when ranks arrived at collectives, with the current clock offset of their node."""
-        if (detector := self._slow_rank_detector()) is None:
+        if self._latest_start is None:
             raise ProtocolError("collectives before the start")
-        detector.add_arrivals(number, message, self._clock_offset(number))
-
-    def _slow_rank_detector(self) -> SlowRankDetector | None:
-        """The detector of the latest attempt; None before the first."""
-        if self._slow_ranks is None and self._latest_start is not None:
-            self._slow_ranks = SlowRankDetector(self._latest_start)
-        return self._slow_ranks
-
-    def _with_slow_ranks(self, message: messages.InspectReply) -> messages.InspectReply:
-        """Replace the arrival times in an inspection by which ranks are slow."""
-        if any(rank.arrivals for rank in message.inspection.ranks) and (detector := self._slow_rank_detector()):
-            return replace(message, inspection=detector.add_slow_ranks(message.inspection, self._clock_offset))
-        return message
+        self._slow_ranks = self._slow_ranks or SlowRankDetector(self._latest_start)
+        self._slow_ranks.add_arrivals(number, message, self._clock_offset(number))
 
     def _clock_offset(self, number: int) -> ClockOffset:
         if number == 0:
@@ -183,8 +175,6 @@ class CoordinatorServer:
             self._peers[number].send(self._clocks[number].build_heartbeat())
 
     def _send(self, number: int, message: Message) -> None:
-        if isinstance(message, messages.InspectReply):
-            message = self._with_slow_ranks(message)
         if number:
             if number in self._peers:
                 self._peers[number].send_frame(self._encode_once(message))

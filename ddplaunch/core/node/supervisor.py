@@ -37,6 +37,7 @@ from ddplaunch.core.node.launcher_signals import (
 )
 from ddplaunch.core.node.node_context import NodeContext
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks
+from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
@@ -116,9 +117,9 @@ class Supervisor:
         self._signals = LauncherSignals(node_config.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
         node_only = job_config.port is None and plan.nnodes > 1
-        self._inspections = NodeInspections(
-            loop, self._link.send, self._add_idle_times, screen.show_note, node_only=node_only
-        )
+        self._inspections = NodeInspections(loop, self._add_idle_times, screen.show_note, node_only=node_only)
+        self.rpc = NodeRpc(loop, self._link.send)
+        self.rpc.handlers["inspect"] = self._inspections.answer
         self.profiles = NodeProfiles(loop, self._link.send)
         self._stall_detector: StallDetector | None = None
         self._node_check: NodeCheck | None = None
@@ -213,10 +214,10 @@ class Supervisor:
                 self._loop.call_later(
                     DUPLICATE_WINDOW_S if message.sent_to_group else 0, partial(self._forward_signal, message.number)
                 )
-            case messages.InspectRequest():
-                self._inspections.on_request(self._ranks, message)
-            case messages.InspectReply(serial=serial) if serial:
-                self._inspections.on_reply(message)
+            case messages.RpcRequest():
+                self.rpc.on_request(self._ranks, message)
+            case messages.RpcReply():
+                self.rpc.on_reply(message)
             case messages.ProfileRequest():
                 self.profiles.on_request(self._ranks, message)
             case messages.ProfileReply():
@@ -323,9 +324,7 @@ class Supervisor:
 
             loop, where, timeout = self._loop, self._tree.temp_dir, self._node_config.debug_timeout
             send, note, reset = self._link.send, self._screen.show_note, self._reset_stall_detector
-            self.debugging = DebugServer(
-                loop, where, timeout, self._on_debugger_stop, self.inspect_job, note, send, reset
-            )
+            self.debugging = DebugServer(loop, where, timeout, self._on_debugger_stop, self.rpc, note, send, reset)
         self.debugging.start_attempt(ranks)
 
     def _on_preempt(self) -> None:
@@ -467,10 +466,6 @@ class Supervisor:
     def _forward_signal(self, number: int) -> None:
         if not self._group_signals.consume(number):
             self._ranks.forward_signal(number)
-
-    def inspect_job(self, detail: Detail, answer: Callable[[Inspection], None]) -> None:
-        """Inspect all ranks of the job; ``answer`` gets the inspection, after some seconds at most."""
-        self._inspections.inspect_job(detail, answer)
 
     def on_sample(self) -> None:
         """Called at each sample of usage: note the ranks' memory, in case one runs out; report a stopped zygote."""

@@ -22,6 +22,7 @@ from ddplaunch.core.messages import DebuggerActive, FromNode, StopRequested
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.node.launcher_signals import is_caught
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.features.debug.messages import (
     EOF_LINE,
@@ -47,6 +48,7 @@ from ddplaunch.features.debug.messages import (
 from ddplaunch.features.debug.rank_terminal import RankTerminal
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
+from ddplaunch.features.inspect.rpc import inspect_job
 
 SendToUser = Callable[[ToUser], None]
 
@@ -86,12 +88,12 @@ class DebugServer:
         folder: RunTempDir,
         idle_timeout_s: float,
         on_stop_unattended: Callable[[DebugServer], object],
-        inspect_job: Callable[[Detail, Callable[[Inspection], None]], None],
+        rpc: NodeRpc,
         notify: Callable[[str], None],
         send: Callable[[FromNode], None],
         on_active_changed: Callback,
     ) -> None:
-        """``idle_timeout_s``: a rank resumes after this time without input; ``inspect_job`` inspects all ranks.
+        """``idle_timeout_s``: a rank resumes after this time without input; ``rpc`` inspects all ranks.
 
         ``on_stop_unattended`` gets this server when a rank stops and no user is attached; it may call ``attach_user``.
         ``send`` sends a control message; ``notify`` shows a message. ``on_active_changed`` is called when the first
@@ -99,7 +101,7 @@ class DebugServer:
         """
         self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
         self._on_stop_unattended, self._on_active_changed = on_stop_unattended, on_active_changed
-        self._inspect, self._notify, self._send = inspect_job, notify, send
+        self._inspect, self._notify, self._send = partial(inspect_job, rpc), notify, send
         self._ranks: NodeRanks | None = None
         self._socket: socket.socket | None = None
         self._known: dict[int, Debuggee] = {}

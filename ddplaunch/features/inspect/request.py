@@ -9,6 +9,7 @@ from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import RequestContext, ServedJob
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
+from ddplaunch.features.inspect.rpc import inspect_job
 
 MAX_LINE_CHARS = 200  # characters of a line
 
@@ -51,4 +52,4 @@ class InspectJobRequest(Request[JobInspection]):
             context.send(JobInspection(context.job.status(), inspection, lines))
             context.finish()
 
-        context.job.inspect_job(self.detail, context.guard(on_inspected))
+        inspect_job(context.job.rpc, self.detail, context.guard(on_inspected))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.frames import ProtocolError
@@ -44,20 +44,20 @@ class SlowRankDetector:
             self._arrivals += message.arrivals
             self._clocks |= dict.fromkeys(ranks, RankClock(node, offset.offset_s, offset.error_s))
 
-    def add_slow_ranks(self, inspection: Inspection, offset: Callable[[int], ClockOffset]) -> Inspection:
-        """Replace the arrival times in an inspection by which ranks are slow; ``offset``: of a node's clock."""
-        clocks: dict[int, RankClock] = {}
-        for node, ranks in self._ranks.items():
-            found = offset(node)
-            clocks |= dict.fromkeys(ranks, RankClock(node, found.offset_s, found.error_s))
-        arrivals = [each for rank in inspection.ranks for each in rank.arrivals]
-        groups = measure_lateness(arrivals, clocks)
-        late = mean_lateness(groups)
-        others = tuple(replace(rank, arrivals=(), late=late.get(rank.rank)) for rank in inspection.ranks)
-        return replace(inspection, ranks=others, pace=describe_slow_ranks(groups))
-
     def describe(self) -> tuple[str, ...]:
         """Describe the slow ranks, a sentence each; none if all are alike or the run was short."""
         if not self._arrivals:
             return ()
         return describe_slow_ranks(measure_lateness(self._arrivals, self._clocks))
+
+
+def add_slow_ranks(
+    inspection: Inspection, nodes: Mapping[int, int], clock_of: Callable[[int], ClockOffset]
+) -> Inspection:
+    """Replace the arrival times in an inspection by which ranks are slow; ``nodes``: the node of each rank."""
+    offsets = {node: clock_of(node) for node in set(nodes.values())}
+    clocks = {rank: RankClock(node, offsets[node].offset_s, offsets[node].error_s) for rank, node in nodes.items()}
+    groups = measure_lateness([each for rank in inspection.ranks for each in rank.arrivals], clocks)
+    late = mean_lateness(groups)
+    ranks = tuple(replace(rank, arrivals=(), late=late.get(rank.rank)) for rank in inspection.ranks)
+    return replace(inspection, ranks=ranks, pace=describe_slow_ranks(groups))

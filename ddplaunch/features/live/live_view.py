@@ -21,6 +21,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, 
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_wait
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
 from ddplaunch.features.inspect.request import JobInspection, last_output_lines
+from ddplaunch.features.inspect.rpc import inspect_job
 from ddplaunch.features.inspect.stacks_text import render_stacks
 from ddplaunch.features.live.frame import build_table_rows, render_footer, render_full_screen
 from ddplaunch.features.live.live_screen import LiveScreen
@@ -372,7 +373,7 @@ class EmbeddedView:
         def on_inspected(inspection: Inspection) -> None:
             on_reply(JobInspection(self._job.status(), inspection, last_output_lines(self._job) if lines else ()))
 
-        self._job.inspect_job(detail, on_inspected)
+        inspect_job(self._job.rpc, detail, on_inspected)
 
     def stop(self) -> None:
         self._job.stop(False)

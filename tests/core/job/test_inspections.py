@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
-from ddplaunch.core.job.job_inspections import BEFORE_STOP_TIMEOUT_S
-from ddplaunch.core.messages import InspectReply, InspectRequest
+from ddplaunch.core.job.job_attempt import BEFORE_STOP_TIMEOUT_S
+from ddplaunch.core.messages import RanksInspected, RpcReply, RpcRequest
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
 from tests.core.job.test_coordinator import Job
 
@@ -26,7 +26,7 @@ def job():
 
 def asked(job):
     """The questions to nodes: who, and what."""
-    return [(number, message) for number, message in job.sent if isinstance(message, InspectRequest)]
+    return [(number, message) for number, message in job.sent if isinstance(message, RpcRequest)]
 
 
 def stops(job):
@@ -35,7 +35,7 @@ def stops(job):
 
 def found(serial, *ranks):
     each = tuple(RankInspection(rank, f"n{rank // 2}", 1, ProcessCondition.ALIVE) for rank in ranks)
-    return InspectReply(serial, Inspection(0.0, each, len(ranks)))
+    return RpcReply(serial, "inspect", Inspection(0.0, each, len(ranks)))
 
 
 def test_no_rank_is_stopped_before_all_were_looked_at(job):
@@ -47,8 +47,8 @@ def test_no_rank_is_stopped_before_all_were_looked_at(job):
     assert stops(job) == []
     job.send(0, found(serial, 0, 1))
     assert stops(job) == [0, 1]
-    kept = [message for number, message in job.sent if isinstance(message, InspectReply)]
-    assert [(each.serial, [rank.rank for rank in each.inspection.ranks]) for each in kept] == [(0, [0, 1, 2, 3])]
+    kept = [(number, message) for number, message in job.sent if isinstance(message, RanksInspected)]
+    assert [(number, [rank.rank for rank in each.inspection.ranks]) for number, each in kept] == [(0, [0, 1, 2, 3])]
 
 
 def test_a_node_that_does_not_answer_is_not_waited_for(job):
@@ -57,7 +57,7 @@ def test_a_node_that_does_not_answer_is_not_waited_for(job):
     assert stops(job) == []
     job.wait(0.02)
     assert stops(job) == [0, 1]
-    (kept,) = [message for _, message in job.sent if isinstance(message, InspectReply)]
+    (kept,) = [message for _, message in job.sent if isinstance(message, RanksInspected)]
     assert kept.inspection.silent == ("node 0 (n0)", "node 1 (n1)")
 
 
@@ -87,7 +87,7 @@ def test_a_short_grace_leaves_no_time_for_it(rules):
 
 def test_it_is_closer_where_ranks_only_waited(job):
     job.fail(1, 2, message="RuntimeError: Connection closed by peer")
-    assert {message.detail for _, message in asked(job)} == {Detail.WAITS}
+    assert {message.payload for _, message in asked(job)} == {Detail.WAITS}
     job.fail(0, 1, message="ValueError: no such class")
     assert len(asked(job)) == 2, "once an attempt"
 
@@ -125,13 +125,13 @@ def test_the_loss_that_ends_the_look_is_judged_with_it(job):
 
 
 def test_each_request_gets_a_reply(job):
-    job.send(1, InspectRequest(7, Detail.STATE, 3.0))
+    job.send(1, RpcRequest(7, "inspect", 3.0, Detail.STATE))
     serial = asked(job)[0][1].serial
     for number in (0, 1):
         job.send(number, found(serial, 2 * number))
     number, answer = job.sent[-1]
     assert (number, answer.serial) == (1, 7)
-    assert [rank.rank for rank in answer.inspection.ranks] == [0, 2]
+    assert [rank.rank for rank in answer.payload.ranks] == [0, 2]
 
 
 def test_a_report_about_ranks_of_another_node_is_a_protocol_error(job):

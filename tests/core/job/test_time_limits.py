@@ -108,11 +108,11 @@ def test_all_nodes_may_suspect_a_stall_at_once():
     job.join(*range(1, 8))
     for number in range(8):
         job.send(number, messages.StallSuspected(0))
-    assert len(job.take(messages.InspectRequest)) == 8
+    assert len(job.take(messages.RpcRequest)) == 8
     job.wait(3 + STALL_CHECK_INTERVAL_S)  # nobody answers
-    assert len(job.take(messages.InspectRequest)) == 8
+    assert len(job.take(messages.RpcRequest)) == 8
     job.wait(600)
-    assert not job.take(messages.InspectRequest)
+    assert not job.take(messages.RpcRequest)
 
 
 class Waiting:
@@ -139,12 +139,12 @@ class Waiting:
         shares = {"quiet": self.quiet or seconds, "standstill": seconds}
         ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **shares)]
         arrivals = CollectiveArrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
-        while asked := self.job.take(messages.InspectRequest):
+        while asked := self.job.take(messages.RpcRequest):
             (question,) = asked
-            assert isinstance(question, messages.InspectRequest)
-            if question.detail is Detail.LATENESS:
+            assert isinstance(question, messages.RpcRequest)
+            if question.payload is Detail.LATENESS:
                 ranks[0] = replace(ranks[0], arrivals=(arrivals,))
-            self.job.send(0, messages.InspectReply(question.serial, Inspection(0.0, tuple(ranks), 2)))
+            self.job.send(0, messages.RpcReply(question.serial, "inspect", Inspection(0.0, tuple(ranks), 2)))
 
 
 def test_ranks_that_wait_are_reported_soon():
@@ -161,7 +161,7 @@ def test_the_bar_is_ten_times_the_usual_gap():
     waiting.gap = 5.0
     assert not waiting.suspect(24.0)
     waiting.job.wait(25.9)
-    assert not waiting.job.take(messages.InspectRequest)
+    assert not waiting.job.take(messages.RpcRequest)
     waiting.job.wait(0.1)
     (found,) = waiting.answer(50.0)
     assert found.startswith("no progress for 50s: ")

@@ -150,16 +150,17 @@ def test_literals(name, shown):
 
 AT_ONCE = """
 import sys, threading, time
-from ddplaunch.core.messages import InspectReply
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.messages import FailureReported
 from ddplaunch.base import codec, frames
 
-frame = codec.encode(InspectReply(1, Inspection(time.time(), (), 2, ())))[frames.LENGTH.size :]
+failure = RankFailure(0, 0, "n0", 1, 1, 3, None, None, None, 0.0, None)
+frame = codec.encode(FailureReported(1, failure, time.time()))[frames.LENGTH.size :]
 together = threading.Barrier(8)
 
 def decode():
     together.wait()
-    assert codec.decode(frame, [InspectReply]).serial == 1
+    assert codec.decode(frame, [FailureReported]).attempt == 1
 
 sys.setswitchinterval(1e-6)
 threads = [threading.Thread(target=decode) for _ in range(8)]

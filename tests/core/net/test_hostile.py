@@ -80,6 +80,7 @@ def decode_message(op: str, body: dict, accepted) -> object:
         ("FailureReported", {"failure": make_failure(exit_code=256)}),  # out of its bounds
         ("FailureReported", {"failure": make_failure(rank=0)}),  # not now, and not by this node
         ("ArrivalsReported", {"arrivals": [make_arrivals(rank=0)]}),
+        ("RpcRequest", {"serial": 1, "kind": "os", "timeout_s": 1.0, "payload": "system"}),
     ],
 )
 def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
@@ -224,6 +225,7 @@ def test_a_node_zero_that_cannot_be(node_zero):
         ("StartAttempt", {"attempt": 1, "run_id": "theirs", "assignment": make_assignment(1)}),
         ("JoinStatus", {"joined": 1, "min_nodes": 2, "max_nodes": 2, "missing": [1]}),
         ("StopAttempt", {"attempt": 0, "signal": 19, "grace_s": 1.0}),
+        ("RpcRequest", {"serial": 1, "kind": "inspect", "timeout_s": 1.0, "payload": "all"}),
     ],
 )
 def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
@@ -263,8 +265,8 @@ def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):
     assert peer.receive("StopRequested")
     peer.send("StopAttempt", attempt=0, signal=15, grace_s=0.0)
     assert peer.receive("AttemptReport")
-    peer.send("InspectRequest", serial=1, detail="state", timeout_s=5.0)
-    assert peer.receive("InspectReply")
+    peer.send("RpcRequest", serial=1, kind="inspect", timeout_s=5.0, payload="state")
+    assert peer.receive("RpcReply")["kind"] == "inspect"
     peer.send("EndJob", {"outcome": {"code": 143}})
     assert launcher.wait(20) == 143
 

@@ -1,4 +1,4 @@
-"""Inspections on one node: requests from here to node 0 about all ranks, and from node 0 about this node's ranks."""
+"""Inspections of one node's ranks, one after the other: for node 0, and for this node's own observers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.core.messages import FromNode, InspectReply, InspectRequest
+from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 
-NODE_ZERO_TIMEOUT_S = 4.0  # for node 0 to reply
 LOCAL_TIMEOUT_S = 3.0  # for an inspection of this node's ranks
 _REPLY_MARGIN_S = 0.1  # for the transfer of a reply
 
@@ -34,46 +34,31 @@ class NodeInspections:
     def __init__(
         self,
         loop: EventLoop,
-        send: Callable[[FromNode], None],
         add_local_facts: Callable[[Inspection, NodeRanks], Inspection],
         note: Callable[[str], None],
         *,
         node_only: bool,
     ) -> None:
-        """``send`` sends a control message; ``note`` shows a message to the user.
+        """``note`` shows a message to the user.
 
         ``add_local_facts`` adds to an inspection of waits what only this node knows of its ranks. ``node_only``: there
         is no coordinator, so inspections see this node alone (``--control none``).
         """
-        self._loop, self._send, self._add_local_facts, self._node_only = loop, send, add_local_facts, node_only
+        self._loop, self._add_local_facts, self._node_only = loop, add_local_facts, node_only
         self._note, self._broken = note, False
-        self._open: dict[int, tuple[Callable[[Inspection], None], Timer]] = {}
-        self._serial = 0
         self._queue: deque[_QueuedInspection] = deque()
 
-    def inspect_job(self, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
-        """Inspect all ranks of the job; ``on_done`` gets the result, after ``NODE_ZERO_TIMEOUT_S`` at the latest."""
-        self._serial += 1
-        nothing = Inspection(time.time(), (), 0, silent=("node 0",))
-        late = InspectReply(self._serial, nothing)
-        self._open[self._serial] = on_done, self._loop.call_later(NODE_ZERO_TIMEOUT_S, lambda: self.on_reply(late))
-        self._send(InspectRequest(self._serial, detail, LOCAL_TIMEOUT_S))
-
-    def on_reply(self, message: InspectReply) -> None:
-        if message.serial in self._open:
-            on_done, timer = self._open.pop(message.serial)
-            timer.cancel()
-            on_done(replace(message.inspection, node_only=self._node_only))
-
-    def on_request(self, ranks: NodeRanks, message: InspectRequest) -> None:
+    def answer(
+        self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Callable[[Any, bool], None]
+    ) -> None:
         """Inspect this node's ranks for node 0."""
 
         def on_done(inspection: Inspection) -> None:
-            if message.detail is Detail.WAITS:
+            if request.payload is Detail.WAITS:
                 inspection = self._add_local_facts(inspection, ranks)
-            self._send(InspectReply(message.serial, inspection))
+            reply(replace(inspection, node_only=self._node_only), True)
 
-        self.inspect_local(ranks, message.detail, on_done, message.timeout_s - _REPLY_MARGIN_S)
+        self.inspect_local(ranks, request.payload, on_done, request.timeout_s - _REPLY_MARGIN_S)
 
     def inspect_local(
         self,

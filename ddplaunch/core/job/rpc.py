@@ -1,0 +1,215 @@
+"""Requests to all nodes: node 0 asks every node that has ranks, for itself or for the node that sent the request.
+
+A feature declares a kind of request as ``KIND`` in its ``rpc.py``. Pure: no sockets, no clock. A peer may be broken or
+hostile: ``check_payload`` checks the fields on arrival, ``Rpc`` what a node may claim, before anything uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ddplaunch.base.codec import convert
+from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.core.feature_modules import import_feature_modules
+from ddplaunch.core.job.node_table import NodeTable
+from ddplaunch.core.messages import Message, RpcReply, RpcRequest
+from ddplaunch.core.net.clock_offset import UNKNOWN, ClockOffset
+
+if TYPE_CHECKING:
+    from ddplaunch.core.node.node_ranks import NodeRanks
+
+MAX_OPEN_REQUESTS = 64
+TOO_MANY_ERROR = "too many requests to the nodes are open"
+GetOffset = Callable[[int], ClockOffset]  # returns the clock offset of a node
+
+
+def unknown_offset(node: int) -> ClockOffset:
+    """The clock offset of a node that has sent no heartbeat."""
+    return UNKNOWN
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All replies to a request, by node."""
+
+    replies: Mapping[int, Any]
+    silent_nodes: tuple[str, ...]  # without a last reply in time: "node 2 (n2)"
+    world_size: int
+
+
+class Kind:
+    """Base class of the kinds of requests to all nodes. A node replies once, or (``in_parts``) many times."""
+
+    name: ClassVar[str]
+    request: ClassVar[Any]  # the type of a request's payload
+    reply: ClassVar[Any]  # the type of a reply's payload
+    timeout_s: ClassVar[float]  # the longest that a request may take
+    in_parts: ClassVar[bool] = False  # replies are forwarded one by one; else ``merge`` makes one of all
+    busy_error: ClassVar[str] = ""  # refuses a request while another of this kind is open; "": several may be open
+
+    def claimed_ranks(self, reply: Any) -> Iterable[int]:
+        """Return the ranks that a reply is about; a node may reply once about each of its own."""
+        raise NotImplementedError
+
+    def to_local_clock(self, reply: Any, offset: ClockOffset) -> Any:
+        """Convert the times in another node's reply to node 0's clock."""
+        return reply
+
+    def merge(self, gathered: Gathered) -> Any:
+        """Make one reply of those of all nodes."""
+
+    def for_client(self, reply: Any, gathered: Gathered, clock_of: GetOffset, node: int) -> Any:
+        """Return a merged reply as the node that sent the request gets it."""
+        return reply
+
+    def answer(
+        self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Callable[[Any, bool], None]
+    ) -> None:
+        """Answer a request on a node: call ``reply`` with a payload and whether it is the last."""
+        raise NotImplementedError
+
+
+@cache
+def find_kind(name: str) -> Kind:
+    """Return the kind of this name; ProtocolError if no feature declares it."""
+    kinds: Iterable[Kind] = (module.KIND for module in import_feature_modules("rpc"))
+    if found := next((kind for kind in kinds if kind.name == name), None):
+        return found
+    raise ProtocolError("a request of an unknown kind")
+
+
+def check_payload(message: Message) -> Message:
+    """Return a peer's message with its payload, if it has one, as its kind's type; ProtocolError if it is invalid."""
+    if isinstance(message, RpcRequest):
+        return replace(message, payload=convert(message.payload, find_kind(message.kind).request))
+    if isinstance(message, RpcReply) and message.payload is not None:
+        return replace(message, payload=convert(message.payload, find_kind(message.kind).reply))
+    return message
+
+
+@dataclass
+class _OpenRequest:
+    kind: Kind
+    on_done: Callable[[Gathered], None]
+    timer: Timer
+    waiting_for: dict[int, range]  # nodes without a last reply, with their ranks
+    forward: Callable[[Any], None] | None  # called with each part, if the replies come in parts
+    replies: dict[int, Any] = field(default_factory=dict)
+    claimed: set[int] = field(default_factory=set)  # ranks that replies were about
+
+
+class Rpc:
+    """All open requests on node 0, by serial."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        call_later: Callable[[float, Callable[[], None]], Timer],
+        clock_of: GetOffset = unknown_offset,
+        find: Callable[[str], Kind] = find_kind,
+    ) -> None:
+        """``call_later`` is the loop's; ``clock_of`` returns the clock offset of a node."""
+        self._nodes, self._call_later, self._clock_of, self._find = nodes, call_later, clock_of, find
+        self._open: dict[int, _OpenRequest] = {}
+        self._serial = 0
+
+    def gather(self, name: str, request: Any, on_done: Callable[[Any], None], timeout_s: float | None = None) -> None:
+        """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (the kind's) at most."""
+        kind = self._find(name)
+        self._begin(
+            kind, request, kind.timeout_s if timeout_s is None else timeout_s, lambda found: on_done(kind.merge(found))
+        )
+
+    def _begin(
+        self,
+        kind: Kind,
+        request: Any,
+        timeout_s: float,
+        on_done: Callable[[Gathered], None],
+        forward: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._serial += 1
+        serial = self._serial
+        waiting_for = {node.node_rank: node.ranks for node in self._nodes.values() if node.has_ranks}
+        timer = self._call_later(timeout_s, partial(self._close, serial))
+        self._open[serial] = _OpenRequest(kind, on_done, timer, waiting_for, forward)
+        message = RpcRequest(serial, kind.name, timeout_s, request)
+        for number in sorted(waiting_for):
+            self._nodes.send(number, message)
+        self._close_if_complete(serial)
+
+    def on_message(self, number: int, message: RpcRequest | RpcReply) -> None:
+        """Handle a request or a reply of a node; ProtocolError if a reply is about ranks that are not its own."""
+        if isinstance(message, RpcReply):
+            self._on_reply(number, message)
+        else:
+            self._on_request(number, message)
+
+    def _on_request(self, number: int, message: RpcRequest) -> None:
+        kind = self._find(message.kind)
+        reply = partial(RpcReply, message.serial, kind.name)
+        refusal = kind.busy_error if any(each.kind is kind for each in self._open.values()) else ""
+        if len(self._open) >= MAX_OPEN_REQUESTS:
+            refusal = refusal or TOO_MANY_ERROR
+        if refusal:
+            return self._nodes.send(number, reply(refusal=refusal))
+
+        def on_done(found: Gathered) -> None:
+            payload = kind.for_client(kind.merge(found), found, self._clock_of, number)
+            self._nodes.send(number, reply(payload, silent_nodes=found.silent_nodes))
+
+        def forward(part: Any) -> None:
+            self._nodes.send(number, reply(part, is_last=False))
+
+        timeout_s = min(message.timeout_s, kind.timeout_s)
+        self._begin(kind, message.payload, timeout_s, on_done, forward if kind.in_parts else None)
+
+    def _on_reply(self, number: int, message: RpcReply) -> None:
+        pending = self._open.get(message.serial)
+        if pending is None or number not in pending.waiting_for:  # it is late
+            return
+        kind, part = pending.kind, message.payload
+        if number:  # node 0 is this process and needs no check
+            self._check_reply(pending, pending.waiting_for[number], message)
+            part = None if part is None else kind.to_local_clock(part, self._clock_of(number))
+        if pending.forward is None:
+            pending.replies[number] = part
+        elif part is not None:
+            pending.forward(part)
+        if message.is_last:
+            del pending.waiting_for[number]
+            self._close_if_complete(message.serial)
+
+    def _check_reply(self, pending: _OpenRequest, ranks: range, message: RpcReply) -> None:
+        kind, is_end = pending.kind, message.payload is None
+        if message.kind != kind.name or not (message.is_last or kind.in_parts) or (is_end and not kind.in_parts):
+            raise ProtocolError("a reply to another request")
+        claimed = [] if is_end else list(kind.claimed_ranks(message.payload))
+        before = len(pending.claimed)
+        if any(rank not in ranks for rank in claimed) or len(pending.claimed | {*claimed}) < before + len(claimed):
+            raise ProtocolError("a reply about ranks that are not its own, or again")
+        pending.claimed.update(claimed)
+
+    def on_node_lost(self, number: int) -> None:
+        """Called when a node is lost: stop waiting for it, from the loop's next round on.
+
+        Not at once: ``on_done`` may decide what the job does next, and the coordinator is still handling the loss.
+        """
+        for serial, pending in self._open.items():
+            if pending.waiting_for.pop(number, None) is not None:
+                self._call_later(0, partial(self._close_if_complete, serial))
+
+    def _close_if_complete(self, serial: int) -> None:
+        if serial in self._open and not self._open[serial].waiting_for:
+            self._close(serial)
+
+    def _close(self, serial: int) -> None:
+        pending = self._open.pop(serial)
+        pending.timer.cancel()
+        silent = tuple(self._nodes[number].name for number in sorted(pending.waiting_for) if number in self._nodes)
+        world_size = sum(len(node.ranks) for node in self._nodes.values())
+        pending.on_done(Gathered(pending.replies, silent, world_size))

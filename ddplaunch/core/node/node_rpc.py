@@ -1,0 +1,52 @@
+"""Requests to all nodes, on one node: sends them to node 0, and answers those of node 0 for this node's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.core.job.rpc import find_kind
+from ddplaunch.core.messages import FromNode, RpcReply, RpcRequest
+from ddplaunch.core.node.node_ranks import NodeRanks
+
+NODE_ZERO_MARGIN_S = 1.0  # beyond the timeout of a request, for node 0 to reply
+Handler = Callable[[EventLoop, NodeRanks, RpcRequest, Callable[[Any, bool], None]], None]
+
+
+class NodeRpc:
+    """All open requests that were sent on this node."""
+
+    def __init__(self, loop: EventLoop, send: Callable[[FromNode], None]) -> None:
+        """``send`` sends a control message."""
+        self._loop, self._send = loop, send
+        self._open: dict[int, tuple[Callable[[RpcReply], None], Timer]] = {}
+        self._serial = 0
+        self.handlers: dict[str, Handler] = {}  # by kind: called in place of ``Kind.answer``
+
+    def request(self, kind: str, payload: Any, timeout_s: float, on_reply: Callable[[RpcReply], None]) -> None:
+        """Ask all nodes; ``on_reply`` gets each reply. The last one comes about ``timeout_s`` later at most."""
+        self._serial += 1
+        late = RpcReply(self._serial, kind, silent_nodes=("node 0",))
+        timer = self._loop.call_later(timeout_s + NODE_ZERO_MARGIN_S, partial(self.on_reply, late))
+        self._open[self._serial] = on_reply, timer
+        self._send(RpcRequest(self._serial, kind, timeout_s, payload))
+
+    def on_reply(self, message: RpcReply) -> None:
+        if message.serial not in self._open:
+            return
+        on_reply, timer = self._open[message.serial]
+        if message.is_last:
+            timer.cancel()
+            del self._open[message.serial]
+        on_reply(message)
+
+    def on_request(self, ranks: NodeRanks, message: RpcRequest) -> None:
+        """Answer a request of node 0 about this node's ranks."""
+
+        def reply(payload: Any, is_last: bool) -> None:
+            self._send(RpcReply(message.serial, message.kind, payload, is_last))
+
+        handler = self.handlers.get(message.kind) or find_kind(message.kind).answer
+        handler(self._loop, ranks, message, reply)

@@ -1,0 +1,63 @@
+"""Inspections of the whole job: how node 0 checks and merges what the nodes report of their ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.core.job.job_attempt import to_local_time
+from ddplaunch.core.job.rpc import Gathered, Kind
+from ddplaunch.core.messages import RpcReply
+from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.core.node.node_rpc import NodeRpc
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
+from ddplaunch.features.inspect.slow_rank_detector import add_slow_ranks
+
+MAX_FULL_STACK_RANKS = 128  # with more ranks, other nodes get the main threads only: the reply must fit in a frame
+
+
+class InspectKind(Kind):
+    """What all ranks are doing."""
+
+    name, request, reply, timeout_s = "inspect", Detail, Inspection, 3.0
+
+    def claimed_ranks(self, reply: Inspection) -> Iterable[int]:
+        return (each.rank for each in reply.ranks)
+
+    def to_local_clock(self, reply: Inspection, offset: ClockOffset) -> Inspection:
+        """Convert the times at which ranks ended, by the moment of the reply: the offset may not be known yet."""
+        if not any(each.ended for each in reply.ranks):
+            return reply
+        ended = [each.ended and to_local_time(each.ended, reply.moment) for each in reply.ranks]
+        ranks = tuple(replace(rank, ended=moment) for rank, moment in zip(reply.ranks, ended, strict=True))
+        return replace(reply, ranks=ranks)
+
+    def merge(self, gathered: Gathered) -> Inspection:
+        parts: list[Inspection] = list(gathered.replies.values())
+        ranks = sorted((each for part in parts for each in part.ranks), key=lambda each: each.rank)
+        node_only = any(part.node_only for part in parts)
+        return Inspection(time.time(), tuple(ranks), gathered.world_size, gathered.silent_nodes, node_only)
+
+    def for_client(
+        self, reply: Inspection, gathered: Gathered, clock_of: Callable[[int], ClockOffset], node: int
+    ) -> Inspection:
+        """Replace arrival times by which ranks are slow, and drop stacks for which a frame to a node has no room."""
+        if any(rank.arrivals for rank in reply.ranks):
+            nodes = {each.rank: number for number, part in gathered.replies.items() for each in part.ranks}
+            reply = add_slow_ranks(reply, nodes, clock_of)
+        if node and len(reply.ranks) > MAX_FULL_STACK_RANKS:
+            return replace(reply, ranks=tuple(replace(each, threads=each.threads[:1]) for each in reply.ranks))
+        return reply
+
+
+KIND = InspectKind()
+
+
+def inspect_job(rpc: NodeRpc, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
+    """Inspect all ranks of the job; ``on_done`` gets the inspection, after some seconds at most."""
+
+    def on_reply(reply: RpcReply) -> None:
+        on_done(reply.payload or Inspection(time.time(), (), 0, silent=("node 0",)))
+
+    rpc.request(KIND.name, detail, KIND.timeout_s, on_reply)

@@ -1,0 +1,250 @@
+"""Replays of requests to all nodes, with kinds of their own: no processes, sockets or real clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddplaunch.base.codec import decode, encode
+from ddplaunch.base.frames import LENGTH, ProtocolError
+from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Gathered, Kind, Rpc, check_payload
+from ddplaunch.core.messages import FROM_NODE, RpcReply, RpcRequest
+from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from tests.core.job.test_coordinator import Job
+
+
+class Merged(Kind):
+    """A reply is a tuple of ranks; the merged one has them all, and the nodes without a reply."""
+
+    name, timeout_s = "merged", 3.0
+
+    def claimed_ranks(self, reply):
+        return reply
+
+    def merge(self, gathered: Gathered) -> Any:
+        return sorted(rank for each in gathered.replies.values() for rank in each), gathered.silent_nodes
+
+    def for_client(self, reply, gathered, clock_of, node):
+        return *reply, node
+
+
+class InParts(Kind):
+    """A reply is a rank and a time of the node's clock."""
+
+    name, timeout_s, in_parts, busy_error = "parts", 60.0, True, "busy"
+
+    def claimed_ranks(self, reply):
+        return [reply[0]]
+
+    def to_local_clock(self, reply, offset):
+        return reply[0], reply[1] - offset.offset_s
+
+
+class Nodes:
+    """Three nodes with two ranks each; node N's clock is N hours ahead. ``done`` has what node 0 gathered."""
+
+    def __init__(self) -> None:
+        self.job = Job(min_nodes=3)
+        self.job.join(1, 2)
+        self.take()
+        self.table = self.job.coordinator._nodes
+        kinds = {each.name: each for each in (Merged(), InParts())}
+        self.rpc = Rpc(self.table, self.job.after, lambda node: ClockOffset(3600.0 * node, 0.0), kinds.__getitem__)
+        self.done: list[Any] = []
+
+    def gather(self, timeout_s: float | None = None) -> None:
+        self.rpc.gather("merged", "what", self.done.append, timeout_s)
+
+    def request(self, node: int, kind: str, timeout_s: float = 60.0, serial: int = 7) -> None:
+        self.rpc.on_message(node, RpcRequest(serial, kind, timeout_s, "what"))
+
+    def reply(self, node: int, payload: Any, *, serial: int = 1, kind: str = "merged", is_last: bool = True) -> None:
+        self.rpc.on_message(node, RpcReply(serial, kind, payload, is_last))
+
+    def lose(self, node: int) -> None:
+        del self.table[node]
+        self.rpc.on_node_lost(node)
+
+    def take(self) -> list[tuple[int, Any]]:
+        sent, self.job.sent[:] = list(self.job.sent), []
+        return sent
+
+
+@pytest.fixture
+def nodes():
+    return Nodes()
+
+
+def test_all_nodes_get_one_request_with_its_deadline(nodes):
+    nodes.gather(1.0)
+    assert nodes.take() == [(node, RpcRequest(1, "merged", 1.0, "what")) for node in range(3)]
+    for node in (2, 0, 1):
+        assert not nodes.done
+        nodes.reply(node, (2 * node, 2 * node + 1))
+    assert nodes.done == [([0, 1, 2, 3, 4, 5], ())]
+    nodes.job.wait(10)
+    assert len(nodes.done) == 1
+
+
+def test_at_the_deadline_the_others_replies_are_used(nodes):
+    nodes.gather(1.0)
+    nodes.reply(1, (2, 3))
+    nodes.job.wait(0.99)
+    assert not nodes.done
+    nodes.job.wait(0.01)
+    assert nodes.done == [([2, 3], ("node 0 (n0)", "node 2 (n2)"))]
+
+
+def test_a_late_reply_is_ignored(nodes):
+    nodes.gather(1.0)
+    nodes.job.wait(1)
+    nodes.reply(1, (2, 3))
+    nodes.gather()
+    nodes.reply(1, (2,), serial=1)
+    nodes.reply(1, (3,), serial=2)
+    nodes.reply(1, (2,), serial=2)  # it has replied
+    nodes.job.wait(3)
+    assert nodes.done[1:] == [([3], ("node 0 (n0)", "node 2 (n2)"))]
+
+
+def test_a_node_lost_meanwhile_is_not_waited_for(nodes):
+    nodes.gather()
+    nodes.reply(0, (0, 1))
+    nodes.reply(1, (2, 3))
+    nodes.lose(2)
+    assert not nodes.done, "not while the loss is being handled"
+    nodes.job.wait(0)
+    assert nodes.done == [([0, 1, 2, 3], ())]
+
+
+def test_the_loss_of_all_that_are_waited_for(nodes):
+    nodes.gather()
+    nodes.reply(0, ())
+    nodes.lose(1)
+    nodes.lose(2)
+    nodes.job.wait(3)
+    assert nodes.done == [([], ())]
+
+
+@pytest.mark.parametrize("claimed", [(0,), (2, 4), (2, 2), (-1,)])
+def test_a_node_reports_its_own_ranks_once_each(nodes, claimed):
+    nodes.gather()
+    with pytest.raises(ProtocolError):
+        nodes.reply(1, claimed)
+    nodes.lose(1)
+    nodes.reply(0, (0, 1))
+    nodes.reply(2, (4, 5))
+    nodes.job.wait(0)
+    assert nodes.done == [([0, 1, 4, 5], ())]
+
+
+def test_ranks_are_those_of_the_moment_of_the_request(nodes):
+    """A reply of a node whose ranks have changed since is no lie."""
+    nodes.gather()
+    nodes.table[1].ranks = range(6)
+    nodes.reply(1, (2, 3))
+    with pytest.raises(ProtocolError):
+        nodes.reply(2, (0,))
+
+
+@pytest.mark.parametrize(
+    "reply", [{"kind": "parts"}, {"is_last": False}, {"payload": None}], ids=["another kind", "a part", "nothing"]
+)
+def test_a_reply_of_another_form_is_a_protocol_error(nodes, reply):
+    nodes.gather()
+    with pytest.raises(ProtocolError):
+        nodes.reply(1, **{"payload": (2, 3), **reply})
+
+
+def test_a_request_of_a_node_gets_the_merged_reply(nodes):
+    nodes.request(2, "merged", 2.0)
+    assert [node for node, _ in nodes.take()] == [0, 1, 2]
+    for node in (0, 1):
+        nodes.reply(node, (2 * node,))
+    nodes.job.wait(2)
+    assert nodes.take() == [(2, RpcReply(7, "merged", ([0, 2], ("node 2 (n2)",), 2), silent_nodes=("node 2 (n2)",)))]
+
+
+def test_a_node_cannot_extend_the_timeout_of_a_kind(nodes):
+    nodes.request(1, "merged", 1e6)
+    assert {message.timeout_s for _, message in nodes.take()} == {3.0}
+    nodes.job.wait(3)
+    assert [node for node, _ in nodes.take()] == [1]
+
+
+def test_parts_are_forwarded_as_they_come_on_the_clock_of_node_0(nodes):
+    nodes.request(2, "parts")
+    nodes.take()
+    nodes.reply(1, (2, 3700.0), kind="parts", is_last=False)
+    nodes.reply(0, (1, 100.0), kind="parts", is_last=False)
+    assert nodes.take() == [(2, RpcReply(7, "parts", (rank, 100.0), is_last=False)) for rank in (2, 1)]
+    for node in range(3):
+        assert not nodes.take()
+        nodes.reply(node, None, kind="parts")
+    assert nodes.take() == [(2, RpcReply(7, "parts"))]
+
+
+def test_a_part_about_the_same_rank_again_is_a_protocol_error(nodes):
+    nodes.request(2, "parts")
+    nodes.reply(1, (2, 0.0), kind="parts", is_last=False)
+    for rank in (2, 0):
+        with pytest.raises(ProtocolError):
+            nodes.reply(1, (rank, 0.0), kind="parts", is_last=False)
+
+
+def test_parts_after_which_a_node_is_lost(nodes):
+    nodes.request(0, "parts")
+    nodes.reply(1, (2, 0.0), kind="parts", is_last=False)
+    nodes.reply(0, None, kind="parts")
+    nodes.reply(2, None, kind="parts")
+    nodes.take()
+    nodes.lose(1)
+    nodes.job.wait(0)
+    assert nodes.take() == [(0, RpcReply(7, "parts"))]
+
+
+def test_one_exclusive_request_at_a_time(nodes):
+    nodes.request(1, "parts")
+    nodes.take()
+    nodes.request(2, "parts", serial=8)
+    assert nodes.take() == [(2, RpcReply(8, "parts", refusal="busy"))]
+    nodes.gather()
+    assert len(nodes.take()) == 3, "another kind"
+    for node in range(3):
+        nodes.reply(node, None, kind="parts")
+    nodes.take()
+    nodes.request(2, "parts", serial=9)
+    assert len(nodes.take()) == 3
+
+
+def test_the_number_of_open_requests_is_limited(nodes):
+    for serial in range(MAX_OPEN_REQUESTS):
+        nodes.request(1, "merged", serial=serial)
+    nodes.take()
+    nodes.request(1, "merged", serial=100)
+    assert nodes.take() == [(1, RpcReply(100, "merged", refusal=TOO_MANY_ERROR))]
+    nodes.job.wait(3)
+    assert len(nodes.take()) == MAX_OPEN_REQUESTS
+
+
+def test_a_job_without_ranks_replies_at_once():
+    job, done = Job(min_nodes=2), []
+    Rpc(job.coordinator._nodes, job.after, find={"merged": Merged()}.__getitem__).gather("merged", None, done.append)
+    assert done == [([], ())]
+
+
+def test_a_payload_is_checked_on_arrival():
+    arrived = decode(encode(RpcRequest(1, "inspect", 1.0, Detail.WAITS))[LENGTH.size :], FROM_NODE)
+    assert check_payload(arrived) == RpcRequest(1, "inspect", 1.0, Detail.WAITS)
+    for wrong in (
+        RpcRequest(1, "inspect", 1.0, "all"),
+        RpcRequest(1, "inspect", 1.0, None),
+        RpcReply(1, "inspect", {"moment": 0.0, "ranks": [{"rank": -1}], "world_size": 1}),
+        RpcReply(1, "inspect", []),
+        RpcRequest(1, "os", 1.0, None),
+        RpcReply(1, "inspect.rpc", {}),
+    ):
+        with pytest.raises(ProtocolError):
+            check_payload(wrong)
