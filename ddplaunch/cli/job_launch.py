@@ -25,7 +25,6 @@ from ddplaunch.core.control_socket.status_tracker import StatusTracker
 from ddplaunch.core.events import Observers
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import ProfileReply
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
 from ddplaunch.core.net.reserved_port import check_loopback
 from ddplaunch.core.node.process_limits import check_proc
@@ -211,9 +210,6 @@ class NodeJob:
 
     def debug_server(self) -> DebugServer | None:
         return self._supervisor.debugging
-
-    def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
-        self._supervisor.profiles.profile_job(seconds, torch, on_reply)
 
     def _show_stacks(self) -> None:
         from ddplaunch.features.inspect.stacks_text import show_stacks

@@ -26,7 +26,6 @@ from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Inspection
-from ddplaunch.features.profile.rank_profile import RankProfile
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
 
@@ -350,7 +349,7 @@ class RpcRequest:
     """From node 0: a request about your ranks. To node 0: about all ranks. The replies have the same ``serial``."""
 
     serial: Count
-    kind: Name  # "inspect": the feature that declares the types of the payloads
+    kind: Name  # "inspect", "profile": the feature that declares the types of the payloads
     timeout_s: Seconds  # for the last reply
     payload: Any  # checked on arrival by ``rpc.check_payload``
 
@@ -365,26 +364,6 @@ class RpcReply:
     is_last: bool = True
     silent_nodes: tuple[TextLine, ...] = ()  # without a reply: "node 2 (n2)"
     refusal: TextLine = ""  # why there are no replies
-
-
-@dataclass(frozen=True)
-class ProfileRequest:
-    """From node 0: profile your ranks. To node 0: profile all ranks. Each reply has the same ``serial``."""
-
-    serial: Count
-    seconds: Seconds
-    torch: bool = False  # with torch's own profiler
-
-
-@dataclass(frozen=True)
-class ProfileReply:
-    """The profile of one rank, or the end of the replies."""
-
-    serial: Count
-    profile: RankProfile | None = None
-    is_last: bool = False
-    silent_nodes: tuple[TextLine, ...] = ()  # without a reply: "node 2 (n2)"
-    refusal: TextLine = ""  # why no profile is taken
 
 
 @dataclass(frozen=True)
@@ -424,8 +403,6 @@ FromNode = (
     | DebuggerActive
     | RpcRequest
     | RpcReply
-    | ProfileRequest
-    | ProfileReply
     | ForwardSignal
     | HeartbeatMessage
 )
@@ -442,8 +419,6 @@ FromNodeZero = (
     | EndJob
     | RpcRequest
     | RpcReply
-    | ProfileRequest
-    | ProfileReply
     | ForwardSignal
     | HeartbeatMessage
 )

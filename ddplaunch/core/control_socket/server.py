@@ -18,7 +18,6 @@ from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.socket_dir import listen_in_dir, remove_socket
-from ddplaunch.core.messages import ProfileReply
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.output.isolation import IsolatedLoop
 
@@ -48,9 +47,6 @@ class ServedJob(Protocol):
 
     def status(self) -> Status:
         """Return the status of this node's part of the job."""
-
-    def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
-        """Profile all ranks of the job; ``on_reply`` is called with the profile of each rank, and with the end."""
 
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""

@@ -31,7 +31,6 @@ from ddplaunch.core.job.job_attempt import (
     NodeFailure,
     StopInspection,
 )
-from ddplaunch.core.job.job_profiles import JobProfiles
 from ddplaunch.core.job.joining import Joining, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
@@ -70,7 +69,7 @@ class Coordinator:
         self._config, self._run_id, self._own_hello = config, run_id, hello
         self._disconnect, self._clock = disconnect, clock
         self._nodes = nodes = NodeTable(config, send)
-        self._rpc, self._profiles = Rpc(nodes, call_later, clock_of), JobProfiles(nodes, call_later)
+        self._rpc = Rpc(nodes, call_later, clock_of)
         self._stop_inspection = StopInspection(nodes, self._rpc)
         self._phase, self._attempt = JobPhase.JOINING, JobAttempt()
         self._membership = Membership(nodes)  # which of the nodes get ranks
@@ -194,8 +193,6 @@ class Coordinator:
             return self._on_check_passed(node, message.attempt)
         if isinstance(message, messages.RpcRequest | messages.RpcReply):
             return self._rpc.on_message(node_rank, message)
-        if isinstance(message, messages.ProfileRequest | messages.ProfileReply):
-            return self._profiles.on_message(node_rank, message)
         if isinstance(message, HeartbeatMessage | ArrivalsReported | ForwardSignal):
             return  # handled by ``node_zero``
         if message.attempt != self._attempt.number:
@@ -274,7 +271,6 @@ class Coordinator:
         self._attempt.remove_node(node_rank)
         self._limits.on_debugger_active(node_rank, busy=False)
         self._rpc.on_node_lost(node_rank)
-        self._profiles.on_node_lost(node_rank)
         if self._phase is JobPhase.JOINING:
             self._nodes.broadcast_note(f"{node.name} has left: {why}")
             return self._joining.check()

@@ -128,8 +128,6 @@ class CoordinatorServer:
             return self._record_arrivals(number, message)
         if isinstance(message, ForwardSignal):
             return self._forward_signal(number, message)
-        if isinstance(message, messages.ProfileReply) and message.profile:
-            message = replace(message, profile=message.profile.with_clock_offset(*self._clock_and_error(number)))
         self._coordinator.on_message(number, check_payload(message))  # type: ignore[arg-type]  # the connection accepts nothing else
 
     def _forward_signal(self, number: int, message: ForwardSignal) -> None:
@@ -149,10 +147,6 @@ class CoordinatorServer:
         if number == 0:
             return LOCAL_CLOCK
         return self._clocks[number].best_offset() if number in self._clocks else UNKNOWN
-
-    def _clock_and_error(self, number: int) -> tuple[float, float]:
-        offset = self._clock_offset(number)
-        return offset.offset_s, offset.error_s
 
     def _on_disconnect(self, number: int, why: str, silence: float = 0.0) -> None:
         self._remove_peer(number)

@@ -52,7 +52,6 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.preload import reminders
-from ddplaunch.features.profile.node_profiles import NodeProfiles
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -120,7 +119,6 @@ class Supervisor:
         self._inspections = NodeInspections(loop, self._add_idle_times, screen.show_note, node_only=node_only)
         self.rpc = NodeRpc(loop, self._link.send)
         self.rpc.handlers["inspect"] = self._inspections.answer
-        self.profiles = NodeProfiles(loop, self._link.send)
         self._stall_detector: StallDetector | None = None
         self._node_check: NodeCheck | None = None
         self._missing_nodes: MissingNodes | None = None  # in Slurm, while the job waits for nodes
@@ -218,10 +216,6 @@ class Supervisor:
                 self.rpc.on_request(self._ranks, message)
             case messages.RpcReply():
                 self.rpc.on_reply(message)
-            case messages.ProfileRequest():
-                self.profiles.on_request(self._ranks, message)
-            case messages.ProfileReply():
-                self.profiles.on_reply(message)
             case messages.EndJob(outcome=outcome):
                 self._on_job_end(outcome)
             case _ if event := events.event_from_message(message):  # a note, a restart: shown by observers

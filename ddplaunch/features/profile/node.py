@@ -10,42 +10,34 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.safe_files import read_regular_file
-from ddplaunch.core.messages import ProfileRequest
+from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.launcher_signals import contains_signal, read_signal_sets
 from ddplaunch.core.node.node_ranks import NOT_BEGUN, NodeRanks, RankProcess
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.rank_profile import STARTING, TICK_INTERVAL_S, RankProfile, max_places, parse_profile
 
-RESULT_TIMEOUT_S = 5.0  # after the last tick, for ranks to write their profiles; they may hold the GIL
+_TRANSFER_S = 4.0  # for the replies. Until then, 5 s after the last tick, ranks may write: they may hold the GIL
 _START_DELAY_S = 0.1  # for ranks to install the signal handler
 _POLL_INTERVAL_S = 0.02  # between two checks for result files
 _MAX_RESULT_BYTES = 64 << 20
 
 
 class RankProfiler:
-    """Takes one profile, from ``start`` until ``on_done`` is called."""
+    """Takes one profile, from ``start`` until the last reply."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        ranks: NodeRanks,
-        request: ProfileRequest,
-        on_profile: Callable[[RankProfile], None],
-        on_done: Callable[[], None],
+        self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Callable[[Any, bool], None]
     ) -> None:
-        """``on_profile`` gets the profile of each rank."""
-        self._loop, self._ranks, self._request, self._on_profile, self._on_done = (
-            loop,
-            ranks,
-            request,
-            on_profile,
-            on_done,
-        )
-        self._ticks = max(1, round(request.seconds / TICK_INTERVAL_S))
+        """``reply`` gets the profile of each rank, then None as the last."""
+        self._loop, self._ranks, self._reply = loop, ranks, reply
+        self._serial, self._request = request.serial, request.payload
+        self._deadline = time.monotonic() + request.timeout_s - _TRANSFER_S
+        self._ticks = max(1, round(self._request.seconds / TICK_INTERVAL_S))
         self._pending: dict[int, _ProfiledRank] = {}  # the ranks without a result yet
 
     def start(self) -> None:
@@ -65,7 +57,7 @@ class RankProfiler:
             return STARTING if why_not == NOT_BEGUN else why_not
         channel, path = (
             self._ranks.channels[number],
-            self._ranks.rank_file_path(number, f"profile-{self._request.serial}"),
+            self._ranks.rank_file_path(number, f"profile-{self._serial}"),
         )
         if not (channel.profile_signal and channel.stack_signals[0]):
             return NO_SIGNAL_ERROR
@@ -108,11 +100,11 @@ class RankProfiler:
                 channel.write_line(b"q")
                 if not channel.has_thread:
                     profiled.send_signal(channel.stack_signals[0])
-        self._collect(time.monotonic() + RESULT_TIMEOUT_S)
+        self._collect()
 
-    def _collect(self, deadline: float) -> None:
+    def _collect(self) -> None:
         """Read the results written so far; one rank per turn of the loop, so that heartbeats are not delayed."""
-        late = time.monotonic() > deadline
+        late = time.monotonic() > self._deadline
         for number, profiled in list(self._pending.items()):
             last = late or number not in self._ranks.processes
             is_complete = not self._request.torch or os.path.exists(profiled.torch)
@@ -128,9 +120,9 @@ class RankProfiler:
             elif self._request.torch:
                 profiled.send_signal(profiled.tick)  # in its handler torch's profiler ends
         if self._pending:
-            self._loop.call_later(0 if late else _POLL_INTERVAL_S, lambda: self._collect(deadline))
+            self._loop.call_later(0 if late else _POLL_INTERVAL_S, self._collect)
         else:
-            self._on_done()
+            self._reply(None, True)
 
     def _read_result(self, number: int, profiled: _ProfiledRank) -> None:
         del self._pending[number]
@@ -140,13 +132,13 @@ class RankProfiler:
             result = read_regular_file(profiled.path, _MAX_RESULT_BYTES, follow_symlinks=False)
             host = plan.rank_of(number).host or ""
             profile = parse_profile(result, number, host, began, self._request.seconds, plan.world_size, os.getcwd())
-            self._on_profile(replace(profile, torch=profiled.torch) if os.path.exists(profiled.torch) else profile)
+            self._reply(replace(profile, torch=profiled.torch) if os.path.exists(profiled.torch) else profile, False)
         except (OSError, ValueError, LookupError, TypeError):  # the program has written it, or the disk is full
             self._report_missing(number, "its profile cannot be read")
         profiled.remove_file()
 
     def _report_missing(self, number: int, why_not: str) -> None:
-        self._on_profile(RankProfile(number, self._ranks.plan.rank_of(number).host or "", why_not))
+        self._reply(RankProfile(number, self._ranks.plan.rank_of(number).host or "", why_not), False)
 
 
 class _ProfiledRank:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Seconds
+from ddplaunch.base.field_types import Seconds, TextLine
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import RequestContext
-from ddplaunch.core.messages import ProfileReply
-from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S
+from ddplaunch.core.messages import RpcReply
+from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, RankProfile
+from ddplaunch.features.profile.rpc import KIND, REPLY_MARGIN_S, ProfileRequest
+
+
+@dataclass(frozen=True)
+class ProfileReply:
+    """The profile of one rank, or the end of the replies."""
+
+    profile: RankProfile | None
+    is_last: bool
+    silent_nodes: tuple[TextLine, ...] = ()  # without a reply: "node 2 (n2)"
+    refusal: TextLine = ""  # why no profile is taken
 
 
 @dataclass(frozen=True)
@@ -21,11 +32,12 @@ class ProfileJobRequest(Request[ProfileReply]):
     answers = (Status, ProfileReply)
 
     def handle(self, context: RequestContext) -> None:
-        def on_reply(message: ProfileReply) -> None:
-            context.send(message)
+        def on_reply(message: RpcReply) -> None:
+            context.send(ProfileReply(message.payload, message.is_last, message.silent_nodes, message.refusal))
             if message.is_last:
                 context.finish()
 
         context.send(context.job.status())
         context.on_job_end(lambda code: None)  # without CONNECTION_TIMEOUT_S
-        context.job.profile_job(min(self.seconds, MAX_PROFILE_S), self.torch, context.guard(on_reply))
+        request = ProfileRequest(min(self.seconds, MAX_PROFILE_S), self.torch)
+        context.job.rpc.request(KIND.name, request, request.seconds + REPLY_MARGIN_S, context.guard(on_reply))

@@ -1,0 +1,51 @@
+"""Profiles of the whole job: how node 0 checks what the nodes send of their ranks, and forwards it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.field_types import Seconds
+from ddplaunch.core.job.rpc import Kind
+from ddplaunch.core.messages import RpcRequest
+from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.features.profile.node import RankProfiler
+from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, RankProfile
+
+REPLY_MARGIN_S = 9.0  # beyond the duration of the profile, for the nodes' replies
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """Profile the ranks for some seconds; ``torch``: also with torch's own profiler."""
+
+    seconds: Seconds
+    torch: bool = False
+
+    def __post_init__(self) -> None:
+        if self.seconds > MAX_PROFILE_S:
+            raise ValueError(f"a profile of {self.seconds} s")
+
+
+class ProfileKind(Kind):
+    """Where all ranks spend their time; a part is the profile of one rank."""
+
+    name, request, reply, timeout_s = "profile", ProfileRequest, RankProfile, MAX_PROFILE_S + REPLY_MARGIN_S
+    in_parts, busy_error = True, "another profile of this job is being taken"
+
+    def claimed_ranks(self, reply: RankProfile) -> Iterable[int]:
+        return (reply.rank,)
+
+    def to_local_clock(self, reply: RankProfile, offset: ClockOffset) -> RankProfile:
+        return reply.with_clock_offset(offset.offset_s, offset.error_s)
+
+    def answer(
+        self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Callable[[Any, bool], None]
+    ) -> None:
+        RankProfiler(loop, ranks, request, reply).start()
+
+
+KIND = ProfileKind()
