@@ -35,10 +35,11 @@ from ddplaunch.core.job.joining import Joining, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.restart_policy import RestartPolicy
-from ddplaunch.core.job.rpc import GetOffset, Rpc, unknown_offset
+from ddplaunch.core.job.rpc import GetOffset, Rpc
 from ddplaunch.core.job.time_limits import TimeLimitExpired, TimeLimits
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ArrivalsReported, ForwardSignal, HeartbeatMessage, Message, NodeHello
+from ddplaunch.core.net.clock_offset import UNKNOWN
 from ddplaunch.system.plan import node_spec
 
 EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the full report is not ready
@@ -60,7 +61,7 @@ class Coordinator:
         disconnect: Callable[[int], None],
         call_later: Callable[[float, Callback], Timer],
         clock: Callable[[], float] = time.monotonic,
-        clock_of: GetOffset = unknown_offset,
+        clock_of: GetOffset = lambda node: UNKNOWN,
     ) -> None:
         """``hello`` is node 0's own; ``call_later`` and ``clock`` are the loop's.
 

@@ -25,20 +25,7 @@ if TYPE_CHECKING:
 MAX_OPEN_REQUESTS = 64
 TOO_MANY_ERROR = "too many requests to the nodes are open"
 GetOffset = Callable[[int], ClockOffset]  # returns the clock offset of a node
-
-
-def unknown_offset(node: int) -> ClockOffset:
-    """The clock offset of a node that has sent no heartbeat."""
-    return UNKNOWN
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """All replies to a request, by node."""
-
-    replies: Mapping[int, Any]
-    silent_nodes: tuple[str, ...]  # without a last reply in time: "node 2 (n2)"
-    world_size: int
+Reply = Callable[[Any, bool], None]  # sends a payload, and whether it is the last
 
 
 class Kind:
@@ -59,17 +46,15 @@ class Kind:
         """Convert the times in another node's reply to node 0's clock."""
         return reply
 
-    def merge(self, gathered: Gathered) -> Any:
-        """Make one reply of those of all nodes."""
+    def merge(self, replies: Mapping[int, Any], silent_nodes: tuple[str, ...], world_size: int) -> Any:
+        """Make one reply of those of the nodes; ``silent_nodes``: without a last reply in time, as "node 2 (n2)"."""
 
-    def for_client(self, reply: Any, gathered: Gathered, clock_of: GetOffset, node: int) -> Any:
+    def for_client(self, reply: Any, replies: Mapping[int, Any], clock_of: GetOffset, node: int) -> Any:
         """Return a merged reply as the node that sent the request gets it."""
         return reply
 
-    def answer(
-        self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Callable[[Any, bool], None]
-    ) -> None:
-        """Answer a request on a node: call ``reply`` with a payload and whether it is the last."""
+    def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
+        """Answer a request on a node, now or later."""
         raise NotImplementedError
 
 
@@ -94,10 +79,10 @@ def check_payload(message: Message) -> Message:
 @dataclass
 class _OpenRequest:
     kind: Kind
-    on_done: Callable[[Gathered], None]
+    client: tuple[int, int] | None  # the node that sent it, and its serial there; None: node 0 itself
+    on_done: Callable[[Any], None] | None
     timer: Timer
     waiting_for: dict[int, range]  # nodes without a last reply, with their ranks
-    forward: Callable[[Any], None] | None  # called with each part, if the replies come in parts
     replies: dict[int, Any] = field(default_factory=dict)
     claimed: set[int] = field(default_factory=set)  # ranks that replies were about
 
@@ -109,7 +94,7 @@ class Rpc:
         self,
         nodes: NodeTable,
         call_later: Callable[[float, Callable[[], None]], Timer],
-        clock_of: GetOffset = unknown_offset,
+        clock_of: GetOffset = lambda node: UNKNOWN,
         find: Callable[[str], Kind] = find_kind,
     ) -> None:
         """``call_later`` is the loop's; ``clock_of`` returns the clock offset of a node."""
@@ -117,26 +102,23 @@ class Rpc:
         self._open: dict[int, _OpenRequest] = {}
         self._serial = 0
 
-    def gather(self, name: str, request: Any, on_done: Callable[[Any], None], timeout_s: float | None = None) -> None:
+    def gather(self, kind: str, request: Any, on_done: Callable[[Any], None], timeout_s: float | None = None) -> None:
         """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (the kind's) at most."""
-        kind = self._find(name)
-        self._begin(
-            kind, request, kind.timeout_s if timeout_s is None else timeout_s, lambda found: on_done(kind.merge(found))
-        )
+        self._begin(self._find(kind), request, timeout_s, None, on_done)
 
     def _begin(
         self,
         kind: Kind,
         request: Any,
-        timeout_s: float,
-        on_done: Callable[[Gathered], None],
-        forward: Callable[[Any], None] | None = None,
+        timeout_s: float | None,
+        client: tuple[int, int] | None,
+        on_done: Callable[[Any], None] | None = None,
     ) -> None:
         self._serial += 1
-        serial = self._serial
+        serial, timeout_s = self._serial, min(timeout_s or kind.timeout_s, kind.timeout_s)
         waiting_for = {node.node_rank: node.ranks for node in self._nodes.values() if node.has_ranks}
         timer = self._call_later(timeout_s, partial(self._close, serial))
-        self._open[serial] = _OpenRequest(kind, on_done, timer, waiting_for, forward)
+        self._open[serial] = _OpenRequest(kind, client, on_done, timer, waiting_for)
         message = RpcRequest(serial, kind.name, timeout_s, request)
         for number in sorted(waiting_for):
             self._nodes.send(number, message)
@@ -145,28 +127,15 @@ class Rpc:
     def on_message(self, number: int, message: RpcRequest | RpcReply) -> None:
         """Handle a request or a reply of a node; ProtocolError if a reply is about ranks that are not its own."""
         if isinstance(message, RpcReply):
-            self._on_reply(number, message)
-        else:
-            self._on_request(number, message)
-
-    def _on_request(self, number: int, message: RpcRequest) -> None:
-        kind = self._find(message.kind)
-        reply = partial(RpcReply, message.serial, kind.name)
-        refusal = kind.busy_error if any(each.kind is kind for each in self._open.values()) else ""
+            return self._on_reply(number, message)
+        kind, refusal = self._find(message.kind), ""
         if len(self._open) >= MAX_OPEN_REQUESTS:
-            refusal = refusal or TOO_MANY_ERROR
+            refusal = TOO_MANY_ERROR
+        elif any(each.kind is kind for each in self._open.values()):
+            refusal = kind.busy_error
         if refusal:
-            return self._nodes.send(number, reply(refusal=refusal))
-
-        def on_done(found: Gathered) -> None:
-            payload = kind.for_client(kind.merge(found), found, self._clock_of, number)
-            self._nodes.send(number, reply(payload, silent_nodes=found.silent_nodes))
-
-        def forward(part: Any) -> None:
-            self._nodes.send(number, reply(part, is_last=False))
-
-        timeout_s = min(message.timeout_s, kind.timeout_s)
-        self._begin(kind, message.payload, timeout_s, on_done, forward if kind.in_parts else None)
+            return self._nodes.send(number, RpcReply(message.serial, kind.name, refusal=refusal))
+        self._begin(kind, message.payload, message.timeout_s, (number, message.serial))
 
     def _on_reply(self, number: int, message: RpcReply) -> None:
         pending = self._open.get(message.serial)
@@ -176,23 +145,28 @@ class Rpc:
         if number:  # node 0 is this process and needs no check
             self._check_reply(pending, pending.waiting_for[number], message)
             part = None if part is None else kind.to_local_clock(part, self._clock_of(number))
-        if pending.forward is None:
+        if not kind.in_parts:
             pending.replies[number] = part
         elif part is not None:
-            pending.forward(part)
+            self._reply(pending, part, is_last=False)
         if message.is_last:
             del pending.waiting_for[number]
             self._close_if_complete(message.serial)
 
     def _check_reply(self, pending: _OpenRequest, ranks: range, message: RpcReply) -> None:
         kind, is_end = pending.kind, message.payload is None
-        if message.kind != kind.name or not (message.is_last or kind.in_parts) or (is_end and not kind.in_parts):
+        if message.kind != kind.name or not (kind.in_parts or (message.is_last and not is_end)):
             raise ProtocolError("a reply to another request")
         claimed = [] if is_end else list(kind.claimed_ranks(message.payload))
         before = len(pending.claimed)
         if any(rank not in ranks for rank in claimed) or len(pending.claimed | {*claimed}) < before + len(claimed):
             raise ProtocolError("a reply about ranks that are not its own, or again")
         pending.claimed.update(claimed)
+
+    def _reply(self, pending: _OpenRequest, payload: Any, *, is_last: bool, silent_nodes: tuple[str, ...] = ()) -> None:
+        if pending.client is not None:
+            number, serial = pending.client
+            self._nodes.send(number, RpcReply(serial, pending.kind.name, payload, is_last, silent_nodes))
 
     def on_node_lost(self, number: int) -> None:
         """Called when a node is lost: stop waiting for it, from the loop's next round on.
@@ -212,4 +186,9 @@ class Rpc:
         pending.timer.cancel()
         silent = tuple(self._nodes[number].name for number in sorted(pending.waiting_for) if number in self._nodes)
         world_size = sum(len(node.ranks) for node in self._nodes.values())
-        pending.on_done(Gathered(pending.replies, silent, world_size))
+        payload = pending.kind.merge(pending.replies, silent, world_size)
+        if pending.on_done is not None:
+            pending.on_done(payload)
+        if pending.client is not None:
+            payload = pending.kind.for_client(payload, pending.replies, self._clock_of, pending.client[0])
+            self._reply(pending, payload, is_last=True, silent_nodes=silent)

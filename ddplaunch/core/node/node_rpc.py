@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.core.job.rpc import find_kind
+from ddplaunch.core.job.rpc import Reply, find_kind
 from ddplaunch.core.messages import FromNode, RpcReply, RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 
 NODE_ZERO_MARGIN_S = 1.0  # beyond the timeout of a request, for node 0 to reply
-Handler = Callable[[EventLoop, NodeRanks, RpcRequest, Callable[[Any, bool], None]], None]
+Handler = Callable[[EventLoop, NodeRanks, RpcRequest, Reply], None]
 
 
 class NodeRpc:

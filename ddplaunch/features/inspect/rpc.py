@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core.job.job_attempt import to_local_time
-from ddplaunch.core.job.rpc import Gathered, Kind
+from ddplaunch.core.job.rpc import GetOffset, Kind
 from ddplaunch.core.messages import RpcReply
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_rpc import NodeRpc
@@ -15,6 +15,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.slow_rank_detector import add_slow_ranks
 
 MAX_FULL_STACK_RANKS = 128  # with more ranks, other nodes get the main threads only: the reply must fit in a frame
+Replies = Mapping[int, Inspection]
 
 
 class InspectKind(Kind):
@@ -33,18 +34,15 @@ class InspectKind(Kind):
         ranks = tuple(replace(rank, ended=moment) for rank, moment in zip(reply.ranks, ended, strict=True))
         return replace(reply, ranks=ranks)
 
-    def merge(self, gathered: Gathered) -> Inspection:
-        parts: list[Inspection] = list(gathered.replies.values())
-        ranks = sorted((each for part in parts for each in part.ranks), key=lambda each: each.rank)
-        node_only = any(part.node_only for part in parts)
-        return Inspection(time.time(), tuple(ranks), gathered.world_size, gathered.silent_nodes, node_only)
+    def merge(self, replies: Replies, silent_nodes: tuple[str, ...], world_size: int) -> Inspection:
+        ranks = sorted((each for part in replies.values() for each in part.ranks), key=lambda each: each.rank)
+        node_only = any(part.node_only for part in replies.values())
+        return Inspection(time.time(), tuple(ranks), world_size, silent_nodes, node_only)
 
-    def for_client(
-        self, reply: Inspection, gathered: Gathered, clock_of: Callable[[int], ClockOffset], node: int
-    ) -> Inspection:
+    def for_client(self, reply: Inspection, replies: Replies, clock_of: GetOffset, node: int) -> Inspection:
         """Replace arrival times by which ranks are slow, and drop stacks for which a frame to a node has no room."""
         if any(rank.arrivals for rank in reply.ranks):
-            nodes = {each.rank: number for number, part in gathered.replies.items() for each in part.ranks}
+            nodes = {each.rank: number for number, part in replies.items() for each in part.ranks}
             reply = add_slow_ranks(reply, nodes, clock_of)
         if node and len(reply.ranks) > MAX_FULL_STACK_RANKS:
             return replace(reply, ranks=tuple(replace(each, threads=each.threads[:1]) for each in reply.ranks))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.core.job.rpc import Reply
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.launcher_signals import contains_signal, read_signal_sets
 from ddplaunch.core.node.node_ranks import NOT_BEGUN, NodeRanks, RankProcess
@@ -30,9 +29,7 @@ _MAX_RESULT_BYTES = 64 << 20
 class RankProfiler:
     """Takes one profile, from ``start`` until the last reply."""
 
-    def __init__(
-        self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Callable[[Any, bool], None]
-    ) -> None:
+    def __init__(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
         """``reply`` gets the profile of each rank, then None as the last."""
         self._loop, self._ranks, self._reply = loop, ranks, reply
         self._serial, self._request = request.serial, request.payload

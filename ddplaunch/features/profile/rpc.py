@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Seconds
-from ddplaunch.core.job.rpc import Kind
+from ddplaunch.core.job.rpc import Kind, Reply
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_ranks import NodeRanks
@@ -42,9 +41,7 @@ class ProfileKind(Kind):
     def to_local_clock(self, reply: RankProfile, offset: ClockOffset) -> RankProfile:
         return reply.with_clock_offset(offset.offset_s, offset.error_s)
 
-    def answer(
-        self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Callable[[Any, bool], None]
-    ) -> None:
+    def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
         RankProfiler(loop, ranks, request, reply).start()
 
 

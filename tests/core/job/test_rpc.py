@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.base.codec import decode, encode
 from ddplaunch.base.frames import LENGTH, ProtocolError
-from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Gathered, Kind, Rpc, check_payload
+from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Kind, Rpc, check_payload
 from ddplaunch.core.messages import FROM_NODE, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
@@ -23,10 +23,10 @@ class Merged(Kind):
     def claimed_ranks(self, reply):
         return reply
 
-    def merge(self, gathered: Gathered) -> Any:
-        return sorted(rank for each in gathered.replies.values() for rank in each), gathered.silent_nodes
+    def merge(self, replies, silent_nodes, world_size):
+        return sorted(rank for each in replies.values() for rank in each), silent_nodes
 
-    def for_client(self, reply, gathered, clock_of, node):
+    def for_client(self, reply, replies, clock_of, node):
         return *reply, node
 
 

@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.core.job.rpc import Reply
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
@@ -48,9 +48,7 @@ class NodeInspections:
         self._note, self._broken = note, False
         self._queue: deque[_QueuedInspection] = deque()
 
-    def answer(
-        self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Callable[[Any, bool], None]
-    ) -> None:
+    def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
         """Inspect this node's ranks for node 0."""
 
         def on_done(inspection: Inspection) -> None:
