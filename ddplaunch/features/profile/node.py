@@ -34,7 +34,8 @@ class RankProfiler:
         self._loop, self._ranks, self._reply = loop, ranks, reply
         self._serial, self._request = request.serial, request.payload
         self._deadline = time.monotonic() + request.timeout_s - _TRANSFER_S
-        self._ticks = max(1, round(self._request.seconds / TICK_INTERVAL_S))
+        seconds = min(self._request.seconds, request.timeout_s - _TRANSFER_S)  # never beyond the deadline
+        self._ticks = max(1, round(seconds / TICK_INTERVAL_S))
         self._pending: dict[int, _ProfiledRank] = {}  # the ranks without a result yet
 
     def start(self) -> None:
