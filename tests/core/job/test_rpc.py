@@ -141,7 +141,7 @@ def test_a_node_reports_its_own_ranks_once_each(nodes, claimed):
 
 
 def test_ranks_are_those_of_the_moment_of_the_request(nodes):
-    """A reply of a node whose ranks have changed since is no lie."""
+    """The ranks of an elastic job may change before the reply arrives."""
     nodes.gather()
     nodes.table[1].ranks = range(6)
     nodes.reply(1, (2, 3))
