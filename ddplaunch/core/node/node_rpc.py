@@ -21,7 +21,7 @@ class NodeRpc:
     def __init__(self, loop: EventLoop, send: Callable[[FromNode], None]) -> None:
         """``send`` sends a control message."""
         self._loop, self._send = loop, send
-        self._open: dict[int, tuple[Callable[[RpcReply], None], Timer]] = {}
+        self._open: dict[tuple[int, str], tuple[Callable[[RpcReply], None], Timer]] = {}  # by serial and kind
         self._serial = 0
         self.handlers: dict[str, Handler] = {}  # by kind: called in place of ``Kind.answer``
 
@@ -30,16 +30,16 @@ class NodeRpc:
         self._serial += 1
         late = RpcReply(self._serial, kind, silent_nodes=("node 0",))
         timer = self._loop.call_later(timeout_s + NODE_ZERO_MARGIN_S, partial(self.on_reply, late))
-        self._open[self._serial] = on_reply, timer
+        self._open[self._serial, kind] = on_reply, timer
         self._send(RpcRequest(self._serial, kind, timeout_s, payload))
 
     def on_reply(self, message: RpcReply) -> None:
-        if message.serial not in self._open:
+        if (key := (message.serial, message.kind)) not in self._open:
             return
-        on_reply, timer = self._open[message.serial]
+        on_reply, timer = self._open[key]
         if message.is_last:
             timer.cancel()
-            del self._open[message.serial]
+            del self._open[key]
         on_reply(message)
 
     def on_request(self, ranks: NodeRanks, message: RpcRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ddplaunch.base.frames import LENGTH, ProtocolError
 from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Kind, Rpc, check_payload
 from ddplaunch.core.messages import FROM_NODE, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.core.node.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from tests.core.job.test_coordinator import Job
 
@@ -248,3 +250,52 @@ def test_a_payload_is_checked_on_arrival():
     ):
         with pytest.raises(ProtocolError):
             check_payload(wrong)
+
+
+class Client:
+    """A node's requests: ``sent`` has its messages, ``replies`` what its clients got."""
+
+    def __init__(self) -> None:
+        self.job = Job()
+        self.sent: list[Any] = []
+        self.replies: list[RpcReply] = []
+        self.rpc = NodeRpc(SimpleNamespace(call_later=self.job.after), self.sent.append)
+
+    def request(self, kind: str, timeout_s: float) -> None:
+        self.rpc.request(kind, "what", timeout_s, self.replies.append)
+
+
+def test_a_client_gets_all_parts_and_nothing_after_the_last():
+    client = Client()
+    client.request("parts", 60.0)
+    assert client.sent == [RpcRequest(1, "parts", 60.0, "what")]
+    replies = [RpcReply(1, "parts", 5, is_last=False), RpcReply(1, "parts", 6, is_last=False), RpcReply(1, "parts")]
+    for reply in (*replies, RpcReply(1, "parts", 7)):
+        client.rpc.on_reply(reply)
+    client.job.wait(100)
+    assert client.replies == replies
+
+
+def test_a_client_does_not_wait_longer_than_the_deadline_for_node_0():
+    client = Client()
+    client.request("merged", 3.0)
+    client.job.wait(3)
+    assert not client.replies
+    client.job.wait(NODE_ZERO_MARGIN_S)
+    client.rpc.on_reply(RpcReply(1, "merged", "late"))
+    assert client.replies == [RpcReply(1, "merged", silent_nodes=("node 0",))]
+
+
+def test_a_client_gets_no_reply_of_another_kind():
+    client = Client()
+    client.request("merged", 3.0)
+    for reply in (RpcReply(1, "parts", 5), RpcReply(2, "merged", 5)):
+        client.rpc.on_reply(reply)
+    assert not client.replies
+
+
+def test_a_request_of_node_0_goes_to_the_handler_of_its_kind():
+    client, ranks = Client(), object()
+    client.rpc.handlers["merged"] = lambda loop, ranks, request, reply: reply((ranks, request.payload), True)
+    client.rpc.on_request(ranks, RpcRequest(9, "merged", 1.0, "what"))
+    assert client.sent == [RpcReply(9, "merged", (ranks, "what"))]
