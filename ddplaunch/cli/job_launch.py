@@ -38,8 +38,8 @@ from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, TerminalScreen, make_screen
+from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
-from ddplaunch.core.output.wait_footer import StartupNotice
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
 from ddplaunch.features.runs.sample_file import SampleFile
 from ddplaunch.features.samples.node import LATER, SAMPLE_INTERVAL_S, SampleCollector

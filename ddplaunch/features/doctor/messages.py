@@ -5,7 +5,6 @@ from __future__ import annotations
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Count, ExitCode, Name, TextLine, Timestamp
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
-from ddplaunch.features.doctor.checks.fabric import Fabric
 from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.connectivity import ConnectResult, ListenReply, PingResult, StreamResult
 from ddplaunch.features.doctor.node_facts import NodeFacts
@@ -29,7 +28,6 @@ class DescribeNode:
     toward: Name  # node 0's address; "" with one node
     environ: tuple[bytes, ...]  # NAME=value, for the benchmark processes
     nonce: Name  # the secret by which nodes recognise each other's test connections
-    thorough: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,6 @@ class SendStream:
 
 
 @dataclass(frozen=True)
-class CountErrors:
-    """Read the error counters again. Reply: ErrorCounts."""
-
-
-@dataclass(frozen=True)
 class Exit:
     """Exit with the exit code of node 0. No reply."""
 
@@ -94,11 +87,6 @@ class TimeReply:
 @dataclass(frozen=True)
 class RouteReply:
     link: RouteToNodeZero | None
-
-
-@dataclass(frozen=True)
-class ErrorCounts:
-    fabric: Fabric | None
 
 
 @dataclass(frozen=True)
@@ -127,7 +115,6 @@ Question = (
     | SendStream
     | PrepareDevices
     | MeasureCollective
-    | CountErrors
 )
 NodeAnswer = (
     Ready
@@ -140,5 +127,4 @@ NodeAnswer = (
     | StreamReply
     | PrepareReply
     | CollectiveTimes
-    | ErrorCounts
 )

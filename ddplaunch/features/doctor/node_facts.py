@@ -14,22 +14,20 @@ from ddplaunch.features.doctor.checks import (
     Findings,
     HealthCheck,
     KernelNumber,
-    fabric,
     folders,
     gpus,
     kernel,
     network,
     torch,
 )
-from ddplaunch.features.doctor.checks.fabric import Fabric
 from ddplaunch.features.doctor.checks.folders import JobFolder
 from ddplaunch.features.doctor.checks.kernel import ProcessLimits
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
+from ddplaunch.features.doctor.checks.network import NetworkAddress, RouteToNodeZero
 from ddplaunch.features.doctor.checks.torch import TorchInfo
 from ddplaunch.system.devices.gpu_health import GpuHealth
 from ddplaunch.system.plan.hardware import LostGpu
 
-CHECKS: tuple[HealthCheck, ...] = (torch.CHECK, gpus.CHECK, folders.CHECK, kernel.CHECK, fabric.CHECK, network.CHECK)
+CHECKS: tuple[HealthCheck, ...] = (torch.CHECK, gpus.CHECK, folders.CHECK, kernel.CHECK, network.CHECK)
 """All checks, in the order of their findings."""
 
 
@@ -58,7 +56,7 @@ class NodeFacts:
     link_error: TextLine | None  # why there is no route to node 0's address
     loopback: TextLine | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
-    fabric: Fabric | None = None
+    networks: tuple[NetworkAddress, ...] = ()
     cannot_start: tuple[TextLine, TextLine] | None = None  # why no rank can be started, and the remedy
     machine: TextLine = ""  # equal for two names of one machine; "" if unknown
 

@@ -57,7 +57,6 @@ class CheckContext:
     node_zero_address: str  # "" with one node
     environ: Mapping[str, str]
     benchmark_process: HelperProbe  # runs ``benchmark``; its first line is a TorchFacts, so torch is imported once
-    thorough: bool = False
 
 
 @dataclass(frozen=True)

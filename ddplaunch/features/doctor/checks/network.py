@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Count, Name, TextLine
-from ddplaunch.core.net.addresses import NameLookup, find_interface
+from ddplaunch.core.net.addresses import NameLookup, find_interface, list_networks
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.system.devices.sysfs import read_int
@@ -37,6 +37,15 @@ class RouteToNodeZero:
 
 
 @dataclass(frozen=True)
+class NetworkAddress:
+    """A network interface of this machine, its address and network."""
+
+    interface: Name
+    address: Name
+    network: Name  # "10.0.0.0/24"
+
+
+@dataclass(frozen=True)
 class NetworkFacts:
     """Fields of ``NodeFacts``."""
 
@@ -44,6 +53,7 @@ class NetworkFacts:
     link_error: TextLine | None = None
     loopback: TextLine | None = None
     clock_synchronised: bool | None = None
+    networks: tuple[NetworkAddress, ...] = ()
 
 
 def _read(context: CheckContext) -> FactReader:
@@ -53,9 +63,10 @@ def _read(context: CheckContext) -> FactReader:
 
 
 def read_network(toward: str) -> NetworkFacts:
-    """Read the route to node 0, if there are several nodes, test the loopback, and read the clock state."""
+    """Read the route to node 0, if there are several nodes, the networks, and the clock state; test the loopback."""
     link, error = _find_route(toward) if toward else (None, None)
-    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised())
+    networks = tuple(NetworkAddress(*each) for each in list_networks())
+    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised(), networks)
 
 
 def find_route(toward: str) -> RouteToNodeZero | None:
