@@ -138,7 +138,18 @@ def _make_plan(
     """Return the plan and the ranks whose output is shown; after a dry run or a job over SSH, the exit code."""
     if options.as_json and not options.dry_run:
         raise UsageError("--json works only with --dry-run", "add --dry-run")
-    target = resolve_target(TargetOptions(**options.subset_for(TargetOptions)), parse_notes.lookalike_note)
+    target = resolve_target(
+        TargetOptions(
+            target=options.target,
+            args=options.args,
+            module=options.module,
+            no_python=options.no_python,
+            pass_local_rank=options.pass_local_rank,
+            start=options.start,
+            preload=options.preload,
+        ),
+        parse_notes.lookalike_note,
+    )
     check_token(options.token)
     notes = [*parse_notes.torchrun_notes, *file_notes]
     lookalikes = [f"note: {parse_notes.lookalike_note}"] if parse_notes.lookalike_note else []

@@ -421,10 +421,6 @@ class RunOptions:
         }
         return self.with_values(source, unset)
 
-    def subset_for(self, kind: type[Any]) -> dict[str, Any]:
-        """Return the values of the options that are fields of a dataclass, by their common names."""
-        return {name: getattr(self, name) for name in RunOptions.__match_args__ if name in kind.__match_args__}
-
     def to_argv(self, excluded: Collection[str]) -> Iterator[str]:
         """Return the command line of the options that the user or the project has set, except those in ``excluded``."""
         for option in OPTIONS:
