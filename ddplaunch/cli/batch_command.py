@@ -28,9 +28,9 @@ from ddplaunch.cli.argv_splitter import (
     split_argv,
 )
 from ddplaunch.cli.config_defaults import COMMAND_LINE_ONLY, Defaults, read_defaults
+from ddplaunch.cli.option_declaration import PathType
 from ddplaunch.cli.option_values import UNITS, parse_seconds
-from ddplaunch.cli.run_command import PARAMS, PathType, value_source
-from ddplaunch.cli.run_options import SECTIONS, OptionSource
+from ddplaunch.cli.run_options import PARAMS, SECTIONS, OptionSource, value_source
 from ddplaunch.cli.target_args import (
     ParseNotes,
     check_target,

@@ -87,22 +87,39 @@ def read_job_config(options: RunOptions, address: str, master_port: int, cluster
         if port == master_port:
             raise UsageError(f"--control-port {port} is the master port", "leave --control-port out, or give another")
     strict = options.stall_timeout is not None
-    derived = {
-        "min_nodes": lowest,
-        "max_nodes": highest + options.spares,
-        "address": address,
+    return JobConfig(
+        min_nodes=lowest,
+        max_nodes=highest + options.spares,
+        spares=options.spares,
+        run_id=options.run_id,
+        token=options.token,
+        address=address,
         # of --master-addr the name is known, or wrong
-        "address_may_be_unknown": bool(cluster_env and cluster_env.address_may_be_unknown)
+        address_may_be_unknown=bool(cluster_env and cluster_env.address_may_be_unknown)
         and not options.is_set("master_addr"),
-        "port": port,
-        "checks_nodes": options.check,
-        "gpu_memory_timeout": DEFAULT_GPU_MEMORY_TIMEOUT_S
+        port=port,
+        interface=options.interface,
+        join_timeout=options.join_timeout,
+        join_window=options.join_window,
+        heartbeat_timeout=options.heartbeat_timeout,
+        grace=options.grace,
+        preempt_grace=options.preempt_grace,
+        checks_nodes=options.check,
+        gpu_memory_timeout=DEFAULT_GPU_MEMORY_TIMEOUT_S
         if options.gpu_memory_timeout is None
         else options.gpu_memory_timeout,
-        "inspect": not options.no_inspect,
-        "stall_timeout": options.stall_timeout or DEFAULT_STALL_TIMEOUT_S,
-        "stall_strict": strict,
-        "on_stall": options.on_stall or ("stop" if strict else "report"),
-        "shared_log": has_shared_log(cluster_env),
-    }
-    return JobConfig(**options.subset_for(JobConfig) | derived)
+        max_restarts=options.max_restarts,
+        restart_on=options.restart_on,
+        restart_backoff=options.restart_backoff,
+        min_uptime=options.min_uptime,
+        max_membership_changes=options.max_membership_changes,
+        grow=options.grow,
+        allow_mismatch=options.allow_mismatch,
+        inspect=not options.no_inspect,
+        timeout=options.timeout,
+        stall_timeout=options.stall_timeout or DEFAULT_STALL_TIMEOUT_S,
+        stall_strict=strict,
+        on_stall=options.on_stall or ("stop" if strict else "report"),
+        straggler_timeout=options.straggler_timeout,
+        shared_log=has_shared_log(cluster_env),
+    )

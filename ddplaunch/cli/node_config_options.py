@@ -32,27 +32,35 @@ def read_node_config(options: RunOptions, plan: Plan, show: ShowRules, cluster_e
     by_ssh = OVER_SSH_VARIABLE in os.environ
     warm_timeout, why_not_warm = read_warm_timeout(options)
     sidecars, notify_commands = _read_side_programs(options, plan)
-    derived = {
-        "preload": choose_preload(options, plan),
-        "show": show,
-        "debugpy": _parse_debugpy_ranks(options.debugpy),
-        "oom_report": _wants_oom_report(options, plan),
-        "waits_for_debugger": _has_interactive_terminal() or options.debug or options.post_mortem,
-        "has_debug_prompt": _has_interactive_terminal() and not options.ui and options.stdin is None,
-        "inspect": not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
-        "history": not options.no_history,
-        "output_timeout_s": OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
-        "quiet_s": QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
-        "colour": is_colour_allowed(),
-        "sidecars": sidecars,
-        "metrics": _check_metrics_path(options.metrics),
-        "notify": notify_commands,
-        "warm_idle_timeout_s": warm_timeout,
-        "warm_unavailable_reason": why_not_warm,
-        "in_slurm_step": in_step(options, cluster_env, plan.node_rank),
-        "has_live_view": options.ui and not why_no_live_view(options),
-    }
-    return NodeConfig(**options.subset_for(NodeConfig) | derived)
+    return NodeConfig(
+        preload=choose_preload(options, plan),
+        show=show,
+        stdin=options.stdin,
+        log_dir=options.log_dir,
+        inspect=not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
+        history=not options.no_history,
+        colour=is_colour_allowed(),
+        debug=options.debug,
+        debug_timeout=options.debug_timeout,
+        post_mortem=options.post_mortem,
+        debugpy=_parse_debugpy_ranks(options.debugpy),
+        oom_report=_wants_oom_report(options, plan),
+        waits_for_debugger=_has_interactive_terminal() or options.debug or options.post_mortem,
+        has_debug_prompt=_has_interactive_terminal() and not options.ui and options.stdin is None,
+        prefix=options.prefix,
+        output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
+        quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
+        preempt_signal=options.preempt_signal,
+        preempt_forward=options.preempt_forward,
+        sidecars=sidecars,
+        metrics=_check_metrics_path(options.metrics),
+        checkpoint=options.checkpoint,
+        notify=notify_commands,
+        warm_idle_timeout_s=warm_timeout,
+        warm_unavailable_reason=why_not_warm,
+        in_slurm_step=in_step(options, cluster_env, plan.node_rank),
+        has_live_view=options.ui and not why_no_live_view(options),
+    )
 
 
 def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:

@@ -1,9 +1,16 @@
-"""The declaration of an option: plain data, used by ``reader`` and, to build click's options, by ``run_command``."""
+"""The declaration of an option, and the option of click that is made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import ast
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.text import closest_match, join_alternatives
 
 Read = Callable[["Option", Any], Any]
 """Converts the text of a value, or the texts of a repeatable option; gets None where there is none."""
@@ -46,14 +53,75 @@ class Option:
         self.is_flag, self.multiple, self.rest, self.completes = is_flag, multiple, takes_rest, completion
 
     @property
-    def all_spellings(self) -> list[str]:
-        return [*self.opts, self.off] if self.off else self.opts
-
-    @property
     def is_argument(self) -> bool:
         return not self.opts[0].startswith("-")
 
 
-def option_spellings(options: Iterable[Option]) -> dict[str, bool]:
-    """Return every spelling of every option, and whether it takes a value."""
-    return {name: not option.is_flag for option in options if not option.is_argument for name in option.all_spellings}
+class PathType(click.Path):
+    """Accepts any text; a shell completes it as a path, or as a function in a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        path, colon, name = incomplete.rpartition(":")
+        if param.name == "target" and colon and path.endswith(".py"):
+            return [CompletionItem(f"{path}:{each}") for each in _functions(path) if each.startswith(name)]
+        return super().shell_complete(ctx, param, incomplete)
+
+
+def _functions(path: str) -> list[str]:
+    """List the public functions of a Python file, without running it."""
+    try:
+        with open(path, "rb") as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+
+
+class ChoiceType(click.Choice[str]):
+    """One of several words; the error suggests the closest one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in self.choices or param is None or ctx is None:
+            return value
+        name, near = param.opts[-1], closest_match(value, self.choices)
+        what = f"{name} {sanitize_line(value, 60)}: expected {join_alternatives(self.choices)}"
+        raise UsageError(what, f"did you mean {name} {near}?" if near else f"{ctx.command_path} --help shows more")
+
+
+class FlagType(click.types.BoolParamType):
+    """A flag, which an environment variable can set too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            if param is None or ctx is None:
+                raise
+            what = f"{param.envvar}={sanitize_line(value, 60)}: expected 1 or 0"
+            raise UsageError(what, f"{ctx.command_path} --help shows more") from None
+
+
+def make_click_param(option: Option) -> click.Parameter:
+    """Return the option or argument of click."""
+    kind: click.ParamType[Any] | None = None
+    if option.choices:
+        kind = ChoiceType(option.choices)
+    elif option.completes:
+        kind = PathType(file_okay=option.completes != "folder", dir_okay=option.completes != "file")
+    if option.is_argument:
+        return click.Argument([option.name], nargs=-1 if option.rest else 1, type=kind)
+    how: dict[str, Any] = {"help": option.help, "envvar": option.envvar}
+    if option.is_flag:
+        how["type"] = FlagType()
+    if option.off:
+        return click.Option([f"{option.opts[-1]}/{option.off}"], is_flag=True, default=None, **how)
+    if option.is_flag:
+        return click.Option(option.spellings, is_flag=True, **how)
+    if (read := option.read) is not None:
+        how["callback"] = lambda ctx, param, text: read(option, text)
+    if option.default is not None:
+        how |= {"default": option.default, "show_default": True}
+    return click.Option(option.spellings, metavar=option.metavar, type=kind, multiple=option.multiple, **how)

@@ -96,15 +96,26 @@ def _build_plan_spec(options: RunOptions, cluster_env: ClusterEnv | None) -> Pla
             what = f"--node-rank {options.node_rank} is a spare at first: it has no ranks yet"
             raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows the ranks of the other nodes")
         spares = 0
-    derived = {
-        "nnodes": highest + spares,
-        "min_nodes": options.nnodes[0],
-        "node_rank": options.node_rank if isinstance(options.node_rank, int) else None,
-        "started_rank": to_started_rank(cluster_env),
-        "sources": dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
-        "has_node_rank": options.node_rank != AUTO,
-    }
-    return PlanSpec(**options.subset_for(PlanSpec) | derived)
+    return PlanSpec(
+        nproc=options.nproc,
+        nnodes=highest + spares,
+        min_nodes=options.nnodes[0],
+        node_rank=options.node_rank if isinstance(options.node_rank, int) else None,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        backend=options.backend,
+        init_method=options.init_method,
+        gpus=options.gpus,
+        oversubscribe=options.oversubscribe,
+        bind=options.bind,
+        max_restarts=options.max_restarts,
+        started_rank=to_started_rank(cluster_env),
+        sources=dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
+        has_node_rank=options.node_rank != AUTO,
+        role=options.role,
+        pass_local_rank=options.pass_local_rank,
+        virtual_local_rank=options.virtual_local_rank,
+    )
 
 
 def new_run_id() -> str:

@@ -6,9 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, TypedDict
 
+import click
+
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.cli import option_values
-from ddplaunch.cli.option_declaration import Option
+from ddplaunch.cli.option_declaration import Option, make_click_param
 from ddplaunch.cli.option_values import UNBOUNDED, WEEK_S, number_reader, parse_seconds, to_argv
 from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.core.job_config import DEFAULT_GPU_MEMORY_TIMEOUT_S, JobConfig
@@ -419,10 +421,6 @@ class RunOptions:
         }
         return self.with_values(source, unset)
 
-    def subset_for(self, kind: type[Any]) -> dict[str, Any]:
-        """Return the values of the options that are fields of a dataclass, by their common names."""
-        return {name: getattr(self, name) for name in RunOptions.__match_args__ if name in kind.__match_args__}
-
     def to_argv(self, excluded: Collection[str]) -> Iterator[str]:
         """Return the command line of the options that the user or the project has set, except those in ``excluded``."""
         for option in OPTIONS:
@@ -435,3 +433,18 @@ class RunOptions:
 
 OPTIONS = tuple(each for each in vars(RunOptions).values() if isinstance(each, Option))
 """The options and arguments, in order."""
+
+PARAMS = [make_click_param(option) for option in OPTIONS]
+"""The same as options and arguments of click: also those of ``submit`` and ``manifest``."""
+
+_SOURCE_BY_CLICK = {
+    "COMMANDLINE": OptionSource.TYPED,
+    "ENVIRONMENT": OptionSource.VARIABLE,
+    "DEFAULT_MAP": OptionSource.FILE,
+}
+
+
+def value_source(context: click.Context, name: str) -> OptionSource:
+    """Return where click found the value of an option."""
+    source = context.get_parameter_source(name)
+    return _SOURCE_BY_CLICK.get(source.name, OptionSource.DEFAULT) if source else OptionSource.DEFAULT

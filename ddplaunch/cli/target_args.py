@@ -1,7 +1,4 @@
-"""Finds and checks the target of a command line, and collects notes on how the line was read.
-
-Independent of click, whose import takes longer than all of this.
-"""
+"""Finds and checks the target of a command line, and collects notes on how the line was read."""
 
 from __future__ import annotations
 

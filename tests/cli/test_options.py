@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
+import click
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.option_reader import read_options
-from ddplaunch.cli.run_command import PARAMS
-from ddplaunch.cli.run_options import COMMON_OPTIONS, SECTIONS, OptionSource, RunOptions
+from ddplaunch.cli.run_command import read_options, run
+from ddplaunch.cli.run_options import COMMON_OPTIONS, PARAMS, SECTIONS, OptionSource, RunOptions
+from ddplaunch.cli.target_args import ParseNotes
 
 
 def options(*words: str) -> RunOptions:
-    typed = read_options([*words])
-    assert typed
-    return typed[0]
+    context = run.make_context("run", [*words])
+    notes = context.find_object(ParseNotes)
+    assert notes
+    return read_options(context, notes)
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +108,11 @@ def test_the_last_value_counts_and_each_of_those_that_may_be_repeated():
     assert (values.nproc, values.warm, values.env) == ("4", False, ("A=1", "B"))
 
 
-@pytest.mark.parametrize("asks", [["--help"], ["-h", "train.py"], ["--nproc", "2", "--help-all"]])
-def test_help_is_for_click_to_show(asks):
-    assert read_options(asks) is None
+@pytest.mark.parametrize("asks", [["--help"], ["-h", "train.py"], ["--nproc", "x", "--grow=1", "--help-all"]])
+def test_help_precedes_errors(asks, capsys):
+    with pytest.raises(click.exceptions.Exit):
+        options(*asks)
+    assert "--nproc N" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "flag"), [("1", True), ("Yes", True), ("off", False), ("0", False), ("", False)])
