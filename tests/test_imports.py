@@ -34,7 +34,6 @@ ALLOWED = {
     ("cli.run_main", "features.ssh.ssh_launch"),
     ("cli.zygote_options", "features.preload.preload_plan"),
     ("core.control_socket.job_status", "features.runs.goodput"),
-    ("core.control_socket.request", "features"),
     ("core.control_socket.server", "features.debug.debug_server"),
     ("core.control_socket.server", "features.inspect.diagnosis.inspection"),
     ("core.control_socket.status_tracker", "features.runs.goodput"),
