@@ -7,10 +7,23 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ddplaunch.base.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ddplaunch.core.control_socket.server import ServedJob
+    from ddplaunch.core.events import Event
+    from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.output.isolation import IsolatedLoop
+    from ddplaunch.core.output.run_log import RunLog
+    from ddplaunch.core.output.screen import Screen
+    from ddplaunch.system.plan.plan import Plan
+
+S = TypeVar("S", bound="NodeSide")
 
 
 class Command(NamedTuple):
@@ -19,6 +32,40 @@ class Command(NamedTuple):
     name: str
     summary: str  # in `ddplaunch --help`
     module: str = "command"  # in the feature's folder: command.py
+
+
+class NodeSide:
+    """A feature's part in the launcher of one node, for one job. A subclass overrides only what it has.
+
+    A side that raises is reported once as a bug and gets no further calls but ``close`` and ``finish``.
+    """
+
+    def observe(self, event: Event) -> None:
+        """Called with every event of the job, in the launcher's own thread; must not block."""
+
+    def close(self) -> None:
+        """Called when the job has ended, or the launcher has failed, before the result is printed."""
+
+    def finish(self) -> None:
+        """Called after the result is printed; it may take some seconds."""
+
+
+@dataclass(frozen=True)
+class FeatureContext:
+    """What the node side of a feature may use of the launcher."""
+
+    plan: Plan  # of this node, before it has joined the others
+    config: NodeConfig
+    job: ServedJob
+    screen: Screen
+    log: RunLog
+    emit: Callable[[Event], None]
+    loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone
+    earlier: tuple[NodeSide, ...]  # the sides of features above this one in the list
+
+    def find(self, kind: type[S]) -> S | None:
+        """Return the side of another feature; None if the job has none."""
+        return next((side for side in self.earlier if isinstance(side, kind)), None)
 
 
 class Feature:
@@ -31,6 +78,10 @@ class Feature:
 
     requests: tuple[str, ...] = ()
     """Its modules with requests to a running job: "request" is request.py. Imported when the first client connects."""
+
+    def make_node_side(self, context: FeatureContext) -> NodeSide | None:
+        """Return its part in the launcher of this job; None if the job does not use the feature."""
+        return None
 
 
 class FeatureRegistry:

@@ -7,10 +7,13 @@ only), and its requests on the control socket (``request.py``). ``core`` need no
 
 FEATURES = (
     "inspect",
+    "samples",
     "runs",
     "live",
     "debug",
     "profile",
+    "metrics",
+    "notify",
     "doctor",
     "submit",
     "manifest",
