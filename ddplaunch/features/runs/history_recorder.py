@@ -20,6 +20,7 @@ from contextlib import suppress
 from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
+from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.output.run_log import rank_file, run_names
 from ddplaunch.core.output.times import times_file
 from ddplaunch.core.rank.proc_utils import start_ticks
@@ -90,7 +91,7 @@ def _open_private_dir(path: str, *, make: bool) -> int:
     return folder
 
 
-class HistoryRecorder:
+class HistoryRecorder(NodeSide):
     """Records one node's part of a run, if the user has a home."""
 
     def __init__(

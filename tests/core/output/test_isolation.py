@@ -68,7 +68,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     assert job.wait() == 3
     output = job.stderr()
     for what, times in (
-        ("HistoryRecorder failed", 1),
+        ("the feature runs failed", 1),
         ("the answer to TailOutputRequest failed", 2),  # each request is one of its own
         ("the answer to InspectJobRequest failed", 1),
         ("the inspection of ranks failed", 1),

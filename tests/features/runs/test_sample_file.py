@@ -130,7 +130,8 @@ class Clock:
 
 def test_how_often_it_wakes(monkeypatch):
     clock, received = Clock(), []
-    taking = SampleCollector(clock, None, lambda event: None, [lambda look, reading: received.append(reading)])
+    taking = SampleCollector(clock, None, lambda event: None)
+    taking.subscribe(lambda look, reading: received.append(reading))
     taking.observe(events.AttemptPlanned(plan(), 0))
     for rank in (0, 1):
         taking.observe(events.RankStarted(rank, os.getpid(), 0))
@@ -187,7 +188,8 @@ def test_when_the_first_collective_was(entered, arrived, moment):
         )
         done(Inspection(0.0, tuple(ranks), 2))
 
-    taking = SampleCollector(clock, inspect, samples.append, [])
+    taking = SampleCollector(clock, inspect, samples.append)
+    taking.subscribe(lambda look, reading: None)
     taking.observe(events.AttemptPlanned(plan(), 0))
     for rank in (0, 1):
         taking.observe(events.RankStarted(rank, os.getpid(), 0))
