@@ -24,8 +24,6 @@ ALLOWED = {
     ("cli.job_launch", "features.inspect.stacks_text"),
     ("cli.job_launch", "features.live.live_screen"),
     ("cli.job_launch", "features.live.live_view"),
-    ("cli.run_command", "features.runs.run_lookup"),
-    ("cli.run_command", "features.ssh.job_records"),
     ("cli.run_command", "features.ssh.ssh_launch"),
     ("cli.zygote_options", "features.preload.preload_plan"),
     ("core.control_socket.job_status", "features.runs.goodput"),
