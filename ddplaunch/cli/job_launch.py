@@ -131,7 +131,9 @@ class NodeJob:
         if node_config.history:
             record_sources = (plan, self.output_tail, lambda: self._log.path, self._screen.show_note, self._times)
             observers.add(history := HistoryRecorder(*record_sources))
-            on_sample_callbacks.append(self._isolated("readings.jsonl").guard(SampleFile(history).on_sample))
+            on_sample_callbacks.append(
+                self._isolated("readings.jsonl").guard(SampleFile(lambda: history.folder).on_sample)
+            )
         if self._view is not None:
             observers.add(self._view)
         if node_config.metrics:
