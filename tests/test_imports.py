@@ -76,7 +76,6 @@ ALLOWED = {
     ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
     ("system.schedulers.log_follower", "features.runs.job_resolver"),
-    ("system.schedulers.submitted_jobs", "features.runs.history_recorder"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 

@@ -22,7 +22,8 @@ from ddplaunch.features.doctor.connectivity import (
     new_nonce,
 )
 from ddplaunch.features.doctor.flows import Flow, Pair, nodes_to_skip
-from ddplaunch.features.doctor.node_facts import NodeFacts, machine_findings
+from ddplaunch.features.doctor.node_checks import machine_findings
+from ddplaunch.features.doctor.node_facts import NodeFacts
 from ddplaunch.features.doctor.peers import UNREADABLE_REPLY_ERROR, DoctorPeer, timeout_text
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, TORCH_IMPORT_TIMEOUT_S
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S

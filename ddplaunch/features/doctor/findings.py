@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ddplaunch.base.text import format_size
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
 from ddplaunch.features.doctor.checks.kernel import is_cpu_throttled
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.connectivity import Outcome
 from ddplaunch.features.doctor.examination import (
     SLOW_FRACTION,
@@ -19,7 +18,8 @@ from ddplaunch.features.doctor.examination import (
     slow_pairs,
 )
 from ddplaunch.features.doctor.flows import flow_findings, lossy_pairs
-from ddplaunch.features.doctor.node_facts import NodeFacts, machine_findings
+from ddplaunch.features.doctor.node_checks import machine_findings
+from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
 
 MAX_CLOCK_DIFFERENCE_S = 1.0
 UNSUPPORTED_TEXT = "not support"

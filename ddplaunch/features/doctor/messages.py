@@ -5,9 +5,8 @@ from __future__ import annotations
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Count, ExitCode, Name, TextLine, Timestamp
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.connectivity import ConnectResult, ListenReply, PingResult, StreamResult
-from ddplaunch.features.doctor.node_facts import NodeFacts
+from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
 
 START_MARK = b"\x1eddplaunch doctor\x1e"
 """Marks the start of the first frame on stdout: a login shell may have printed something before."""

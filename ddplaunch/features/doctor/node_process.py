@@ -23,7 +23,7 @@ from ddplaunch.features.doctor.checks import CheckContext
 from ddplaunch.features.doctor.checks.network import find_route
 from ddplaunch.features.doctor.checks.torch import TorchFacts
 from ddplaunch.features.doctor.connectivity import TestListener, measure_ping, measure_stream, test_paths
-from ddplaunch.features.doctor.node_facts import read_facts
+from ddplaunch.features.doctor.node_checks import read_facts
 from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
 
 NODE_STATEMENT = "from ddplaunch.features.doctor.node_process import main; main()"

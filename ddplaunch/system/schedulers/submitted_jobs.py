@@ -15,8 +15,8 @@ import msgspec
 from ddplaunch.base.codec import parse
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
-from ddplaunch.features.runs.history_recorder import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
 from ddplaunch.system.schedulers.submitted_job import JobEnd, SubmittedJob
 

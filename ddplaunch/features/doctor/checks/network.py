@@ -4,45 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Name, TextLine
+from ddplaunch.base.field_types import TextLine
 from ddplaunch.core.net.addresses import NameLookup, find_interface, list_networks
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.features.doctor.node_facts import NetworkAddress, NodeFacts, RouteToNodeZero
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.system.devices.sysfs import read_int
 
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
-
 LOOPBACK_TIMEOUT_S = 2.0  # for a connection within the machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
-
-
-@dataclass(frozen=True)
-class RouteToNodeZero:
-    """The route to node 0: local address, interface, and node 0's address."""
-
-    address: Name
-    interface: Name | None
-    mtu: Count | None = None
-    speed: Count | None = None  # Mbit/s, by the driver
-    there: Name = ""  # node 0's address, as resolved here
-
-    @property
-    def loopback(self) -> bool:
-        """Whether the address is one of this machine."""
-        return self.address.startswith("127.") or self.address == "::1"
-
-
-@dataclass(frozen=True)
-class NetworkAddress:
-    """A network interface of this machine, its address and network."""
-
-    interface: Name
-    address: Name
-    network: Name  # "10.0.0.0/24"
 
 
 @dataclass(frozen=True)
