@@ -64,7 +64,7 @@ class PeerClock:
         )
         self._best: _Sample | None = None
 
-    def next_heartbeat(self) -> HeartbeatMessage:
+    def build_heartbeat(self) -> HeartbeatMessage:
         """Build the heartbeat to send now."""
         clock, now = self._wall(), self._monotonic()
         self._sent[clock] = now

@@ -363,7 +363,7 @@ class CoordinatorClient:
 
     def _send_heartbeat(self) -> None:
         if self._connection is not None:
-            self._connection.send(self._peer_clock.next_heartbeat())
+            self._connection.send(self._peer_clock.build_heartbeat())
 
     def _on_silent_peer(self, peer: int, seconds: float) -> None:
         if self._connection is not None:

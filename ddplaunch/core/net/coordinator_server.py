@@ -180,7 +180,7 @@ class CoordinatorServer:
 
     def _send_heartbeats(self) -> None:
         for number in list(self._peers):
-            self._peers[number].send(self._clocks[number].next_heartbeat())
+            self._peers[number].send(self._clocks[number].build_heartbeat())
 
     def _send(self, number: int, message: Message) -> None:
         if isinstance(message, messages.InspectReply):

@@ -36,7 +36,7 @@ class InspectKey:
         return self._last_press - before > DOUBLE_PRESS_WINDOW_S
 
 
-class GroupSignalTracker:
+class BroadcastSignalFilter:
     """Signals that were sent to every process of the job, ranks included: the launcher must not forward them.
 
     Slurm signals a step like that where it tracks process trees (proctrack/linuxproc). The zygote gets them too.

@@ -18,7 +18,7 @@ from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import ProgramJob, PythonJob, RankFacts, RankJob
+    from ddplaunch.core.rank.zygote_messages import ArgumentValues, ProgramJob, PythonJob, RankJob
 
 LAUNCHER_VARIABLES = frozenset(
     {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
@@ -86,7 +86,7 @@ class NodeContext:
         }
         if target.kind is TargetKind.PROGRAM:
             return program
-        facts: RankFacts = {
+        facts: ArgumentValues = {
             "rank": rank.rank,
             "local_rank": int(environment["LOCAL_RANK"]),
             "node_rank": rank.node_rank,

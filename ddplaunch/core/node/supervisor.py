@@ -32,7 +32,7 @@ from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.launcher_signals import (
     STOP_SIGNALS,
     ZYGOTE_REPORT_DELAY_S,
-    GroupSignalTracker,
+    BroadcastSignalFilter,
     LauncherSignals,
 )
 from ddplaunch.core.node.node_context import NodeContext
@@ -114,7 +114,7 @@ class Supervisor:
         self._context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self._tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self._signals = LauncherSignals(node_config.preempt_signal)
-        self._group_signals = GroupSignalTracker()  # those that the ranks have got too: not to be forwarded again
+        self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
         node_only = job_config.port is None and plan.nnodes > 1
         self._inspections = NodeInspections(
             loop, self._link.send, self._add_idle_times, screen.show_note, node_only=node_only

@@ -20,7 +20,7 @@ _NAME = "setproctitle"
 _MAX_NAME_BYTES = 15  # PR_SET_NAME of prctl(2)
 
 
-class Titles:
+class ForkedProcessTitle:
     """Replaces the functions of ``setproctitle`` once it is imported."""
 
     def __init__(self, title: str, write: Callable[[str], None]) -> None:
@@ -43,12 +43,12 @@ class Titles:
             spec = former.__func__(cls, name, path, target)
             if name == _NAME and spec is not None and spec.loader is not None:
                 finder.find_spec = former
-                self._replace_after(spec.loader)
+                self._patch_after_import(spec.loader)
             return spec
 
         finder.find_spec = classmethod(find_spec)
 
-    def _replace_after(self, loader: Any) -> None:
+    def _patch_after_import(self, loader: Any) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

@@ -17,7 +17,7 @@ def can_serve_store() -> bool:
     return dist is not None and bool(dist.is_available())
 
 
-def serve(listening: int) -> NoReturn:
+def serve_store(listening: int) -> NoReturn:
     """Serve a new store on a listening socket until this process is killed."""
     with socket.socket(fileno=listening) as listener:
         address, port = listener.getsockname()[:2]

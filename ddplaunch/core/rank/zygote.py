@@ -312,7 +312,7 @@ class Zygote:
                 self.control.close()
                 for fd in filter(None, (self.woken, self.wake, self.stopping)):
                     os.close(fd)
-                store_process.serve(listening)
+                store_process.serve_store(listening)
         except BaseException as error:
             os.write(2, f"ddplaunch: cannot start the store: {error}\n".encode())
         os._exit(1)
@@ -378,7 +378,7 @@ class Zygote:
             os.environ.update(job["env"])
             fork_fixups.apply_fixups()
             proc_utils.set_process_title(job["title"])
-            process_titles.Titles(job["title"], proc_utils.set_process_title).install()
+            process_titles.ForkedProcessTitle(job["title"], proc_utils.set_process_title).install()
             gc.enable()
         except BaseException as error:
             os.write(2, f"ddplaunch: cannot start rank {job['rank']}: {error}\n".encode())

@@ -67,7 +67,7 @@ class ProgramJob(_Rank):
     kind: Literal["program"]
 
 
-class RankFacts(TypedDict):
+class ArgumentValues(TypedDict):
     """Values for a target function's parameters of these names."""
 
     rank: int
@@ -86,7 +86,7 @@ class PythonJob(_Rank):
     module: str
     function: str
     sys_path_0: str  # first entry of sys.path
-    facts: RankFacts
+    facts: ArgumentValues
     is_first_local: bool  # local rank 0
     backend: str | None
     init_method: str | None

@@ -86,7 +86,7 @@ def guardian_main() -> None:
             words, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True, preexec_fn=die_with_parent
         )
     except OSError as error:
-        _exit(f"{words[0]}: {error.strerror}")
+        _kill_descendants_and_exit(f"{words[0]}: {error.strerror}")
 
     def stop() -> None:
         os.read(0, 1)
@@ -96,7 +96,7 @@ def guardian_main() -> None:
         deadline = time.monotonic() + STOP_GRACE_S
         while _has_process_in_group(child.pid) and time.monotonic() < deadline:  # a shell ends before what it started
             time.sleep(0.05)
-        _exit("")
+        _kill_descendants_and_exit("")
 
     stopper = threading.Thread(target=stop, daemon=True)
     stopper.start()
@@ -105,8 +105,8 @@ def guardian_main() -> None:
         if stopped.is_set():
             stopper.join()
     except KeyboardInterrupt:
-        _exit("")
-    _exit(str(code))
+        _kill_descendants_and_exit("")
+    _kill_descendants_and_exit(str(code))
 
 
 def _has_process_in_group(group: int) -> bool:
@@ -118,7 +118,7 @@ def _has_process_in_group(group: int) -> bool:
     return False
 
 
-def _exit(reply: str) -> NoReturn:
+def _kill_descendants_and_exit(reply: str) -> NoReturn:
     """Kill all descendants, print the reply and exit."""
     kill_descendants(os.getpid())
     os.write(1, reply.encode())

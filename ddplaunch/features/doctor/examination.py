@@ -44,7 +44,7 @@ A = TypeVar("A", bound=messages.NodeAnswer)
 
 
 @dataclass(frozen=True)
-class NodeResult:
+class ExaminedNode:
     """The result of one node, or why there is none; times in seconds."""
 
     name: str
@@ -102,7 +102,7 @@ class CollectiveResult:
 class DoctorResults:
     """The results of all tests: facts, no judgement."""
 
-    nodes: tuple[NodeResult, ...]
+    nodes: tuple[ExaminedNode, ...]
     ports: tuple[int, ...]  # of the store, and the control port
     ways: tuple[PathResult, ...] = ()
     flows: tuple[Flow, ...] = ()
@@ -138,7 +138,7 @@ class Examiner:
             on_progress,
         )
         self._environ = tuple(os.fsencode(f"{name}={value}") for name, value in environ.items())
-        self._found = [NodeResult(peer.name, check=peer.check_command) for peer in peers]
+        self._found = [ExaminedNode(peer.name, check=peer.check_command) for peer in peers]
         self._any_port: dict[int, int] = {}
 
     def examine(self) -> DoctorResults:

@@ -14,7 +14,7 @@ from ddplaunch.features.doctor.examination import (
     SLOW_FRACTION,
     CollectiveResult,
     DoctorResults,
-    NodeResult,
+    ExaminedNode,
     PathResult,
     largest_bus_bandwidth,
     slow_pairs,
@@ -122,7 +122,7 @@ def _find_differences(examination: DoctorResults) -> Findings:
         yield Finding(severity, subject, f"{what} differs: {by_value}", hint)
 
 
-def nodes_by_value(nodes: Iterable[NodeResult], read: Callable[[NodeFacts], str | None]) -> dict[str, list[str]]:
+def nodes_by_value(nodes: Iterable[ExaminedNode], read: Callable[[NodeFacts], str | None]) -> dict[str, list[str]]:
     """Group the nodes by a value, in the order of the nodes; without those for which ``read`` returns None."""
     values: dict[str, list[str]] = {}
     for node in nodes:
@@ -168,7 +168,7 @@ def _check_links(examination: DoctorResults) -> Findings:
         yield Finding(Severity.WARNING, "network", text, "set the same MTU on all nodes and switches")
 
 
-def _resolves_node_zero_wrongly(node: NodeResult) -> bool:
+def _resolves_node_zero_wrongly(node: ExaminedNode) -> bool:
     """Whether it resolves the name of node 0 wrongly, which is a finding of its own."""
     facts = node.facts
     return bool(facts and (facts.link_error or (facts.link and facts.link.loopback)))

@@ -14,7 +14,7 @@ from ddplaunch.features.doctor.checks import Finding, Severity
 from ddplaunch.features.doctor.examination import (
     CollectiveResult,
     DoctorResults,
-    NodeResult,
+    ExaminedNode,
     bus_bandwidth,
     largest_bus_bandwidth,
 )
@@ -108,7 +108,7 @@ def _format_row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
         yield from _wrap_text(f"{label:{_LABEL}}", "; ".join(cells))
 
 
-def _find_extremes(nodes: Sequence[NodeResult], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
+def _find_extremes(nodes: Sequence[ExaminedNode], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
     amounts = {node.name: amount for node in nodes if node.facts and (amount := read(node.facts)) is not None}
     ends = [which(amounts, key=amounts.__getitem__, default="") for which in (min, max)]
     found: dict[str, list[str]] = {}

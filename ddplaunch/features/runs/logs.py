@@ -194,7 +194,7 @@ def _output_chunks(
         click.echo(f"these ranks of {found.run} have printed nothing on this machine", err=True)
     elif not here:
         raise LaunchError(*_why_no_output(found))
-    return [kept.read_stored(files, [rank], part) for rank in here]
+    return [kept.read_stored_output(files, [rank], part) for rank in here]
 
 
 def parse_moment(text: str, now: float) -> float:

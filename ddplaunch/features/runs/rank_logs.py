@@ -77,7 +77,9 @@ def failed_ranks(record: RunRecord) -> list[int]:
     return [verdict.first.rank, *verdict.alike, *(each.rank for each in verdict.others)]
 
 
-def read_stored(paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: Part) -> Iterator[tuple[int, bytes]]:
+def read_stored_output(
+    paths: Mapping[int, Sequence[str]], ranks: Sequence[int], part: Part
+) -> Iterator[tuple[int, bytes]]:
     """Yield a part of the output of these ranks, one rank after the other."""
     for rank in ranks:
         with closing(_TailedFile()) as tail:

@@ -203,7 +203,7 @@ def _parse_state(state: str, code: str, reason: str) -> BatchJobState:
     if state == "DONE":
         return ended_state(0, "completed")
     if state in ("EXIT", "ZOMBI"):
-        return _end(int(code) if code.isdecimal() else None, reason)
+        return _failed_state(int(code) if code.isdecimal() else None, reason)
     waits = state in ("PEND", "PSUSP", "WAIT", "PROV")
     return BatchJobState(_STATES.get(state, f"is in state {state}"), None, waits, state == "RUN")
 
@@ -217,14 +217,14 @@ def parse_bhist(history: str) -> Iterator[BatchJobState]:
         if header and "Donesuccessfully" in text:
             end = ended_state(0, "completed")
         elif header and ("Exited" in text or "Completed<exit>" in text):
-            end = _end(int(code[1]) if code else None, text)
+            end = _failed_state(int(code[1]) if code else None, text)
         else:
             continue
         which = JobId(header[1], index=header[2])
         yield replace(end, job=which, number=which.text)
 
 
-def _end(code: int | None, reason: str) -> BatchJobState:
+def _failed_state(code: int | None, reason: str) -> BatchJobState:
     """Return the state of a job that did not succeed."""
     found = re.search(r"TERM_([A-Z_]+)", reason)
     if found and found[1] in _TERMINATION_REASONS:

@@ -27,10 +27,16 @@ def warm_socket_dir() -> str:
 
 
 def _make_dir(path: str) -> None:
+    """Create a private folder; OSError if something else is there.
+
+    Another launcher may create it at the same moment, and the last zygote to end removes it.
+    """
     while not is_private_dir(path):
-        os.mkdir(
-            path, 0o700
-        )  # fails if something else is there; another process may remove it again, with the last socket
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if os.path.lexists(path) and not is_private_dir(path):
+                raise
 
 
 def connect(path: str) -> socket.socket | None:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS, SignalDeduplicator
-from ddplaunch.core.node.launcher_signals import GroupSignalTracker
+from ddplaunch.core.node.launcher_signals import BroadcastSignalFilter
 from ddplaunch.core.rank import zygote
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
@@ -34,7 +34,7 @@ def test_each_is_passed_on_once(came, passed_on):
 
 def test_one_that_came_to_the_ranks_by_itself_is_not_passed_on_once():
     now = 0.0
-    direct = GroupSignalTracker(lambda: now)
+    direct = BroadcastSignalFilter(lambda: now)
     direct.record(USR1)
     assert [direct.was_seen(USR1), direct.consume(USR2), direct.consume(USR1), direct.consume(USR1)] == [
         True,

@@ -52,7 +52,7 @@ class World:
                 continue
             late = self.delays[number] + self._chance.expovariate(1 / self.jitter) if self.jitter else 0.0
             arrives = self.now + self.delays[number] + late
-            heartbeat = self.ends[number].peer.next_heartbeat()
+            heartbeat = self.ends[number].peer.build_heartbeat()
             heapq.heappush(self._events, (arrives, next(self._order), 1 - number, heartbeat))
             heapq.heappush(self._events, (self.now + EVERY, next(self._order), number, None))
         self.now = until
@@ -123,14 +123,14 @@ def test_a_machine_whose_clocks_stood_still(which, seconds):
 ])  # fmt: skip
 def test_a_reply_without_a_time_is_ignored(beat):
     peer = PeerClock()
-    peer.next_heartbeat()
+    peer.build_heartbeat()
     peer.on_heartbeat(beat)
     assert peer.best_offset() is UNKNOWN
 
 
 def test_a_reply_from_before_the_request_is_ignored():
     peer = PeerClock()
-    ours = peer.next_heartbeat()
+    ours = peer.build_heartbeat()
     peer.on_heartbeat(HeartbeatMessage(5.0, ours.clock, 1.0))
     assert peer.best_offset() is UNKNOWN
     peer.on_heartbeat(HeartbeatMessage(5.0, ours.clock, 0.0))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.features.doctor.baseline import Baseline, find_slower_than_baseline, list_measurements
-from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, NodeResult
+from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode
 from tests.features.doctor.facts import FACTS
 
 HOSTS = [f"n{node}" for node in range(4)]
@@ -19,7 +19,7 @@ def examined(*, backend="nccl", factor=lambda what, nodes: 1.0):
     """Four nodes, each figure of which is that many times worse."""
     pairs = list(itertools.combinations(range(4), 2))
     return DoctorResults(
-        tuple(NodeResult(name) for name in HOSTS),
+        tuple(ExaminedNode(name) for name in HOSTS),
         (29500, 29501),
         powers=tuple(DeviceResult(node, "cuda:0", 5e14 / factor("power", (node,))) for node in range(4)),
         speeds=tuple(
@@ -67,14 +67,14 @@ def test_a_link_and_a_gpu_that_are_slower_than_they_were():
 
 def test_a_busy_node_is_not_compared():
     now = examined(factor=lambda what, nodes: 9.0 if 2 in nodes else 1.0)
-    nodes = (*now.nodes[:2], NodeResult("n2", replace(FACTS, load=25.0)), now.nodes[3])
+    nodes = (*now.nodes[:2], ExaminedNode("n2", replace(FACTS, load=25.0)), now.nodes[3])
     assert describe_findings(replace(now, nodes=nodes), examined()) == [
         "note n2: not compared with 2026-11-17 10:00: its CPUs are busy"
     ]
 
 
 def test_a_file_of_other_hosts():
-    other = DoctorResults((NodeResult("m0"),), (), powers=(DeviceResult(0, "cpu", 1e9),))
+    other = DoctorResults((ExaminedNode("m0"),), (), powers=(DeviceResult(0, "cpu", 1e9),))
     assert describe_findings(other, examined()) == [
         "note --compare: no measurement in common with 2026-11-17 10:00, on n0, n1, n2, n3"
     ]

@@ -11,7 +11,7 @@ from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.examination import (
     CollectiveResult,
     DoctorResults,
-    NodeResult,
+    ExaminedNode,
     PathResult,
     round_robin_pairs,
 )
@@ -26,7 +26,7 @@ FAST, SLOW = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1)
 def examined(count, *, slow=(), broken=()):
     pairs = list(itertools.combinations(range(count), 2))
     return DoctorResults(
-        tuple(NodeResult(f"n{node}") for node in range(count)),
+        tuple(ExaminedNode(f"n{node}") for node in range(count)),
         (29500, 29501),
         ways=tuple(
             PathResult(a, b, port, "silent" if (a, b) in broken else "ok", None)
@@ -67,7 +67,7 @@ def test_a_blocked_port_is_one_finding_beside_lost_packets():
 @pytest.mark.parametrize("broken", [[(1, 0)], [(0, 1), (2, 1)]])
 def test_a_wrong_address_of_node_0_brings_no_second_finding_about_a_firewall(broken):
     found = examined(3, broken=broken)
-    astray = NodeResult("n1", replace(FACTS, host="n1", link=RouteToNodeZero("127.0.0.1", "lo", 65536)))
+    astray = ExaminedNode("n1", replace(FACTS, host="n1", link=RouteToNodeZero("127.0.0.1", "lo", 65536)))
     result = find_all(replace(found, nodes=(found.nodes[0], astray, found.nodes[2])))
     assert [each.subject for each in result if "firewall" in (each.hint or "")] == []
     assert f"{ITSELF} (127.0.0.1)" in [each.text for each in result]

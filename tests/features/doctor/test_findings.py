@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.checks.torch import TorchInfo
-from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, NodeResult
+from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.system.devices.gpu_health import GpuHealth
 from ddplaunch.system.plan.hardware import LostGpu
@@ -24,7 +24,7 @@ def gpus(*indices):
 
 
 def describe_findings(*facts, powers=(), speeds=()):
-    nodes = tuple(NodeResult(f"n{node}", each) for node, each in enumerate(facts))
+    nodes = tuple(ExaminedNode(f"n{node}", each) for node, each in enumerate(facts))
     found = DoctorResults(nodes, (), powers=powers, speeds=speeds)
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
@@ -47,8 +47,8 @@ def test_a_sound_machine():
 def test_one_machine_under_two_names():
     """Whose port is the doctor's own, as the other node."""
     machine = replace(FACTS, machine="boot net pid")
-    taken = NodeResult("10.0.0.1", machine, taken={29500: "Address already in use"})
-    found = DoctorResults((NodeResult("n0", FACTS), NodeResult("n1", machine), taken), ())
+    taken = ExaminedNode("10.0.0.1", machine, taken={29500: "Address already in use"})
+    found = DoctorResults((ExaminedNode("n0", FACTS), ExaminedNode("n1", machine), taken), ())
     assert [(each.subject, each.text) for each in find_all(found)] == [("10.0.0.1", "same machine as n1")]
 
 

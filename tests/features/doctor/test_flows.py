@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.features.doctor.examination import DoctorResults, NodeResult, PathResult
+from ddplaunch.features.doctor.examination import DoctorResults, ExaminedNode, PathResult
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.flows import Flow, nodes_to_skip
 from tests.features.doctor.findings import LARGE_LOST, TOO_FAR
@@ -20,7 +20,7 @@ SLOW = replace(SOUND, rate=1.2e6)
 
 def describe_findings(flows, count=4, ways=()):
     found = DoctorResults(
-        tuple(NodeResult(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows
+        tuple(ExaminedNode(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows
     )
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from ddplaunch.features.doctor.checks.fabric import ErrorCount, Fabric, IbPort, read_fabric
-from ddplaunch.features.doctor.examination import CollectiveResult, DoctorResults, NodeResult, Rail
+from ddplaunch.features.doctor.examination import CollectiveResult, DoctorResults, ExaminedNode, Rail
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.report import format_report
 from tests.conftest import write_program
@@ -33,7 +33,7 @@ def port(folder, device, state="4: ACTIVE", physical="5: LinkUp", rate="400 Gb/s
 
 
 def describe_findings(*nodes, **more):
-    found = DoctorResults(tuple(NodeResult(f"n{number}", *node) for number, node in enumerate(nodes)), (), **more)
+    found = DoctorResults(tuple(ExaminedNode(f"n{number}", *node) for number, node in enumerate(nodes)), (), **more)
     return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 
@@ -89,7 +89,7 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
         "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",
     ]
     shown = format_report(
-        DoctorResults(tuple(NodeResult(f"n{each}") for each in range(3)), (), together=together), [], 1.0
+        DoctorResults(tuple(ExaminedNode(f"n{each}") for each in range(3)), (), together=together), [], 1.0
     )
     assert shown.endswith("""
 all nodes at once, 3 ranks

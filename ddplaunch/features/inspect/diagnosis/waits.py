@@ -310,7 +310,7 @@ class _InspectionView:
         partners = {rank: peer_of(self.ranks[rank]) for rank in inside}
         for (function, members), calls in sorted(found.items(), key=lambda item: item[0][0] != INIT_FUNCTION):
             together = group_by_chain_end(
-                {rank: partners[rank] for rank in calls}, self._matched_ranks(function, partners)
+                {rank: partners[rank] for rank in calls}, self._ranks_with_matching_partner(function, partners)
             )
             for end, waiting in together.items():
                 known = end.has_matching_partner or end.cycle
@@ -347,7 +347,7 @@ class _InspectionView:
         found = [rank for rank in others if rank in self.ranks and not self.ranks[rank].moved]
         return [rank for rank in found if self._lacks_recorder(function, self.ranks[rank])]
 
-    def _matched_ranks(self, function: str, partners: Mapping[int, int | None]) -> set[int]:
+    def _ranks_with_matching_partner(self, function: str, partners: Mapping[int, int | None]) -> set[int]:
         """Return the ranks in a send whose partner is in the matching recv, and vice versa."""
         other = (
             RECEIVE_FUNCTIONS
