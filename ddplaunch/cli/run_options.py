@@ -4,32 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from ddplaunch.cli.core_options import (
-    Connections,
-    DryRun,
-    Elastic,
-    Nodes,
-    Output,
-    Preemption,
-    Ranks,
-    Starting,
-    Stopping,
-    TargetOptions,
-)
-from ddplaunch.cli.feature_options import (
-    Checking,
-    Debugging,
-    Inspecting,
-    LiveDisplay,
-    MemoryReport,
-    Metrics,
-    Notifications,
-    Preloading,
-    Recording,
-    Sidecars,
-    SshHosts,
-    Warming,
-)
+from ddplaunch.cli import core_options as core
+from ddplaunch.cli import feature_options as features
 from ddplaunch.core.options import OptionGroup, declared_options
 
 
@@ -75,30 +51,14 @@ COMMON_OPTIONS = (
 # fmt: on
 """The options in ``--help``."""
 
+# fmt: off
 GROUPS: tuple[type[OptionGroup], ...] = (
-    TargetOptions,
-    Ranks,
-    Nodes,
-    SshHosts,
-    Connections,
-    Elastic,
-    Starting,
-    Preloading,
-    Warming,
-    Checking,
-    Stopping,
-    Recording,
-    Inspecting,
-    Preemption,
-    Sidecars,
-    Notifications,
-    Metrics,
-    Debugging,
-    MemoryReport,
-    Output,
-    LiveDisplay,
-    DryRun,
+    core.TargetOptions, core.Ranks, core.Nodes, features.SshHosts, core.Connections, core.Elastic, core.Starting,
+    features.Preloading, features.Warming, features.Checking, core.Stopping, features.Recording, features.Inspecting,
+    core.Preemption, features.Sidecars, features.Notifications, features.Metrics, features.Debugging,
+    features.MemoryReport, core.Output, features.LiveDisplay, core.DryRun,
 )
+# fmt: on
 
 OPTIONS = tuple(option for kind in GROUPS for option in declared_options(kind))
 """The options and arguments, in order."""
