@@ -16,22 +16,13 @@ from ddplaunch.cli.argv_splitter import HELP, ArgvGrammar, split_argv
 from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
-from ddplaunch.cli.job_config_options import check_inspect_options, check_time_limits, uses_ssh
+from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Nodes, Output
+from ddplaunch.cli.feature_options import Checking, Inspecting, SshHosts
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
-from ddplaunch.cli.run_options import (
-    COMMON_OPTIONS,
-    LOG_JSON_VARIABLE,
-    OPTIONS,
-    PARAMS,
-    SECTIONS,
-    OptionSource,
-    RunOptions,
-    value_source,
-)
+from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
 from ddplaunch.cli.show_option import read_show_rules
 from ddplaunch.cli.target_args import (
     ParseNotes,
-    TargetOptions,
     check_target,
     current_directory,
     make_option_lookup,
@@ -41,6 +32,7 @@ from ddplaunch.cli.target_args import (
 )
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
 from ddplaunch.core.node_config import ShowRules
+from ddplaunch.core.options import Options
 from ddplaunch.core.output.log_message import FORMATTER
 
 
@@ -79,15 +71,6 @@ class _RunCommand(TargetCommand):
             raise UsageError(error.format_message().rstrip(".")) from None
 
 
-def read_options(ctx: click.Context, notes: ParseNotes) -> RunOptions:
-    """Return the values of the options, as parsed by click, and where each comes from."""
-    sources = {option.name: value_source(ctx, option.name) for option in OPTIONS}
-    for option in OPTIONS:
-        if not notes.from_variables.isdisjoint(option.opts):
-            sources[option.name] = OptionSource.VARIABLE
-    return RunOptions(**{option.name: ctx.params[option.name] for option in OPTIONS}, sources=sources)
-
-
 @click.command(cls=_RunCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=PARAMS)
 @click.pass_context
 def run(ctx: click.Context, /, **_: object) -> int:
@@ -108,8 +91,8 @@ def run(ctx: click.Context, /, **_: object) -> int:
     from the arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`.
     """
     parse_notes = ctx.find_object(ParseNotes) or ParseNotes()
-    options = read_options(ctx, parse_notes)
-    FORMATTER.as_json = options.log_json
+    options = Options.from_click(GROUPS, ctx, parse_notes.from_variables)
+    FORMATTER.as_json = options[Output].log_json
     listener_socket: socket.socket | None = None
     file_notes: tuple[str, ...] = ()
     try:
@@ -133,34 +116,23 @@ def run(ctx: click.Context, /, **_: object) -> int:
 
 
 def _make_plan(
-    options: RunOptions, parse_notes: ParseNotes, file_notes: tuple[str, ...]
+    options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
 ) -> tuple[PlanInputs, ShowRules] | int:
     """Return the plan and the ranks whose output is shown; after a dry run or a job over SSH, the exit code."""
-    if options.as_json and not options.dry_run:
-        raise UsageError("--json works only with --dry-run", "add --dry-run")
-    target = resolve_target(
-        TargetOptions(
-            target=options.target,
-            args=options.args,
-            module=options.module,
-            no_python=options.no_python,
-            pass_local_rank=options.pass_local_rank,
-            start=options.start,
-            preload=options.preload,
-        ),
-        parse_notes.lookalike_note,
-    )
-    check_token(options.token)
+    options[DryRun].check_contradictions(options)
+    target = resolve_target(options, parse_notes.lookalike_note)
+    check_token(options[Nodes].token)
     notes = [*parse_notes.torchrun_notes, *file_notes]
     lookalikes = [f"note: {parse_notes.lookalike_note}"] if parse_notes.lookalike_note else []
-    if remote := uses_ssh(options):
+    options[SshHosts].check_contradictions(options)
+    if remote := options[SshHosts].is_used:
         from ddplaunch.features.ssh import ssh_launch
 
         hosts = ssh_launch.read_ssh_hosts(options)
-        if not options.dry_run:
-            check_inspect_options(options)
-            check_time_limits(options)
-            FORMATTER.run_id = options.run_id or new_run_id()
+        if not options[DryRun].dry_run:
+            options[Checking].check_contradictions(options)
+            options[Inspecting].check_contradictions(options)
+            FORMATTER.run_id = options[Nodes].run_id or new_run_id()
             print_notes(*notes, *lookalikes)
             return ssh_launch.run_on_hosts(hosts, options, target, FORMATTER.run_id)
         options, host_note = ssh_launch.options_for_dry_run(hosts, options)
@@ -173,7 +145,7 @@ def _make_plan(
     show_rules = read_show_rules(planning.options, plan)
     if plan.node_rank == 0 or not has_shared_log(planning.cluster_env):
         print_notes(*lookalikes)
-    if options.dry_run:
+    if options[DryRun].dry_run:
         from ddplaunch.cli.dry_run import print_plan
 
         print_plan(plan, planning.options, parse_notes.alternative_command, is_remote=remote)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults
+from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.node_facts import RouteToNodeZero, TorchInfo
 from ddplaunch.system.devices.gpu_health import GpuHealth
