@@ -20,8 +20,6 @@ ALLOWED = {
     ("cli.dry_run", "features.preload.preload_plan"),
     ("cli.job_launch", "features.debug.debug_server"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
-    ("cli.run_command", "features.runs.run_lookup"),
-    ("cli.run_command", "features.ssh.job_records"),
     ("cli.run_main", "features.ssh.ssh_launch"),
     ("cli.zygote_options", "features.preload.preload_plan"),
     ("core.control_socket.job_status", "features.runs.goodput"),

@@ -18,7 +18,6 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.client import REPLY_TIMEOUT_S, JobNotResponding
 from ddplaunch.core.control_socket.status_request import StatusQuery
@@ -35,6 +34,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.runs import run_lookup
 from ddplaunch.features.runs.job_resolver import require_running, resolve_job, resolve_job_id, run_name
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.features.ssh.host_spec import read_hosts
 from ddplaunch.features.ssh.ssh_session import interactive_ssh_command

@@ -8,7 +8,7 @@ import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.fast_dataclass import replace
-from ddplaunch.cli.run_command import PathType, RunName
+from ddplaunch.cli.run_command import PathType
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.status_request import StatusQuery
@@ -34,6 +34,7 @@ from ddplaunch.features.runs.job_resolver import (
 from ddplaunch.features.runs.period_report import report_since
 from ddplaunch.features.runs.report_server import serve as serve_page
 from ddplaunch.features.runs.report_text import TimeOfRuns, render_report
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.runs.run_record import RunRecord, record_to_json
 from ddplaunch.features.runs.run_totals import total_time
 from ddplaunch.features.ssh.host_command import HostCommand

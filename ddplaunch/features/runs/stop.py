@@ -11,7 +11,6 @@ import click
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.base.text import format_count
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.job_status import RankState
@@ -27,6 +26,7 @@ from ddplaunch.features.runs.job_resolver import (
     resolve_job,
 )
 from ddplaunch.features.runs.run_lookup import RunningJob
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.ssh import job_records
 from ddplaunch.features.ssh.host_command import CommandOnHost, HostCommand
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
