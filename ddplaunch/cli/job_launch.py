@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import click
-
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import open_for_writing
@@ -27,7 +25,7 @@ from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.control_socket.status_tracker import StatusTracker
 from ddplaunch.core.events import Observers
 from ddplaunch.core.failures import JobResult
-from ddplaunch.core.feature import FeatureContext
+from ddplaunch.core.feature import FeatureContext, load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ProfileReply
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
@@ -40,7 +38,7 @@ from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
-from ddplaunch.core.output.screen import Screen, ScreenOptions, TerminalScreen, make_screen
+from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
 from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
 from ddplaunch.system.plan.plan import Plan
@@ -48,9 +46,7 @@ from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.debug.debugger_prompt import TerminalFrontend
     from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-    from ddplaunch.features.live.live_view import EmbeddedView
 
 EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun kills all when the first process fails
 
@@ -108,20 +104,7 @@ class NodeJob:
         alone = job_config.port is None
         speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
-        self._view: EmbeddedView | None = None
-        screen_options = ScreenOptions(
-            node_config.output_timeout_s, node_config.quiet_s, node_config.prefix, node_config.show.merge
-        )
-        if node_config.has_live_view:
-            from ddplaunch.features.live.live_screen import LiveScreen
-            from ddplaunch.features.live.live_view import EmbeddedView
-
-            self._screen: Screen = (
-                live := LiveScreen(loop, screen_options, reports_job=speaks, colour=node_config.colour)
-            )
-            self._view = EmbeddedView(self._isolated("the live view"), live, self)
-        else:
-            self._screen = make_screen(loop, screen_options, reports_job=speaks, colour=node_config.colour)
+        self._screen = self._make_screen(reports_job=speaks)
         self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.preload.modules)
@@ -129,12 +112,17 @@ class NodeJob:
         context = partial(FeatureContext, plan, node_config, self, self._screen, self._log, observers.emit)
         self._sides = NodeSides(loop, context, self._report_bug)
         observers.add(self._sides)
-        if self._view is not None:
-            observers.add(self._view)
-        parts = (os.environ, loop, self._screen, self._log, observers, self._show_stacks, self._attach_terminal)
+        parts = (os.environ, loop, self._screen, self._log, observers, self._sides.on_inspect_key)
         self._supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
         self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
-        self._frontend: TerminalFrontend | None = None
+
+    def _make_screen(self, *, reports_job: bool) -> Screen:
+        config = self._config
+        options = ScreenOptions(config.output_timeout_s, config.quiet_s, config.prefix, config.show.merge)
+        for _, feature in load_features():
+            if screen := feature.make_screen(self._loop, config, options, reports_job=reports_job):
+                return screen
+        return make_screen(self._loop, options, reports_job=reports_job, colour=config.colour)
 
     def _isolated(self, feature: str) -> IsolatedLoop:
         """Return a loop whose errors only disable ``feature``."""
@@ -155,12 +143,8 @@ class NodeJob:
             if self._plan.node_rank == 0:
                 _write_exit_file(code)
         finally:
-            if self._frontend is not None:
-                self._frontend.close()
-            self._control_socket.close(code)
             self._sides.close()
-            if self._view is not None:
-                self._view.close()
+            self._control_socket.close(code)
         self._has_ended = True
         try:
             self._print_result(result)
@@ -177,17 +161,6 @@ class NodeJob:
         if self._screen.reports_job:
             print_message(LogMessage(MessageKind.END, f"ended with exit code {code}", {"code": code}, human_text=""))
         return code
-
-    def _attach_terminal(self, debug_server: DebugServer) -> None:
-        """Connect the terminal, if there is one, to the debugger of ranks that stop."""
-        if not (self._config.has_debug_prompt and isinstance(self._screen, TerminalScreen)):
-            return
-        from ddplaunch.features.debug.debugger_prompt import DebuggerPrompt, TerminalFrontend
-
-        self._frontend = TerminalFrontend(self._loop, self._screen)
-        prompt = DebuggerPrompt(self._frontend, debug_server.on_user_message)
-        self._frontend.on_key = prompt.on_key
-        debug_server.attach_user(prompt.on_message)
 
     def status(self) -> Status:
         return self._status_tracker.status()
@@ -206,25 +179,6 @@ class NodeJob:
 
     def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
         self._supervisor.profiles.profile_job(seconds, torch, on_reply)
-
-    def _show_stacks(self) -> None:
-        from ddplaunch.features.inspect.diagnosis.inspection import Detail
-
-        self._screen.show_note("inspecting the ranks; press Ctrl-\\ again to stop the job")
-        self._supervisor.inspect_job(Detail.WAITS, self._print_stacks)
-
-    def _print_stacks(self, inspection: Inspection) -> None:
-
-        from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
-        from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
-
-        page = render_stacks(inspection)
-        lines = page if self._config.colour else click.unstyle(page)
-        self._screen.show_message(
-            LogMessage(
-                MessageKind.STACKS, "\n".join(describe_waits(inspection)), {"stacks": stacks_to_json(inspection)}, lines
-            )
-        )
 
     def stop(self, now: bool, command: str = "") -> None:
         self._supervisor.stop(now, command)

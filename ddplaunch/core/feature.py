@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from ddplaunch.base.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from ddplaunch.base.event_loop import EventLoop
     from ddplaunch.core.control_socket.server import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
-    from ddplaunch.core.output.screen import Screen
+    from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.system.plan.plan import Plan
 
 S = TypeVar("S", bound="NodeSide")
@@ -42,6 +43,9 @@ class NodeSide:
 
     def observe(self, event: Event) -> None:
         """Called with every event of the job, in the launcher's own thread; must not block."""
+
+    def on_inspect_key(self) -> None:
+        """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
 
     def close(self) -> None:
         """Called when the job has ended, or the launcher has failed, before the result is printed."""
@@ -78,6 +82,12 @@ class Feature:
 
     requests: tuple[str, ...] = ()
     """Its modules with requests to a running job: "request" is request.py. Imported when the first client connects."""
+
+    def make_screen(
+        self, loop: EventLoop, config: NodeConfig, options: ScreenOptions, *, reports_job: bool
+    ) -> Screen | None:
+        """Return a screen to use in place of the default one; None if the job does not use the feature."""
+        return None
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         """Return its part in the launcher of this job; None if the job does not use the feature."""

@@ -39,6 +39,10 @@ class NodeSides:
         for observe in self._observe:
             observe(event)
 
+    def on_inspect_key(self) -> None:
+        for name, side in self._sides.items():
+            self._isolated(name).guard(side.on_inspect_key)()
+
     def close(self) -> None:
         """Close all sides, also those that have raised."""
         for name, side in self._sides.items():
