@@ -340,9 +340,9 @@ def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str
     def find_table(key: str) -> str | None:
 
         for other in COMMAND_TABLES:
-            if other in (command, RUN):
+            if other in (command, RUN) or other not in COMMANDS:
                 continue
-            headings = import_module(f"ddplaunch.{COMMANDS[other][0]}").HEADINGS
+            headings = import_module(COMMANDS[other].module).HEADINGS
             if any(f"--{key}" in option.opts for options in headings.values() for option in options):
                 return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
         return None

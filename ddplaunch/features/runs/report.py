@@ -40,7 +40,7 @@ from ddplaunch.features.runs.run_totals import total_time
 from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
 

@@ -35,7 +35,7 @@ from ddplaunch.system.schedulers.scheduler import (
     group_by_job,
     run_program,
 )
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 OVERRIDE_VARIABLES = {
     name: "_".join(("SBATCH", *name.upper().split("-")))
