@@ -26,7 +26,6 @@ from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
 
 if TYPE_CHECKING:
-    from ddplaunch.core.job.time_limits import TimeLimitExpired
     from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
@@ -74,6 +73,17 @@ class NodeFailure:
             return True
         unsure = self.left if verdict.first.host == self.host else verdict.first.message is not None
         return verdict.first.moment > self.time - (SECONDARY_FAILURE_DELAY_S if unsure else 0.0)
+
+
+@dataclass(frozen=True)
+class TimeLimitExpired:
+    """A time limit that stops an attempt although no rank has failed."""
+
+    reason: str  # for the message
+    failure: RankFailure | None  # of the rank that the others waited for; None if unknown
+    rank_was_alive: bool = False  # whether that rank's process had not ended
+    may_restart: bool = False  # --on-stall restart
+    inspection: Inspection | None = None  # what all ranks were doing, if already known
 
 
 @dataclass
