@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.messages import ProfileReply
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 
 if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 
 
 class ServedJob(Protocol):

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
@@ -21,12 +20,10 @@ from ddplaunch.core.failures import (
 from ddplaunch.core.job.node_table import JoinedNode
 from ddplaunch.core.messages import AttemptReport
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
-
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
 LONG_WAIT_S = 10.0  # in a collective: a longer wait may have been a hang

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.base.event_loop import Timer
@@ -26,19 +25,15 @@ from ddplaunch.core.messages import (
     StragglersFound,
 )
 from ddplaunch.features.inspect.diagnosis.culprit import find_culprit
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.slow_ranks import typical_gap
 from ddplaunch.features.inspect.diagnosis.stall_check import (
+    Stall,
     check_stall,
     describe_locations,
     find_stragglers,
     format_trace,
 )
-
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
-    from ddplaunch.features.inspect.diagnosis.stall_check import Stall
-
 
 STALL_CHECK_INTERVAL_S = 2.0  # the longest, between two inspections of a job that may have stalled
 _UNUSUAL_WAIT_FACTOR = 10.0  # a wait is reported early if longer than this times the typical gap between collectives

@@ -20,12 +20,12 @@ from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.output.streams import REPORTED, Streams
 from ddplaunch.core.rank import proc_utils
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
     from ddplaunch.features.memory.node import RankMemory
 
 NOT_BEGUN = "its program has not started yet"
