@@ -61,7 +61,6 @@ ALLOWED = {
     ("core.node.supervisor", "features.sidecars.node"),
     ("core.node.supervisor", "features.slurm_step.node"),
     ("core.node.teardown", "features.inspect.node.straggler_monitor"),
-    ("core.node.teardown", "features.runs.checkpoint"),
     ("core.node.zygote_client", "features.preload.preload_plan"),
     ("core.node.zygote_client", "features.warm.warm_starter"),
     ("core.node.zygote_process", "features.warm.warm_client"),
