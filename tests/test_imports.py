@@ -17,7 +17,6 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.dry_run", "features.preload.preload_plan"),
     ("cli.job_launch", "features.debug.debug_server"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
     ("cli.run_main", "features.ssh.ssh_launch"),
