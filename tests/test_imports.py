@@ -19,7 +19,7 @@ LAYERS = ("base", "system", "core", "cli", "features")
 ALLOWED = {
     ("cli.job_launch", "features.debug.debug_server"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
-    ("cli.run_main", "features.ssh.ssh_launch"),
+    ("cli.run_command", "features.ssh.ssh_launch"),
     ("cli.zygote_options", "features.preload.preload_plan"),
     ("core.control_socket.job_status", "features.runs.goodput"),
     ("core.control_socket.server", "features.debug.debug_server"),
@@ -70,7 +70,6 @@ ALLOWED = {
     ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
     ("system.schedulers.log_follower", "features.runs.job_resolver"),
-    ("system.schedulers.submitted_jobs", "features.runs.history_recorder"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 

@@ -39,8 +39,8 @@ from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
+from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
-from ddplaunch.core.output.wait_footer import StartupNotice
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 

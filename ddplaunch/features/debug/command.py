@@ -42,7 +42,7 @@ from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
 from ddplaunch.system.schedulers.scheduler import BatchJobState, run_program
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 HOST_QUERY_TIMEOUT_S = 30.0  # for `stacks --json` on a host of --hosts
 STOPPED_RANKS_TIMEOUT_S = 0.3  # for the job to report the ranks that are in their debugger

@@ -29,7 +29,7 @@ class Runs(Feature):
             context.plan, job.output_tail, lambda: log.path, context.screen.show_note, job.output_times
         )
         if samples := context.find(SampleCollector):
-            samples.subscribe(context.loop.guard(SampleFile(history).on_sample))
+            samples.subscribe(context.loop.guard(SampleFile(lambda: history.folder).on_sample))
         return history
 
 

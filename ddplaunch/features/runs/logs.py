@@ -44,7 +44,7 @@ from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.log_follower import LogFollower, print_line
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 MAX_LINE = 1 << 20  # bytes; a longer line is split
 LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to another rank's next one

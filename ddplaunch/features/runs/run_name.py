@@ -1,4 +1,4 @@
-"""The argument RUN of commands: a click type with shell completion."""
+"""The click type of arguments that name a run, with shell completion."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from ddplaunch.features.ssh import job_records
 from ddplaunch.features.ssh.host_command import CommandOnHost, HostCommand
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 POLL_INTERVAL_S = 1.0
 CONTINUE_TIMEOUT_S = 2.0  # for the kernel to continue a suspended launcher
