@@ -17,7 +17,6 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.dry_run", "features.preload.preload_plan"),
     ("cli.job_launch", "features.debug.debug_server"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
     ("cli.run_command", "features.ssh.ssh_launch"),
@@ -60,7 +59,6 @@ ALLOWED = {
     ("core.node.supervisor", "features.sidecars.node"),
     ("core.node.supervisor", "features.slurm_step.node"),
     ("core.node.teardown", "features.inspect.node.straggler_monitor"),
-    ("core.node.teardown", "features.runs.checkpoint"),
     ("core.node.zygote_client", "features.preload.preload_plan"),
     ("core.node.zygote_client", "features.warm.warm_starter"),
     ("core.node.zygote_process", "features.warm.warm_client"),
