@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import ddplaunch
+from ddplaunch.core.feature import load_features
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
@@ -16,25 +17,14 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.dry_run", "features.preload.preload_plan"),
     ("cli.job_launch", "features.debug.debug_server"),
-    ("cli.job_launch", "features.debug.debugger_prompt"),
-    ("cli.job_launch", "features.inspect.stacks_text"),
-    ("cli.job_launch", "features.live.live_screen"),
-    ("cli.job_launch", "features.live.live_view"),
-    ("cli.job_launch", "features.metrics.prometheus_file"),
-    ("cli.job_launch", "features.notify.node"),
-    ("cli.job_launch", "features.runs.history_recorder"),
-    ("cli.job_launch", "features.runs.sample_file"),
-    ("cli.job_launch", "features.samples.node"),
-    ("cli.run_command", "features.runs.run_lookup"),
-    ("cli.run_command", "features.ssh.job_records"),
-    ("cli.run_main", "features.ssh.ssh_launch"),
+    ("cli.job_launch", "features.inspect.diagnosis.inspection"),
+    ("cli.run_command", "features.ssh.ssh_launch"),
     ("cli.zygote_options", "features.preload.preload_plan"),
     ("core.control_socket.job_status", "features.runs.goodput"),
-    ("core.control_socket.server", "features.debug.debug_server"),
+    ("core.control_socket.served_job", "features.debug.debug_server"),
+    ("core.control_socket.served_job", "features.inspect.diagnosis.inspection"),
     ("core.control_socket.status_tracker", "features.runs.goodput"),
-    ("core.feature_modules", "features"),
     ("core.job.coordinator", "features.check.job"),
     ("core.job.job_attempt", "features.inspect.diagnosis.culprit"),
     ("core.job.job_attempt", "features.inspect.diagnosis.inspection"),
@@ -49,7 +39,6 @@ ALLOWED = {
     ("core.job.time_limits", "features.inspect.diagnosis.stall_check"),
     ("core.messages", "features.inspect.diagnosis.inspection"),
     ("core.net.coordinator_server", "features.inspect.slow_rank_detector"),
-    ("core.node.node_ranks", "features.debug.debug_server"),
     ("core.node.node_ranks", "features.inspect.diagnosis.inspection"),
     ("core.node.node_ranks", "features.inspect.node.in_flight"),
     ("core.node.node_ranks", "features.memory.node"),
@@ -66,7 +55,6 @@ ALLOWED = {
     ("core.node.supervisor", "features.sidecars.node"),
     ("core.node.supervisor", "features.slurm_step.node"),
     ("core.node.teardown", "features.inspect.node.straggler_monitor"),
-    ("core.node.teardown", "features.runs.checkpoint"),
     ("core.node.zygote_client", "features.preload.preload_plan"),
     ("core.node.zygote_client", "features.warm.warm_starter"),
     ("core.node.zygote_process", "features.warm.warm_client"),
@@ -77,7 +65,6 @@ ALLOWED = {
     ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
     ("system.schedulers.log_follower", "features.runs.job_resolver"),
-    ("system.schedulers.submitted_jobs", "features.runs.history_recorder"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 
@@ -96,6 +83,9 @@ FEATURE_IMPORTS = {
     "submit": {"runs"},
 }
 """Features that import from other features."""
+
+LATE_IMPORTS = {"inspect": {"runs"}}
+"""Features that import one that requires them: the command ``stacks`` finds its run by ``runs``."""
 
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
@@ -185,6 +175,32 @@ def is_in_ranks(name: str) -> bool:
     return "rank" in name.split(".")[1:-1]
 
 
+@cache
+def imported_files(name: str) -> set[str]:
+    """The modules that an import statement of a module takes something from; a package only if that is in its file.
+
+    Without ``ddplaunch`` itself, which names the public API for type checkers.
+    """
+    found = set()
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ddplaunch":
+            module = (node.module or "").removeprefix("ddplaunch").lstrip(".")
+            inner = (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+            found |= {each if each in MODULES else module for each in inner}
+    return found - {""}
+
+
+def reachable(name: str) -> set[str]:
+    """All modules that a module imports, directly or by others."""
+    found: set[str] = set()
+    left = [name]
+    while left:
+        new = imported_files(left.pop()) - found
+        found |= new
+        left += new
+    return found
+
+
 def test_every_module_has_its_layer():
     assert {layer(name) for name in MODULES} - {"", "__main__", "runtime", "submitit"} <= set(LAYERS)
 
@@ -200,6 +216,13 @@ def test_imports_run_downward():
     assert sorted(ALLOWED - found) == []  # remove these from the table
 
 
+def test_no_circle_of_files():
+    """Also none through an import inside a function, or for type checking alone."""
+    reached = {name: reachable(name) for name in MODULES}
+    circles = {frozenset(other for other in reached[name] if name in reached[other]) for name in MODULES}
+    assert sorted(map(sorted, circles - {frozenset()})) == []
+
+
 def test_features_import_known_features():
     found: dict[str, set[str]] = {}
     for name in MODULES:
@@ -208,6 +231,13 @@ def test_features_import_known_features():
             if of[0] == other[0] == "features" and len(of) > 1 and len(other) > 1 and of[1] != other[1]:
                 found.setdefault(of[1], set()).add(other[1])
     assert found == FEATURE_IMPORTS
+
+
+def test_features_require_those_that_they_import():
+    registered = {name: feature for name, feature in load_features()}
+    for name, feature in registered.items():
+        known = {*registered} & FEATURE_IMPORTS.get(name, set())
+        assert known - {*feature.requires} <= LATE_IMPORTS.get(name, set()), name
 
 
 def test_what_runs_in_user_processes_stands_alone():

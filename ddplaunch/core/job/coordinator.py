@@ -30,16 +30,18 @@ from ddplaunch.core.job.job_attempt import (
     JobPhase,
     NodeFailure,
     StopInspection,
+    TimeLimitExpired,
 )
 from ddplaunch.core.job.joining import Joining, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.restart_policy import RestartPolicy
-from ddplaunch.core.job.rpc import GetOffset, Rpc
-from ddplaunch.core.job.time_limits import TimeLimitExpired, TimeLimits
+from ddplaunch.core.job.rpc import Rpc
+from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ArrivalsReported, ForwardSignal, HeartbeatMessage, Message, NodeHello
 from ddplaunch.core.net.clock_offset import UNKNOWN
+from ddplaunch.core.rpc_kind import GetOffset
 from ddplaunch.system.plan import node_spec
 
 EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the full report is not ready

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
@@ -22,14 +21,12 @@ from ddplaunch.core.failures import (
 from ddplaunch.core.job.node_table import JoinedNode, NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.messages import AttemptReport, RanksInspected
+from ddplaunch.core.net.clock_offset import to_local_time
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
-
-if TYPE_CHECKING:
-    from ddplaunch.core.job.time_limits import TimeLimitExpired
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
 BEFORE_STOP_TIMEOUT_S = 1.0  # for the inspection before the ranks are stopped
@@ -77,6 +74,17 @@ class NodeFailure:
             return True
         unsure = self.left if verdict.first.host == self.host else verdict.first.message is not None
         return verdict.first.moment > self.time - (SECONDARY_FAILURE_DELAY_S if unsure else 0.0)
+
+
+@dataclass(frozen=True)
+class TimeLimitExpired:
+    """A time limit that stops an attempt although no rank has failed."""
+
+    reason: str  # for the message
+    failure: RankFailure | None  # of the rank that the others waited for; None if unknown
+    rank_was_alive: bool = False  # whether that rank's process had not ended
+    may_restart: bool = False  # --on-stall restart
+    inspection: Inspection | None = None  # what all ranks were doing, if already known
 
 
 @dataclass
@@ -244,9 +252,3 @@ class StopInspection:
         self.store(attempt, inspection)
         for then in attempt.after_inspection:
             then()
-
-
-def to_local_time(moment: float, clock: float) -> float:
-    """Convert a time of another machine's clock, which shows ``clock`` now; the transmission time is neglected."""
-    off = time.time() - clock
-    return moment + off if abs(off) > SECONDARY_FAILURE_DELAY_S / 10 else moment

@@ -1,69 +1,37 @@
 """Requests to all nodes: node 0 asks every node that has ranks, for itself or for the node that sent the request.
 
-A feature declares a kind of request as ``KIND`` in its ``rpc.py``. Pure: no sockets, no clock. A peer may be broken or
-hostile: ``check_payload`` checks the fields on arrival, ``Rpc`` what a node may claim, before anything uses them.
+A feature declares the kinds of its requests: ``Feature.rpc_kinds``. Pure: no sockets, no clock. A peer may be broken
+or hostile: ``check_payload`` checks the fields on arrival, ``Rpc`` what a node may claim, before anything uses them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from importlib import import_module
+from typing import Any
 
 from ddplaunch.base.codec import convert
-from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.core.feature_modules import import_feature_modules
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import Message, RpcReply, RpcRequest
-from ddplaunch.core.net.clock_offset import UNKNOWN, ClockOffset
-
-if TYPE_CHECKING:
-    from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.net.clock_offset import UNKNOWN
+from ddplaunch.core.rpc_kind import GetOffset, Kind
 
 MAX_OPEN_REQUESTS = 64
 TOO_MANY_ERROR = "too many requests to the nodes are open"
-GetOffset = Callable[[int], ClockOffset]  # returns the clock offset of a node
-Reply = Callable[[Any, bool], None]  # sends a payload, and whether it is the last
-
-
-class Kind:
-    """Base class of the kinds of requests to all nodes. A node replies once, or (``in_parts``) many times."""
-
-    name: ClassVar[str]
-    request: ClassVar[Any]  # the type of a request's payload
-    reply: ClassVar[Any]  # the type of a reply's payload
-    timeout_s: ClassVar[float]  # the longest that a request may take
-    in_parts: ClassVar[bool] = False  # replies are forwarded one by one; else ``merge`` makes one of all
-    busy_error: ClassVar[str] = ""  # refuses a request while another of this kind is open; "": several may be open
-
-    def claimed_ranks(self, reply: Any) -> Iterable[int]:
-        """Return the ranks that a reply is about; a node may reply once about each of its own."""
-        raise NotImplementedError
-
-    def to_local_clock(self, reply: Any, offset: ClockOffset) -> Any:
-        """Convert the times in another node's reply to node 0's clock."""
-        return reply
-
-    def merge(self, replies: Mapping[int, Any], silent_nodes: tuple[str, ...], world_size: int) -> Any:
-        """Make one reply of those of the nodes; ``silent_nodes``: without a last reply in time, as "node 2 (n2)"."""
-
-    def for_client(self, reply: Any, replies: Mapping[int, Any], clock_of: GetOffset, node: int) -> Any:
-        """Return a merged reply as the node that sent the request gets it."""
-        return reply
-
-    def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
-        """Answer a request on a node, now or later."""
-        raise NotImplementedError
 
 
 @cache
 def find_kind(name: str) -> Kind:
     """Return the kind of this name; ProtocolError if no feature declares it."""
-    kinds: Iterable[Kind] = (module.KIND for module in import_feature_modules("rpc"))
-    if found := next((kind for kind in kinds if kind.name == name), None):
-        return found
+    for module in load_features().rpc_modules():
+        kind: Kind = import_module(module).KIND
+        if kind.name == name:
+            return kind
     raise ProtocolError("a request of an unknown kind")
 
 

@@ -16,6 +16,7 @@ from ddplaunch.core.messages import HeartbeatMessage
 
 MAX_UNANSWERED = 16  # own heartbeats that the peer has not answered yet
 MAX_DRIFT = 15e-6  # seconds per second by which two clocks may diverge (NTP's PHI)
+MIN_CLOCK_DIFFERENCE_S = 0.1  # of two clocks, to convert times without a round trip
 MAX_REPLY_AGE_S = 3600.0  # a received heartbeat is not answered later than this
 
 
@@ -44,6 +45,12 @@ class _Sample:
 
     def is_consistent_with(self, later: _Sample) -> bool:
         return abs(self.ahead - later.ahead) <= self.error_at(later.taken) + later.error
+
+
+def to_local_time(moment: float, clock: float) -> float:
+    """Convert a time of another machine's clock, which shows ``clock`` now; the transmission time is neglected."""
+    off = time.time() - clock
+    return moment + off if abs(off) > MIN_CLOCK_DIFFERENCE_S else moment
 
 
 def boottime() -> float:

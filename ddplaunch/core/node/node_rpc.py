@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.core.job.rpc import Reply, find_kind
 from ddplaunch.core.messages import FromNode, RpcReply, RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.rpc_kind import Kind, Reply
 
 NODE_ZERO_MARGIN_S = 1.0  # beyond the timeout of a request, for node 0 to reply
 Handler = Callable[[EventLoop, NodeRanks, RpcRequest, Reply], None]
@@ -18,9 +18,9 @@ Handler = Callable[[EventLoop, NodeRanks, RpcRequest, Reply], None]
 class NodeRpc:
     """All open requests that were sent on this node."""
 
-    def __init__(self, loop: EventLoop, send: Callable[[FromNode], None]) -> None:
-        """``send`` sends a control message."""
-        self._loop, self._send = loop, send
+    def __init__(self, loop: EventLoop, send: Callable[[FromNode], None], find_kind: Callable[[str], Kind]) -> None:
+        """``send`` sends a control message; ``find_kind`` returns the kind of a name."""
+        self._loop, self._send, self._find_kind = loop, send, find_kind
         self._open: dict[tuple[int, str], tuple[Callable[[RpcReply], None], Timer]] = {}  # by serial and kind
         self._serial = 0
         self.handlers: dict[str, Handler] = {}  # by kind: called in place of ``Kind.answer``
@@ -48,5 +48,5 @@ class NodeRpc:
         def reply(payload: Any, is_last: bool) -> None:
             self._send(RpcReply(message.serial, message.kind, payload, is_last))
 
-        handler = self.handlers.get(message.kind) or find_kind(message.kind).answer
+        handler = self.handlers.get(message.kind) or self._find_kind(message.kind).answer
         handler(self._loop, ranks, message, reply)

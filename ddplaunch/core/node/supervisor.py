@@ -23,6 +23,7 @@ from ddplaunch.base.text import signal_name
 from ddplaunch.core import events, messages
 from ddplaunch.core.failures import JobResult, RankFailure, describe_exit
 from ddplaunch.core.job.joining import format_join_status
+from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message
@@ -48,17 +49,16 @@ from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.core.rank import proc_utils
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.core.rank.zygote_messages import Usage
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.preload import reminders
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import Usage
     from ddplaunch.features.check.node import NodeCheck
     from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
     from ddplaunch.features.inspect.node.stall_detector import StallDetector
     from ddplaunch.features.sidecars.node import SidecarRunner
     from ddplaunch.features.slurm_step.node import MissingNodes
@@ -78,24 +78,18 @@ class Supervisor:
         log: RunLog,
         observers: events.Observers,
         on_inspect_key: Callback,
-        on_debugger_stop: Callable[[DebugServer], object],
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder.
 
-        ``on_inspect_key`` is called for the first Ctrl-\\ in the terminal, ``on_debugger_stop`` when a rank stops in
-        its debugger and no user is attached. ``listener_socket`` listens on the control port, if that was bound before.
+        ``on_inspect_key`` is called for the first Ctrl-\\ in the terminal. ``listener_socket`` listens on the control
+        port, if that was bound before.
 
         Raises:
             UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
         """
         self._node_config, self._job_config = node_config, job_config
-        self._loop, self._screen, self._on_inspect_key, self._on_debugger_stop = (
-            loop,
-            screen,
-            on_inspect_key,
-            on_debugger_stop,
-        )
+        self._loop, self._screen, self._on_inspect_key = loop, screen, on_inspect_key
         process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
@@ -117,7 +111,7 @@ class Supervisor:
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
         node_only = job_config.port is None and plan.nnodes > 1
         self._inspections = NodeInspections(loop, self._add_idle_times, screen.show_note, node_only=node_only)
-        self.rpc = NodeRpc(loop, self._link.send)
+        self.rpc = NodeRpc(loop, self._link.send, find_kind)
         self.rpc.handlers["inspect"] = self._inspections.answer
         self._stall_detector: StallDetector | None = None
         self._node_check: NodeCheck | None = None
@@ -318,7 +312,7 @@ class Supervisor:
 
             loop, where, timeout = self._loop, self._tree.temp_dir, self._node_config.debug_timeout
             send, note, reset = self._link.send, self._screen.show_note, self._reset_stall_detector
-            self.debugging = DebugServer(loop, where, timeout, self._on_debugger_stop, self.rpc, note, send, reset)
+            self.debugging = DebugServer(loop, where, timeout, self.rpc, note, send, reset)
         self.debugging.start_attempt(ranks)
 
     def _on_preempt(self) -> None:

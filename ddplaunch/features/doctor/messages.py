@@ -5,10 +5,8 @@ from __future__ import annotations
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Count, ExitCode, Name, TextLine, Timestamp
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
-from ddplaunch.features.doctor.checks.fabric import Fabric
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.connectivity import ConnectResult, ListenReply, PingResult, StreamResult
-from ddplaunch.features.doctor.node_facts import NodeFacts
+from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
 
 START_MARK = b"\x1eddplaunch doctor\x1e"
 """Marks the start of the first frame on stdout: a login shell may have printed something before."""
@@ -29,7 +27,6 @@ class DescribeNode:
     toward: Name  # node 0's address; "" with one node
     environ: tuple[bytes, ...]  # NAME=value, for the benchmark processes
     nonce: Name  # the secret by which nodes recognise each other's test connections
-    thorough: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,11 +72,6 @@ class SendStream:
 
 
 @dataclass(frozen=True)
-class CountErrors:
-    """Read the error counters again. Reply: ErrorCounts."""
-
-
-@dataclass(frozen=True)
 class Exit:
     """Exit with the exit code of node 0. No reply."""
 
@@ -94,11 +86,6 @@ class TimeReply:
 @dataclass(frozen=True)
 class RouteReply:
     link: RouteToNodeZero | None
-
-
-@dataclass(frozen=True)
-class ErrorCounts:
-    fabric: Fabric | None
 
 
 @dataclass(frozen=True)
@@ -127,7 +114,6 @@ Question = (
     | SendStream
     | PrepareDevices
     | MeasureCollective
-    | CountErrors
 )
 NodeAnswer = (
     Ready
@@ -140,5 +126,4 @@ NodeAnswer = (
     | StreamReply
     | PrepareReply
     | CollectiveTimes
-    | ErrorCounts
 )

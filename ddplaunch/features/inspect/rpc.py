@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ddplaunch.base.fast_dataclass import replace
-from ddplaunch.core.job.job_attempt import to_local_time
-from ddplaunch.core.job.rpc import GetOffset, Kind
 from ddplaunch.core.messages import RpcReply
-from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.core.net.clock_offset import ClockOffset, to_local_time
 from ddplaunch.core.node.node_rpc import NodeRpc
+from ddplaunch.core.rpc_kind import GetOffset, Kind
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.slow_rank_detector import add_slow_ranks
 

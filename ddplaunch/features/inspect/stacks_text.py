@@ -12,10 +12,7 @@ import click
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_ranks
-from ddplaunch.core.node.node_rpc import NodeRpc
-from ddplaunch.core.output.log_message import LogMessage, MessageKind
-from ddplaunch.core.output.screen import Screen
-from ddplaunch.features.inspect.diagnosis.inspection import Detail, Frame, Inspection, RankInspection, Thread
+from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, RankInspection, Thread
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     PACKAGE_PATH,
     UNRECORDED_FUNCTIONS,
@@ -30,7 +27,6 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
 from ddplaunch.features.inspect.diagnosis.stack_groups import RUNNING, StackGroup, group_ranks
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_wait, describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
-from ddplaunch.features.inspect.rpc import inspect_job
 
 MAX_LIBRARY_FRAMES = 44
 """Characters of the path of a library's file."""
@@ -39,17 +35,6 @@ MAX_USER_FRAMES = 30
 """Shown frames of the user's own code in a stack: recursion can be deep."""
 
 _MAX_THREADS = 8
-
-
-def show_stacks(rpc: NodeRpc, screen: Screen, *, colour: bool) -> None:
-    """Inspect the ranks of this running job and show them on its own screen."""
-
-    def show(inspection: Inspection) -> None:
-        page, fields = render_stacks(inspection), {"stacks": stacks_to_json(inspection)}
-        summary = "\n".join(describe_waits(inspection))
-        screen.show_message(LogMessage(MessageKind.STACKS, summary, fields, page if colour else click.unstyle(page)))
-
-    inspect_job(rpc, Detail.WAITS, show)
 
 
 def render_stacks(inspection: Inspection) -> str:

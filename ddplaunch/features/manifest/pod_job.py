@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.fast_dataclass import dataclass
@@ -51,21 +50,6 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class ManifestPatch:
-    """One document of a ``--patch`` file, for the object of its kind; a Job may be inside a JobSet."""
-
-    file: str
-    content: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return self.file
-
-    @property
-    def kind(self) -> str:
-        return str(self.content.get("kind", "Job"))
-
-
-@dataclass(frozen=True)
 class PodJob:
     """A Kubernetes job: its resources and what it runs; None: not set."""
 
@@ -107,7 +91,6 @@ class PodJob:
     variables: Mapping[str, str]  # of the container, besides `OWN_VARIABLES`
     secrets: Sequence[str]  # NAME=SECRET:KEY: one variable; SECRET: a variable for each of its keys
     mounts: Sequence[Mount]
-    patches: Sequence[ManifestPatch]
 
     @property
     def node_zero(self) -> str:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.safe_files import read_regular_file
-from ddplaunch.core.job.rpc import Reply
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.launcher_signals import contains_signal, read_signal_sets
 from ddplaunch.core.node.node_ranks import NOT_BEGUN, NodeRanks, RankProcess
+from ddplaunch.core.rpc_kind import Reply
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.rank_profile import STARTING, TICK_INTERVAL_S, RankProfile, max_places, parse_profile
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Seconds
-from ddplaunch.core.job.rpc import Kind, Reply
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.rpc_kind import Kind, Reply
 from ddplaunch.features.profile.node import RankProfiler
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, RankProfile
 

@@ -17,10 +17,10 @@ import msgspec
 from ddplaunch.base.codec import parse
 from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
 from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.runs import run_lookup
-from ddplaunch.features.runs.history_recorder import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 
 MAX_JOBS = 100  # on record
 MAX_BYTES = 1 << 20  # of a file

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 QUICK_TIMEOUT_S = 10.0  # for commands that query once
 QUERY_TIMEOUT_S = 60.0  # while a job is followed, and for cancelling

@@ -9,10 +9,11 @@ import pytest
 
 from ddplaunch.base.codec import decode, encode
 from ddplaunch.base.frames import LENGTH, ProtocolError
-from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Kind, Rpc, check_payload
+from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload, find_kind
 from ddplaunch.core.messages import FROM_NODE, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
+from ddplaunch.core.rpc_kind import Kind
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from tests.core.job.test_coordinator import Job
 
@@ -259,7 +260,7 @@ class Client:
         self.job = Job()
         self.sent: list[Any] = []
         self.replies: list[RpcReply] = []
-        self.rpc = NodeRpc(SimpleNamespace(call_later=self.job.after), self.sent.append)
+        self.rpc = NodeRpc(SimpleNamespace(call_later=self.job.after), self.sent.append, find_kind)
 
     def request(self, kind: str, timeout_s: float) -> None:
         self.rpc.request(kind, "what", timeout_s, self.replies.append)

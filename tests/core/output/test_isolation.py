@@ -1,4 +1,4 @@
-"""Tests that an observer, a request or a sidecar that raises is reported once, and the job goes on."""
+"""Tests that an observer, a request or a sidecar that raises is reported once, and the job goes on; order of events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ddplaunch.core.control_socket import client, socket_dir
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.output_request import TailOutputRequest
 from ddplaunch.core.control_socket.status_request import StatusQuery
+from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers
 from ddplaunch.features.inspect.request import InspectJobRequest
 from tests.conftest import wait_until, write_program
 from tests.start_modes import LIGHT
@@ -22,6 +23,7 @@ from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 from ddplaunch.features.sidecars.node import SidecarRunner
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.cli import main
+from ddplaunch.features.notify.feature import Notify
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
 
 def broken(what):
@@ -30,6 +32,7 @@ def broken(what):
     return fail
 
 HistoryRecorder.observe = broken("an observer")
+Notify.make_node_side = broken("a hook")
 output.TailOutputRequest.handle = broken("a request")
 inspection.JobInspection = broken("an answer that comes later")
 RankInspector._poll_replies = broken("an inspection")
@@ -68,7 +71,8 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     assert job.wait() == 3
     output = job.stderr()
     for what, times in (
-        ("HistoryRecorder failed", 1),
+        ("the feature runs failed", 1),
+        ("the feature notify failed", 1),
         ("the answer to TailOutputRequest failed", 2),  # each request is one of its own
         ("the answer to InspectJobRequest failed", 1),
         ("the inspection of ranks failed", 1),
@@ -76,7 +80,25 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the sidecars failed", 1),
     ):
         assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
-    assert output.count("Traceback (most recent call last)") == 7
+    assert output.count("Traceback (most recent call last)") == 8
     assert "RuntimeError: an answer that comes later" in output
     assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
     job.assert_nothing_left()
+
+
+def test_all_observers_get_events_in_one_order():
+    """Also those that an observer emits while another event is delivered."""
+    received: list[Event] = []
+
+    class Emits:
+        def observe(self, event: Event) -> None:
+            if isinstance(event, AttemptSwept):
+                observers.emit(NoteAdded("found"))
+
+    class Records:
+        def observe(self, event: Event) -> None:
+            received.append(event)
+
+    observers = Observers(Emits(), Records(), report=pytest.fail)
+    observers.emit(AttemptSwept((), ()))
+    assert received == [AttemptSwept((), ()), NoteAdded("found")]

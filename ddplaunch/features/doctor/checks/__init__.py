@@ -1,19 +1,16 @@
 """The checks of one machine, one file per subject: the facts to read, the findings on them, and rows of the report.
 
-A new check is a file here, and a line and its fields in ``facts``.
+A new check is a file here, a line in ``node_checks``, and its fields in ``node_facts``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
 
 from ddplaunch.base.fast_dataclass import dataclass, field
+from ddplaunch.features.doctor.node_facts import NodeFacts
 from ddplaunch.features.doctor.probe import HelperProbe
-
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
 
 
 class Severity(Enum):
@@ -39,16 +36,6 @@ FactReader = Callable[[], dict[str, object]]
 """Waits for a started check; returns fields of NodeFacts."""
 
 
-def _check_range(value: int) -> int:
-    if not -1 << 70 <= value <= 1 << 70:
-        raise ValueError("a number out of range")
-    return value
-
-
-KernelNumber = Annotated[int, _check_range]
-"""A number from a kernel or a file system: some report limits and sizes of 2**63 and more."""
-
-
 @dataclass(frozen=True)
 class CheckContext:
     """The inputs of a check."""
@@ -57,7 +44,6 @@ class CheckContext:
     node_zero_address: str  # "" with one node
     environ: Mapping[str, str]
     benchmark_process: HelperProbe  # runs ``benchmark``; its first line is a TorchFacts, so torch is imported once
-    thorough: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import TextLine
 from ddplaunch.base.text import format_size
 from ddplaunch.features.check.node import GPU_BUSY_BYTES
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.features.doctor.node_facts import NodeFacts
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.gpu_health import GpuHealth, read_health
 from ddplaunch.system.plan.hardware import LostGpu
-
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
 
 
 @dataclass(frozen=True)

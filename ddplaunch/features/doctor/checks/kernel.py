@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import dataclass
+from ddplaunch.base.safe_files import list_dir
 from ddplaunch.base.text import format_size
 from ddplaunch.core.node.process_limits import ResourceLimitError, check_proc
 from ddplaunch.features.doctor.checks import (
@@ -15,29 +14,16 @@ from ddplaunch.features.doctor.checks import (
     Finding,
     Findings,
     HealthCheck,
-    KernelNumber,
     Severity,
 )
+from ddplaunch.features.doctor.node_facts import NodeFacts, ProcessLimits
 from ddplaunch.system.devices.cgroups import available_memory, list_cgroup_dirs
 from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.devices.sysfs import read_int
 
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
-
 MIN_MEMORY_BYTES = 2 << 30
 MIN_OPEN_FILES = 1024
 MIN_PROCESSES = 1024
-
-
-@dataclass(frozen=True)
-class ProcessLimits:
-    """The kernel's limits on this process; None is unlimited."""
-
-    memlock: KernelNumber | None
-    open_files: KernelNumber | None
-    processes: KernelNumber | None
-    processes_left: KernelNumber | None  # of the control group
 
 
 def _read(_: CheckContext) -> FactReader:
@@ -67,13 +53,6 @@ def _find_process_limit() -> tuple[str, str] | None:
     except ResourceLimitError as error:
         return (error.message, error.hint or "")
     return None
-
-
-def list_dir(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
 
 
 def _read_limits() -> ProcessLimits:

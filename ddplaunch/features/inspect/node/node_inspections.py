@@ -9,10 +9,10 @@ from functools import partial
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.core.job.rpc import Reply
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.core.rpc_kind import Reply
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 

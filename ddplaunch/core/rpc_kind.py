@@ -1,0 +1,44 @@
+"""A kind of request to all nodes: what a feature declares to ask about all ranks of a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.messages import RpcRequest
+from ddplaunch.core.net.clock_offset import ClockOffset
+from ddplaunch.core.node.node_ranks import NodeRanks
+
+GetOffset = Callable[[int], ClockOffset]  # returns the clock offset of a node
+Reply = Callable[[Any, bool], None]  # sends a payload, and whether it is the last
+
+
+class Kind:
+    """Base class of the kinds of requests to all nodes. A node replies once, or (``in_parts``) many times."""
+
+    name: ClassVar[str]
+    request: ClassVar[Any]  # the type of a request's payload
+    reply: ClassVar[Any]  # the type of a reply's payload
+    timeout_s: ClassVar[float]  # the longest that a request may take
+    in_parts: ClassVar[bool] = False  # replies are forwarded one by one; else ``merge`` makes one of all
+    busy_error: ClassVar[str] = ""  # refuses a request while another of this kind is open; "": several may be open
+
+    def claimed_ranks(self, reply: Any) -> Iterable[int]:
+        """Return the ranks that a reply is about; a node may reply once about each of its own."""
+        raise NotImplementedError
+
+    def to_local_clock(self, reply: Any, offset: ClockOffset) -> Any:
+        """Convert the times in another node's reply to node 0's clock."""
+        return reply
+
+    def merge(self, replies: Mapping[int, Any], silent_nodes: tuple[str, ...], world_size: int) -> Any:
+        """Make one reply of those of the nodes; ``silent_nodes``: without a last reply in time, as "node 2 (n2)"."""
+
+    def for_client(self, reply: Any, replies: Mapping[int, Any], clock_of: GetOffset, node: int) -> Any:
+        """Return a merged reply as the node that sent the request gets it."""
+        return reply
+
+    def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:
+        """Answer a request on a node, now or later."""
+        raise NotImplementedError
