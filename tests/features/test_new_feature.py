@@ -42,8 +42,7 @@ REQUEST = """
 from __future__ import annotations
 
 from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.core.control_socket.server import RequestContext
-from ddplaunch.core.control_socket.request import Request
+from ddplaunch.core.control_socket.request import Request, RequestContext
 
 
 @dataclass(frozen=True)

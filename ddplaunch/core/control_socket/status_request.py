@@ -5,8 +5,7 @@ from __future__ import annotations
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import ExitCode, Name
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.core.control_socket.request import Request
-from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.core.control_socket.request import Request, RequestContext
 
 
 @dataclass(frozen=True)

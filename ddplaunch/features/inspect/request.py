@@ -6,8 +6,8 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.field_types import Count, TextLine
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.core.control_socket.request import Request
-from ddplaunch.core.control_socket.server import RequestContext, ServedJob
+from ddplaunch.core.control_socket.request import Request, RequestContext
+from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 
 MAX_LINE_CHARS = 200  # characters of a line

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ddplaunch.base.fast_dataclass import dataclass, field
+from ddplaunch.base.safe_files import list_dir
 
 TABLE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known.json")
 SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # names of folders that packages are installed in
@@ -139,14 +140,6 @@ class InstalledPackages:
             if first != folder and (first is not None or name == next(iter(package.top))):
                 return "not installed as audited"
         return None
-
-
-def list_dir(folder: str) -> list[str]:
-    """Return the sorted entries of a folder; none if it cannot be read."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def entry_points(info: str) -> frozenset[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.base.text import join_names
+from ddplaunch.core.rank import zygote_messages
 from ddplaunch.features.preload import program_source, site_hooks
 from ddplaunch.features.preload.import_selector import TORCH_READS, ImportSelector
 from ddplaunch.features.preload.known_packages import PackageTable
@@ -16,9 +16,6 @@ from ddplaunch.features.preload.shadowing import ShadowedPackages
 from ddplaunch.features.preload.statements import Assignment, Barrier
 from ddplaunch.system.plan.plan import Fact
 from ddplaunch.system.target.target import Target, TargetKind
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank import zygote_messages
 
 AUTO_PRELOAD, NO_PRELOAD = "auto", "none"
 """Values of ``--preload``; others are ``torch`` and a list of modules."""
