@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypedDict
 
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.cli import option_values
 from ddplaunch.cli.option_declaration import Option
 from ddplaunch.cli.option_values import UNBOUNDED, WEEK_S, number_reader, parse_seconds, to_argv
@@ -114,6 +114,9 @@ _heartbeat_timeout = number_reader(
 )
 
 
+_JOB = JobConfig()  # has the defaults
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """The values of all options and arguments. The default of each field declares its option."""
@@ -190,10 +193,10 @@ class RunOptions:
     control_port: int | None = _option(
         "--control-port PORT", "Port on which node 0 listens for the other nodes.  [default: master port + 1]", _port
     )
-    join_timeout: float = _seconds("--join-timeout", JobConfig.join_timeout, "How long to wait for all nodes.")
+    join_timeout: float = _seconds("--join-timeout", _JOB.join_timeout, "How long to wait for all nodes.")
     heartbeat_timeout: float = _seconds(
         "--heartbeat-timeout",
-        JobConfig.heartbeat_timeout,
+        _JOB.heartbeat_timeout,
         "Treat a node as lost after this long without a heartbeat.",
         _heartbeat_timeout,
     )
@@ -205,13 +208,13 @@ class RunOptions:
         default="0",
     )
     join_window: float = _seconds(
-        "--join-window", JobConfig.join_window, "How long to wait for more nodes once enough have joined."
+        "--join-window", _JOB.join_window, "How long to wait for more nodes once enough have joined."
     )
     max_membership_changes: int = _option(
         "--max-membership-changes N",
         "Continue at most N times after nodes were lost or added.",
         _count,
-        default=str(JobConfig.max_membership_changes),
+        default=str(_JOB.max_membership_changes),
     )
     grow: bool = _flag("--grow", "Restart immediately when another node joins.")
     backend: str | None = _option(
@@ -247,26 +250,26 @@ class RunOptions:
         f"[default: {DEFAULT_GPU_MEMORY_TIMEOUT_S:g}]",
     )
     role: str = _option("--role NAME", "Value of ROLE_NAME in the ranks.", default=DEFAULT_ROLE)
-    grace: float = _seconds("--grace", JobConfig.grace, "Time between SIGTERM and SIGKILL when ranks are stopped.")
+    grace: float = _seconds("--grace", _JOB.grace, "Time between SIGTERM and SIGKILL when ranks are stopped.")
     max_restarts: int = _option(
         "--max-restarts N",
         "Restart all ranks after a failure, at most N times.",
         _count,
-        default=str(JobConfig.max_restarts),
+        default=str(_JOB.max_restarts),
     )
     restart_on: str = _option(
         "--restart-on any|transient|always",
         "Failures to restart after: any, except the same one twice in a row; transient (a signal, a lost connection, "
         "host memory exhaustion); or always.",
-        default=JobConfig.restart_on,
+        default=_JOB.restart_on,
     )
     restart_backoff: float = _seconds(
         "--restart-backoff",
-        JobConfig.restart_backoff,
+        _JOB.restart_backoff,
         "Delay before a restart; doubled after each early failure.",
     )
     min_uptime: float = _seconds(
-        "--min-uptime", JobConfig.min_uptime, "Give up after three attempts in a row shorter than this."
+        "--min-uptime", _JOB.min_uptime, "Give up after three attempts in a row shorter than this."
     )
     checkpoint: str | None = _option(
         "--checkpoint PATTERN",
@@ -300,7 +303,7 @@ class RunOptions:
     )
     preempt_grace: float = _seconds(
         "--preempt-grace",
-        JobConfig.preempt_grace,
+        _JOB.preempt_grace,
         "Time to save a checkpoint, between the preemption signal and SIGTERM.",
     )
     preempt_forward: int | None = _option(

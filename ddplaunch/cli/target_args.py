@@ -9,8 +9,9 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.cli.argv_splitter import (
     SplitArgv,
     TranslatedArgv,
@@ -26,8 +27,7 @@ TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHEL
 """Prefixes of the variables that set torchrun's options."""
 
 
-@dataclass(frozen=True)
-class ParseNotes:
+class ParseNotes(Struct, frozen=True):
     """Notes on how a command line was read."""
 
     torchrun_notes: tuple[str, ...] = ()  # on the translation of torchrun's options
@@ -95,8 +95,7 @@ def current_directory() -> str:
         raise UsageError("the current directory does not exist any more", "cd to one that exists") from None
 
 
-@dataclass(frozen=True)
-class TargetOptions:
+class TargetOptions(Struct, frozen=True):
     """The options about the target and how it is started."""
 
     target: str

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.base.field_types import (
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.base.types import (
     Count,
     ExitCode,
     ExitStatus,
@@ -35,16 +37,14 @@ from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.system.plan.plan import Plan
 
 
-@dataclass(frozen=True)
-class AttemptPlanned:
+class AttemptPlanned(Struct, frozen=True):
     """The ranks of an attempt are known; ``plan`` becomes plan.json."""
 
     plan: Plan
     attempt: Count
 
 
-@dataclass(frozen=True)
-class AttemptStarted:
+class AttemptStarted(Struct, frozen=True):
     """The stored form of ``AttemptPlanned``; ``ranks``: rank and host of each rank of this node."""
 
     attempt: Count
@@ -60,15 +60,13 @@ class AttemptStarted:
         return cls(planned.attempt, plan.node_rank, plan.nnodes, plan.world_size, ranks)
 
 
-@dataclass(frozen=True)
-class AttemptsOmitted:
+class AttemptsOmitted(Struct, frozen=True):
     """This number of attempts, which came just before this line, is not in the file."""
 
     attempts: Count
 
 
-@dataclass(frozen=True)
-class ZygoteReady:
+class ZygoteReady(Struct, frozen=True):
     """The zygote can start ranks."""
 
     forks: bool
@@ -80,22 +78,19 @@ class ZygoteReady:
     cold: TextLine | None = None  # why no warm zygote was used, if one was requested
 
 
-@dataclass(frozen=True)
-class RankStarted:
+class RankStarted(Struct, frozen=True):
     rank: Count
     pid: Pid
     attempt: Count
 
 
-@dataclass(frozen=True)
-class RankStartFailed:
+class RankStartFailed(Struct, frozen=True):
     rank: Count
     errno: Count  # of the failed fork
     attempt: Count
 
 
-@dataclass(frozen=True)
-class RankExited:
+class RankExited(Struct, frozen=True):
     rank: Count
     pid: Pid
     code: ExitStatus  # -N for signal N
@@ -105,60 +100,51 @@ class RankExited:
     system_cpu: NonNegativeFloat = 0.0
 
 
-@dataclass(frozen=True)
-class SignalReceived:
+class SignalReceived(Struct, frozen=True):
     number: Signal  # received by the launcher
 
 
-@dataclass(frozen=True)
-class JobPreempted:
+class JobPreempted(Struct, frozen=True):
     """The scheduler preempts the job; the ranks are notified."""
 
 
-@dataclass(frozen=True)
-class AttemptSwept:
+class AttemptSwept(Struct, frozen=True):
     """The attempt's leftover processes were killed (``found``), except those that cannot be (``stuck``)."""
 
     found: tuple[TextLine, ...]
     stuck: tuple[TextLine, ...]
 
 
-@dataclass(frozen=True)
-class RanksInspected:
+class RanksInspected(Struct, frozen=True):
     """The inspection of all ranks of the job just before an attempt was stopped; emitted on node 0 only."""
 
     inspection: Inspection
 
 
-@dataclass(frozen=True)
-class NoteAdded:
+class NoteAdded(Struct, frozen=True):
     """A note for the user about the job."""
 
     text: TextLine
 
 
-@dataclass(frozen=True)
-class FirstCollective:
+class FirstCollective(Struct, frozen=True):
     """Every rank of this node has entered its first collective of this attempt; ``moment``: when the last one did."""
 
     moment: Timestamp
 
 
-@dataclass(frozen=True)
-class StallEnded:
+class StallEnded(Struct, frozen=True):
     """The stalled ranks make progress again."""
 
 
-@dataclass(frozen=True)
-class CheckpointFound:
+class CheckpointFound(Struct, frozen=True):
     """The newest complete checkpoint that ``--checkpoint`` found at the attempt's end, and its time; None for none."""
 
     path: Path | None
     moment: Timestamp | None
 
 
-@dataclass(frozen=True)
-class JobEnded:
+class JobEnded(Struct, frozen=True):
     """The job has ended: its exit code, the failure that decided it, and an additional remark."""
 
     code: ExitCode
@@ -166,20 +152,17 @@ class JobEnded:
     remark: TextLine | None = None
 
 
-@dataclass(frozen=True)
-class SidecarStarted:
+class SidecarStarted(Struct, frozen=True):
     sidecar: TextLine
     pid: Pid
 
 
-@dataclass(frozen=True)
-class SidecarListening:
+class SidecarListening(Struct, frozen=True):
     sidecar: TextLine
     url: TextLine  # that it has printed
 
 
-@dataclass(frozen=True)
-class SidecarExited:
+class SidecarExited(Struct, frozen=True):
     sidecar: TextLine
     code: ExitStatus  # -N for signal N
 
@@ -266,7 +249,7 @@ def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) 
     stored: Any = AttemptStarted.from_planned(event) if isinstance(event, AttemptPlanned) else event
     if isinstance(stored, Restarting) and stored.verdict:
         stored = replace(stored, verdict=replace(stored.verdict, others=()))
-    fields = {name: getattr(stored, name) for name in stored.__match_args__}
+    fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
     record = {"time": moment, **more, "event": _EVENT_NAMES[type(stored)], **fields}
     return json.dumps(record, default=lambda each: each.to_json()).encode() + b"\n"
 

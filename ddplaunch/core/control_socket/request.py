@@ -13,12 +13,13 @@ from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
 from ddplaunch import features
+from ddplaunch.base.types import TaggedMessage
 from ddplaunch.core.control_socket.server import RequestContext
 
 A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
 
 
-class Request(Generic[A]):
+class Request(TaggedMessage, Generic[A], frozen=True):
     """Base class of requests. ``answers``: the types of its replies, in order; ``A`` is the last of them."""
 
     answers = tuple[type, ...]()  # without an annotation, so that it is not a field

@@ -6,7 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import replace
+from msgspec.structs import replace
+
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.events import Event
 from ddplaunch.system.plan.plan import Plan

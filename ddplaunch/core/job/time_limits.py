@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.base.event_loop import Timer
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import format_elapsed, format_ranks
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.job.job_inspections import JobInspections
@@ -46,8 +47,7 @@ _REPEAT_WAIT_FACTOR = 3.0  # the next wait at the same place is reported if long
 FALSE_STALL_HINT = "if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()"
 
 
-@dataclass(frozen=True)
-class TimeLimitExpired:
+class TimeLimitExpired(Struct, frozen=True):
     """A time limit that stops an attempt although no rank has failed."""
 
     reason: str  # for the message

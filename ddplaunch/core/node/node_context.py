@@ -6,7 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
@@ -35,8 +36,7 @@ def signals_to_block(preempt_signal: int | None) -> list[int]:
     return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
-@dataclass(frozen=True)
-class NodeContext:
+class NodeContext(Struct, frozen=True):
     """What all ranks of this node share, in every attempt."""
 
     policy: NodeConfig

@@ -6,14 +6,12 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.base.errors import host_name
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, NonNegativeFloat, TextLine
+from ddplaunch.base.types import Count, KernelNumber, NonNegativeFloat, TaggedMessage, TextLine
 from ddplaunch.core.net.addresses import machine_id
 from ddplaunch.features.doctor.checks import (
     CheckContext,
     Findings,
     HealthCheck,
-    KernelNumber,
     fabric,
     folders,
     gpus,
@@ -33,8 +31,7 @@ CHECKS: tuple[HealthCheck, ...] = (torch.CHECK, gpus.CHECK, folders.CHECK, kerne
 """All checks, in the order of their findings."""
 
 
-@dataclass(frozen=True)
-class NodeFacts:
+class NodeFacts(TaggedMessage, frozen=True):
     """Facts of one machine."""
 
     host: TextLine

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.system.clusters.systems.indexed_tasks import (
     ADDRESS_VARIABLE,
     INDEX_VARIABLE,
@@ -34,8 +35,7 @@ NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 """Valid names of a Service; those of a Job may also start with a digit."""
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A volume mounted in the container.
 
     ``source`` is an absolute path on the node, the name of a PersistentVolumeClaim, configmap/NAME, secret/NAME,
@@ -50,8 +50,7 @@ class Mount:
         return f"{self.source}:{self.path}{':ro' * self.read_only}"
 
 
-@dataclass(frozen=True)
-class ManifestPatch:
+class ManifestPatch(Struct, frozen=True):
     """One document of a ``--patch`` file, for the object of its kind; a Job may be inside a JobSet."""
 
     file: str
@@ -65,8 +64,7 @@ class ManifestPatch:
         return str(self.content.get("kind", "Job"))
 
 
-@dataclass(frozen=True)
-class PodJob:
+class PodJob(Struct, frozen=True):
     """A Kubernetes job: its resources and what it runs; None: not set."""
 
     command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments

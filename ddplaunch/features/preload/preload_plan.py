@@ -6,7 +6,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.features.preload import program_source, site_hooks
 from ddplaunch.features.preload.import_selector import TORCH_READS, ImportSelector
 from ddplaunch.features.preload.known_packages import PackageTable
@@ -34,8 +36,7 @@ _DYNAMO_READS = re.compile(
 _NOTHING: zygote_messages.AllowedState = {"top_modules": [], "changed_variables": [], "generators": []}
 
 
-@dataclass(frozen=True)
-class PreloadPlan:
+class PreloadPlan(Struct, frozen=True):
     """What the zygote does before it forks the ranks.
 
     Attributes:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Number, Size, TextLine
+from msgspec import Struct
+
+from ddplaunch.base.types import Count, Number, Size, TextLine
 from ddplaunch.system.devices.nvidia import open_nvml
 from ddplaunch.system.plan.hardware import Gpu, GpuProcess
 
@@ -26,8 +27,7 @@ NVLINK_ERRORS = {"replays": 0, "recoveries": 1, "CRC errors of flits": 2, "CRC e
 """NVML_NVLINK_ERROR_DL_* (nvml.h)."""
 
 
-@dataclass(frozen=True)
-class GpuHealth:
+class GpuHealth(Struct, frozen=True):
     """The health of one GPU; None is unknown."""
 
     index: Count
@@ -43,8 +43,7 @@ class GpuHealth:
     worn_out: bool = False  # memory rows could not be remapped
 
 
-@dataclass(frozen=True)
-class NvLinks:
+class NvLinks(Struct, frozen=True):
     """The NVLinks of one GPU: how many are active and down, and their errors."""
 
     gpu: Count

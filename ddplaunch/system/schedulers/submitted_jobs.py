@@ -12,12 +12,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 
-import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from ddplaunch.base.codec import parse
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_file_and_owner
+from ddplaunch.base.types import as_dict, parse
 from ddplaunch.features.runs.history_recorder import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
 
@@ -25,16 +26,14 @@ MAX_JOBS = 100  # records; saving another one deletes the oldest
 MAX_BYTES = 1 << 20  # of a record: an array may have some thousand ends
 
 
-@dataclass(frozen=True)
-class JobEnd:
+class JobEnd(Struct, frozen=True):
     """How a job ended: a description, and its exit code."""
 
     words: str
     code: int
 
 
-@dataclass(frozen=True)
-class SubmittedJob:
+class SubmittedJob(Struct, frozen=True):
     """The record of a submitted job."""
 
     number: str  # the scheduler's, like 4711, or 4711.pbs01
@@ -83,9 +82,7 @@ def save_job(job: SubmittedJob) -> None:
     with suppress(OSError):
         folder = open_history_dir(_jobs_dir(), create=True)
         try:
-            data = json.dumps(
-                {**vars(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}, default=vars
-            ).encode()
+            data = json.dumps({**as_dict(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}).encode()
             name, new = _name(job), f".{_name(job)}.{os.getpid()}"
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
                 file.write(data)
@@ -140,5 +137,5 @@ def _read_job(path: str) -> SubmittedJob | None:
         data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
         job = parse(data, SubmittedJob)
         return job if owner == os.geteuid() and job.scheduler in SCHEDULER_TITLES else None
-    except (OSError, msgspec.MsgspecError, ValueError):
+    except (OSError, ProtocolError):
         return None

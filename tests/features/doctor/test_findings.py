@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.checks.torch import TorchInfo

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ddplaunch.features.doctor.checks.fabric import ErrorCount, Fabric, IbPort, read_fabric
 from ddplaunch.features.doctor.examination import CollectiveResult, DoctorResults, ExaminedNode, Rail

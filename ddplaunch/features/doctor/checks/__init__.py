@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import dataclass, field
+from msgspec import Struct, field
+
 from ddplaunch.features.doctor.probe import HelperProbe
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ class Severity(Enum):
     NOTE = "note"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One problem."""
 
     severity: Severity
@@ -39,18 +39,7 @@ FactReader = Callable[[], dict[str, object]]
 """Waits for a started check; returns fields of NodeFacts."""
 
 
-def _check_range(value: int) -> int:
-    if not -1 << 70 <= value <= 1 << 70:
-        raise ValueError("a number out of range")
-    return value
-
-
-KernelNumber = Annotated[int, _check_range]
-"""A number from a kernel or a file system: some report limits and sizes of 2**63 and more."""
-
-
-@dataclass(frozen=True)
-class CheckContext:
+class CheckContext(Struct, frozen=True):
     """The inputs of a check."""
 
     cwd: str
@@ -60,8 +49,7 @@ class CheckContext:
     thorough: bool = False
 
 
-@dataclass(frozen=True)
-class HealthCheck:
+class HealthCheck(Struct, frozen=True):
     """One check: reads facts of its subject, and turns them into findings and rows of the report."""
 
     read: Callable[[CheckContext], FactReader]

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Name, NonNegativeFloat, Size, TextLine
+from msgspec import Struct
+
 from ddplaunch.base.text import format_count, format_elapsed
+from ddplaunch.base.types import Count, Name, NonNegativeFloat, Size, TextLine
 from ddplaunch.core.net.addresses import list_networks
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.checks.kernel import list_dir
@@ -54,8 +55,7 @@ _XID_MEANINGS = {
 """The most common ones of NVIDIA's "XID Errors"."""
 
 
-@dataclass(frozen=True)
-class IbPort:
+class IbPort(Struct, frozen=True):
     """A port of an InfiniBand or RoCE adapter."""
 
     name: TextLine  # "mlx5_0 port 1"
@@ -64,8 +64,7 @@ class IbPort:
     rate: TextLine  # "400 Gb/sec (4X NDR)"
 
 
-@dataclass(frozen=True)
-class ErrorCount:
+class ErrorCount(Struct, frozen=True):
     """An error counter that is not 0."""
 
     where: TextLine  # "mlx5_0 port 1", "GPU 2"
@@ -73,8 +72,7 @@ class ErrorCount:
     count: Size
 
 
-@dataclass(frozen=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """An error that the GPU driver has written to the kernel log."""
 
     pci: TextLine
@@ -83,8 +81,7 @@ class Xid:
     ago: NonNegativeFloat  # seconds since the last one
 
 
-@dataclass(frozen=True)
-class NetworkAddress:
+class NetworkAddress(Struct, frozen=True):
     """A network interface of this machine, its address and network."""
 
     interface: Name
@@ -92,8 +89,7 @@ class NetworkAddress:
     network: Name  # "10.0.0.0/24"
 
 
-@dataclass(frozen=True)
-class Fabric:
+class Fabric(Struct, frozen=True):
     """All facts of this check."""
 
     attachments: tuple[NetworkAddress, ...]

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import TextLine
+from msgspec import Struct
+
 from ddplaunch.base.text import format_size
+from ddplaunch.base.types import KernelNumber, TextLine
 from ddplaunch.features.check.node import MIN_DISK_BYTES, MIN_SHM_BYTES
 from ddplaunch.features.doctor.checks import (
     CheckContext,
@@ -18,7 +19,6 @@ from ddplaunch.features.doctor.checks import (
     Finding,
     Findings,
     HealthCheck,
-    KernelNumber,
     Severity,
 )
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
@@ -33,8 +33,7 @@ LOW_DISK_BYTES = GIB
 _CACHE_DIR_TEXT = "the cache folder"
 
 
-@dataclass(frozen=True)
-class JobFolder:
+class JobFolder(Struct, frozen=True):
     """A folder that a job writes to."""
 
     what: TextLine  # "the current folder": a path may be private, and reports are published

@@ -6,8 +6,10 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.base.text import format_size
+from ddplaunch.base.types import KernelNumber
 from ddplaunch.core.node.process_limits import ResourceLimitError, check_proc
 from ddplaunch.features.doctor.checks import (
     CheckContext,
@@ -15,7 +17,6 @@ from ddplaunch.features.doctor.checks import (
     Finding,
     Findings,
     HealthCheck,
-    KernelNumber,
     Severity,
 )
 from ddplaunch.system.devices.cgroups import available_memory, list_cgroup_dirs
@@ -30,8 +31,7 @@ MIN_OPEN_FILES = 1024
 MIN_PROCESSES = 1024
 
 
-@dataclass(frozen=True)
-class ProcessLimits:
+class ProcessLimits(Struct, frozen=True):
     """The kernel's limits on this process; None is unlimited."""
 
     memlock: KernelNumber | None

@@ -6,8 +6,10 @@ import ctypes
 import socket
 from typing import TYPE_CHECKING
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Name, TextLine
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from ddplaunch.base.types import Count, Name, TextLine
 from ddplaunch.core.net.addresses import NameLookup, find_interface
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
@@ -20,8 +22,7 @@ LOOPBACK_TIMEOUT_S = 2.0  # for a connection within the machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
-@dataclass(frozen=True)
-class RouteToNodeZero:
+class RouteToNodeZero(Struct, frozen=True):
     """The route to node 0: local address, interface, and node 0's address."""
 
     address: Name
@@ -36,8 +37,7 @@ class RouteToNodeZero:
         return self.address.startswith("127.") or self.address == "::1"
 
 
-@dataclass(frozen=True)
-class NetworkFacts:
+class NetworkFacts(Struct, frozen=True):
     """Fields of ``NodeFacts``."""
 
     link: RouteToNodeZero | None = None
@@ -49,7 +49,7 @@ class NetworkFacts:
 def _read(context: CheckContext) -> FactReader:
     probe = HelperProbe.for_function(read_network, context.node_zero_address)
     silent = NetworkFacts(link_error="the network check timed out")
-    return lambda: vars(probe.read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S) or silent)
+    return lambda: asdict(probe.read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S) or silent)
 
 
 def read_network(toward: str) -> NetworkFacts:

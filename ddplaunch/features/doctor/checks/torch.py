@@ -7,9 +7,11 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, TextLine
+from ddplaunch.base.types import Count, TextLine
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
 
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.doctor.node_facts import NodeFacts
 
 
-@dataclass(frozen=True)
-class TorchInfo:
+class TorchInfo(Struct, frozen=True):
     """Facts about torch, after its import."""
 
     version: TextLine
@@ -31,8 +32,7 @@ class TorchInfo:
     why_not: TextLine | None = None  # why CUDA does not work
 
 
-@dataclass(frozen=True)
-class TorchFacts:
+class TorchFacts(Struct, frozen=True):
     """Fields of ``NodeFacts``."""
 
     torch: TorchInfo | None
@@ -41,7 +41,7 @@ class TorchFacts:
 
 def _read(context: CheckContext) -> FactReader:
     return lambda: (
-        vars(_facts_from_benchmark(context.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+        asdict(_facts_from_benchmark(context.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
     )
 
 
