@@ -1,4 +1,4 @@
-"""The events of a job on one node, as frozen dataclasses; the ``Observers`` that receive them; their JSON form.
+"""The events of a job on one node, as frozen data; the ``Observers`` that receive them; their JSON form.
 
 Each event is emitted once, to every observer; observers do not know each other. Some control messages of node 0 are
 events themselves.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,6 +37,10 @@ from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.system.plan.plan import Plan
 
 
+class StoredEvent(Struct, frozen=True, tag_field="event"):
+    """Base class of stored events; the tag is the name in the file, as it is for messages that are events."""
+
+
 class AttemptPlanned(Struct, frozen=True):
     """The ranks of an attempt are known; ``plan`` becomes plan.json."""
 
@@ -44,7 +48,7 @@ class AttemptPlanned(Struct, frozen=True):
     attempt: Count
 
 
-class AttemptStarted(Struct, frozen=True):
+class AttemptStarted(StoredEvent, frozen=True, tag="begun"):
     """The stored form of ``AttemptPlanned``; ``ranks``: rank and host of each rank of this node."""
 
     attempt: Count
@@ -60,13 +64,13 @@ class AttemptStarted(Struct, frozen=True):
         return cls(planned.attempt, plan.node_rank, plan.nnodes, plan.world_size, ranks)
 
 
-class AttemptsOmitted(Struct, frozen=True):
+class AttemptsOmitted(StoredEvent, frozen=True, tag="left_out"):
     """This number of attempts, which came just before this line, is not in the file."""
 
     attempts: Count
 
 
-class ZygoteReady(Struct, frozen=True):
+class ZygoteReady(StoredEvent, frozen=True, tag="ready"):
     """The zygote can start ranks."""
 
     forks: bool
@@ -78,19 +82,19 @@ class ZygoteReady(Struct, frozen=True):
     cold: TextLine | None = None  # why no warm zygote was used, if one was requested
 
 
-class RankStarted(Struct, frozen=True):
+class RankStarted(StoredEvent, frozen=True, tag="started"):
     rank: Count
     pid: Pid
     attempt: Count
 
 
-class RankStartFailed(Struct, frozen=True):
+class RankStartFailed(StoredEvent, frozen=True, tag="failed_to_start"):
     rank: Count
     errno: Count  # of the failed fork
     attempt: Count
 
 
-class RankExited(Struct, frozen=True):
+class RankExited(StoredEvent, frozen=True, tag="exited"):
     rank: Count
     pid: Pid
     code: ExitStatus  # -N for signal N
@@ -100,51 +104,51 @@ class RankExited(Struct, frozen=True):
     system_cpu: NonNegativeFloat = 0.0
 
 
-class SignalReceived(Struct, frozen=True):
+class SignalReceived(StoredEvent, frozen=True, tag="signal"):
     number: Signal  # received by the launcher
 
 
-class JobPreempted(Struct, frozen=True):
+class JobPreempted(StoredEvent, frozen=True, tag="preempt"):
     """The scheduler preempts the job; the ranks are notified."""
 
 
-class AttemptSwept(Struct, frozen=True):
+class AttemptSwept(StoredEvent, frozen=True, tag="swept"):
     """The attempt's leftover processes were killed (``found``), except those that cannot be (``stuck``)."""
 
     found: tuple[TextLine, ...]
     stuck: tuple[TextLine, ...]
 
 
-class RanksInspected(Struct, frozen=True):
+class RanksInspected(StoredEvent, frozen=True, tag="inspected"):
     """The inspection of all ranks of the job just before an attempt was stopped; emitted on node 0 only."""
 
     inspection: Inspection
 
 
-class NoteAdded(Struct, frozen=True):
+class NoteAdded(StoredEvent, frozen=True, tag="note"):
     """A note for the user about the job."""
 
     text: TextLine
 
 
-class FirstCollective(Struct, frozen=True):
+class FirstCollective(StoredEvent, frozen=True, tag="first_collective"):
     """Every rank of this node has entered its first collective of this attempt; ``moment``: when the last one did."""
 
     moment: Timestamp
 
 
-class StallEnded(Struct, frozen=True):
+class StallEnded(StoredEvent, frozen=True, tag="went_on"):
     """The stalled ranks make progress again."""
 
 
-class CheckpointFound(Struct, frozen=True):
+class CheckpointFound(StoredEvent, frozen=True, tag="checkpoint"):
     """The newest complete checkpoint that ``--checkpoint`` found at the attempt's end, and its time; None for none."""
 
     path: Path | None
     moment: Timestamp | None
 
 
-class JobEnded(Struct, frozen=True):
+class JobEnded(StoredEvent, frozen=True, tag="ended"):
     """The job has ended: its exit code, the failure that decided it, and an additional remark."""
 
     code: ExitCode
@@ -152,17 +156,17 @@ class JobEnded(Struct, frozen=True):
     remark: TextLine | None = None
 
 
-class SidecarStarted(Struct, frozen=True):
+class SidecarStarted(StoredEvent, frozen=True, tag="sidecar_started"):
     sidecar: TextLine
     pid: Pid
 
 
-class SidecarListening(Struct, frozen=True):
+class SidecarListening(StoredEvent, frozen=True, tag="sidecar_answers"):
     sidecar: TextLine
     url: TextLine  # that it has printed
 
 
-class SidecarExited(Struct, frozen=True):
+class SidecarExited(StoredEvent, frozen=True, tag="sidecar_exited"):
     sidecar: TextLine
     code: ExitStatus  # -N for signal N
 
@@ -190,32 +194,10 @@ Event = (
     | SidecarExited
 )
 
-EVENT_TYPES: Mapping[str, type[Any]] = {
-    "begun": AttemptStarted,
-    "ready": ZygoteReady,
-    "started": RankStarted,
-    "failed_to_start": RankStartFailed,
-    "exited": RankExited,
-    "signal": SignalReceived,
-    "preempt": JobPreempted,
-    "swept": AttemptSwept,
-    "restart": Restarting,
-    "inspected": RanksInspected,
-    "note": NoteAdded,
-    "first_collective": FirstCollective,
-    "stalled": JobStalled,
-    "went_on": StallEnded,
-    "node_lost": NodeLost,
-    "checkpoint": CheckpointFound,
-    "ended": JobEnded,
-    "sidecar_started": SidecarStarted,
-    "sidecar_answers": SidecarListening,
-    "sidecar_exited": SidecarExited,
-    "left_out": AttemptsOmitted,
-}
-"""The events stored in events.jsonl and the history, by their names there; each with all its fields."""
+_STORED = (AttemptStarted, *(kind for kind in get_args(Event) if kind is not AttemptPlanned), AttemptsOmitted)
 
-_EVENT_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
+EVENT_TYPES: Mapping[str, type[Any]] = {str(kind.__struct_config__.tag): kind for kind in _STORED}
+"""The events stored in events.jsonl and the history, by their names there; each with all its fields."""
 
 
 class Observer(Protocol):
@@ -250,7 +232,7 @@ def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) 
     if isinstance(stored, Restarting) and stored.verdict:
         stored = replace(stored, verdict=replace(stored.verdict, others=()))
     fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
-    record = {"time": moment, **more, "event": _EVENT_NAMES[type(stored)], **fields}
+    record = {"time": moment, **more, "event": type(stored).__struct_config__.tag, **fields}
     return json.dumps(record, default=lambda each: each.to_json()).encode() + b"\n"
 
 

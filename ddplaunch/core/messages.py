@@ -1,6 +1,6 @@
 """Control messages: what launchers send over the control port, or within the process on node 0. Plain data.
 
-Each field's type has the bounds that are checked on arrival (``wire.bounds``).
+Each field's type has the bounds that are checked on arrival (``base.types``).
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class CoordinatorLost(TaggedMessage, frozen=True):
     """Within a process: the connection to node 0 is lost; later messages are this node's own."""
 
 
-class Restarting(TaggedMessage, frozen=True):
+class Restarting(TaggedMessage, frozen=True, tag="restart"):
     """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` is the note to print."""
 
     attempt: Count
@@ -277,7 +277,7 @@ class NoteMessage(TaggedMessage, frozen=True):
     text: Text
 
 
-class JobStalled(TaggedMessage, frozen=True):
+class JobStalled(TaggedMessage, frozen=True, tag="stalled"):
     """The job makes no progress since ``since``; ``text`` is the note to print, or "".
 
     "" where the attempt is stopped for that, or this stall was printed before (a rank only printed something since).
@@ -287,7 +287,7 @@ class JobStalled(TaggedMessage, frozen=True):
     text: Text = ""
 
 
-class NodeLost(TaggedMessage, frozen=True):
+class NodeLost(TaggedMessage, frozen=True, tag="node_lost"):
     """Within node 0's process: the host of a node with ranks that was lost."""
 
     host: Name

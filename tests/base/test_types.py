@@ -149,8 +149,8 @@ class Maker:
         assert hint is str
         return pick(TEXTS[: pick((4, 4, 4, len(TEXTS)))])
 
-    def body(self, kind: type) -> bytes:
-        return json.dumps({"op": kind.__name__, **self.value(kind)}).encode()
+    def body(self, kind: type[Struct]) -> bytes:
+        return json.dumps({"op": kind.__struct_config__.tag, **self.value(kind)}).encode()
 
 
 def leaves(value: Any) -> Iterator[Any]:
