@@ -19,7 +19,6 @@
  *     FAKE_NVML_RATES       "87;12": percent of the time in which each GPU was busy (0)
  *     FAKE_NVML_AILING      "1:85:64:3:1": GPU 1 has 85 degrees, reasons for a low clock (64), 3 memory errors that ECC could
  *                           not correct, and rows of memory that wait for a reset (1)
- *     FAKE_NVML_NVLINKS     "2:4:1:7:0": GPU 2 has 4 NVLinks, of which 1 is down; on each other 7 replays, 0 CRC errors of flits
  *     FAKE_NVML_BUSY_WHILE  a file; FAKE_NVML_BUSY holds only while it is there
  *     FAKE_NVML_WEDGED      a file; while it is there, whoever asks how busy or hot a GPU is gets no answer
  *
@@ -392,36 +391,6 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
     REQUIRE(check_optional(device));
     *corrected = *uncorrected = *failed = 0;
     *pending = ailment(device, 4);
-    return NVML_SUCCESS;
-}
-
-/* One of the numbers behind the GPU's own in FAKE_NVML_NVLINKS. */
-static unsigned int of_nvlinks(nvmlDevice_t device, int place)
-{
-    char part[16];
-    get_part(text("FAKE_NVML_NVLINKS", ""), ':', 0, part, sizeof part);
-    if (!*part || atoi(part) != device->gpu)
-        return 0;
-    get_part(text("FAKE_NVML_NVLINKS", ""), ':', place, part, sizeof part);
-    return (unsigned int)atoi(part);
-}
-
-nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, unsigned int *active)
-{
-    REQUIRE(check_optional(device));
-    if (link >= of_nvlinks(device, 1))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *active = link >= of_nvlinks(device, 2);
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, int counter,
-                                             unsigned long long *errors)
-{
-    REQUIRE(check_optional(device));
-    if (link < of_nvlinks(device, 2) || link >= of_nvlinks(device, 1))
-        return NVML_ERROR_NOT_SUPPORTED;
-    *errors = counter == 0 ? of_nvlinks(device, 3) : counter == 2 ? of_nvlinks(device, 4) : 0;
     return NVML_SUCCESS;
 }
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MODULES = (
-    "cli.run_main", "cli.run_command", "cli.dry_run", "cli.plan_text", "system.plan.plan", "features.devices.command",
+    "cli.run_command", "cli.dry_run", "cli.plan_text", "system.plan.plan", "features.devices.command",
     "features.manifest.command", "features.submit.command", "features.submit.slurm",
 )  # fmt: skip
 """Imported before the first request; the others when a command asks for them, as ever."""

@@ -21,6 +21,18 @@ def copy_package(folder: Path) -> Path:
     return Path(shutil.copytree(PACKAGE, folder / "ddplaunch", ignore=ignored))
 
 
+def add_feature(package: Path, name: str, **files: str) -> None:
+    """Add a feature to a copy of the package: a folder with these files (without ``.py``), and a line in the list."""
+    folder = package / "features" / name
+    folder.mkdir()
+    for file, text in {"__init__": "", **files}.items():
+        (folder / f"{file}.py").write_text(text)
+    table = package / "features" / "__init__.py"
+    whole = table.read_text()
+    assert "\n)\n" in whole
+    table.write_text(whole.replace("\n)\n", f'\n    "{name}",\n)\n', 1))
+
+
 def run_copy(folder: Path, *words: str, **variables: str) -> str:
     """Run the copy's command; return all that it prints."""
     done = subprocess.run(

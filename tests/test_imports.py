@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import ddplaunch
+from ddplaunch.core.feature import load_features
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
@@ -18,23 +19,10 @@ LAYERS = ("base", "system", "core", "cli", "features")
 ALLOWED = {
     ("cli.dry_run", "features.preload.preload_plan"),
     ("cli.job_launch", "features.debug.debug_server"),
-    ("cli.job_launch", "features.debug.debugger_prompt"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
-    ("cli.job_launch", "features.inspect.diagnosis.wait_sentences"),
-    ("cli.job_launch", "features.inspect.stacks_text"),
-    ("cli.job_launch", "features.live.live_screen"),
-    ("cli.job_launch", "features.live.live_view"),
-    ("cli.job_launch", "features.metrics.prometheus_file"),
-    ("cli.job_launch", "features.notify.node"),
-    ("cli.job_launch", "features.runs.history_recorder"),
-    ("cli.job_launch", "features.runs.sample_file"),
-    ("cli.job_launch", "features.samples.node"),
-    ("cli.run_command", "features.runs.run_lookup"),
-    ("cli.run_command", "features.ssh.job_records"),
-    ("cli.run_main", "features.ssh.ssh_launch"),
+    ("cli.run_command", "features.ssh.ssh_launch"),
     ("cli.zygote_options", "features.preload.preload_plan"),
     ("core.control_socket.job_status", "features.runs.goodput"),
-    ("core.control_socket.request", "features"),
     ("core.control_socket.server", "features.debug.debug_server"),
     ("core.control_socket.server", "features.inspect.diagnosis.inspection"),
     ("core.control_socket.status_tracker", "features.runs.goodput"),
@@ -84,7 +72,6 @@ ALLOWED = {
     ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
     ("system.schedulers.log_follower", "features.runs.job_resolver"),
-    ("system.schedulers.submitted_jobs", "features.runs.history_recorder"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 
@@ -103,6 +90,9 @@ FEATURE_IMPORTS = {
     "submit": {"runs"},
 }
 """Features that import from other features."""
+
+LATE_IMPORTS = {"inspect": {"runs"}}
+"""Features that import one that requires them: the command ``stacks`` finds its run by ``runs``."""
 
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
@@ -215,6 +205,13 @@ def test_features_import_known_features():
             if of[0] == other[0] == "features" and len(of) > 1 and len(other) > 1 and of[1] != other[1]:
                 found.setdefault(of[1], set()).add(other[1])
     assert found == FEATURE_IMPORTS
+
+
+def test_features_require_those_that_they_import():
+    registered = {name: feature for name, feature in load_features()}
+    for name, feature in registered.items():
+        known = {*registered} & FEATURE_IMPORTS.get(name, set())
+        assert known - {*feature.requires} <= LATE_IMPORTS.get(name, set()), name
 
 
 def test_what_runs_in_user_processes_stands_alone():

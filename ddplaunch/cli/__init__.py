@@ -24,8 +24,7 @@ from ddplaunch.base.errors import (
     format_trace,
 )
 from ddplaunch.base.inherited_signals import AT_START
-from ddplaunch.cli.argv_splitter import HELP
-from ddplaunch.cli.console_output import print_error, write_text
+from ddplaunch.cli.console_output import print_error
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion script (README)
@@ -45,7 +44,9 @@ def run_command_line() -> int:
     gc.set_threshold(100_000)  # objects: collections during the imports take 5 % of a start
     _open_standard_streams()
     try:
-        code = _dispatch(sys.argv[1:])
+        from ddplaunch.cli.click_commands import run_with_click  # which imports this module
+
+        code = run_with_click(sys.argv[1:])
         if not code:
             _flush()
     except LaunchError as error:
@@ -66,25 +67,6 @@ def _flush() -> None:
     except OSError as error:
         if error.errno in _FULL:
             raise
-
-
-def _dispatch(words: list[str]) -> object:
-    """Run the command. Only ``ddplaunch run`` works without click, whose import took a third of a start."""
-    if words[:1] == ["run"] and COMPLETION_VARIABLE not in os.environ:
-        from ddplaunch.cli.run_main import run
-
-        try:  # the same endings as those of a click command
-            if (code := run(words[1:])) is not None:
-                return code
-        except BrokenPipeError:  # `| head` has read enough
-            return 1
-        except KeyboardInterrupt:
-            write_text("\n", err=True)  # after the terminal's ^C
-            raise
-        words = ["run", next(word for word in words if word in HELP)]
-    from ddplaunch.cli.click_commands import run_with_click
-
-    return run_with_click(words)
 
 
 def _out_of_memory_hint() -> str:

@@ -29,8 +29,7 @@ from ddplaunch.cli.argv_splitter import (
 )
 from ddplaunch.cli.config_defaults import COMMAND_LINE_ONLY, Defaults, read_defaults
 from ddplaunch.cli.option_values import UNITS, parse_seconds
-from ddplaunch.cli.run_command import PARAMS, PathType, value_source
-from ddplaunch.cli.run_options import SECTIONS, OptionSource
+from ddplaunch.cli.run_options import PARAMS, SECTIONS
 from ddplaunch.cli.target_args import (
     ParseNotes,
     check_target,
@@ -40,6 +39,7 @@ from ddplaunch.cli.target_args import (
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import TargetCommand, spellings
+from ddplaunch.core.options import OptionSource, PathType, value_source
 
 REFUSED_RUN_OPTIONS = {
     **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),

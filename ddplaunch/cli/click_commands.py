@@ -21,29 +21,7 @@ from ddplaunch import PACKAGE_DIR, __version__
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import closest_match, join_alternatives
 from ddplaunch.cli import COMPLETION_VARIABLE
-
-COMMANDS = {
-    "run": ("cli.run_command", "Run a training job, or this machine's part of a multi-node job."),
-    "stop": ("features.runs.stop", "Stop a running job."),
-    "wait": ("features.runs.stop", "Wait for a job to end and return its exit code."),
-    "ps": ("features.runs.ps", "List your jobs: running here, submitted and recently ended."),
-    "top": ("features.live.command", "Show the live status of a running job and its ranks."),
-    "logs": ("features.runs.logs", "Show the output of a run."),
-    "report": ("features.runs.report", "Summarize a run: result, failure, goodput, memory."),
-    "stacks": ("features.inspect.command", "Show the stacks of all ranks and which ranks wait for which."),
-    "debug": ("features.debug.command", "Attach to the debugger of the ranks, or pause a rank."),
-    "profile": ("features.profile.command", "Profile the ranks of a running job."),
-    "doctor": ("features.doctor.command", "Check one or many machines for problems that break or slow jobs."),
-    "submit": ("features.submit.command", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),
-    "attach": ("features.runs.attach", "Follow the log of a submitted job."),
-    "manifest": ("features.manifest.command", "Print a training job as YAML for Kubernetes."),
-    "devices": ("features.devices.command", "List the GPUs and CPUs of this machine."),
-    "warm": ("features.warm.command", "List or stop warm zygotes, which make later runs start faster."),
-    "clean": ("features.runs.clean", "Delete the records of finished runs."),
-    "completion": ("cli.click_commands", "Print the completion script for a shell."),
-    "help": ("cli.click_commands", "Show the help of a command or a page of the documentation."),
-}
-"""The module of each command, imported on use, and its summary. Its function has the command's name."""
+from ddplaunch.core.feature import Command, load_features
 
 GROUPS = {
     "Run": ("run", "stop", "wait"),
@@ -53,6 +31,22 @@ GROUPS = {
     "Housekeeping": ("devices", "warm", "clean", "completion", "help"),
 }
 """The headings of the help, and the commands under each. A command without a group is listed last, under "Other"."""
+
+
+def _find_commands() -> dict[str, Command]:
+    """Return all commands in the order of the help."""
+    own = (
+        Command("run", "Run a training job, or this machine's part of a multi-node job.", "ddplaunch.cli.run_command"),
+        Command("completion", "Print the completion script for a shell.", __name__),
+        Command("help", "Show the help of a command or a page of the documentation.", __name__),
+    )
+    found = {command.name: command for command in own} | load_features().commands()
+    listed = [name for names in GROUPS.values() for name in names]
+    return {name: found[name] for name in (*listed, *found) if name in found}
+
+
+COMMANDS = _find_commands()
+"""All commands by name, those of the features too. Their modules are imported on use."""
 
 _FOREIGN_COMMANDS = {
     **dict.fromkeys(("status", "list", "ls", "jobs", "queue"), "ps"),
@@ -75,7 +69,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"ddplaunch.{COMMANDS[cmd_name][0]}"), cmd_name)
+        command = getattr(import_module(COMMANDS[cmd_name].module), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -84,7 +78,7 @@ class _Commands(click.Group):
         groups = {**GROUPS, "Other": tuple(name for name in COMMANDS if name not in grouped)}
         width = max(map(len, COMMANDS))
         for heading, names in groups.items():
-            rows = [(name.ljust(width), COMMANDS[name][1]) for name in names if name in COMMANDS]
+            rows = [(name.ljust(width), COMMANDS[name].summary) for name in names if name in COMMANDS]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from ddplaunch.base.errors import EXIT_USAGE, UsageError, host_name
 from ddplaunch.base.text import format_count
+from ddplaunch.cli.core_options import Elastic, Nodes, Ranks
 from ddplaunch.cli.option_values import AUTO
-from ddplaunch.cli.run_options import Inferred, OptionSource, RunOptions
+from ddplaunch.cli.run_options import Inferred
 from ddplaunch.core.net.addresses import is_local_address
+from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.single_node_check import check_single_node
@@ -39,7 +41,7 @@ _FORWARDED_VARIABLES = (
 LOOKUP_TIMEOUT_S = 2.0  # to resolve a MASTER_ADDR without other variables: this machine or another one?
 
 
-def detect_cluster(options: RunOptions) -> tuple[RunOptions, ClusterEnv | None]:
+def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
     """Fill in unset options from the cluster environment; return both, None for the latter if it was not used.
 
     Raises:
@@ -48,19 +50,19 @@ def detect_cluster(options: RunOptions) -> tuple[RunOptions, ClusterEnv | None]:
     describes_itself = options.is_set("nnodes") or options.is_set(
         "node_rank"
     )  # then the variables belong to another job
-    if options.cluster is None and (IN_RANK_VARIABLE in os.environ or describes_itself):
+    if options[Nodes].cluster is None and (IN_RANK_VARIABLE in os.environ or describes_itself):
         cluster_env = _step_with_node_rank(options)
     else:
         ignored = ("LOCAL_RANK",) if ignored_rank_variables(options) else ()
         cluster_env = detect(
-            {name: value for name, value in os.environ.items() if name not in ignored}, options.cluster
+            {name: value for name, value in os.environ.items() if name not in ignored}, options[Nodes].cluster
         )
     if cluster_env is None:
         return options, None
     nnodes, node_rank, nproc = cluster_env.nnodes, cluster_env.node_rank, cluster_env.nproc
     if cluster_env.rank_assignment is not None:
-        if options.nproc not in (None, "1") and options.is_set("nproc"):
-            raise _already_started_error(cluster_env, cluster_env.rank_assignment, options.nproc)
+        if (typed := options[Ranks].nproc) not in (None, "1") and options.is_set("nproc"):
+            raise _already_started_error(cluster_env, cluster_env.rank_assignment, typed)
         if options.sources["nproc"] is OptionSource.FILE:  # meant for jobs that ddplaunch starts
             options = options.with_values(OptionSource.CLUSTER, {"nproc": "1"})
         nnodes, node_rank, nproc = cluster_env.rank_assignment.world_size, cluster_env.rank_assignment.rank, "1"
@@ -69,7 +71,7 @@ def detect_cluster(options: RunOptions) -> tuple[RunOptions, ClusterEnv | None]:
         OptionSource.CLUSTER,
         {"nnodes": (cluster_env.min_nodes or nnodes, nnodes), "node_rank": node_rank, "nproc": nproc},
     )
-    if options.nnodes == (1, 1):
+    if options[Nodes].nnodes == (1, 1):
         return options.with_defaults(OptionSource.CLUSTER, {"run_id": cluster_env.run_id}), cluster_env
     if cluster_env.cluster == TORCHRUN_CLUSTER:
         options = options.with_values(OptionSource.CLUSTER, {"control": "none"})
@@ -79,9 +81,9 @@ def detect_cluster(options: RunOptions) -> tuple[RunOptions, ClusterEnv | None]:
     return options.with_defaults(OptionSource.CLUSTER, of_node_0), cluster_env
 
 
-def _slurm_step(options: RunOptions) -> ClusterEnv | None:
+def _slurm_step(options: Options) -> ClusterEnv | None:
     """Return the Slurm step whose tasks may be the nodes of a job with --nnodes, None if there is none."""
-    if options.cluster is not None or IN_RANK_VARIABLE in os.environ or options.nnodes[1] == 1:
+    if options[Nodes].cluster is not None or IN_RANK_VARIABLE in os.environ or options[Nodes].nnodes[1] == 1:
         return None
     try:
         cluster_env = detect(os.environ)
@@ -90,7 +92,7 @@ def _slurm_step(options: RunOptions) -> ClusterEnv | None:
     return cluster_env if cluster_env and cluster_env.cluster == SLURM and not cluster_env.is_batch_script else None
 
 
-def _step_with_node_rank(options: RunOptions) -> ClusterEnv | None:
+def _step_with_node_rank(options: Options) -> ClusterEnv | None:
     """Return the Slurm step that supplies the node rank for a job with --nnodes but without --node-rank, or None.
 
     Raises:
@@ -98,7 +100,7 @@ def _step_with_node_rank(options: RunOptions) -> ClusterEnv | None:
     """
     if (step := _slurm_step(options)) is None:
         return None
-    tasks, nodes = _task_count(step), options.nnodes[1] + options.spares
+    tasks, nodes = _task_count(step), options[Nodes].nnodes[1] + options[Elastic].spares
     if tasks > nodes:
         if _task_number(step) and has_shared_log(step):
             raise SystemExit(EXIT_USAGE)
@@ -110,14 +112,14 @@ def _step_with_node_rank(options: RunOptions) -> ClusterEnv | None:
     return step if tasks == nodes and step.rank_assignment is None and not options.is_set("node_rank") else None
 
 
-def in_step(options: RunOptions, cluster_env: ClusterEnv | None, node_rank: int) -> bool:
+def in_step(options: Options, cluster_env: ClusterEnv | None, node_rank: int) -> bool:
     """Whether the tasks of a Slurm step are the job's nodes or ranks, so that a node rank is a task number."""
     if cluster_env is not None:
         return cluster_env.cluster == SLURM and not cluster_env.is_batch_script
     step = _slurm_step(options)
-    if step is None or _task_count(step) != options.nnodes[1] + options.spares:
+    if step is None or _task_count(step) != options[Nodes].nnodes[1] + options[Elastic].spares:
         return False
-    return options.node_rank == AUTO or (step.rank_assignment is None and node_rank == step.node_rank)
+    return options[Nodes].node_rank == AUTO or (step.rank_assignment is None and node_rank == step.node_rank)
 
 
 def _task_count(step: ClusterEnv) -> int:
@@ -128,13 +130,13 @@ def _task_number(step: ClusterEnv) -> int:
     return step.rank_assignment.rank if step.rank_assignment else step.node_rank or 0
 
 
-def check_lone_node(options: RunOptions, cluster_env: ClusterEnv | None, plan: Plan) -> str | None:
+def check_lone_node(options: Options, cluster_env: ClusterEnv | None, plan: Plan) -> str | None:
     """Check a job planned for one node because no option and no detected system says more; return a note or None.
 
     Raises:
         UsageError: variables suggest several nodes, each of which would train alone.
     """
-    decided = options.cluster is not None or options.is_set("nnodes") or options.is_set("node_rank")
+    decided = options[Nodes].cluster is not None or options.is_set("nnodes") or options.is_set("node_rank")
     if decided or plan.nnodes > 1 or IN_RANK_VARIABLE in os.environ:
         return None
     if cluster_env and not cluster_env.is_batch_script and not cluster_env.may_be_single:
@@ -154,18 +156,18 @@ def _is_local_address(address: str) -> bool | None:
         return None
 
 
-def ignored_rank_variables(options: RunOptions) -> str | None:
+def ignored_rank_variables(options: Options) -> str | None:
     """Return a note if variables of a job with one rank are ignored because --nproc starts several ranks.
 
     Users export RANK=0, WORLD_SIZE=1 and LOCAL_RANK=0 to run a script without a launcher.
     """
     present = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if os.environ.get(name)]
     is_single = len(present) == 3 and os.environ["WORLD_SIZE"].strip() == "1"
-    if not is_single or options.nproc in (None, "1") or options.cluster:
+    if not is_single or options[Ranks].nproc in (None, "1") or options[Nodes].cluster:
         return None
     if any(os.environ.get(name) for name in (IN_RANK_VARIABLE, "TORCHELASTIC_RUN_ID")):  # a rank of another launcher
         return None
-    return f"ignoring {', '.join(present)} from the environment: --nproc {options.nproc} starts its own ranks"
+    return f"ignoring {', '.join(present)} from the environment: --nproc {options[Ranks].nproc} starts its own ranks"
 
 
 def _already_started_error(cluster_env: ClusterEnv, place: RankAssignment, nproc: str) -> BaseException:

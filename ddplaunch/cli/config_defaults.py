@@ -19,7 +19,6 @@ import os
 import pwd
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -30,9 +29,9 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import read_file_and_owner, user_config_path
 from ddplaunch.base.text import closest_match, shell_quote
 from ddplaunch.cli.click_commands import COMMANDS
-from ddplaunch.cli.option_declaration import Option
-from ddplaunch.cli.option_values import to_argv
-from ddplaunch.cli.run_options import OPTIONS, OptionSource, RunOptions
+from ddplaunch.cli.core_options import DryRun
+from ddplaunch.cli.run_options import OPTIONS
+from ddplaunch.core.options import Option, Options, OptionSource
 
 PROJECT_FILE = "pyproject.toml"
 NO_FILE = "none"  # the value of --config that reads no file
@@ -120,15 +119,13 @@ def _read_run(
     return Defaults(dict(_option_values(file, RUN, _command_tables(file).get(RUN, {}), known, hint_for)), notes)
 
 
-def with_project_defaults(
-    options: RunOptions, cwd: str, environ: Mapping[str, str]
-) -> tuple[RunOptions, tuple[str, ...]]:
+def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
     """Fill in options that the user has not set from the project's file; return them with notes on the file.
 
     Raises:
         UsageError: the file is not TOML, or has an unknown key or an invalid value.
     """
-    if options.no_config:
+    if options[DryRun].no_config:
         return options, ()
     known = {option.opts[-1][2:]: option for option in OPTIONS if not option.is_argument}
     found = _read_run({key: known[key] for key in ALLOWED_RUN_KEYS}, known, cwd, environ)
@@ -140,13 +137,12 @@ def with_project_defaults(
             new[name] = _option_value(option, default.value, default.file)
             if name == "log_dir" and os.path.dirname(default.file) != cwd:  # relative to the file
                 new[name] = os.path.join(os.path.dirname(default.file), new[name])
-            used += to_argv(option, new[name])
+            used += option.to_argv(new[name])
     if not new:
         return options, found.notes
-    sources = {**options.sources, **dict.fromkeys(new, OptionSource.FILE)}
     file = next(iter(found.values.values())).file
     note = (f"defaults of {file}: {' '.join(used)}",) if used else ()
-    return replace(options, **new, sources=sources), (*found.notes, *note)
+    return options.with_values(OptionSource.FILE, new), (*found.notes, *note)
 
 
 def _option_value(option: Option, value: str | bool | tuple[str, ...], file: str) -> Any:
@@ -340,9 +336,9 @@ def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str
     def find_table(key: str) -> str | None:
 
         for other in COMMAND_TABLES:
-            if other in (command, RUN):
+            if other in (command, RUN) or other not in COMMANDS:
                 continue
-            headings = import_module(f"ddplaunch.{COMMANDS[other][0]}").HEADINGS
+            headings = import_module(COMMANDS[other].module).HEADINGS
             if any(f"--{key}" in option.opts for options in headings.values() for option in options):
                 return f"it belongs in {file.heading(other)}, the defaults of ddplaunch {other}"
         return None

@@ -9,9 +9,11 @@ from msgspec.structs import replace
 from ddplaunch.base.text import join_names
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.console_output import write_text
+from ddplaunch.cli.core_options import DryRun, Nodes
+from ddplaunch.cli.feature_options import SSH_OPTIONS, Inspecting
 from ddplaunch.cli.plan_text import print_layout
-from ddplaunch.cli.run_options import SSH_OPTIONS, RunOptions
 from ddplaunch.cli.zygote_options import choose_preload
+from ddplaunch.core.options import Options
 from ddplaunch.features.preload.preload_plan import PreloadPlan
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.target.target import TargetKind
@@ -25,10 +27,10 @@ _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc
 _LOCAL_OPTIONS = {"stdin", "ui", "dry_run", "as_json", "token", *SSH_OPTIONS}
 
 
-def print_plan(plan: Plan, options: RunOptions, alternative_command: str | None, *, is_remote: bool) -> None:
+def print_plan(plan: Plan, options: Options, alternative_command: str | None, *, is_remote: bool) -> None:
     """Print the plan; then ``alternative_command``, which passes ``--dry-run`` to the target."""
     notes = list(plan.notes)
-    if plan.node_rank == 0 and options.has_side_programs:
+    if plan.node_rank == 0 and side_programs.has_side_programs(options):
         notes += [
             f"sidecar on node 0: {each.command_text}"
             for each in side_programs.read_sidecars(options, is_remote=is_remote)
@@ -37,11 +39,11 @@ def print_plan(plan: Plan, options: RunOptions, alternative_command: str | None,
             f"notified of events: {each.command_text}"
             for each in side_programs.read_notify_commands(options, remote=is_remote)
         ]
-    if options.no_inspect:
+    if options[Inspecting].no_inspect:
         notes.append("--no-inspect: `ddplaunch stacks` will not work")
     if plan.nnodes > 1 and not plan.started_rank and not is_remote:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
-        if options.token:
+        if options[Nodes].token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
     choice = choose_preload(options, plan)
     if not is_remote and plan.target.kind is not TargetKind.PROGRAM:
@@ -49,14 +51,14 @@ def print_plan(plan: Plan, options: RunOptions, alternative_command: str | None,
         notes += _format_excluded(choice)
     on_node_zero = choice if plan.node_rank == 0 else choose_preload(options, replace(plan, node_rank=0))
     plan = replace(plan.with_store(torch=on_node_zero.imports_torch), notes=tuple(notes))
-    if options.as_json:
+    if options[DryRun].as_json:
         write_text(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
         print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS | _LOCAL_OPTIONS)))
     if alternative_command:
         write_text(
             f"--dry-run was read as ddplaunch's; to pass it to the program: {alternative_command}\n",
-            err=options.as_json,
+            err=options[DryRun].as_json,
         )
 
 

@@ -6,12 +6,14 @@ import os
 from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.cli import side_programs as sidecars
+from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
-from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.cli.core_options import Output, Preemption
+from ddplaunch.cli.feature_options import Debugging, Inspecting, LiveDisplay, MemoryReport, Metrics, Recording
 from ddplaunch.cli.zygote_options import choose_preload, read_warm_timeout
 from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, NotifyCommand, ShowRules, Sidecar
+from ddplaunch.core.options import Options
 from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
@@ -27,32 +29,40 @@ QUIET_WAIT_S = 5.0
 """Nodes that are started together report only after this time that they wait for others."""
 
 
-def read_node_config(options: RunOptions, plan: Plan, show: ShowRules, cluster_env: ClusterEnv | None) -> NodeConfig:
+def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env: ClusterEnv | None) -> NodeConfig:
     """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
     by_ssh = OVER_SSH_VARIABLE in os.environ
     warm_timeout, why_not_warm = read_warm_timeout(options)
     sidecars, notify_commands = _read_side_programs(options, plan)
-    derived = {
-        "preload": choose_preload(options, plan),
-        "show": show,
-        "debugpy": _parse_debugpy_ranks(options.debugpy),
-        "oom_report": _wants_oom_report(options, plan),
-        "waits_for_debugger": _has_interactive_terminal() or options.debug or options.post_mortem,
-        "has_debug_prompt": _has_interactive_terminal() and not options.ui and options.stdin is None,
-        "inspect": not options.no_inspect and plan.target.kind is not TargetKind.PROGRAM,
-        "history": not options.no_history,
-        "output_timeout_s": OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
-        "quiet_s": QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
-        "colour": is_colour_allowed(),
-        "sidecars": sidecars,
-        "metrics": _check_metrics_path(options.metrics),
-        "notify": notify_commands,
-        "warm_idle_timeout_s": warm_timeout,
-        "warm_unavailable_reason": why_not_warm,
-        "in_slurm_step": in_step(options, cluster_env, plan.node_rank),
-        "has_live_view": options.ui and not why_no_live_view(options),
-    }
-    return NodeConfig(**options.subset_for(NodeConfig) | derived)
+    return NodeConfig(
+        preload=choose_preload(options, plan),
+        show=show,
+        stdin=options[Output].stdin,
+        log_dir=options[Output].log_dir,
+        inspect=not options[Inspecting].no_inspect and plan.target.kind is not TargetKind.PROGRAM,
+        history=not options[Recording].no_history,
+        colour=is_colour_allowed(),
+        debug=options[Debugging].debug,
+        debug_timeout=options[Debugging].debug_timeout,
+        post_mortem=options[Debugging].post_mortem,
+        debugpy=_parse_debugpy_ranks(options[Debugging].debugpy),
+        oom_report=_wants_oom_report(options, plan),
+        waits_for_debugger=_has_interactive_terminal() or options[Debugging].debug or options[Debugging].post_mortem,
+        has_debug_prompt=_has_interactive_terminal() and not options[LiveDisplay].ui and options[Output].stdin is None,
+        prefix=options[Output].prefix,
+        output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
+        quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
+        preempt_signal=options[Preemption].preempt_signal,
+        preempt_forward=options[Preemption].preempt_forward,
+        sidecars=sidecars,
+        metrics=_check_metrics_path(options[Metrics].metrics),
+        checkpoint=options[Recording].checkpoint,
+        notify=notify_commands,
+        warm_idle_timeout_s=warm_timeout,
+        warm_unavailable_reason=why_not_warm,
+        in_slurm_step=in_step(options, cluster_env, plan.node_rank),
+        has_live_view=options[LiveDisplay].ui and not why_no_live_view(options),
+    )
 
 
 def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:
@@ -67,15 +77,15 @@ def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:
     return frozenset(map(int, typed.split(",")))
 
 
-def _wants_oom_report(options: RunOptions, plan: Plan) -> bool:
+def _wants_oom_report(options: Options, plan: Plan) -> bool:
     """Whether ranks report CUDA's memory. Raises UsageError if the torch that is found cannot use CUDA or ROCm."""
-    if options.oom_report and plan.target.kind is TargetKind.PROGRAM:
+    if options[MemoryReport].oom_report and plan.target.kind is TargetKind.PROGRAM:
         raise UsageError("--oom-report works only with Python", "leave --oom-report out, or name a Python program")
-    if options.oom_report and (built := cpu_only_torch()):
+    if options[MemoryReport].oom_report and (built := cpu_only_torch()):
         raise UsageError(
             f"--oom-report needs a torch for CUDA or ROCm; this is {built}, for CPUs only", "leave --oom-report out"
         )
-    return options.oom_report
+    return options[MemoryReport].oom_report
 
 
 def _has_interactive_terminal() -> bool:
@@ -83,12 +93,12 @@ def _has_interactive_terminal() -> bool:
     return in_foreground(0) and (is_interactive(1) or is_interactive(2)) and can_move_cursor() and not FORMATTER.as_json
 
 
-def _read_side_programs(options: RunOptions, plan: Plan) -> tuple[tuple[Sidecar, ...], tuple[NotifyCommand, ...]]:
+def _read_side_programs(options: Options, plan: Plan) -> tuple[tuple[Sidecar, ...], tuple[NotifyCommand, ...]]:
     """Return the sidecars and the commands of --notify; node 0 only."""
-    if plan.node_rank or not options.has_side_programs:
+    if plan.node_rank or not side_programs.has_side_programs(options):
         return (), ()
 
-    return sidecars.read_sidecars(options), sidecars.read_notify_commands(options)
+    return side_programs.read_sidecars(options), side_programs.read_notify_commands(options)
 
 
 def _check_metrics_path(path: str | None) -> str | None:
@@ -110,9 +120,9 @@ def _check_metrics_path(path: str | None) -> str | None:
     return os.path.abspath(path)
 
 
-def why_no_live_view(options: RunOptions) -> str | None:
+def why_no_live_view(options: Options) -> str | None:
     """Return why ``--ui`` cannot work here, None if it can."""
-    if not options.ui:
+    if not options[LiveDisplay].ui:
         return None
     if not (is_interactive(1) or is_interactive(2)):
         return "--ui has no effect: the output is not a terminal"

@@ -1,14 +1,14 @@
-"""Parsers of option values, and the inverse: values back to a command line."""
+"""Parsers of option values, and the inverse: values back to text."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.cli.option_declaration import Option, Read
+from ddplaunch.core.options import Option, Read
 from ddplaunch.core.output.prefix import check_template as check_prefix
 from ddplaunch.system.plan.numbers import parse_float, parse_int
 
@@ -66,6 +66,11 @@ def parse_nnodes(option: Option, text: str) -> tuple[int, int]:
     return first, last
 
 
+def format_nnodes(nnodes: tuple[int, int]) -> str:
+    """Return the inverse: "4" or "2:4"."""
+    return ":".join(map(str, dict.fromkeys(nnodes)))
+
+
 def parse_node_rank(option: Option, text: str | None) -> int | str | None:
     """Parse --node-rank: a number, or "auto"."""
     return AUTO if text == AUTO else integer(option, text)
@@ -95,6 +100,11 @@ def parse_signal(option: Option, text: str | None) -> int | None:
     return signal.Signals[f"SIG{name}"].value
 
 
+def format_signal(number: int | None) -> str:
+    """Return the inverse."""
+    return "none" if number is None else signal.Signals(number).name.removeprefix("SIG")
+
+
 def check_commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check command lines; only node 0 uses them, but every node reports errors."""
     if texts:
@@ -112,24 +122,3 @@ def check_prom_path(option: Option, text: str | None) -> str | None:
             f"--metrics {sanitize_line(text, 60)}: expected a file that ends in .prom", "--metrics job.prom"
         )
     return text
-
-
-def to_argv(option: Option, value: Any) -> Iterator[str]:
-    """Return the words of an option for a command line, from its parsed value."""
-    if option.off:
-        yield option.opts[-1] if value else option.off
-        return
-    if option.is_flag:
-        yield from [option.opts[-1]] * value  # False where a variable has switched it off
-        return
-    for each in value if option.multiple else (value,):
-        yield option.opts[-1]
-        yield _to_text(option, each)
-
-
-def _to_text(option: Option, value: Any) -> str:
-    if option.read is parse_signal:
-        return "none" if value is None else signal.Signals(value).name.removeprefix("SIG")
-    if option.read is parse_nnodes:
-        return ":".join(map(str, dict.fromkeys(value)))
-    return f"{value:.15g}" if isinstance(value, float) else str(value)

@@ -17,9 +17,10 @@ from ddplaunch.cli.cluster_detection import (
     ignored_rank_variables,
     to_started_rank,
 )
-from ddplaunch.cli.job_config_options import check_inspect_options, check_node_options, check_time_limits
+from ddplaunch.cli.core_options import Connections, DryRun, Elastic, Nodes, Ranks, Starting, Stopping, TargetOptions
+from ddplaunch.cli.feature_options import Checking, Inspecting
 from ddplaunch.cli.option_values import AUTO
-from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.core.options import Options
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.devices.machine import read_machine
 from ddplaunch.system.plan.plan import Plan
@@ -31,12 +32,12 @@ class PlanInputs(Struct, frozen=True):
     """A plan and what it was made from."""
 
     plan: Plan
-    options: RunOptions  # with the values that hosts or the cluster environment supply
+    options: Options  # with the values that hosts or the cluster environment supply
     cluster_env: ClusterEnv | None  # the cluster environment, if any was used
     plan_for_node_rank: Callable[[int], Plan]  # with --node-rank auto: the plan of another node rank
 
 
-def prepare_plan(options: RunOptions, target: Target, notes: Iterable[str], *, remote: bool) -> PlanInputs:
+def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remote: bool) -> PlanInputs:
     """Plan the job. ``remote``: a dry run of a job over SSH, so this machine is only assumed to be like the hosts.
 
     Raises:
@@ -46,18 +47,17 @@ def prepare_plan(options: RunOptions, target: Target, notes: Iterable[str], *, r
     if ignored := ignored_rank_variables(options):
         all_notes.append(ignored)
     options, cluster_env = detect_cluster(options)
-    if options.spares and (remote or cluster_env) and not options.is_set("nnodes"):
+    if options[Elastic].spares and (remote or cluster_env) and not options.is_set("nnodes"):
         options = subtract_spares(options)
-    check_node_options(options)
-    check_inspect_options(options)
-    check_time_limits(options)
+    for group in (options[Elastic], options[Connections], options[Checking], options[Inspecting]):
+        group.check_contradictions(options)
     if cluster_env:
         all_notes[:0] = cluster_notes(cluster_env)
     spec = _build_plan_spec(options, cluster_env)
     machine, machine_notes = read_machine(os.environ, spec, runs_here=not remote)
     all_notes += machine_notes
-    run_id = options.run_id or new_run_id()
-    if options.spares and options.dry_run:
+    run_id = options[Nodes].run_id or new_run_id()
+    if options[Elastic].spares and options[DryRun].dry_run:
         all_notes.append(_describe_spares(options))
 
     def plan_as(node_rank: int) -> Plan:
@@ -71,41 +71,55 @@ def prepare_plan(options: RunOptions, target: Target, notes: Iterable[str], *, r
     return PlanInputs(plan, options, cluster_env, plan_as)
 
 
-def _describe_spares(options: RunOptions) -> str:
-    first, last = options.nnodes[1], options.nnodes[1] + options.spares - 1
+def _describe_spares(options: Options) -> str:
+    spares, first = options[Elastic].spares, options[Nodes].nnodes[1]
+    last = first + spares - 1
     if first == last:
         return f"1 spare (--node-rank {first}) waits to take the place of a node that is lost or fails"
     which = f"{first} {'and' if last == first + 1 else 'to'} {last}"
-    return f"{options.spares} spares (--node-rank {which}) wait to take the place of nodes that are lost or fail"
+    return f"{spares} spares (--node-rank {which}) wait to take the place of nodes that are lost or fail"
 
 
-def subtract_spares(options: RunOptions) -> RunOptions:
+def subtract_spares(options: Options) -> Options:
     """Subtract the spares from --nnodes, where that counts all hosts, pods, or nodes of an allocation."""
-    lowest, highest = options.nnodes
-    run = highest - options.spares
+    lowest, highest = options[Nodes].nnodes
+    run = highest - options[Elastic].spares
     if run < 1:
-        what = f"--spares {options.spares} leaves none of {highest} nodes for the ranks"
+        what = f"--spares {options[Elastic].spares} leaves none of {highest} nodes for the ranks"
         raise UsageError(what, f"--spares {highest - 2} or fewer" if highest > 2 else "leave --spares out")
     return options.with_values(options.sources["nnodes"], {"nnodes": (min(lowest, run), run)})
 
 
-def _build_plan_spec(options: RunOptions, cluster_env: ClusterEnv | None) -> PlanSpec:
+def _build_plan_spec(options: Options, cluster_env: ClusterEnv | None) -> PlanSpec:
     """Return the input of the planner; without a node rank if node 0 assigns it."""
-    spares, highest = options.spares, options.nnodes[1]
-    if spares and options.dry_run:
-        if isinstance(options.node_rank, int) and options.node_rank >= highest:
-            what = f"--node-rank {options.node_rank} is a spare at first: it has no ranks yet"
+    nodes, ranks, spares = options[Nodes], options[Ranks], options[Elastic].spares
+    lowest, highest = nodes.nnodes
+    node_rank = nodes.node_rank if isinstance(nodes.node_rank, int) else None
+    if spares and options[DryRun].dry_run:
+        if node_rank is not None and node_rank >= highest:
+            what = f"--node-rank {node_rank} is a spare at first: it has no ranks yet"
             raise UsageError(what, f"--dry-run with --node-rank 0 to {highest - 1} shows the ranks of the other nodes")
         spares = 0
-    derived = {
-        "nnodes": highest + spares,
-        "min_nodes": options.nnodes[0],
-        "node_rank": options.node_rank if isinstance(options.node_rank, int) else None,
-        "started_rank": to_started_rank(cluster_env),
-        "sources": dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
-        "has_node_rank": options.node_rank != AUTO,
-    }
-    return PlanSpec(**options.subset_for(PlanSpec) | derived)
+    return PlanSpec(
+        nproc=ranks.nproc,
+        nnodes=highest + spares,
+        min_nodes=lowest,
+        node_rank=node_rank,
+        master_addr=nodes.master_addr,
+        master_port=nodes.master_port,
+        backend=options[Starting].backend,
+        init_method=options[Starting].init_method,
+        gpus=ranks.gpus,
+        oversubscribe=ranks.oversubscribe,
+        bind=ranks.bind,
+        max_restarts=options[Stopping].max_restarts,
+        started_rank=to_started_rank(cluster_env),
+        sources=dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
+        has_node_rank=nodes.node_rank != AUTO,
+        role=options[Starting].role,
+        pass_local_rank=options[TargetOptions].pass_local_rank,
+        virtual_local_rank=ranks.virtual_local_rank,
+    )
 
 
 def new_run_id() -> str:

@@ -1,97 +1,44 @@
-"""``ddplaunch run`` as a click command, for its help and shell completion only; ``reader`` parses its command line.
+"""``ddplaunch run``: parses the options, makes the plan, and prints it or runs the job.
 
-``PARAMS``, its options as click options, are also those of ``submit`` and ``manifest``.
+Modules that only a dry run, a job on this machine, or a job over SSH needs are imported when that is known.
 """
 
 from __future__ import annotations
 
-import ast
-from typing import Any
+import os
+import socket
+from itertools import takewhile
 
 import click
-from click.shell_completion import CompletionItem
 
-from ddplaunch.cli.option_declaration import Option
-from ddplaunch.cli.run_options import COMMON_OPTIONS, OPTIONS, SECTIONS, OptionSource
-from ddplaunch.cli.target_command import SETTINGS, TargetCommand
-from ddplaunch.features.runs import run_lookup
-from ddplaunch.features.ssh import job_records
-from ddplaunch.system.schedulers import submitted_jobs
-
-_SOURCE_BY_CLICK = {
-    "COMMANDLINE": OptionSource.TYPED,
-    "ENVIRONMENT": OptionSource.VARIABLE,
-    "DEFAULT_MAP": OptionSource.FILE,
-}
-
-
-class PathType(click.Path):
-    """Accepts any text; a shell completes it as a path, or as a function in a file."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        path, colon, name = incomplete.rpartition(":")
-        if param.name == "target" and colon and path.endswith(".py"):
-            return [CompletionItem(f"{path}:{each}") for each in _functions(path) if each.startswith(name)]
-        return super().shell_complete(ctx, param, incomplete)
-
-
-def _functions(path: str) -> list[str]:
-    """List the public functions of a Python file, without running it."""
-    try:
-        with open(path, "rb") as file:
-            body = ast.parse(file.read()).body
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
-
-
-class RunName(click.types.StringParamType):
-    """The name of a run or the number of a submitted job, with shell completion."""
-
-    def __init__(self, *, running: bool = False) -> None:
-        """``running``: complete only jobs that are running."""
-        self.running = running
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        names = [name for name, job in run_lookup.list_known().items() if job or not self.running]
-        names += [job.number for job in submitted_jobs.list_jobs() if job.code is None or not self.running]
-        names += [job.run_id for job in job_records.read_remote_jobs() if job.is_running or not self.running]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-def _make_click_param(option: Option) -> click.Parameter:
-    kind: click.ParamType[Any] | None = None
-    if option.choices:
-        kind = click.Choice(option.choices)
-    elif option.completes:
-        kind = PathType(file_okay=option.completes != "folder", dir_okay=option.completes != "file")
-    if option.is_argument:
-        return click.Argument([option.name], nargs=-1 if option.rest else 1, type=kind)
-    how: dict[str, Any] = {"help": option.help, "envvar": option.envvar}
-    if option.off:
-        return click.Option([f"{option.opts[-1]}/{option.off}"], is_flag=True, default=None, **how)
-    if option.is_flag:
-        return click.Option(option.spellings, is_flag=True, **how)
-    if (read := option.read) is not None:
-        how["callback"] = lambda ctx, param, text: read(option, text)
-    if option.default is not None:
-        how |= {"default": option.default, "show_default": True}
-    return click.Option(option.spellings, metavar=option.metavar, type=kind, multiple=option.multiple, **how)
-
-
-PARAMS = [_make_click_param(option) for option in OPTIONS]
-
-
-def value_source(context: click.Context, name: str) -> OptionSource:
-    """Return where click found the value of an option."""
-    source = context.get_parameter_source(name)
-    return _SOURCE_BY_CLICK.get(source.name, OptionSource.DEFAULT) if source else OptionSource.DEFAULT
+from ddplaunch.base.errors import UsageError
+from ddplaunch.cli.argv_splitter import HELP, ArgvGrammar, split_argv
+from ddplaunch.cli.cluster_detection import check_token, has_shared_log
+from ddplaunch.cli.config_defaults import with_project_defaults
+from ddplaunch.cli.console_output import print_error, print_notes
+from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Nodes, Output
+from ddplaunch.cli.feature_options import Checking, Inspecting, SshHosts
+from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
+from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
+from ddplaunch.cli.show_option import read_show_rules
+from ddplaunch.cli.target_args import (
+    ParseNotes,
+    check_target,
+    current_directory,
+    make_option_lookup,
+    parse_notes_for,
+    resolve_target,
+    translate_torchrun,
+)
+from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
+from ddplaunch.core.node_config import ShowRules
+from ddplaunch.core.options import Options
+from ddplaunch.core.output.log_message import FORMATTER
 
 
 class _RunCommand(TargetCommand):
+    """Splits the line, as the options of ``run`` end at the target, then lets click parse the options."""
+
     sections = SECTIONS
     common = COMMON_OPTIONS
     examples = (
@@ -105,9 +52,28 @@ class _RunCommand(TargetCommand):
         ("print the plan without starting anything", "ddplaunch run --dry-run --nproc 4 train.py"),
     )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # shell completion of an unfinished line
+            return super().parse_args(ctx, args)
+        # Before parsing, so that errors of parsing are written in the requested form too.
+        typed_json = "--log-json" in takewhile(lambda word: word != "--", args)
+        FORMATTER.as_json = typed_json or os.environ.get(LOG_JSON_VARIABLE, "0") not in ("", "0")
+        known = spellings(self.get_params(ctx))
+        translation = translate_torchrun(args, known, os.environ)
+        line = split_argv(translation, ArgvGrammar(known), make_option_lookup())
+        if requested := [word for word in line.options if word in HELP]:
+            return super().parse_args(ctx, requested[:1])
+        check_target(line, known, "run")
+        ctx.obj = parse_notes_for(line, translation)
+        try:
+            return super().parse_args(ctx, [*line.options, "--", line.target or "", *line.program_args])
+        except click.BadOptionUsage as error:
+            raise UsageError(error.format_message().rstrip(".")) from None
+
 
 @click.command(cls=_RunCommand, options_metavar="[OPTIONS]", context_settings=SETTINGS, params=PARAMS)
-def run(**_: object) -> None:
+@click.pass_context
+def run(ctx: click.Context, /, **_: object) -> int:
     """Run a training job on this machine, or this machine's part of a multi-node job.
 
     \b
@@ -124,3 +90,64 @@ def run(**_: object) -> None:
     A function receives rank, local_rank, world_size, device and others by parameter name, and its other parameters
     from the arguments: --lr 0.1. Options of torchrun work too: `ddplaunch help torchrun`.
     """
+    parse_notes = ctx.find_object(ParseNotes) or ParseNotes()
+    options = Options.from_click(GROUPS, ctx, parse_notes.from_variables)
+    FORMATTER.as_json = options[Output].log_json
+    listener_socket: socket.socket | None = None
+    file_notes: tuple[str, ...] = ()
+    try:
+        options, file_notes = with_project_defaults(options, current_directory(), os.environ)
+        planned = _make_plan(options, parse_notes, file_notes)
+        if isinstance(planned, int):
+            return planned
+        from ddplaunch.cli import job_launch
+
+        job_config, listener_socket = job_launch.bind_control_port(planned[0])
+        job = job_launch.build_node_job(*planned, job_config, listener_socket)
+    except UsageError as error:
+        from ddplaunch.cli import declining
+
+        # Before notifying the other nodes, which may take a while.
+        hints = [*filter(None, (error.hint or "").splitlines()), *file_notes]
+        print_error(error.message, "\n".join(hints) or None, error.exit_code)
+        declining.notify_other_nodes(error, options, listener_socket)
+        return error.exit_code
+    return job.run()
+
+
+def _make_plan(
+    options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
+) -> tuple[PlanInputs, ShowRules] | int:
+    """Return the plan and the ranks whose output is shown; after a dry run or a job over SSH, the exit code."""
+    options[DryRun].check_contradictions(options)
+    target = resolve_target(options, parse_notes.lookalike_note)
+    check_token(options[Nodes].token)
+    notes = [*parse_notes.torchrun_notes, *file_notes]
+    lookalikes = [f"note: {parse_notes.lookalike_note}"] if parse_notes.lookalike_note else []
+    options[SshHosts].check_contradictions(options)
+    if remote := options[SshHosts].is_used:
+        from ddplaunch.features.ssh import ssh_launch
+
+        hosts = ssh_launch.read_ssh_hosts(options)
+        if not options[DryRun].dry_run:
+            options[Checking].check_contradictions(options)
+            options[Inspecting].check_contradictions(options)
+            FORMATTER.run_id = options[Nodes].run_id or new_run_id()
+            print_notes(*notes, *lookalikes)
+            return ssh_launch.run_on_hosts(hosts, options, target, FORMATTER.run_id)
+        options, host_note = ssh_launch.options_for_dry_run(hosts, options)
+        notes.insert(0, host_note)
+    planning = prepare_plan(options, target, notes, remote=remote)
+    plan = planning.plan
+    if remote:
+        plan = ssh_launch.on_hosts(plan, hosts, planning.options)
+    FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
+    show_rules = read_show_rules(planning.options, plan)
+    if plan.node_rank == 0 or not has_shared_log(planning.cluster_env):
+        print_notes(*lookalikes)
+    if options[DryRun].dry_run:
+        from ddplaunch.cli.dry_run import print_plan
+
+        print_plan(plan, planning.options, parse_notes.alternative_command, is_remote=remote)
+        return 0
+    return planning, show_rules

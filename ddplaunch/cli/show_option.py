@@ -6,8 +6,10 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import format_ranks
-from ddplaunch.cli.run_options import OptionSource, RunOptions
+from ddplaunch.cli.core_options import Output
+from ddplaunch.cli.feature_options import LiveDisplay
 from ddplaunch.core.node_config import ShowRule, ShowRules
+from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.core.output.prefix import uses_rank_only
 from ddplaunch.core.output.tty import is_interactive
 from ddplaunch.system.plan.numbers import parse_int
@@ -17,29 +19,26 @@ _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}),
 _LOCAL = "local:"  # numbers behind it are local ranks
 
 
-def read_show_rules(options: RunOptions, plan: Plan) -> ShowRules:
+def read_show_rules(options: Options, plan: Plan) -> ShowRules:
     """Return whose output is shown. Raises UsageError if a rank of ``--show`` or ``--stdin`` does not exist."""
     full_tracebacks = (
         options.sources["show"] is not OptionSource.DEFAULT or plan.world_size == 1 or not is_interactive(2)
     )
-    shown = replace(_parse_show(options.show, plan), full_tracebacks=full_tracebacks, merge=read_merge(options))
+    output = options[Output]
+    shown = replace(_parse_show(output.show, plan), full_tracebacks=full_tracebacks, merge=read_merge(options))
     here = [rank.rank for rank in plan.local_ranks]
-    if options.stdin is not None and plan.nnodes == 1 and options.stdin not in here:
-        what = f"--stdin {options.stdin}: this node has {format_rank_range(here[0], here[-1])}"
+    if output.stdin is not None and plan.nnodes == 1 and output.stdin not in here:
+        what = f"--stdin {output.stdin}: this node has {format_rank_range(here[0], here[-1])}"
         raise UsageError(what, f"--stdin {here[0]}")
-    if options.stdin is not None and options.ui:
-        what = f"--ui does not work with --stdin {options.stdin}: both read the keyboard"
-        raise UsageError(what, "leave --ui out, and run ddplaunch top in another terminal")
+    options[LiveDisplay].check_contradictions(options)
     return shown
 
 
-def read_merge(options: RunOptions) -> bool | None:
+def read_merge(options: Options) -> bool | None:
     """Return whether equal lines of several ranks are merged; None: only in a terminal."""
-    is_possible = uses_rank_only(options.prefix)
-    if options.merge and not is_possible:
-        what = f"--merge does not work with --prefix {options.prefix}: only {{rank}} can name several ranks"
-        raise UsageError(what, "--prefix '[{rank}]'")
-    return options.merge if is_possible and (options.merge or options.stdin is None) else False
+    output = options[Output]
+    output.check_contradictions(options)
+    return output.merge if uses_rank_only(output.prefix) and (output.merge or output.stdin is None) else False
 
 
 def _parse_show(text: str, plan: Plan) -> ShowRules:

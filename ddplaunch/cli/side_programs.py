@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.cli.feature_options import Notifications, Sidecars
 from ddplaunch.core.node_config import NotifyCommand, Sidecar
+from ddplaunch.core.options import Options
 
 _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
 """TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
@@ -29,29 +30,36 @@ def split_command(text: str, option: str) -> list[str]:
     return words
 
 
-def read_sidecars(options: RunOptions, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
+def has_side_programs(options: Options) -> bool:
+    """Whether node 0 runs sidecars or --notify commands."""
+    sidecars = options[Sidecars]
+    return bool(sidecars.sidecar or options[Notifications].notify) or sidecars.tensorboard is not None
+
+
+def read_sidecars(options: Options, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
     """Return the sidecars; ``is_remote``: they run on another machine, so nothing can be checked here.
 
     Raises:
         UsageError: a program or TensorBoard is not installed, or the folder is a file.
     """
     found: list[Sidecar] = []
-    if options.tensorboard is not None:
-        check_tensorboard(options.tensorboard, remote=is_remote)
-        found.append(_tensorboard_sidecar(options.tensorboard))
-    for text in options.sidecar:
+    if (folder := options[Sidecars].tensorboard) is not None:
+        check_tensorboard(folder, remote=is_remote)
+        found.append(_tensorboard_sidecar(folder))
+    for text in options[Sidecars].sidecar:
         words, path = _find_program(text, "--sidecar", remote=is_remote)
         found.append(Sidecar(_unique_name(words[0], found), words, path))
     return tuple(found)
 
 
-def read_notify_commands(options: RunOptions, *, remote: bool = False) -> tuple[NotifyCommand, ...]:
+def read_notify_commands(options: Options, *, remote: bool = False) -> tuple[NotifyCommand, ...]:
     """Return the commands of --notify; ``remote`` like ``is_remote`` above.
 
     Raises:
         UsageError: a program does not exist.
     """
-    return tuple(NotifyCommand(*_find_program(text, "--notify", remote=remote)) for text in options.notify)
+    commands = options[Notifications].notify
+    return tuple(NotifyCommand(*_find_program(text, "--notify", remote=remote)) for text in commands)
 
 
 def _find_program(text: str, option: str, *, remote: bool) -> tuple[tuple[str, ...], str]:

@@ -1,7 +1,4 @@
-"""Finds and checks the target of a command line, and collects notes on how the line was read.
-
-Independent of click, whose import takes longer than all of this.
-"""
+"""Finds and checks the target of a command line, and collects notes on how the line was read."""
 
 from __future__ import annotations
 
@@ -19,7 +16,10 @@ from ddplaunch.cli.argv_splitter import (
     has_unknown_option,
     option_name,
 )
+from ddplaunch.cli.core_options import Starting, TargetOptions
+from ddplaunch.cli.feature_options import Preloading
 from ddplaunch.cli.torchrun.translator import translate
+from ddplaunch.core.options import Options
 from ddplaunch.system.target.arguments import check_arguments, function_help, is_help_request
 from ddplaunch.system.target.target import Target, TargetKind, find_target
 
@@ -95,19 +95,7 @@ def current_directory() -> str:
         raise UsageError("the current directory does not exist any more", "cd to one that exists") from None
 
 
-class TargetOptions(Struct, frozen=True):
-    """The options about the target and how it is started."""
-
-    target: str
-    args: tuple[str, ...]
-    module: bool
-    no_python: bool
-    pass_local_rank: bool
-    start: str
-    preload: str | None
-
-
-def resolve_target(typed: TargetOptions, lookalike_note: str | None) -> Target:
+def resolve_target(options: Options, lookalike_note: str | None) -> Target:
     """Find the target and check its arguments and options, without running any of its code.
 
     ``lookalike_note`` is added to errors about the arguments.
@@ -115,7 +103,8 @@ def resolve_target(typed: TargetOptions, lookalike_note: str | None) -> Target:
     Raises:
         UsageError: the target does not exist, cannot be run, lacks an argument, or contradicts an option.
     """
-    where, preload = current_directory(), typed.preload
+    typed, start, preload = options[TargetOptions], options[Starting].start, options[Preloading].preload
+    where = current_directory()
     target = find_target(typed.target, typed.args, as_module=typed.module, as_program=typed.no_python, cwd=where)
     if target.signature is not None:
         if is_help_request(target.signature, target.args):
@@ -128,12 +117,8 @@ def resolve_target(typed: TargetOptions, lookalike_note: str | None) -> Target:
     if typed.pass_local_rank and target.signature is not None and not target.signature.reads_argv:
         what = f"--pass-local-rank does not work with {typed.target}, which is called with its parameters"
         raise UsageError(what, "a parameter named local_rank gets it")
-    for name in preload.split(",") if preload else ():
-        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"--preload {preload}: {name!r} is not the name of a module", "--preload torch,numpy")
-    if typed.start == "exec" and preload:
-        raise UsageError("--preload does not work with --start exec", "leave one of them out")
-    if target.kind is TargetKind.PROGRAM and (typed.start == "zygote" or preload):
+    options[Preloading].check_contradictions(options)
+    if target.kind is TargetKind.PROGRAM and (start == "zygote" or preload):
         option = "--preload" if preload else "--start zygote"
         raise UsageError(f"{option} does not work with --no-python: only Python can be forked", f"leave {option} out")
     return target

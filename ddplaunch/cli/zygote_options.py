@@ -14,8 +14,10 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import user_config_path
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.config_defaults import USER_TABLE, read_user_table
+from ddplaunch.cli.core_options import Starting, Stopping
+from ddplaunch.cli.feature_options import Preloading, Warming
 from ddplaunch.cli.option_values import WEEK_S, parse_seconds
-from ddplaunch.cli.run_options import RunOptions
+from ddplaunch.core.options import Options
 from ddplaunch.features.preload.preload_plan import AUTO_PRELOAD, PreloadPlan, make_preload_plan
 from ddplaunch.system.clusters import find_marker
 from ddplaunch.system.plan.plan import Plan
@@ -24,31 +26,31 @@ DEFAULT_WARM_TIMEOUT_S = 600.0
 """How long ``--warm`` keeps an idle zygote by default."""
 
 
-def choose_preload(options: RunOptions, plan: Plan) -> PreloadPlan:
+def choose_preload(options: Options, plan: Plan) -> PreloadPlan:
     """Choose what the zygote imports; with one rank and no restarts there is a zygote only if that is faster."""
-    if options.start == "exec" or (options.start == "auto" and sys.platform != "linux"):
+    if options[Starting].start == "exec" or (options[Starting].start == "auto" and sys.platform != "linux"):
         return PreloadPlan()
-    preload = options.preload or AUTO_PRELOAD
-    by_default = options.start == "auto" and preload == AUTO_PRELOAD
-    is_single = by_default and len(plan.local_ranks) == 1 and not options.max_restarts
+    preload = options[Preloading].preload or AUTO_PRELOAD
+    by_default = options[Starting].start == "auto" and preload == AUTO_PRELOAD
+    is_single = by_default and len(plan.local_ranks) == 1 and not options[Stopping].max_restarts
     own = plan.environment(plan.local_ranks[0])
     return make_preload_plan(
         plan.target, preload, {**os.environ, **plan.shared_environment}, own, is_single_process=is_single
     )
 
 
-def read_warm_timeout(options: RunOptions) -> tuple[float | None, str | None]:
+def read_warm_timeout(options: Options) -> tuple[float | None, str | None]:
     """Return how long an idle zygote is kept, None for not at all; and why not, if it was requested.
 
     Raises:
         UsageError: the value in the file is not a time.
     """
-    if options.warm is False:
+    if options[Warming].warm is False:
         return None, None
     seconds = _read_warm_from_file()
-    if not seconds and not options.warm:
+    if not seconds and not options[Warming].warm:
         return None, None
-    why = _why_not_warm(typed=bool(options.warm))
+    why = _why_not_warm(typed=bool(options[Warming].warm))
     return (None, why) if why else (seconds or DEFAULT_WARM_TIMEOUT_S, None)
 
 

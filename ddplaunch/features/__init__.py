@@ -1,6 +1,23 @@
-"""The features of ddplaunch: a folder each, above the core.
+"""The features of ddplaunch: a folder each, above the core, and the list of them.
 
-A folder holds all sides of its feature: options, the command line's command (``command.py``), the part in the launcher
-(``node.py``), the part on node 0 (``job.py``), the request on the control socket (``request.py``) and the code inside
-the user's processes (``rank/``, standard library only). ``core`` need not be read to change a feature.
+A folder holds all sides of its feature: what it adds to ddplaunch (``feature.py``), its command (``command.py``), its
+part in the launcher (``node.py``), on node 0 (``job.py``) and in the user's processes (``rank/``, standard library
+only), and its requests on the control socket (``request.py``). ``core`` need not be read to change a feature.
 """
+
+FEATURES = (
+    "inspect",
+    "samples",
+    "runs",
+    "live",
+    "debug",
+    "profile",
+    "metrics",
+    "notify",
+    "doctor",
+    "submit",
+    "manifest",
+    "devices",
+    "warm",
+)
+"""Folders with a ``feature.py``, in order: a feature follows those that it requires."""

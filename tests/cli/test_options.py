@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
+import click
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.option_reader import read_options
-from ddplaunch.cli.run_command import PARAMS
-from ddplaunch.cli.run_options import COMMON_OPTIONS, SECTIONS, OptionSource, RunOptions
+from ddplaunch.cli.core_options import Nodes, Output, Ranks, Stopping
+from ddplaunch.cli.feature_options import SshHosts, Warming
+from ddplaunch.cli.run_command import run
+from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS
+from ddplaunch.cli.target_args import ParseNotes
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.options import Options, OptionSource, declared_options
 
 
-def options(*words: str) -> RunOptions:
-    typed = read_options([*words])
-    assert typed
-    return typed[0]
+def options(*words: str) -> Options:
+    context = run.make_context("run", [*words])
+    notes = context.find_object(ParseNotes)
+    assert notes
+    return Options.from_click(GROUPS, context, notes.from_variables)
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +29,9 @@ def no_variables(monkeypatch):
     monkeypatch.delenv("DDPLAUNCH_TOKEN", raising=False)
 
 
-def test_every_field_is_an_option():
-    assert [param.name for param in PARAMS] == [name for name in RunOptions.__match_args__ if name != "sources"]
+def test_every_option_has_one_name_and_one_heading():
+    assert [param.name for param in PARAMS] == [option.name for option in OPTIONS]
+    assert len({option.name for option in OPTIONS}) == len(OPTIONS)
     named = {name for names in SECTIONS.values() for name in names}
     assert named - {"--help", "--help-all"} == {param.opts[-1] for param in PARAMS} - {"target", "args"}
     assert set(COMMON_OPTIONS) <= named
@@ -40,13 +47,26 @@ def test_every_field_is_an_option():
 )
 def test_values_have_the_types_of_their_fields(words):
     values = options(*words, "train.py", "--lr", "1")
-    hints = get_type_hints(RunOptions)
-    for param in PARAMS:
-        hint, value = hints[param.name], getattr(values, param.name)
-        kinds = tuple(getattr(each, "__origin__", each) for each in getattr(hint, "__args__", None) or (hint,))
-        if getattr(hint, "__origin__", None) is tuple:
-            kinds = (tuple,)
-        assert type(value) in kinds, (param.name, value)
+    for group in GROUPS:
+        for name, hint in get_type_hints(group).items():
+            kinds = tuple(getattr(each, "__origin__", each) for each in getattr(hint, "__args__", None) or (hint,))
+            if getattr(hint, "__origin__", None) is tuple:
+                kinds = (tuple,)
+            assert type(getattr(values[group], name)) in kinds, name
+
+
+def test_the_declared_default_is_the_value_without_the_option():
+    values = options("train.py")
+    for group in GROUPS:
+        for option in declared_options(group):
+            if not option.is_argument:
+                assert getattr(values[group], option.name) == option.default, option.name
+
+
+def test_a_job_config_has_the_defaults_of_the_options():
+    for option in OPTIONS:
+        if option.name in JobConfig.__match_args__ and option.default is not None:
+            assert getattr(JobConfig(), option.name) == option.default, option.name
 
 
 def test_where_values_come_from(monkeypatch):
@@ -54,9 +74,9 @@ def test_where_values_come_from(monkeypatch):
     monkeypatch.setenv("PET_MAX_RESTARTS", "3")
     monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
     values = options("--nnodes", "2", "train.py", "--nproc", "4")
-    assert values.token == "s"
-    assert values.max_restarts == 3
-    assert values.nproc == "4"
+    assert values[Nodes].token == "s"
+    assert values[Stopping].max_restarts == 3
+    assert values[Ranks].nproc == "4"
     sources = {name: values.sources[name] for name in ("nnodes", "nproc", "token", "max_restarts", "grace")}
     assert sources == {
         "nnodes": OptionSource.TYPED,
@@ -66,11 +86,11 @@ def test_where_values_come_from(monkeypatch):
         "grace": OptionSource.DEFAULT,
     }
     assert [name for name in values.sources if values.is_set(name)] == [
+        "target",
         "nproc",
         "nnodes",
         "token",
         "max_restarts",
-        "target",
     ]
     assert list(values.to_argv(excluded={"token"})) == ["--nproc", "4", "--nnodes", "2", "--max-restarts", "3"]
 
@@ -78,11 +98,11 @@ def test_where_values_come_from(monkeypatch):
 def test_what_is_inferred_goes_behind_what_is_set():
     typed = options("--nproc", "2", "train.py")
     filled = typed.with_defaults(OptionSource.CLUSTER, {"nproc": "8", "nnodes": (4, 4), "run_id": None})
-    assert (filled.nproc, filled.nnodes, filled.run_id) == ("2", (4, 4), None)
+    assert (filled[Ranks].nproc, filled[Nodes].nnodes, filled[Nodes].run_id) == ("2", (4, 4), None)
     assert filled.inferred_names == ("nnodes",)
-    assert (typed.nnodes, typed.inferred_names) == ((1, 1), ())
+    assert (typed[Nodes].nnodes, typed.inferred_names) == ((1, 1), ())
     with pytest.raises(AttributeError):
-        filled.nproc = "3"  # type: ignore[misc]
+        filled[Ranks].nproc = "3"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -103,18 +123,20 @@ def test_what_cannot_be_read(words, expected):
 
 def test_the_last_value_counts_and_each_of_those_that_may_be_repeated():
     values = options("--nproc", "2", "--nproc=4", "--warm", "--no-warm", "--env", "A=1", "--env=B", "train.py")
-    assert (values.nproc, values.warm, values.env) == ("4", False, ("A=1", "B"))
+    assert (values[Ranks].nproc, values[Warming].warm, values[SshHosts].env) == ("4", False, ("A=1", "B"))
 
 
-@pytest.mark.parametrize("asks", [["--help"], ["-h", "train.py"], ["--nproc", "2", "--help-all"]])
-def test_help_is_for_click_to_show(asks):
-    assert read_options(asks) is None
+@pytest.mark.parametrize("asks", [["--help"], ["-h", "train.py"], ["--nproc", "x", "--grow=1", "--help-all"]])
+def test_help_precedes_errors(asks, capsys):
+    with pytest.raises(click.exceptions.Exit):
+        options(*asks)
+    assert "--nproc N" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "flag"), [("1", True), ("Yes", True), ("off", False), ("0", False), ("", False)])
 def test_a_variable_that_stands_for_a_flag(text, flag, monkeypatch):
     monkeypatch.setenv("DDPLAUNCH_LOG_JSON", text)
-    assert options("train.py").log_json is flag
+    assert options("train.py")[Output].log_json is flag
     monkeypatch.setenv("DDPLAUNCH_LOG_JSON", "2")
     with pytest.raises(UsageError, match="DDPLAUNCH_LOG_JSON=2: expected 1 or 0"):
         options("train.py")

@@ -40,13 +40,16 @@ ACCEPT_PAUSE_S = 0.5  # without accepting, after the system ran out of descripto
 
 
 class ServedJob(Protocol):
-    """What requests on the control socket can read and do: this node's launcher."""
+    """What requests on the control socket, and features, can read and do: this node's launcher."""
 
     def status(self) -> Status:
         """Return the status of this node's part of the job."""
 
     def inspect_job(self, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
         """Inspect all ranks of the job; ``on_done`` is called with the result, some seconds later at most."""
+
+    def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
+        """Inspect the ranks of this node alone."""
 
     def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
         """Profile all ranks of the job; ``on_reply`` is called with the profile of each rank, and with the end."""
@@ -59,6 +62,12 @@ class ServedJob(Protocol):
 
     def output_tail(self, rank: int, since: float | None = None) -> bytes:
         """Return the last output of such a rank: of its attempt, or of all attempts since a moment."""
+
+    def output_times(self, rank: int, count: int) -> bytes:
+        """Return the file with the times of the last ``count`` bytes of a rank's output."""
+
+    def on_sample(self) -> None:
+        """Called when the usage of the ranks was sampled."""
 
     def debug_server(self) -> DebugServer | None:
         """Return the debug server of this node; None in a job without debugger."""

@@ -79,24 +79,18 @@ class Supervisor:
         log: RunLog,
         observers: events.Observers,
         on_inspect_key: Callback,
-        on_debugger_stop: Callable[[DebugServer], object],
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder.
 
-        ``on_inspect_key`` is called for the first Ctrl-\\ in the terminal, ``on_debugger_stop`` when a rank stops in
-        its debugger and no user is attached. ``listener_socket`` listens on the control port, if that was bound before.
+        ``on_inspect_key`` is called for the first Ctrl-\\ in the terminal. ``listener_socket`` listens on the control
+        port, if that was bound before.
 
         Raises:
             UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
         """
         self._node_config, self._job_config = node_config, job_config
-        self._loop, self._screen, self._on_inspect_key, self._on_debugger_stop = (
-            loop,
-            screen,
-            on_inspect_key,
-            on_debugger_stop,
-        )
+        self._loop, self._screen, self._on_inspect_key = loop, screen, on_inspect_key
         process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
@@ -324,9 +318,7 @@ class Supervisor:
 
             loop, where, timeout = self._loop, self._tree.temp_dir, self._node_config.debug_timeout
             send, note, reset = self._link.send, self._screen.show_note, self._reset_stall_detector
-            self.debugging = DebugServer(
-                loop, where, timeout, self._on_debugger_stop, self.inspect_job, note, send, reset
-            )
+            self.debugging = DebugServer(loop, where, timeout, self.inspect_job, note, send, reset)
         self.debugging.start_attempt(ranks)
 
     def _on_preempt(self) -> None:

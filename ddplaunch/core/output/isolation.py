@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from ddplaunch.base.errors import escape_control_chars, format_trace
@@ -61,6 +61,11 @@ class IsolatedLoop(EventLoop):
 
     def call_soon(self, callback: Callback) -> None:
         self._loop.call_soon(self.guard(callback))
+
+    def add_signal_handlers(
+        self, numbers: Iterable[int], callback: Callable[[int], None], *, even_if_ignored: Iterable[int] = ()
+    ) -> None:
+        self._loop.add_signal_handlers(numbers, self.guard(callback), even_if_ignored=even_if_ignored)
 
     def run_once(self) -> None:
         self._loop.run_once()

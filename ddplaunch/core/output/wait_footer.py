@@ -1,28 +1,14 @@
-"""The wait footer: what the job is waiting for and for how long; and a notice when the start takes long."""
+"""The wait footer: what the job is waiting for and for how long."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.base.text import format_clock, format_count, join_names
-from ddplaunch.core.events import (
-    AttemptPlanned,
-    AttemptSwept,
-    Event,
-    JobEnded,
-    RankStarted,
-    SignalReceived,
-    ZygoteReady,
-)
-
-if TYPE_CHECKING:
-    from ddplaunch.core.output.screen import Screen
+from ddplaunch.base.text import format_clock
 
 LOG_REPEAT_S = 30.0  # in a log the line is repeated at this interval
-STARTUP_NOTICE_DELAY_S = 5.0  # a shorter start is silent
 
 
 class WaitFooter:
@@ -56,49 +42,3 @@ class WaitFooter:
         else:
             self._show(f"{self._text} ({format_clock(waited)})")
             self._timer = self._loop.call_later(self._interval_s - waited % 1, self._tick)
-
-
-class StartupNotice:
-    """Observer that shows what a slow start is waiting for, until every rank has a process."""
-
-    def __init__(self, loop: EventLoop, screen: Screen, modules: Sequence[str]) -> None:
-        """``modules``: preloaded for all ranks."""
-        self._loop, self._screen, self._modules = loop, screen, modules
-        self._awaited = ""
-        self._pending_ranks = 0  # without a process
-        self._timer: Timer | None = None
-        self._is_shown = False
-
-    def observe(self, event: Event) -> None:
-        match event:
-            case AttemptPlanned(plan=plan):
-                self._pending_ranks = len(plan.local_ranks)
-                self._awaited = f"the import of {join_names(self._modules)}" if self._modules else "Python"
-                self._begin()
-            case ZygoteReady():
-                self._awaited = "their processes"
-                if self._timer is not None:
-                    self._begin()
-            case RankStarted():
-                self._pending_ranks -= 1
-                if not self._pending_ranks:
-                    self._end()
-            case SignalReceived() | AttemptSwept() | JobEnded():
-                self._end()
-
-    def _begin(self) -> None:
-        self._end()
-        self._timer = self._loop.call_later(STARTUP_NOTICE_DELAY_S, self._show_notice)
-
-    def _show_notice(self) -> None:
-        self._is_shown = True
-        text = f"starting {format_count(self._pending_ranks, 'rank')}: waiting for {self._awaited}"
-        self._screen.show_footer(text, of_job=True, waited=STARTUP_NOTICE_DELAY_S)
-
-    def _end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._is_shown:
-            self._is_shown = False
-            self._screen.show_footer("", of_job=True)

@@ -18,7 +18,6 @@ from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.client import REPLY_TIMEOUT_S, JobNotResponding
 from ddplaunch.core.control_socket.status_request import StatusQuery
@@ -35,6 +34,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.runs import run_lookup
 from ddplaunch.features.runs.job_resolver import require_running, resolve_job, resolve_job_id, run_name
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.features.ssh.host_spec import read_hosts
 from ddplaunch.features.ssh.ssh_session import interactive_ssh_command
@@ -42,7 +42,7 @@ from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
 from ddplaunch.system.schedulers.scheduler import BatchJobState, run_program
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 HOST_QUERY_TIMEOUT_S = 30.0  # for `stacks --json` on a host of --hosts
 STOPPED_RANKS_TIMEOUT_S = 0.3  # for the job to report the ranks that are in their debugger

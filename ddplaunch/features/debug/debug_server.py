@@ -86,7 +86,6 @@ class DebugServer:
         loop: EventLoop,
         folder: RunTempDir,
         idle_timeout_s: float,
-        on_stop_unattended: Callable[[DebugServer], object],
         inspect_job: Callable[[Detail, Callable[[Inspection], None]], None],
         notify: Callable[[str], None],
         send: Callable[[FromNode], None],
@@ -94,12 +93,13 @@ class DebugServer:
     ) -> None:
         """``idle_timeout_s``: a rank resumes after this time without input; ``inspect_job`` inspects all ranks.
 
-        ``on_stop_unattended`` gets this server when a rank stops and no user is attached; it may call ``attach_user``.
         ``send`` sends a control message; ``notify`` shows a message. ``on_active_changed`` is called when the first
         rank stops, and when no rank is stopped any more.
         """
         self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
-        self._on_stop_unattended, self._on_active_changed = on_stop_unattended, on_active_changed
+        self._on_active_changed = on_active_changed
+        self.on_stop_unattended: Callable[[DebugServer], object] = lambda server: None
+        """Called when a rank stops and no user is attached; it may call ``attach_user``."""
         self._inspect, self._notify, self._send = inspect_job, notify, send
         self._ranks: NodeRanks | None = None
         self._socket: socket.socket | None = None
@@ -196,7 +196,7 @@ class DebugServer:
                 if self._ranks:
                     message = replace(message, world_size=self._ranks.plan.world_size)
                 if not self._users:
-                    self._on_stop_unattended(self)
+                    self.on_stop_unattended(self)
                 if not self.is_active:
                     self._loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
                 each.stopped, each.output, each.detached = message, b"", False

@@ -67,7 +67,7 @@ SSH_HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long ssh gives up a host
     callback=lambda ctx, param, text: _seconds(text),
     help="How long to wait for the other nodes.",
 )
-@click.option("--thorough", is_flag=True, help="Measure more, and all nodes at once; check for data errors.")
+@click.option("--thorough", is_flag=True, help="Measure more, and all nodes at once.")
 @click.option("--save", metavar="FILE", help="Save the measurements to this file.")
 @click.option("--compare", metavar="FILE", help="List what is slower than in a file from --save.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, MeasureCollective, PrepareDevices
-from ddplaunch.features.doctor.checks.fabric import Fabric
 from ddplaunch.features.doctor.connectivity import (
     PING_TIMEOUT_S,
     STREAM_TIMEOUT_S,
@@ -25,7 +24,8 @@ from ddplaunch.features.doctor.connectivity import (
     new_nonce,
 )
 from ddplaunch.features.doctor.flows import Flow, Pair, nodes_to_skip
-from ddplaunch.features.doctor.node_facts import NodeFacts, machine_findings
+from ddplaunch.features.doctor.node_checks import machine_findings
+from ddplaunch.features.doctor.node_facts import NodeFacts
 from ddplaunch.features.doctor.peers import UNREADABLE_REPLY_ERROR, DoctorPeer, timeout_text
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, TORCH_IMPORT_TIMEOUT_S
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S
@@ -54,7 +54,6 @@ class ExaminedNode(Struct, frozen=True):
     clock: float | None = None  # how far its clock is ahead of the first node's
     check: str = ""  # a command that tests the route to it
     taken: dict[int, str] = field(default_factory=dict)  # ports on which it cannot listen, and why
-    fabric_after: Fabric | None = None  # its counters after the measurements
 
 
 class PathResult(Struct, frozen=True):
@@ -113,8 +112,6 @@ class DoctorResults(Struct, frozen=True):
 
 class Examiner:
     """Runs the tests on all nodes, which are in the order of their node ranks."""
-
-    thorough = False
 
     def __init__(
         self,
@@ -175,7 +172,7 @@ class Examiner:
         count = len(self._peers)
         self._report_progress("examining this machine" if not self._address else f"examining {count} nodes")
         cwd = os.fsencode(os.getcwd())
-        question = messages.DescribeNode(cwd, self._address, self._environ, new_nonce(), self.thorough)
+        question = messages.DescribeNode(cwd, self._address, self._environ, new_nonce())
         seconds = START_TIMEOUT_S + 8 * REPLY_TIMEOUT_S + TORCH_IMPORT_TIMEOUT_S
         for node, facts in self._query(dict.fromkeys(range(count), question), NodeFacts, seconds).items():
             if _is_plausible(facts):

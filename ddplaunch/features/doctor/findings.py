@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddplaunch.base.text import format_size
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
-from ddplaunch.features.doctor.checks.fabric import new_errors, slower_ports
 from ddplaunch.features.doctor.checks.kernel import is_cpu_throttled
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.connectivity import Outcome
 from ddplaunch.features.doctor.examination import (
     SLOW_FRACTION,
@@ -20,7 +18,8 @@ from ddplaunch.features.doctor.examination import (
     slow_pairs,
 )
 from ddplaunch.features.doctor.flows import flow_findings, lossy_pairs
-from ddplaunch.features.doctor.node_facts import NodeFacts, machine_findings
+from ddplaunch.features.doctor.node_checks import machine_findings
+from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
 
 MAX_CLOCK_DIFFERENCE_S = 1.0
 UNSUPPORTED_TEXT = "not support"
@@ -57,12 +56,6 @@ def _find_per_node(examination: DoctorResults) -> Findings:
                 Severity.ERROR, examination.name(speed.nodes[0]), text, "for details run the job with NCCL_DEBUG=INFO"
             )
     yield from _find_slow_devices(examination)
-    yield from slower_ports(
-        {node.name: node.facts.fabric for node in examination.nodes if node.facts and node.facts.fabric}
-    )
-    for node in examination.nodes:
-        if node.facts and node.facts.fabric and node.fabric_after:
-            yield from new_errors(node.name, node.facts.fabric, node.fabric_after)
     yield from _find_slow_collectives(examination)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from ddplaunch.base.types import Count, ExitCode, Name, TaggedMessage, TextLine, Timestamp
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
-from ddplaunch.features.doctor.checks.fabric import Fabric
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.connectivity import ConnectResult, ListenReply, PingResult, StreamResult
-from ddplaunch.features.doctor.node_facts import NodeFacts
+from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
 
 START_MARK = b"\x1eddplaunch doctor\x1e"
 """Marks the start of the first frame on stdout: a login shell may have printed something before."""
@@ -26,7 +24,6 @@ class DescribeNode(TaggedMessage, frozen=True):
     toward: Name  # node 0's address; "" with one node
     environ: tuple[bytes, ...]  # NAME=value, for the benchmark processes
     nonce: Name  # the secret by which nodes recognise each other's test connections
-    thorough: bool = False
 
 
 class FindRoute(TaggedMessage, frozen=True):
@@ -65,10 +62,6 @@ class SendStream(TaggedMessage, frozen=True):
     port: Count
 
 
-class CountErrors(TaggedMessage, frozen=True):
-    """Read the error counters again. Reply: ErrorCounts."""
-
-
 class Exit(TaggedMessage, frozen=True):
     """Exit with the exit code of node 0. No reply."""
 
@@ -81,10 +74,6 @@ class TimeReply(TaggedMessage, frozen=True):
 
 class RouteReply(TaggedMessage, frozen=True):
     link: RouteToNodeZero | None
-
-
-class ErrorCounts(TaggedMessage, frozen=True):
-    fabric: Fabric | None
 
 
 class ConnectReply(TaggedMessage, frozen=True):
@@ -110,7 +99,6 @@ Question = (
     | SendStream
     | PrepareDevices
     | MeasureCollective
-    | CountErrors
 )
 NodeAnswer = (
     Ready
@@ -123,5 +111,4 @@ NodeAnswer = (
     | StreamReply
     | PrepareReply
     | CollectiveTimes
-    | ErrorCounts
 )

@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec import Struct
 
-from ddplaunch import __version__
-from ddplaunch.base.errors import host_name
-from ddplaunch.base.types import Count, KernelNumber, NonNegativeFloat, TaggedMessage, TextLine
-from ddplaunch.core.net.addresses import machine_id
-from ddplaunch.features.doctor.checks import (
-    CheckContext,
-    Findings,
-    HealthCheck,
-    fabric,
-    folders,
-    gpus,
-    kernel,
-    network,
-    torch,
-)
-from ddplaunch.features.doctor.checks.fabric import Fabric
-from ddplaunch.features.doctor.checks.folders import JobFolder
-from ddplaunch.features.doctor.checks.kernel import ProcessLimits
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
-from ddplaunch.features.doctor.checks.torch import TorchInfo
+from ddplaunch.base.types import Count, KernelNumber, Name, NonNegativeFloat, TaggedMessage, TextLine
 from ddplaunch.system.devices.gpu_health import GpuHealth
 from ddplaunch.system.plan.hardware import LostGpu
 
-CHECKS: tuple[HealthCheck, ...] = (torch.CHECK, gpus.CHECK, folders.CHECK, kernel.CHECK, fabric.CHECK, network.CHECK)
-"""All checks, in the order of their findings."""
+
+class TorchInfo(Struct, frozen=True):
+    """Facts about torch, after its import."""
+
+    version: TextLine
+    cuda: TextLine | None  # the version it was built for
+    nccl: TextLine | None
+    cuda_works: bool
+    devices: Count  # GPUs that it can use
+    architectures: tuple[TextLine, ...] = ()  # "sm_90", for which its kernels were compiled
+    capabilities: tuple[TextLine, ...] = ()  # "sm_90", of each GPU
+    why_not: TextLine | None = None  # why CUDA does not work
+
+
+class JobFolder(Struct, frozen=True):
+    """A folder that a job writes to."""
+
+    what: TextLine  # "the current folder": a path may be private, and reports are published
+    total: KernelNumber | None = None
+    free: KernelNumber | None = None
+    error: TextLine | None = None  # why nothing can be written there
+    silent: bool = False  # its file system did not answer
+
+
+class ProcessLimits(Struct, frozen=True):
+    """The kernel's limits on this process; None is unlimited."""
+
+    memlock: KernelNumber | None
+    open_files: KernelNumber | None
+    processes: KernelNumber | None
+    processes_left: KernelNumber | None  # of the control group
+
+
+class RouteToNodeZero(Struct, frozen=True):
+    """The route to node 0: local address, interface, and node 0's address."""
+
+    address: Name
+    interface: Name | None
+    mtu: Count | None = None
+    speed: Count | None = None  # Mbit/s, by the driver
+    there: Name = ""  # node 0's address, as resolved here
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the address is one of this machine."""
+        return self.address.startswith("127.") or self.address == "::1"
+
+
+class NetworkAddress(Struct, frozen=True):
+    """A network interface of this machine, its address and network."""
+
+    interface: Name
+    address: Name
+    network: Name  # "10.0.0.0/24"
 
 
 class NodeFacts(TaggedMessage, frozen=True):
@@ -55,19 +88,6 @@ class NodeFacts(TaggedMessage, frozen=True):
     link_error: TextLine | None  # why there is no route to node 0's address
     loopback: TextLine | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
-    fabric: Fabric | None = None
+    networks: tuple[NetworkAddress, ...] = ()
     cannot_start: tuple[TextLine, TextLine] | None = None  # why no rank can be started, and the remedy
     machine: TextLine = ""  # equal for two names of one machine; "" if unknown
-
-
-def read_facts(context: CheckContext) -> NodeFacts:
-    """Collect the facts of this machine: start all checks, then wait for each."""
-    readers = [check.read(context) for check in CHECKS]
-    found: dict[str, Any] = {name: value for reader in readers for name, value in reader().items()}
-    return NodeFacts(host=host_name(), ddplaunch=__version__, machine=machine_id(), **found)
-
-
-def machine_findings(name: str, facts: NodeFacts) -> Findings:
-    """Yield the findings on one machine, independent of the others."""
-    for check in CHECKS:
-        yield from check.findings(name, facts)

@@ -20,11 +20,11 @@ from ddplaunch.base.types import decode, encode
 from ddplaunch.core.net.connection import MAX_FRAME_BYTES
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
-from ddplaunch.features.doctor.checks import CheckContext, fabric
+from ddplaunch.features.doctor.checks import CheckContext
 from ddplaunch.features.doctor.checks.network import find_route
 from ddplaunch.features.doctor.checks.torch import TorchFacts
 from ddplaunch.features.doctor.connectivity import TestListener, measure_ping, measure_stream, test_paths
-from ddplaunch.features.doctor.node_facts import read_facts
+from ddplaunch.features.doctor.node_checks import read_facts
 from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
 
 NODE_STATEMENT = "from ddplaunch.features.doctor.node_process import main; main()"
@@ -91,7 +91,7 @@ class RequestHandler:
     def handle(self, question: messages.Question) -> object:
         """Return the reply; ``messages`` says which type belongs to which request."""
         match question:
-            case messages.DescribeNode(cwd, toward, environ, nonce, thorough):
+            case messages.DescribeNode(cwd, toward, environ, nonce):
                 os.environ.pop(
                     "PYTHONSAFEPATH", None
                 )  # set by ssh_command, so that Python took no module from the home folder
@@ -99,7 +99,7 @@ class RequestHandler:
                     os.environb.update(each.partition(b"=")[::2] for each in environ)
                 folder = os.getcwd() if self._by_hand else os.fsdecode(cwd)
                 self._nonce, self._benchmarks = nonce, [HelperProbe(_BENCHMARK_STATEMENT)]
-                return read_facts(CheckContext(folder, toward, os.environ, self._benchmarks[0], thorough))
+                return read_facts(CheckContext(folder, toward, os.environ, self._benchmarks[0]))
             case messages.FindRoute(toward):
                 return messages.RouteReply(find_route(toward))
             case messages.GetTime():
@@ -115,8 +115,6 @@ class RequestHandler:
                 return messages.StreamReply(measure_stream((address, port), self._nonce))
             case PrepareDevices():
                 return self._prepare(question)
-            case messages.CountErrors():
-                return messages.ErrorCounts(fabric.read_in_child())
         return self._measure(question)
 
     def _prepare(self, question: PrepareDevices) -> messages.PrepareReply:

@@ -20,7 +20,8 @@ from ddplaunch.features.doctor.examination import (
 )
 from ddplaunch.features.doctor.findings import UNSUPPORTED_TEXT, join_node_names, nodes_by_value
 from ddplaunch.features.doctor.flows import format_megabits
-from ddplaunch.features.doctor.node_facts import CHECKS, NodeFacts
+from ddplaunch.features.doctor.node_checks import CHECKS
+from ddplaunch.features.doctor.node_facts import NodeFacts
 
 WIDTH = 80
 MAX_MATRIX_NODES = 8  # of more nodes only the number of working paths is printed

@@ -1,4 +1,4 @@
-"""``doctor --thorough``: all nodes at once, each network that they share, and the errors that occurred meanwhile."""
+"""``doctor --thorough``: all nodes at once, and each network that they share besides that to node 0."""
 
 from __future__ import annotations
 
@@ -18,22 +18,12 @@ _MEMORY_DIVISOR = 16  # of the available memory, for one tensor of one process: 
 class ThoroughExaminer(Examiner):
     """An examination that goes on with longer tests."""
 
-    thorough = True
-
     def examine(self) -> DoctorResults:
         found = super().examine()
         together = list(self._measure_all_nodes(found))
-        self._count_errors()
         rails = self._try_rails(list(self._find_rails()))
         together += self._measure_rails(rails)
         return replace(found, nodes=tuple(self._found), together=tuple(together), rails=tuple(rails))
-
-    def _count_errors(self) -> None:
-        answers = self._query(
-            dict.fromkeys(self._responding_nodes(), messages.CountErrors()), messages.ErrorCounts, 2 * REPLY_TIMEOUT_S
-        )
-        for node, answer in answers.items():
-            self._found[node] = replace(self._found[node], fabric_after=answer.fabric)
 
     def _measure_all_nodes(self, examination: DoctorResults) -> Iterator[CollectiveResult]:
         """Measure each collective on all nodes at once; with GPUs, also on each node alone."""
@@ -67,7 +57,7 @@ class ThoroughExaminer(Examiner):
         for node in self._any_port:
             facts = self._found[node].facts
             main = facts.link.interface if facts and facts.link else None
-            for each in facts.fabric.attachments if facts and facts.fabric else ():
+            for each in facts.networks if facts else ():
                 if each.interface != main:
                     shared.setdefault(each.network, {})[node] = (each.interface, each.address)
         for network, places in shared.items():

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import click
 
 from ddplaunch.base.errors import host_name
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.features.inspect import py_spy
@@ -19,6 +18,7 @@ from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
 from ddplaunch.features.runs.job_resolver import require_running as runs_there
 from ddplaunch.features.runs.job_resolver import resolve_job, resolve_job_id, run_name
 from ddplaunch.features.runs.run_lookup import find_running
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 

@@ -21,7 +21,6 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.base.types import as_dict
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
 from ddplaunch.core.control_socket.output_request import OutputChunk, TailOutputRequest
@@ -51,6 +50,7 @@ from ddplaunch.features.live.styled_rows import Row, StyledText, strip_styles, t
 from ddplaunch.features.live.view_state import ViewState, busy_cpus_by_rank, collectives_per_second, rank_activities
 from ddplaunch.features.runs import history_store, run_lookup, sample_file
 from ddplaunch.features.runs.job_resolver import require_running, resolve_job, resolve_job_id, run_name
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.job_step import run_on_nodes

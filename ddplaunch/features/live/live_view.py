@@ -15,6 +15,7 @@ from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.server import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived
 from ddplaunch.core.failures import FailureReport
+from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.tty import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.core.rank.proc_utils import is_suspended
@@ -343,8 +344,8 @@ class LiveView:
         self._screen.refresh()
 
 
-class EmbeddedView:
-    """The view of ``run --ui``, below the job's own log: an observer that shows it until the job ends, or ``q``."""
+class EmbeddedView(NodeSide):
+    """The view of ``run --ui``, below the job's own log, until the job ends or the user types ``q``."""
 
     def __init__(self, loop: EventLoop, screen: LiveScreen, job: ServedJob) -> None:
         self._screen, self._job = screen, job

@@ -25,8 +25,8 @@ _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as in Kubernetes' generated nam
 
 COMMON = (
     "--container-image", "--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--nproc",
-    "--container-mounts", "--env", "--namespace", "--label", "--resource", "--toleration", "--patch", "--dry-run",
-    "--help", "--help-all",
+    "--container-mounts", "--env", "--namespace", "--label", "--resource", "--toleration", "--dry-run", "--help",
+    "--help-all",
 )  # fmt: skip
 """The options that most people need."""
 

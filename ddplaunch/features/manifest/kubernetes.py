@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
-from ddplaunch.features.manifest.patch import apply_patches
 from ddplaunch.features.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, PYTORCHJOB, TRAINJOB, VOLCANO, PodJob
 from ddplaunch.features.manifest.pod_spec import CONTAINER, pod_spec
 from ddplaunch.features.manifest.pytorch_job import pytorch_job
@@ -36,16 +35,13 @@ _REQUIREMENTS = {
 
 
 def render_manifest(job: PodJob) -> str:
-    """Write the job as YAML for ``kubectl apply``.
-
-    Raises UsageError if YAML cannot hold a string, or a patch does not fit.
-    """
+    """Write the job as YAML for ``kubectl apply``. Raises UsageError if YAML cannot hold a string."""
     version = "1.31" if job.min_nodes else "1.29"  # which first had successPolicy; which had backoffLimitPerIndex
     newer = "" if job.kind in (TRAINJOB, PYTORCHJOB) else f", for Kubernetes {version} or newer"
     head = f"# Written by ddplaunch manifest{newer}. To submit it: kubectl apply -f THIS_FILE\n"
     if needs := [_REQUIREMENTS[each] for each in (job.kind, job.gang) if each in _REQUIREMENTS]:
         head += f"# The cluster must have {' and '.join(needs)}.\n"
-    return head + "---\n".join(write_yaml(each) for each in apply_patches(list(build_objects(job)), job.patches))
+    return head + "---\n".join(write_yaml(each) for each in build_objects(job))
 
 
 def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:

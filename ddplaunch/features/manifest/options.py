@@ -83,8 +83,6 @@ HEADINGS = {
         click.Option(["--restricted"], is_flag=True, help="Meet the restricted Pod Security Standard."),
         option("--run-as user", "UID[:GID]", "Numeric user and group of the pods.  [default: those of the image]",
                read.read_user),
-        option("--patch patches", "FILE", "YAML file to merge into the job", read.read_patches, multiple=True,
-               path=True),
         CONFIG,
     ),
     "Environment of the job": (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
 
@@ -50,20 +49,6 @@ class Mount(Struct, frozen=True):
         return f"{self.source}:{self.path}{':ro' * self.read_only}"
 
 
-class ManifestPatch(Struct, frozen=True):
-    """One document of a ``--patch`` file, for the object of its kind; a Job may be inside a JobSet."""
-
-    file: str
-    content: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return self.file
-
-    @property
-    def kind(self) -> str:
-        return str(self.content.get("kind", "Job"))
-
-
 class PodJob(Struct, frozen=True):
     """A Kubernetes job: its resources and what it runs; None: not set."""
 
@@ -105,7 +90,6 @@ class PodJob(Struct, frozen=True):
     variables: Mapping[str, str]  # of the container, besides `OWN_VARIABLES`
     secrets: Sequence[str]  # NAME=SECRET:KEY: one variable; SECRET: a variable for each of its keys
     mounts: Sequence[Mount]
-    patches: Sequence[ManifestPatch]
 
     @property
     def node_zero(self) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import click
 
-from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import (
     OptionReader,
     check_unique_names,
@@ -18,8 +17,7 @@ from ddplaunch.cli.batch_command import (
     time_reader,
 )
 from ddplaunch.cli.cluster_detection import TOKEN_VARIABLE, check_token
-from ddplaunch.features.manifest import patch
-from ddplaunch.features.manifest.pod_job import OWN_VARIABLES, ManifestPatch, Mount
+from ddplaunch.features.manifest.pod_job import OWN_VARIABLES, Mount
 from ddplaunch.features.manifest.pod_spec import NVIDIA
 
 _SHORT = r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
@@ -216,12 +214,6 @@ def positive_time_reader(example: str, hint: str, *, unlimited: bool) -> OptionR
 
 time_limit = positive_time_reader("4:00:00", "leave it out for a job without a limit", unlimited=True)
 ttl_time = positive_time_reader("1-0 for a day", "leave it out to keep the job", unlimited=False)
-
-
-def read_patches(ctx: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> tuple[ManifestPatch, ...]:
-    """Read the files; a path in a file of defaults is relative to that file."""
-    folder = os.path.dirname(batch_command.default_file_of(ctx, param) or "")
-    return tuple(each for path in paths for each in patch.read_patches(os.path.join(folder, path)))
 
 
 def parse_key_values(values: Sequence[str]) -> dict[str, str]:

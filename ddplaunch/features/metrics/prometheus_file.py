@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ddplaunch.core import events
 from ddplaunch.core.control_socket.job_status import RankState, Status
 from ddplaunch.core.events import Event
+from ddplaunch.core.feature import NodeSide
 from ddplaunch.features.samples.node import CounterSnapshot
 from ddplaunch.features.samples.sample import NodeSample
 
@@ -35,8 +36,8 @@ GPU_METRICS = (
 STALL_MERGE_S = 1.0  # two reports of one stall may differ in its beginning by this
 
 
-class PrometheusFile:
-    """The observer and subscriber of samples that writes the file."""
+class PrometheusFile(NodeSide):
+    """Subscribes to samples, and writes the file."""
 
     def __init__(self, path: str, status: Callable[[], Status], notify: Callable[[str], None]) -> None:
         self._path, self._status, self._notify = path, status, notify

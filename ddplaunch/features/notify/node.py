@@ -22,6 +22,7 @@ from ddplaunch.base.text import format_count
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport, describe_exit
+from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.node import child_processes, node_context, process_limits
 from ddplaunch.core.node_config import NotifyCommand
 from ddplaunch.core.output.screen import Screen
@@ -37,7 +38,7 @@ MAX_LINES = 12  # of a traceback, the last ones
 _PROGRAM = os.path.join(PACKAGE_DIR, "features", "notify", "rank", "notifier.py")
 
 
-class NotifyObserver:
+class NotifyObserver(NodeSide):
     """Notifies the user of the events of one job; on node 0 only."""
 
     def __init__(self, loop: EventLoop, plan: Plan, commands: Sequence[NotifyCommand], screen: Screen) -> None:

@@ -13,7 +13,6 @@ import click
 from ddplaunch.base.errors import LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.base.text import format_count, format_ranks
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import RankState
 from ddplaunch.core.control_socket.status_request import StatusQuery
@@ -30,6 +29,7 @@ from ddplaunch.features.profile.torch_trace import Event
 from ddplaunch.features.runs.job_resolver import require_running as runs_there
 from ddplaunch.features.runs.job_resolver import resolve_job, resolve_job_id, run_name
 from ddplaunch.features.runs.run_lookup import find_running
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.plan.numbers import parse_cpulist
 from ddplaunch.system.schedulers.job_step import run_on_nodes

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ddplaunch.features.python.rank.rank_value import RankValue
+
 if TYPE_CHECKING:
     from ddplaunch.features.python.pytest_ranks import PytestRanks
 
@@ -20,13 +22,6 @@ _NOT_IN_RANKS = frozenset(
     {"monkeypatch", "capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "caplog", "recwarn", "request"}
 )
 """Fixtures that change or capture pytest's own process; ranks are other processes."""
-
-
-class RankValue:
-    """Placeholder of a fixture whose value differs in each rank."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 def _rank_value(request: pytest.FixtureRequest, name: str) -> RankValue:

@@ -23,7 +23,7 @@ from ddplaunch.system.schedulers.scheduler import (
     array_indices,
 )
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import JobEnd, SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import JobEnd, SubmittedJob
 
 
 def summarize_array(

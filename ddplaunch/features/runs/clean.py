@@ -11,8 +11,8 @@ import click
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_size
 from ddplaunch.cli.option_values import parse_seconds
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.ssh import job_records
 
 

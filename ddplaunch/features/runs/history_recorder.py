@@ -11,23 +11,23 @@ import errno
 import itertools
 import json
 import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ddplaunch.base.errors import host_name, sanitize_line
+from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
+from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.output.run_log import rank_file, run_names
 from ddplaunch.core.output.times import times_file
 from ddplaunch.core.rank.proc_utils import start_ticks
+from ddplaunch.features.runs import history_store
 from ddplaunch.system.plan.plan import Plan
 
-MAX_RUNS = 100  # in the history
 SIZE_CHECK_EVERY = 5  # runs with output, about, between two checks of the history's size
-MAX_TARGET_CHARS = 1000  # of the target in a record
 MAX_EVENTS = 20_000  # of an attempt
 MAX_BYTES = 4 << 20  # of the attempts in a file, but the last
 MAX_INSPECTION = 8 << 20  # bytes; that of 1,000 ranks with their stacks has less
@@ -38,59 +38,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_HOME_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # no writable home: not worth a note
 
 
-def history_dir() -> str | None:
-    """Return the folder of the history, which has a folder for each run; None where this user has no home."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):
-        home = os.path.expanduser("~")
-        if not os.path.isdir(home):
-            return None
-        state = os.path.join(home, ".local", "state")
-    return os.path.join(state, "ddplaunch", "runs")
-
-
-def open_history_dir(path: str, *, create: bool) -> int:
-    """Open the folder of the history at ``path``, and return its descriptor.
-
-    Raises OSError if it is missing, cannot be made, or belongs to another user.
-    """
-    parent = os.path.dirname(path)
-    if create:
-        os.makedirs(os.path.dirname(parent), 0o700, exist_ok=True)
-    os.close(_open_private_dir(parent, make=create))
-    return _open_private_dir(path, make=create)
-
-
-def json_files(path: str) -> list[str]:
-    """List the JSON files in a folder; none if it is missing or belongs to another user."""
-    try:
-        os.close(open_history_dir(path, create=False))
-        names = [name for name in os.listdir(path) if name.endswith(".json") and not name.startswith(".")]
-    except OSError:
-        return []
-    return [os.path.join(path, name) for name in names]
-
-
-def _open_private_dir(path: str, *, make: bool) -> int:
-    if make:
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            pass
-    try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except NotADirectoryError:  # also of a symbolic link
-        raise OSError(errno.ENOTDIR, f"{path} is not a folder", path) from None
-    info = os.fstat(folder)
-    if info.st_uid != os.geteuid():
-        os.close(folder)
-        raise OSError(errno.ENOTDIR, f"{path} belongs to another user", path)
-    if stat.S_IMODE(info.st_mode) & 0o077:
-        os.fchmod(folder, 0o700)
-    return folder
-
-
-class HistoryRecorder:
+class HistoryRecorder(NodeSide):
     """Records one node's part of a run, if the user has a home."""
 
     def __init__(
@@ -204,9 +152,7 @@ class HistoryRecorder:
         """
         if not self._joined_late or not self._plan.node_rank:
             return None
-        from ddplaunch.features.runs.history_store import find_newest_run
-
-        return find_newest_run(self._plan.run_id, self._began)
+        return history_store.find_newest_run(self._plan.run_id, self._began)
 
     def _build_header(self) -> dict[str, object]:
         plan = self._plan
@@ -272,10 +218,8 @@ class HistoryRecorder:
         self._folder = None
         with suppress(OSError):
             count = len(os.listdir(history_dir() or "/"))
-            if count > MAX_RUNS or (self._output_files and count % SIZE_CHECK_EVERY == 0):
-                from ddplaunch.features.runs.history_store import prune
-
-                prune()
+            if count > history_store.MAX_RUNS or (self._output_files and count % SIZE_CHECK_EVERY == 0):
+                history_store.prune()
 
 
 _ATTEMPT_END_EVENTS = (events.Restarting, events.JobEnded)

@@ -11,10 +11,11 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, host_name
+from ddplaunch.base.history_dir import history_dir, open_history_dir
 from ddplaunch.core.output.run_log import run_names
-from ddplaunch.features.runs.history_recorder import MAX_RUNS, history_dir, open_history_dir
 from ddplaunch.features.runs.run_record import RunRecord, RunState, read_record
 
+MAX_RUNS = 100  # in the history
 MAX_BYTES = 256 << 20  # of the whole history
 REMOTE_RUN_TIMEOUT_S = 30 * 86400.0  # a run on another machine without a recorded end counts as ended after this
 CLEANUP_TIMEOUT_S = 0.5  # for removing old runs at the end of a run

@@ -22,7 +22,7 @@ from ddplaunch.system.schedulers.scheduler import (
     SchedulerNotResponding,
 )
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES, get_scheduler, make_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 
 def resolve_job(word: str | None) -> SubmittedJob | None:

@@ -20,7 +20,6 @@ import click
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import describe_all_ranks
 from ddplaunch.cli.option_values import parse_seconds
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
 from ddplaunch.core.output.tty import is_interactive
@@ -38,13 +37,14 @@ from ddplaunch.features.runs.job_resolver import (
 )
 from ddplaunch.features.runs.rank_logs import Part
 from ddplaunch.features.runs.run_lookup import FoundRun
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.runs.run_record import RunState
 from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.log_follower import LogFollower, print_line
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 MAX_LINE = 1 << 20  # bytes; a longer line is split
 LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to another rank's next one

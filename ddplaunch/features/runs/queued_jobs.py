@@ -18,7 +18,7 @@ from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.job_step import query_node_zero
 from ddplaunch.system.schedulers.scheduler import ACCOUNTING_DELAY_S, BatchJobState, Deadline, JobId
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler, make_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 MAX_RECENT = 5  # ended runs, and as many ended jobs, shown without --all
 RECENT_S = 86400.0

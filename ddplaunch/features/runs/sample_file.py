@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from threading import Thread
 
 from msgspec import Struct
@@ -11,7 +12,6 @@ from msgspec import Struct
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_file_and_owner
 from ddplaunch.base.types import Count, TextLine, as_dict, convert, parse
-from ddplaunch.features.runs.history_recorder import HistoryRecorder
 from ddplaunch.features.samples.node import CounterSnapshot
 from ddplaunch.features.samples.sample import NodeSample, downsample
 from ddplaunch.system.plan.plan import Plan
@@ -51,8 +51,9 @@ class SampleFile:
     A thread writes them, one at a time: the launcher goes on if the disk hangs, as a home on the network may.
     """
 
-    def __init__(self, history: HistoryRecorder) -> None:
-        self._history = history
+    def __init__(self, open_folder: Callable[[], int | None]) -> None:
+        """``open_folder`` returns the descriptor of the run's folder; None before its ranks start and after its end."""
+        self._open_folder = open_folder
         self._size = 0
         self._plan_attempt = -1  # whose plan was written last
         self._has_failed = False
@@ -60,7 +61,7 @@ class SampleFile:
 
     def on_sample(self, snapshot: CounterSnapshot, sample: NodeSample | None) -> None:
         """Write a sample, unless the one before is still being written."""
-        folder = self._history.folder
+        folder = self._open_folder()
         if sample is None or not sample.ranks or folder is None or self._has_failed:
             return
         if self._writer is None or not self._writer.is_alive():

@@ -11,7 +11,6 @@ import click
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.base.text import format_count
-from ddplaunch.cli.run_command import RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.job_status import RankState
@@ -27,11 +26,12 @@ from ddplaunch.features.runs.job_resolver import (
     resolve_job,
 )
 from ddplaunch.features.runs.run_lookup import RunningJob
+from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.ssh import job_records
 from ddplaunch.features.ssh.host_command import CommandOnHost, HostCommand
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 POLL_INTERVAL_S = 1.0
 CONTINUE_TIMEOUT_S = 2.0  # for the kernel to continue a suspended launcher

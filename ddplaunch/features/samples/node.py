@@ -8,14 +8,15 @@ samples, until all ranks have entered their first collective.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from msgspec import Struct, field
 
-from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.event_loop import Callback, EventLoop, Timer
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
+from ddplaunch.core.feature import NodeSide
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.samples.sample import MAX_COMPARABLE_RATE, GpuSample, NodeSample, RankSample, ranks_behind
@@ -45,25 +46,23 @@ class CounterSnapshot(Struct, frozen=True):
     gpus: tuple[GpuUsage, ...] = ()
 
 
-class SampleCollector:
-    """Takes the samples of one node, in all attempts; an observer of events."""
+class SampleCollector(NodeSide):
+    """Takes the samples of one node, in all attempts, if there is a subscriber."""
 
     def __init__(
         self,
         loop: EventLoop,
         inspect: Inspect | None,
         emit: Callable[[Event], None],
-        subscribers: Sequence[OnSample],
-        *,
-        late_interval_s: float = LATER,
+        on_sampled: Callback = lambda: None,
     ) -> None:
         """``inspect`` finds the state or the lateness of this node's ranks; None if they cannot be inspected.
 
-        ``subscribers`` get each sample from the first plan on, None while no rank runs. ``late_interval_s``: the
-        interval after the first hour.
+        ``on_sampled`` is called after the subscribers.
         """
-        self._loop, self._inspect, self._emit, self._subscribers = loop, inspect, emit, subscribers
-        self._began, self._late_interval_s = time.monotonic(), late_interval_s
+        self._loop, self._inspect, self._emit, self._on_sampled = loop, inspect, emit, on_sampled
+        self._subscribers: list[OnSample] = []
+        self._began, self._late_interval_s = time.monotonic(), LATER
         self._plan: Plan | None = None
         self._attempt = -1
         self._pids: dict[int, int] = {}
@@ -73,7 +72,17 @@ class SampleCollector:
         self._is_sampling = self._first_known = False
         self._gpus: GpuUsageQuery | None = None
 
+    def subscribe(self, on_sample: OnSample, *, late_interval_s: float = LATER) -> None:
+        """Call ``on_sample`` with each sample from the first plan on, with None while no rank runs.
+
+        ``late_interval_s``: at least so often after the first hour.
+        """
+        self._subscribers.append(on_sample)
+        self._late_interval_s = min(self._late_interval_s, late_interval_s)
+
     def observe(self, event: Event) -> None:
+        if not self._subscribers:
+            return
         match event:
             case events.AttemptPlanned(plan=plan, attempt=attempt):
                 self._stop_gpu_query()  # its helper process may have been killed with the last attempt
@@ -99,6 +108,7 @@ class SampleCollector:
     def _publish(self, snapshot: CounterSnapshot, sample: NodeSample | None = None) -> None:
         for on_sample in self._subscribers:
             on_sample(snapshot, sample)
+        self._on_sampled()
 
     def _schedule(self, seconds: float) -> None:
         if self._timer is not None:

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
 from ddplaunch.base.types import as_dict, parse
 from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.runs import run_lookup
-from ddplaunch.features.runs.history_recorder import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 
 MAX_JOBS = 100  # on record
 MAX_BYTES = 1 << 20  # of a file

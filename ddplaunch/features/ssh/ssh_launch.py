@@ -14,9 +14,12 @@ from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import print_message
+from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Output, Preemption, Ranks, Stopping, TargetOptions
+from ddplaunch.cli.feature_options import SSH_OPTIONS, Recording, SshHosts
 from ddplaunch.cli.job_config_options import check_control_port
-from ddplaunch.cli.run_options import SSH_OPTIONS, Inferred, OptionSource, RunOptions
+from ddplaunch.cli.run_options import Inferred
 from ddplaunch.cli.show_option import read_merge
+from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.output.tty import is_interactive
 from ddplaunch.core.rank.proc_utils import start_ticks
@@ -39,9 +42,10 @@ _NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
 _OMITTED_OPTIONS = {*SSH_OPTIONS, *_PER_NODE_OPTIONS, "no_config", "as_json"}
 
 
-def read_ssh_hosts(options: RunOptions) -> tuple[Host, ...]:
+def read_ssh_hosts(options: Options) -> tuple[Host, ...]:
     """Return the hosts of --hosts or --hostfile. Raises UsageError if they are invalid or contradict other options."""
-    hosts = read_hosts(options.hosts, options.hostfile, options.include, options.exclude)
+    ssh, spares = options[SshHosts], options[Elastic].spares
+    hosts = read_hosts(ssh.hosts, ssh.hostfile, ssh.include, ssh.exclude)
     for name, why in (
         ("nnodes", "each host is a node"),
         ("node_rank", "this command starts all nodes"),
@@ -51,60 +55,64 @@ def read_ssh_hosts(options: RunOptions) -> tuple[Host, ...]:
     ):
         if options.is_set(name):
             raise UsageError(f"--{name.replace('_', '-')} does not work with --hosts: {why}", "leave it out")
-    if options.control == "none":
+    if options[Connections].control == "none":
         raise UsageError("--control none does not work with --hosts: all nodes must end together", "leave it out")
-    if options.spares and len(hosts) - options.spares < 2:
-        left = max(0, len(hosts) - options.spares)
-        what = f"--spares {options.spares} of {len(hosts)} hosts leaves {left} for the ranks"
+    if spares and len(hosts) - spares < 2:
+        left = max(0, len(hosts) - spares)
+        what = f"--spares {spares} of {len(hosts)} hosts leaves {left} for the ranks"
         raise UsageError(what, "name at least two hosts more than spares: a spare cannot replace node 0")
     if options.is_set("nproc") and any(host.slots for host in hosts):
-        raise UsageError(f"--nproc {options.nproc} and the slots of the hosts contradict each other", "give one")
+        raise UsageError(f"--nproc {options[Ranks].nproc} and the slots of the hosts contradict each other", "give one")
     if options.is_set("gpus") and any(host.gpus for host in hosts):
-        raise UsageError(f"--gpus {options.gpus} and the slots chosen contradict each other", "give one of them")
-    if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options.master_addr is None:
+        raise UsageError(f"--gpus {options[Ranks].gpus} and the slots chosen contradict each other", "give one of them")
+    if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options[Nodes].master_addr is None:
         what = f"{hosts[0].name} is another machine on each of the hosts"
         raise UsageError(what, "use the name by which the other hosts reach it, or add --master-addr")
     return hosts
 
 
-def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, run_id: str) -> int:
+def run_on_hosts(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str) -> int:
     """Run the job on the hosts; return its exit code."""
     raise_fd_limit(len(hosts))
-    environ = forwarded_environment(options.env, os.environ)
+    environ = forwarded_environment(options[SshHosts].env, os.environ)
     ssh_configs = [resolve_ssh_config(host.destination) for host in hosts]
-    address = (options.master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
-    port = options.master_port or DEFAULT_PORT
-    control = options.control_port or port + 1
+    address = (options[Nodes].master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
+    port = options[Nodes].master_port or DEFAULT_PORT
+    control = options[Connections].control_port or port + 1
     if len(hosts) > 1:
         check_control_port(control, port)
-    token = options.token or os.urandom(16).hex()
+    token = options[Nodes].token or os.urandom(16).hex()
     nonce = os.urandom(16).hex()
-    python = options.remote_python or sys.executable
-    heartbeat, preempt_signal = options.heartbeat_timeout, options.preempt_signal
-    may_merge = is_interactive(1) and is_interactive(2) and options.merge is None
+    python = options[SshHosts].remote_python or sys.executable
+    heartbeat, preempt_signal = options[Connections].heartbeat_timeout, options[Preemption].preempt_signal
+    may_merge = is_interactive(1) and is_interactive(2) and options[Output].merge is None
     merge = ("--merge",) if may_merge and read_merge(options) is None else ()  # the hosts have no terminal
     fleet = Fleet(
-        heartbeat, options.grace, options.spares, allow_mismatch=options.allow_mismatch, preempt_signal=preempt_signal
+        heartbeat,
+        options[Stopping].grace,
+        options[Elastic].spares,
+        allow_mismatch=options[Connections].allow_mismatch,
+        preempt_signal=preempt_signal,
     )
 
     def connect(node: int, host: Host) -> Callable[..., SshSession]:
-        nnodes = len(hosts) - options.spares
-        own = (*_node_argv(node, nnodes, address, options.master_port), *_nproc_argv(host, options))
+        nnodes = len(hosts) - options[Elastic].spares
+        own = (*_node_argv(node, nnodes, address, options[Nodes].master_port), *_nproc_argv(host, options))
         common = options.to_argv(excluded=_OMITTED_OPTIONS | (_NODE_0_OPTIONS if node else set()))
         job = HostJob(
             nonce=nonce,
             environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH_VARIABLE: "1"},
             cwd=os.getcwd(),
             target=target.text,
-            module=options.module,
-            no_python=options.no_python,
-            log_dir=options.log_dir,
+            module=options[TargetOptions].module,
+            no_python=options[TargetOptions].no_python,
+            log_dir=options[Output].log_dir,
             address=address,
             ports=(port, control) if node == 0 and len(hosts) > 1 else (),
             argv=("run", *own, "--no-config", "--run-id", run_id, *common, *merge, "--", target.text, *target.args),
             preempt_signal=preempt_signal,
             heartbeat=heartbeat,
-            grace=options.grace,
+            grace=options[Stopping].grace,
         )
         command = ssh_command(host.destination, ssh_configs[node], python, environ, heartbeat)
         return lambda loop: SshSession(loop, host.name, ssh_configs[node].first_hop, command, job)
@@ -121,7 +129,7 @@ def run_on_hosts(hosts: tuple[Host, ...], options: RunOptions, target: Target, r
         host=host_name(),
         began=time.time(),
     )
-    with record_job(job, history=not options.no_history) as end:
+    with record_job(job, history=not options[Recording].no_history) as end:
         code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
         end.code = None if fleet.problems else code
     if fleet.problems:
@@ -140,13 +148,13 @@ def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:
     )
 
 
-def options_for_dry_run(hosts: tuple[Host, ...], options: RunOptions) -> tuple[RunOptions, str]:
+def options_for_dry_run(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:
     """Return the options of a dry run for these hosts, and a note on the node of each host."""
-    forwarded_environment(options.env, os.environ)
+    forwarded_environment(options[SshHosts].env, os.environ)
     new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
     if len(hosts) > 1:
         new |= {"node_rank": 0, "master_addr": hosts[0].name}
-    with_ranks = hosts[: len(hosts) - options.spares]
+    with_ranks = hosts[: len(hosts) - options[Elastic].spares]
     if any(host.slots for host in hosts):
         counts = [str(host.slots or 1) for host in with_ranks]
         new["nproc"] = counts[0] if len(set(counts)) == 1 else ",".join(counts)
@@ -154,11 +162,11 @@ def options_for_dry_run(hosts: tuple[Host, ...], options: RunOptions) -> tuple[R
     return options.with_defaults(OptionSource.HOSTS, new), f"{note}; each is assumed to be like this machine"
 
 
-def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: RunOptions) -> Plan:
+def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: Options) -> Plan:
     """Return the plan of a dry run with the names of these hosts, marking what is only assumed about them."""
     nodes = tuple(replace(node, host=host.name) for node, host in zip(plan.nodes, hosts, strict=False))
     ranks = tuple(replace(rank, host=nodes[rank.node_rank].host) for rank in plan.ranks)
-    listed = "--hosts" if options.hosts else "--hostfile"
+    listed = "--hosts" if options[SshHosts].hosts else "--hostfile"
     sources = {"devices": SOURCE_ASSUMED, "threads per rank": SOURCE_ASSUMED}
     unknown = [host.name for host in hosts[: len(nodes)] if not host.slots]
     if not options.is_set("nproc"):
@@ -199,11 +207,11 @@ def _node_argv(node: int, nnodes: int, address: str, port: int | None) -> Iterat
         yield from ("--master-port", str(port))
 
 
-def _nproc_argv(host: Host, options: RunOptions) -> Iterator[str]:
+def _nproc_argv(host: Host, options: Options) -> Iterator[str]:
     """Options for a host's ranks: its slots, or what the user has set for all hosts."""
     if host.gpus is not None:
         yield from ("--gpus", ",".join(map(str, host.gpus)))
-    elif options.gpus is not None:
-        yield from ("--gpus", options.gpus)
-    if host.gpus is None and (host.slots or options.nproc):
-        yield from ("--nproc", str(host.slots or options.nproc))
+    elif (gpus := options[Ranks].gpus) is not None:
+        yield from ("--gpus", gpus)
+    if host.gpus is None and (host.slots or options[Ranks].nproc):
+        yield from ("--nproc", str(host.slots or options[Ranks].nproc))

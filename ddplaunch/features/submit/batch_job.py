@@ -15,9 +15,8 @@ from msgspec import Struct
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import parsed_line, run_argv
-from ddplaunch.cli.run_command import value_source
-from ddplaunch.cli.run_options import OptionSource
 from ddplaunch.cli.target_args import current_directory
+from ddplaunch.core.options import OptionSource, value_source
 
 
 class SetupCommand(Struct, frozen=True):

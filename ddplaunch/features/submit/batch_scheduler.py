@@ -22,7 +22,7 @@ from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job, print_line
 from ddplaunch.system.schedulers.scheduler import JobId, Scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 
 class BatchScheduler(Scheduler):

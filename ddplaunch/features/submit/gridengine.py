@@ -38,7 +38,7 @@ from ddplaunch.system.schedulers.scheduler import (
     group_by_job,
     run_program,
 )
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 _NUMBER, _TASK = "$JOB_ID", "$TASK_ID"  # qsub's patterns for a job's number and index in file names
 _REQUEUED, _LIMIT = "25", "37"  # qacct's "failed" of a job that is requeued, and of one that exceeded h_rt

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError, UsageError
 from ddplaunch.base.text import join_names
-from ddplaunch.cli.run_command import value_source
-from ddplaunch.cli.run_options import OptionSource
+from ddplaunch.core.options import OptionSource, value_source
 from ddplaunch.features.runs.run_totals import suggest_excludes
 from ddplaunch.features.submit import slurm_output
 from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions
@@ -36,7 +35,7 @@ from ddplaunch.system.schedulers.scheduler import (
     group_by_job,
     run_program,
 )
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 OVERRIDE_VARIABLES = {
     name: "_".join(("SBATCH", *name.upper().split("-")))

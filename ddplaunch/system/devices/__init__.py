@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from ddplaunch.system.devices.amd import AMD
-from ddplaunch.system.devices.apple import APPLE
 from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.devices.intel import INTEL
 from ddplaunch.system.devices.nvidia import NVIDIA
@@ -14,7 +13,7 @@ from ddplaunch.system.devices.sysfs import Folder
 from ddplaunch.system.devices.vendor import KernelTrees
 from ddplaunch.system.plan.hardware import Gpu, GpusFailed, Hardware, LostGpu
 
-VENDORS = (NVIDIA, AMD, INTEL, APPLE)
+VENDORS = (NVIDIA, AMD, INTEL)
 
 
 def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folder = "/dev") -> Hardware:

@@ -1,4 +1,4 @@
-"""Reads the health of NVIDIA's GPUs through NVML: memory errors, throttling, temperature, NVLinks, processes.
+"""Reads the health of NVIDIA's GPUs through NVML: memory errors, throttling, temperature, processes.
 
 Calls into a wedged driver never return, so this runs in a process that may be abandoned.
 """
@@ -23,10 +23,6 @@ THROTTLE_REASONS = {
 """Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that mean trouble; the others are normal."""
 
 
-NVLINK_ERRORS = {"replays": 0, "recoveries": 1, "CRC errors of flits": 2, "CRC errors of data": 3}
-"""NVML_NVLINK_ERROR_DL_* (nvml.h)."""
-
-
 class GpuHealth(Struct, frozen=True):
     """The health of one GPU; None is unknown."""
 
@@ -41,41 +37,6 @@ class GpuHealth(Struct, frozen=True):
     memory_errors: Size | None = None  # uncorrectable by ECC, since the driver was loaded
     needs_reset: bool = False  # memory rows or pages are waiting to be remapped
     worn_out: bool = False  # memory rows could not be remapped
-
-
-class NvLinks(Struct, frozen=True):
-    """The NVLinks of one GPU: how many are active and down, and their errors."""
-
-    gpu: Count
-    active: Count
-    down: Count
-    errors: tuple[tuple[TextLine, Size], ...]  # kind, and count since the driver was loaded
-
-
-def read_nvlinks(gpus: Sequence[Gpu]) -> tuple[NvLinks, ...]:
-    """Read the NVLinks of these GPUs; a GPU without any is left out."""
-    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
-    found = (_nvlinks(nvml, gpu) for gpu in gpus if nvml and gpu.vendor == "nvidia")
-    return tuple(links for links in found if links)
-
-
-def _nvlinks(nvml: Any, gpu: Gpu) -> NvLinks | None:
-    states: list[int] = []
-    errors: dict[str, int] = {}
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            states.append(nvml.nvmlDeviceGetNvLinkState(handle, link))
-            for what, counter in NVLINK_ERRORS.items():
-                try:
-                    count = nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter)
-                except nvml.NVMLError:  # this link is down, or this GPU does not count them
-                    continue
-                errors[what] = errors.get(what, 0) + count
-    except nvml.NVMLError:  # there are no more
-        pass
-    counted = tuple((what, count) for what, count in errors.items() if count)
-    return NvLinks(gpu.index, sum(map(bool, states)), states.count(0), counted) if states else None
 
 
 def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:

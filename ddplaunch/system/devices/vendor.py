@@ -41,7 +41,7 @@ class VisibleGpus(Struct, frozen=True):
     environ: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    devices: tuple[str, ...] = ()  # torch's names of ``gpus``: ("cuda:0", "cuda:1"), ("mps",)
+    devices: tuple[str, ...] = ()  # torch's names of ``gpus``: ("cuda:0", "cuda:1")
     backend: str = "gloo"  # of the process group, without --backend
     by_index: bool = False  # list indices in the mask variable instead of UUIDs: programs like vLLM parse integers
 
@@ -79,7 +79,6 @@ class Vendor(Struct, frozen=True):
     backend: str = "gloo"  # torch's backend for these devices
     masks: tuple[str, ...] = ()  # names of the mask variables
     hide_all_variables: Mapping[str, str] = field(default_factory=dict)  # variables that hide all GPUs from a rank
-    has_indices: bool = True  # "cuda:0", not "mps"
     devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = _as_one_device  # several for a GPU in MIG mode
     indices_hold: Callable[[Sequence[Gpu]], bool] = bool  # whether indices in the mask variable equal ``Gpu.index``
 
@@ -93,9 +92,7 @@ class Vendor(Struct, frozen=True):
 
     def with_device_names(self, visible: VisibleGpus) -> VisibleGpus:
         """Add torch's device names and backend."""
-        devices = tuple(
-            f"{self.torch}:{index}" if self.has_indices else self.torch for index in range(len(visible.gpus))
-        )
+        devices = tuple(f"{self.torch}:{index}" for index in range(len(visible.gpus)))
         return replace(visible, devices=devices, backend=self.backend)
 
 

@@ -34,7 +34,7 @@ LIST_HINT = "`ddplaunch devices` lists them"
 def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, str]) -> VisibleGpus:
     """Return the devices that a job may use; ``wanted`` is the value of ``--gpus``, None without it.
 
-    ``--gpus none`` hides them from torch's builds for NVIDIA and AMD; Intel's and Apple's have no variable for that.
+    ``--gpus none`` hides them from torch's builds for NVIDIA and AMD; Intel's have no variable for that.
     Raises UsageError if ``wanted`` has a GPU that does not exist, has one twice, or is empty.
     """
     vendor = next((each for each in VENDORS if any(gpu.vendor == each.name for gpu in hardware.gpus)), None)

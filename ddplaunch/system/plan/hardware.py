@@ -39,7 +39,7 @@ class MigInstance(Struct, frozen=True):
 class Gpu(Struct, frozen=True):
     """One accelerator as its driver numbers it (NVIDIA: NVML's order, which is that of the PCI bus)."""
 
-    vendor: str  # "nvidia", "amd", "intel", "apple"
+    vendor: str  # "nvidia", "amd", "intel"
     index: int
     name: str
     uuid: str | None = None

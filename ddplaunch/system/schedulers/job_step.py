@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.system.schedulers.scheduler import BatchJobState, Scheduler, run_program
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 _COMMAND_EXIT_WORDS = (
     "Exited with exit code",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 QUICK_TIMEOUT_S = 10.0  # for commands that query once
 QUERY_TIMEOUT_S = 60.0  # while a job is followed, and for cancelling

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ddplaunch.system.schedulers.scheduler import Scheduler
-    from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.scheduler import Scheduler
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 _REGISTRY = {
     "slurm": ("Slurm", "features.submit.slurm", "Slurm"),

@@ -8,73 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Mapping
 from contextlib import suppress
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
 from ddplaunch.base.types import as_dict, parse
-from ddplaunch.features.runs.history_recorder import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
+from ddplaunch.system.schedulers.submitted_job import JobEnd, SubmittedJob
 
 MAX_JOBS = 100  # records; saving another one deletes the oldest
 MAX_BYTES = 1 << 20  # of a record: an array may have some thousand ends
-
-
-class JobEnd(Struct, frozen=True):
-    """How a job ended: a description, and its exit code."""
-
-    words: str
-    code: int
-
-
-class SubmittedJob(Struct, frozen=True):
-    """The record of a submitted job."""
-
-    number: str  # the scheduler's, like 4711, or 4711.pbs01
-    cluster: str | None  # Slurm's name of the cluster, if there are several
-    name: str
-    target: str
-    nodes: int
-    array: str | None  # the indices of an array
-    cwd: str
-    log: str  # path; of an array with %a for the index
-    run_id: str | None  # --run-id, as typed
-    python: str  # the interpreter that runs ddplaunch on the nodes
-    image: str | None  # of its container, if it has one
-    moment: float  # of the submission, in seconds since the epoch
-    ended: str | None = None  # description of how it ended
-    code: int | None = None  # its exit code
-    scheduler: str = "slurm"  # its name in ``system/schedulers/scheduler_registry.py``
-    gone: float | None = None  # when it was first seen to have ended, while its exit status is unknown
-    ends: Mapping[str, JobEnd] = field(default_factory=dict)  # of an array, by index
-    errors: str | None = None  # the file of its stderr, if it is not the log
-
-    @property
-    def run_prefix(self) -> str:
-        """The prefix of the names of its runs; in an array of Slurm each index has a job number of its own."""
-        array = self.array and self.scheduler != "slurm"
-        return self.run_id or (f"{self.number.partition('.')[0]}_" if array else f"{self.number}.")
-
-    def get_end(self, index: str | None) -> JobEnd | None:
-        """How the job, or this index of its array, ended; None if that is not known."""
-        if index:
-            return self.ends.get(index)
-        return None if self.code is None else JobEnd(self.ended or "", self.code)
-
-    def log_paths(self, index: str | None) -> tuple[str | None, str | None]:
-        """Paths of its log and stderr; None if only the scheduler knows the path, or there is no such file."""
-        return self._file(self.log, index), self._file(self.errors, index)
-
-    @staticmethod
-    def _file(path: str | None, index: str | None) -> str | None:
-        path = path and path.replace("%a", index or "%a")
-        return None if path is None or re.search("%[a-zA-Z]", os.path.basename(path)) else path
 
 
 def save_job(job: SubmittedJob) -> None:

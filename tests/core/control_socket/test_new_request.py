@@ -1,14 +1,24 @@
-"""Tests that a new request to a running job needs its file, a command and a line, in a copy of the package."""
+"""Tests that a new request to a running job needs a folder and a line in the list of features, in a copy."""
 
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import ddplaunch
 from tests.conftest import clean_environment
+from tests.package_copy import add_feature, copy_package
 
+FEATURE = """
+from ddplaunch.core.feature import Command, Feature
+
+
+class Count(Feature):
+    commands = (Command("count", "Count."),)
+    requests = ("request",)
+
+
+FEATURE = Count()
+"""
 REQUEST = """
 from __future__ import annotations
 
@@ -42,18 +52,8 @@ def count():
 """
 
 
-def test_a_request_is_a_file_a_command_and_a_line(tmp_path: Path):
-    package = shutil.copytree(
-        Path(ddplaunch.__file__).parent, tmp_path / "ddplaunch", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    feature = package / "features" / "count"
-    feature.mkdir()
-    (feature / "__init__.py").touch()
-    (feature / "request.py").write_text(REQUEST)
-    (feature / "command.py").write_text(COMMAND)
-    table = package / "cli" / "click_commands.py"
-    line = 'COMMANDS = {\n    "count": ("features.count.command", "Count."),\n'
-    table.write_text(table.read_text().replace("COMMANDS = {\n", line))
+def test_a_request_is_a_folder_and_a_line(tmp_path: Path):
+    add_feature(copy_package(tmp_path), "count", feature=FEATURE, request=REQUEST, command=COMMAND)
 
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

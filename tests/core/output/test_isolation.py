@@ -22,6 +22,7 @@ from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 from ddplaunch.features.sidecars.node import SidecarRunner
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.cli import main
+from ddplaunch.features.notify.feature import Notify
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
 
 def broken(what):
@@ -30,6 +31,7 @@ def broken(what):
     return fail
 
 HistoryRecorder.observe = broken("an observer")
+Notify.make_node_side = broken("a hook")
 output.TailOutputRequest.handle = broken("a request")
 inspection.JobInspection = broken("an answer that comes later")
 RankInspector._poll_replies = broken("an inspection")
@@ -68,7 +70,8 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     assert job.wait() == 3
     output = job.stderr()
     for what, times in (
-        ("HistoryRecorder failed", 1),
+        ("the feature runs failed", 1),
+        ("the feature notify failed", 1),
         ("the answer to TailOutputRequest failed", 2),  # each request is one of its own
         ("the answer to InspectJobRequest failed", 1),
         ("the inspection of ranks failed", 1),
@@ -76,7 +79,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the sidecars failed", 1),
     ):
         assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
-    assert output.count("Traceback (most recent call last)") == 7
+    assert output.count("Traceback (most recent call last)") == 8
     assert "RuntimeError: an answer that comes later" in output
     assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
     job.assert_nothing_left()

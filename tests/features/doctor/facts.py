@@ -1,9 +1,6 @@
 """The facts of a machine without problems, for tests that change a part of them."""
 
-from ddplaunch.features.doctor.checks.kernel import ProcessLimits
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
-from ddplaunch.features.doctor.checks.torch import TorchInfo
-from ddplaunch.features.doctor.node_facts import NodeFacts
+from ddplaunch.features.doctor.node_facts import NodeFacts, ProcessLimits, RouteToNodeZero, TorchInfo
 
 GIB = 1 << 30
 

@@ -7,7 +7,6 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
 from ddplaunch.features.doctor.examination import (
     CollectiveResult,
     DoctorResults,
@@ -17,6 +16,7 @@ from ddplaunch.features.doctor.examination import (
 )
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.flows import Flow
+from ddplaunch.features.doctor.node_facts import RouteToNodeZero
 from tests.features.doctor.facts import FACTS
 from tests.features.doctor.findings import ITSELF
 

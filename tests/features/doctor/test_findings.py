@@ -7,10 +7,9 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.features.doctor.checks.network import RouteToNodeZero
-from ddplaunch.features.doctor.checks.torch import TorchInfo
 from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode
 from ddplaunch.features.doctor.findings import find_all
+from ddplaunch.features.doctor.node_facts import RouteToNodeZero, TorchInfo
 from ddplaunch.system.devices.gpu_health import GpuHealth
 from ddplaunch.system.plan.hardware import LostGpu
 from tests.features.doctor.facts import FACTS

@@ -1,4 +1,4 @@
-"""Tests that a new check needs its file and its lines in ``facts``, in a copy of the package."""
+"""Tests that a new check needs its file, a line in ``node_checks`` and its fields, in a copy of the package."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ CHECK = HealthCheck(_read, _rule, {"toys": lambda facts: f"{facts.toys}, of wood
 """
 
 
-def test_a_check_is_a_file_and_its_lines_in_facts(tmp_path):
+def test_a_check_is_a_file_a_line_and_its_fields(tmp_path):
     copy = shutil.copytree(
         Path(ddplaunch.__file__).parent, tmp_path / "ddplaunch", ignore=shutil.ignore_patterns("__pycache__")
     )
     doctor = copy / "features" / "doctor"
     write_program(doctor / "checks", "toys.py", TOY)
-    facts = (doctor / "node_facts.py").read_text()
-    for before, after in (
-        ("    torch,\n)", "    torch,\n    toys,\n)"),
-        ("network.CHECK)", "network.CHECK, toys.CHECK)"),
-        ("    host: TextLine\n", "    host: TextLine\n    toys: Count\n"),
+    for name, before, after in (
+        ("node_checks.py", "network, torch\n", "network, torch, toys\n"),
+        ("node_checks.py", "network.CHECK)", "network.CHECK, toys.CHECK)"),
+        ("node_facts.py", "    host: TextLine\n", "    host: TextLine\n    toys: Count\n"),
     ):
-        assert facts.count(before) == 1
-        facts = facts.replace(before, after)
-    (doctor / "node_facts.py").write_text(facts)
+        text = (doctor / name).read_text()
+        assert text.count(before) == 1
+        (doctor / name).write_text(text.replace(before, after))
     write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
     page = subprocess.run(
         [sys.executable, "-m", "ddplaunch", "doctor"],

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import clean_environment, conflict, write_program
-from tests.features.doctor.findings import NO_GPU_ANSWER, SINCE
+from tests.features.doctor.findings import NO_GPU_ANSWER
 from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = pytest.mark.slow
@@ -56,9 +56,8 @@ def test_the_page_and_what_it_is_compared_with(tmp_path):
 
 @pytest.mark.ci
 def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvml):
-    """More closely, too: a link between them that is down, and all collectives."""
+    """More closely, too: all collectives."""
     env = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
-    env["FAKE_NVML_NVLINKS"] = "2:4:1:7:0"
     code, out, stderr = look(tmp_path, "--thorough", "--json", env={**os.environ, **env})
     found = json.loads(out)
     result = {f"{each['subject']}: {each['severity']}: {each['text']}" for each in found["findings"]}
@@ -68,8 +67,6 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
         f"{host} GPU 1: warning: its clock is reduced by hardware, because of heat at 85 °C",
         f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
         f"{host} GPU 1: warning: rows or pages of its memory will be replaced at the next reset",
-        f"{host} GPU 2: warning: 1 of 4 NVLinks are down",
-        f"{host} GPU 2: note: 21 NVLink replays {SINCE}",
     } <= result
     (user,) = [each for each in result if " are in use, by " in each]
     name = re.escape(psutil.Process().name())  # pytest-xdist sets one with spaces
@@ -79,8 +76,6 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
     assert [gpu["index"] for gpu in facts["gpus"]] == [0, 1, 2]
     if facts["torch"]["cuda"] is None:
         assert [each for each in result if each.endswith("was built without CUDA, but this machine has 3 GPUs")]
-    assert facts["fabric"]["nvlinks"] == [{"gpu": 2, "active": 3, "down": 1, "errors": [["replays", 21]]}]
-    assert not [each for each in result if "while all_reduce ran" in each]
     names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
     assert [(each["name"], each["error"]) for each in found["together"]] == [(name, None) for name in names]
     assert len(found["together"][0]["seconds"]) > 1

@@ -1,4 +1,4 @@
-"""Tests that the real kubectl reads a manifest, loses nothing, and patches it as ddplaunch does."""
+"""Tests that the real kubectl reads a manifest and loses nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,34 +14,7 @@ import yaml
 
 from tests.conftest import clean_environment, write_program
 from tests.features.manifest.test_kubernetes import JOBS, golden
-from tests.features.manifest.test_kubernetes import manifest as manifest
 from tests.scaled_timeouts import scaled_timeout
-
-PATCH = """
-metadata: {annotations: {x: "1"}, labels: {team: null}}
-spec:
-  backoffLimitPerIndex: 7
-  podFailurePolicy: {rules: []}
-  template:
-    spec:
-      hostAliases: [{ip: 1.2.3.4, hostnames: [a]}]
-      topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule}]
-      containers:
-        - name: ddplaunch
-          imagePullPolicy: Always
-          env: [{name: A, value: b}, {name: NCCL_DEBUG, value: WARN}]
-          volumeMounts: [{name: shm, mountPath: /dev/shm, readOnly: true}, {name: more, mountPath: /more}]
-          ports: [{containerPort: 29500, name: store}, {containerPort: 9}]
-          resources: {limits: {cpu: null, x/y: 1}}
-          args: [other.py]
-        - {name: other, image: "x:1"}
-      volumes:
-        - {name: shm, emptyDir: {sizeLimit: 1Gi}}
-        - {name: mount-1, $patch: delete}
-        - {name: more, emptyDir: {}}
-      imagePullSecrets: [{name: another}]
-      securityContext: {fsGroup: 7}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +75,3 @@ def test_kubectl_loses_no_field(kubectl, name):
     theirs = kubectl(job, "set", "image", "ddplaunch=other:1")
     job["spec"]["template"]["spec"]["containers"][0]["image"] = "other:1"
     assert canonical(theirs) == canonical(job)
-
-
-def test_kubectl_patches_alike(kubectl, manifest, tmp_path: Path):
-    file = str(write_program(tmp_path, "patch.yaml", PATCH))
-    job = the_job(golden("everything"))
-    theirs = kubectl(job, "patch", "--type", "strategic", "--patch-file", file)
-    ours = the_job(manifest(f"--patch {file} {JOBS['everything']}"))
-    assert canonical(theirs) == canonical(ours)
-    assert canonical(ours) != canonical(job)

@@ -296,27 +296,23 @@ def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
 
 
 def test_defaults_of_a_pool(manifest, tmp_path):
-    (tmp_path / "pool").mkdir()
-    write_program(tmp_path, "pool/pods.yaml", "spec: {suspend: true}")
     table = """
         [tool.ddplaunch.manifest]
         toleration = ["nvidia.com/gpu", "team=vision"]
         resource = "rdma/hca=8"
         host-network = true
         kind = "jobset"
-        patch = "pool/pods.yaml"
     """
     write_program(tmp_path, "pyproject.toml", table)
     jobset = yaml.safe_load(manifest(f"{ASKED} train.py").stdout)
     assert jobset["kind"] == "JobSet"
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     pod = job["template"]["spec"]
-    assert (job["suspend"], pod["hostNetwork"]) == (True, True)
+    assert pod["hostNetwork"] is True
     assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu", "team"]
     assert pod["containers"][0]["resources"]["limits"] == {"rdma/hca": 8}
     dry = manifest(f"{ASKED} --dry-run train.py").stderr
     assert f"toleration: nvidia.com/gpu, team=vision ({tmp_path}/pyproject.toml)" in dry
-    assert f"patch: {tmp_path}/pool/pods.yaml ({tmp_path}/pyproject.toml)" in dry
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ddplaunch.core import events
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
 from ddplaunch.system.schedulers import submitted_jobs
-from ddplaunch.system.schedulers.submitted_jobs import SubmittedJob
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from tests.conftest import write_program
 from tests.features.runs.recorded_events import plan
 from tests.features.runs.test_goodput import failed

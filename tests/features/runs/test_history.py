@@ -15,7 +15,8 @@ from ddplaunch.core import events
 from ddplaunch.core.node.rank_files import last_lines
 from ddplaunch.core.output.streams import TailBuffer
 from ddplaunch.features.runs import history_recorder, history_store, run_record
-from ddplaunch.features.runs.history_recorder import MAX_RUNS, HistoryRecorder, redact_token
+from ddplaunch.features.runs.history_recorder import HistoryRecorder, redact_token
+from ddplaunch.features.runs.history_store import MAX_RUNS
 from ddplaunch.features.runs.run_record import RunState
 from tests.conftest import run_command, write_program
 from tests.features.runs.recorded_events import plan
@@ -217,7 +218,6 @@ def keep(what: str = "", node: int = 0, run_id: str = "r", code: int = 0, printe
 
 
 def test_no_more_runs_than_fit(state, monkeypatch):
-    monkeypatch.setattr(history_recorder, "MAX_RUNS", 12)
     monkeypatch.setattr(history_store, "MAX_RUNS", 12)
     for number in range(30):
         keep(run_id=f"r{number}")

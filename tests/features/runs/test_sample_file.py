@@ -130,7 +130,8 @@ class Clock:
 
 def test_how_often_it_wakes(monkeypatch):
     clock, received = Clock(), []
-    taking = SampleCollector(clock, None, lambda event: None, [lambda look, reading: received.append(reading)])
+    taking = SampleCollector(clock, None, lambda event: None)
+    taking.subscribe(lambda look, reading: received.append(reading))
     taking.observe(events.AttemptPlanned(plan(), 0))
     for rank in (0, 1):
         taking.observe(events.RankStarted(rank, os.getpid(), 0))
@@ -187,7 +188,8 @@ def test_when_the_first_collective_was(entered, arrived, moment):
         )
         done(Inspection(0.0, tuple(ranks), 2))
 
-    taking = SampleCollector(clock, inspect, samples.append, [])
+    taking = SampleCollector(clock, inspect, samples.append)
+    taking.subscribe(lambda look, reading: None)
     taking.observe(events.AttemptPlanned(plan(), 0))
     for rank in (0, 1):
         taking.observe(events.RankStarted(rank, os.getpid(), 0))
@@ -232,7 +234,7 @@ def test_a_long_run_has_its_place(tmp_path, monkeypatch, ranks, gpus, days):
     assert MAX_BYTES < 2_000_000
     monkeypatch.setattr(sample_file, "MAX_BYTES", MAX_BYTES // 6)
     chance, history = random.Random(1), Kept(tmp_path)
-    file, look = SampleFile(history), CounterSnapshot(plan(), 0.0, 0.0)
+    file, look = SampleFile(lambda: history.folder), CounterSnapshot(plan(), 0.0, 0.0)
     most, count = 0, int(days * 1440)
     for number in range(count):
         keep(file, look, a_reading(number, ranks, gpus, chance))
@@ -268,7 +270,7 @@ def test_torn_and_hostile_lines_are_passed_over(tmp_path):
 def test_no_trouble_harms_the_run(tmp_path):
     history = Kept(tmp_path)
     (tmp_path / sample_file_name(0)).symlink_to(tmp_path / "elsewhere")
-    file, look = SampleFile(history), CounterSnapshot(plan(), 0.0, 0.0)
+    file, look = SampleFile(lambda: history.folder), CounterSnapshot(plan(), 0.0, 0.0)
     keep(file, look, a_reading(1, 1, 0, random.Random(1)))
     os.close(history.folder)
     assert not (tmp_path / "elsewhere").exists()
@@ -279,7 +281,7 @@ def test_no_trouble_harms_the_run(tmp_path):
 def test_a_disk_that_hangs_does_not_delay_the_job(tmp_path):
     """As a home on the network may: the reading after it is left out, and the launcher goes on."""
     history = Kept(tmp_path)
-    file, look = SampleFile(history), CounterSnapshot(plan(), 0.0, 0.0)
+    file, look = SampleFile(lambda: history.folder), CounterSnapshot(plan(), 0.0, 0.0)
     begun, hangs = threading.Event(), threading.Event()
 
     def write(folder: int, *words: object) -> None:

@@ -206,15 +206,7 @@ def test_tiles_joined_by_the_environment_are_noted() -> None:
     assert visible_gpus(machine(of("intel", 2)), None, composite).notes == ()
 
 
-def test_apple() -> None:
-    visible = visible_gpus(machine(of("apple", 1)), None, {})
-    assert (visible.devices, visible.source) == (("mps",), "Metal")
-    assert visible_gpus(machine(of("apple", 1)), "0", {}).environ == {}
-
-
-@pytest.mark.parametrize(
-    ("vendor", "backend"), [("nvidia", "nccl"), ("amd", "nccl"), ("intel", "xccl"), ("apple", "gloo")]
-)
+@pytest.mark.parametrize(("vendor", "backend"), [("nvidia", "nccl"), ("amd", "nccl"), ("intel", "xccl")])
 def test_the_backend_of_each(vendor: str, backend: str) -> None:
     for wanted in None, "0":
         assert visible_gpus(machine(of(vendor, 1)), wanted, {}).backend == backend

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
+    from ddplaunch.features.debug.rank.debugger_terminal import DebuggerTerminal
     from ddplaunch.features.debug.rank.rank_debugger import Debugger
 
 _STOP_FUNCTIONS = {  # by module: the function that stops the program, and the debugger's name if it needs a terminal
@@ -49,6 +50,7 @@ class BreakpointHooks:
         self._path, self._rank, self._load_module = socket_path, rank, load_module
         self._pid = os.getpid()
         self._debugger: Debugger | None = None
+        self._terminal: DebuggerTerminal | None = None  # for debuggers that need one
         self._load_lock = RLock()  # reentrant: the signal may arrive while it is held
         self._patched: list[tuple[ModuleType, str, Any]] = []  # module, function name, original function
         self.signal = 0  # stops the main thread at its next line; 0 if no signal is free
@@ -127,13 +129,15 @@ class BreakpointHooks:
 
     def _stop_at_terminal(self, tool: str, function: Any, frame: FrameType, *args: Any, **named: Any) -> None:
         debugger = self._load_debugger()
-        if debugger.terminal is None:
-            debugger.terminal = self._load_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
-        debugger.terminal.stop(tool, function, frame, *args, **named)
+        if self._terminal is None:
+            self._terminal = self._load_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
+        self._terminal.stop(tool, function, frame, *args, **named)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_rank_process and frame is not None:
             try:
+                if self._terminal is not None:
+                    self._terminal.interrupt_if_detached()
                 self._load_debugger().interrupt(_user_frame(frame))
             except Exception:
                 pass  # the debug client reports that the rank has not stopped

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-    from ddplaunch.features.debug.rank.debugger_terminal import DebuggerTerminal
-
 _LENGTH = struct.Struct("!I")
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between words in completion, as in pdb
 _MAX_WORDS = 200
@@ -40,7 +38,6 @@ class Debugger:
         self.lock = _thread.allocate_lock()
         self.holder = 0  # id of the thread that holds the lock
         self._sessions: dict[int, RankPdb] = {}  # by thread id
-        self.terminal: DebuggerTerminal | None = None  # for debuggers that need one
         self.is_ours = _is_ours
 
     def stop(self, frame: FrameType, *args: Any, header: str | None = None, **named: Any) -> None:
@@ -61,8 +58,6 @@ class Debugger:
 
     def interrupt(self, frame: FrameType) -> None:
         """Called when the user pauses this rank: stop the main thread, unless a thread has stopped already."""
-        if self.terminal is not None:
-            self.terminal.interrupt_if_detached()
         if not self.lock.locked():
             self.connection.is_detached = False
             self.stop(frame)

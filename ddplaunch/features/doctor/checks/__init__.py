@@ -1,20 +1,17 @@
 """The checks of one machine, one file per subject: the facts to read, the findings on them, and rows of the report.
 
-A new check is a file here, and a line and its fields in ``facts``.
+A new check is a file here, a line in ``node_checks``, and its fields in ``node_facts``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
+from ddplaunch.features.doctor.node_facts import NodeFacts
 from ddplaunch.features.doctor.probe import HelperProbe
-
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
 
 
 class Severity(Enum):
@@ -46,7 +43,6 @@ class CheckContext(Struct, frozen=True):
     node_zero_address: str  # "" with one node
     environ: Mapping[str, str]
     benchmark_process: HelperProbe  # runs ``benchmark``; its first line is a TorchFacts, so torch is imported once
-    thorough: bool = False
 
 
 class HealthCheck(Struct, frozen=True):

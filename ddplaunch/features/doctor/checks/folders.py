@@ -6,12 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from ddplaunch.base.text import format_size
-from ddplaunch.base.types import KernelNumber, TextLine
 from ddplaunch.features.check.node import MIN_DISK_BYTES, MIN_SHM_BYTES
 from ddplaunch.features.doctor.checks import (
     CheckContext,
@@ -21,26 +17,14 @@ from ddplaunch.features.doctor.checks import (
     HealthCheck,
     Severity,
 )
+from ddplaunch.features.doctor.node_facts import JobFolder, NodeFacts
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
-
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
 
 GIB = 1 << 30
 DATALOADER_SHM_BYTES = GIB  # bytes of /dev/shm that DataLoaders of a few ranks use at once
 LOW_DISK_BYTES = GIB
 
 _CACHE_DIR_TEXT = "the cache folder"
-
-
-class JobFolder(Struct, frozen=True):
-    """A folder that a job writes to."""
-
-    what: TextLine  # "the current folder": a path may be private, and reports are published
-    total: KernelNumber | None = None
-    free: KernelNumber | None = None
-    error: TextLine | None = None  # why nothing can be written there
-    silent: bool = False  # its file system did not answer
 
 
 def _read(context: CheckContext) -> FactReader:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 from msgspec.structs import asdict
 
@@ -11,13 +9,11 @@ from ddplaunch.base.text import format_size
 from ddplaunch.base.types import TextLine
 from ddplaunch.features.check.node import GPU_BUSY_BYTES
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.features.doctor.node_facts import NodeFacts
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.gpu_health import GpuHealth, read_health
 from ddplaunch.system.plan.hardware import LostGpu
-
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
 
 
 class GpuFacts(Struct, frozen=True):

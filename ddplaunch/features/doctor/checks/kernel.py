@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from ddplaunch.base.text import format_size
-from ddplaunch.base.types import KernelNumber
 from ddplaunch.core.node.process_limits import ResourceLimitError, check_proc
 from ddplaunch.features.doctor.checks import (
     CheckContext,
@@ -19,25 +15,14 @@ from ddplaunch.features.doctor.checks import (
     HealthCheck,
     Severity,
 )
+from ddplaunch.features.doctor.node_facts import NodeFacts, ProcessLimits
 from ddplaunch.system.devices.cgroups import available_memory, list_cgroup_dirs
 from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.devices.sysfs import read_int
 
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
-
 MIN_MEMORY_BYTES = 2 << 30
 MIN_OPEN_FILES = 1024
 MIN_PROCESSES = 1024
-
-
-class ProcessLimits(Struct, frozen=True):
-    """The kernel's limits on this process; None is unlimited."""
-
-    memlock: KernelNumber | None
-    open_files: KernelNumber | None
-    processes: KernelNumber | None
-    processes_left: KernelNumber | None  # of the control group
 
 
 def _read(_: CheckContext) -> FactReader:

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ddplaunch.base.types import Count, Name, TextLine
-from ddplaunch.core.net.addresses import NameLookup, find_interface
+from ddplaunch.base.types import TextLine
+from ddplaunch.core.net.addresses import NameLookup, find_interface, list_networks
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.features.doctor.node_facts import NetworkAddress, NodeFacts, RouteToNodeZero
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.system.devices.sysfs import read_int
 
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
-
 LOOPBACK_TIMEOUT_S = 2.0  # for a connection within the machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
-
-
-class RouteToNodeZero(Struct, frozen=True):
-    """The route to node 0: local address, interface, and node 0's address."""
-
-    address: Name
-    interface: Name | None
-    mtu: Count | None = None
-    speed: Count | None = None  # Mbit/s, by the driver
-    there: Name = ""  # node 0's address, as resolved here
-
-    @property
-    def loopback(self) -> bool:
-        """Whether the address is one of this machine."""
-        return self.address.startswith("127.") or self.address == "::1"
 
 
 class NetworkFacts(Struct, frozen=True):
@@ -44,6 +26,7 @@ class NetworkFacts(Struct, frozen=True):
     link_error: TextLine | None = None
     loopback: TextLine | None = None
     clock_synchronised: bool | None = None
+    networks: tuple[NetworkAddress, ...] = ()
 
 
 def _read(context: CheckContext) -> FactReader:
@@ -53,9 +36,10 @@ def _read(context: CheckContext) -> FactReader:
 
 
 def read_network(toward: str) -> NetworkFacts:
-    """Read the route to node 0, if there are several nodes, test the loopback, and read the clock state."""
+    """Read the route to node 0, if there are several nodes, the networks, and the clock state; test the loopback."""
     link, error = _find_route(toward) if toward else (None, None)
-    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised())
+    networks = tuple(NetworkAddress(*each) for each in list_networks())
+    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised(), networks)
 
 
 def find_route(toward: str) -> RouteToNodeZero | None:

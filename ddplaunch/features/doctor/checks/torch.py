@@ -5,31 +5,16 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.types import Count, TextLine
+from ddplaunch.base.types import TextLine
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
+from ddplaunch.features.doctor.node_facts import NodeFacts, TorchInfo
 from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
-
-if TYPE_CHECKING:
-    from ddplaunch.features.doctor.node_facts import NodeFacts
-
-
-class TorchInfo(Struct, frozen=True):
-    """Facts about torch, after its import."""
-
-    version: TextLine
-    cuda: TextLine | None  # the version it was built for
-    nccl: TextLine | None
-    cuda_works: bool
-    devices: Count  # GPUs that it can use
-    architectures: tuple[TextLine, ...] = ()  # "sm_90", for which its kernels were compiled
-    capabilities: tuple[TextLine, ...] = ()  # "sm_90", of each GPU
-    why_not: TextLine | None = None  # why CUDA does not work
 
 
 class TorchFacts(Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch import runtime
-from ddplaunch.features.python.pytest_plugin import RankValue
+from ddplaunch.features.python.rank.rank_value import RankValue
 
 _tests = itertools.count(1)
 

@@ -1,0 +1,128 @@
+"""What a feature is, and the registry of all features. The core and the command line know no feature by its name.
+
+A feature is a folder in ``features/`` and a line in ``features/__init__.py``. Its ``feature.py`` defines ``FEATURE``:
+an instance of a subclass of ``Feature``, which describes what it adds to ddplaunch. Every ``feature.py`` is imported
+whenever ddplaunch starts, so it imports the other files of its folder inside its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from ddplaunch.base.event_loop import EventLoop
+    from ddplaunch.core.control_socket.server import ServedJob
+    from ddplaunch.core.events import Event
+    from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.output.isolation import IsolatedLoop
+    from ddplaunch.core.output.run_log import RunLog
+    from ddplaunch.core.output.screen import Screen, ScreenOptions
+    from ddplaunch.system.plan.plan import Plan
+
+S = TypeVar("S", bound="NodeSide")
+
+
+class Command(NamedTuple):
+    """A command of ddplaunch: a click command with this name in ``module``, which is imported on use."""
+
+    name: str
+    summary: str  # in `ddplaunch --help`
+    module: str = "command"  # in the feature's folder: command.py
+
+
+class NodeSide:
+    """A feature's part in the launcher of one node, for one job. A subclass overrides only what it has.
+
+    A side that raises is reported once as a bug and gets no further calls but ``close`` and ``finish``.
+    """
+
+    def observe(self, event: Event) -> None:
+        """Called with every event of the job, in the launcher's own thread; must not block."""
+
+    def on_inspect_key(self) -> None:
+        """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
+
+    def close(self) -> None:
+        """Called when the job has ended, or the launcher has failed, before the result is printed."""
+
+    def finish(self) -> None:
+        """Called after the result is printed; it may take some seconds."""
+
+
+class FeatureContext(Struct, frozen=True):
+    """What the node side of a feature may use of the launcher."""
+
+    plan: Plan  # of this node, before it has joined the others
+    config: NodeConfig
+    job: ServedJob
+    screen: Screen
+    log: RunLog
+    emit: Callable[[Event], None]
+    loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone
+    earlier: tuple[NodeSide, ...]  # the sides of features above this one in the list
+
+    def find(self, kind: type[S]) -> S | None:
+        """Return the side of another feature; None if the job has none."""
+        return next((side for side in self.earlier if isinstance(side, kind)), None)
+
+
+class Feature:
+    """Base class of features. A subclass overrides only what it has."""
+
+    requires: tuple[str, ...] = ()
+    """Features that it cannot do without, above it in the list: where one is missing, it is left out too."""
+
+    commands: tuple[Command, ...] = ()
+
+    requests: tuple[str, ...] = ()
+    """Its modules with requests to a running job: "request" is request.py. Imported when the first client connects."""
+
+    def make_screen(
+        self, loop: EventLoop, config: NodeConfig, options: ScreenOptions, *, reports_job: bool
+    ) -> Screen | None:
+        """Return a screen to use in place of the default one; None if the job does not use the feature."""
+        return None
+
+    def make_node_side(self, context: FeatureContext) -> NodeSide | None:
+        """Return its part in the launcher of this job; None if the job does not use the feature."""
+        return None
+
+
+class FeatureRegistry:
+    """The features, in the order of the list; without those that require a missing one."""
+
+    def __init__(self, names: Iterable[str], package: str) -> None:
+        """``names``: subfolders of ``package``."""
+        self._package = package
+        self._features: dict[str, Feature] = {}
+        for name in names:
+            feature: Feature = import_module(f"{package}.{name}.feature").FEATURE
+            if all(other in self._features for other in feature.requires):
+                self._features[name] = feature
+
+    def __iter__(self) -> Iterator[tuple[str, Feature]]:
+        return iter(self._features.items())
+
+    def commands(self) -> dict[str, Command]:
+        """Return all commands by name, with the full names of their modules."""
+        return {
+            command.name: command._replace(module=f"{self._package}.{name}.{command.module}")
+            for name, feature in self
+            for command in feature.commands
+        }
+
+    def request_modules(self) -> list[str]:
+        """List the full names of all modules with requests."""
+        return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
+
+
+@cache
+def load_features() -> FeatureRegistry:
+    """Import the features of ``features/__init__.py``, which is not imported by name: it is above the core."""
+    package = "ddplaunch.features"
+    return FeatureRegistry(import_module(package).FEATURES, package)

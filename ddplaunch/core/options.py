@@ -1,0 +1,255 @@
+"""Options as typed groups: every option is a field, declared once with its spelling, help, default and parser.
+
+``Options`` holds the groups of a command line: ``options[Stopping].grace`` is a value, ``options.sources["grace"]``
+where it comes from.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, get_args
+
+import click
+import msgspec
+from click.shell_completion import CompletionItem
+from msgspec import Struct
+
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.text import closest_match, join_alternatives
+
+G = TypeVar("G", bound="OptionGroup")
+
+Read = Callable[["Option", Any], Any]
+"""Converts the text of a value, or the texts of a repeatable option; gets None where there is none."""
+
+
+class OptionSource(Enum):
+    """Where the value of an option comes from."""
+
+    TYPED = "typed"
+    VARIABLE = "variable"
+    FILE = "file"
+    HOSTS = "hosts"
+    CLUSTER = "surroundings"
+    DEFAULT = "default"
+
+
+_SOURCE_BY_CLICK = {
+    "COMMANDLINE": OptionSource.TYPED,
+    "ENVIRONMENT": OptionSource.VARIABLE,
+    "DEFAULT_MAP": OptionSource.FILE,
+}
+
+
+def value_source(context: click.Context, name: str) -> OptionSource:
+    """Return where click found the value of an option."""
+    source = context.get_parameter_source(name)
+    return _SOURCE_BY_CLICK.get(source.name, OptionSource.DEFAULT) if source else OptionSource.DEFAULT
+
+
+def format_value(value: Any) -> str:
+    """Return the text of a value, as on a command line."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+class Option(Struct, frozen=True):
+    """An option, in the ``Annotated`` of its field; or an argument, which begins without a dash."""
+
+    spelling: str  # "-m --module", "--grace TIME"; a metavar in lower case is the list of valid values: "tcp|none"
+    help: str = ""
+    read: Read | None = None
+    write: Callable[[Any], str] = format_value  # the inverse of ``read``
+    envvar: str | None = None
+    off: str | None = None  # the spelling for "no" of a flag with three states: yes, no, unset
+    completion: str | None = None  # how a shell completes its value: as "file", "folder" or "any" path
+    # These come from the field:
+    name: str = ""
+    default: Any = None
+    is_flag: bool = False
+    multiple: bool = False  # it may be repeated; for an argument: it takes all remaining words
+
+    @property
+    def opts(self) -> list[str]:
+        """Its spellings, the longest last."""
+        return [word for word in self.spelling.split() if word.startswith("-")] or [self.name]
+
+    @property
+    def metavar(self) -> str | None:
+        return next((word for word in self.spelling.split() if not word.startswith("-")), None)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The only valid values, if there are any."""
+        return tuple(self.metavar.split("|")) if self.metavar and self.metavar.islower() else ()
+
+    @property
+    def is_argument(self) -> bool:
+        return not self.spelling.startswith("-")
+
+    def to_argv(self, value: Any) -> Iterator[str]:
+        """Return the words of this option for a command line, from its parsed value."""
+        if self.off:
+            yield self.opts[-1] if value else self.off
+        elif self.is_flag:
+            yield from self.opts[-1:] * value  # False where a variable has switched it off
+        else:
+            for each in value if self.multiple else (value,):
+                yield from (self.opts[-1], self.write(each))
+
+    def to_click(self) -> click.Parameter:
+        """Return the option or argument of click."""
+        kind: click.ParamType[Any] | None = None
+        if self.is_argument:
+            return click.Argument([self.name], nargs=-1 if self.multiple else 1, type=PathType())
+        if self.choices:
+            kind = ChoiceType(self.choices)
+        elif self.completion:
+            kind = PathType(file_okay=self.completion != "folder", dir_okay=self.completion != "file")
+        how: dict[str, Any] = {"help": self.help, "envvar": self.envvar}
+        if self.is_flag:
+            if self.off:
+                return click.Option([f"{self.opts[-1]}/{self.off}", self.name], type=FlagType(), default=None, **how)
+            return click.Option([*self.opts, self.name], is_flag=True, type=FlagType(), **how)
+        if (read := self.read) is not None:
+            how["callback"] = lambda ctx, param, text: read(self, text)
+        if self.default is not None and not self.multiple:
+            how |= {"default": self.write(self.default), "show_default": True}
+        metavar = None if self.choices else self.metavar
+        return click.Option([*self.opts, self.name], metavar=metavar, type=kind, multiple=self.multiple, **how)
+
+
+class OptionGroup(Struct, frozen=True):
+    """The options of one subject."""
+
+    def check_contradictions(self, options: Options) -> None:
+        """Raise UsageError if these options contradict each other, or those of other groups."""
+
+
+@cache
+def declared_options(kind: type[OptionGroup]) -> tuple[Option, ...]:
+    """Return the options of a group, completed with what their fields say."""
+    found = []
+    for name, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
+        value_type, option = get_args(kind.__annotations__[name])
+        is_flag = value_type in (bool, bool | None)
+        multiple = value_type == tuple[str, ...]
+        found.append(msgspec.structs.replace(option, name=name, default=default, is_flag=is_flag, multiple=multiple))
+    return tuple(found)
+
+
+class Options:
+    """The values of all groups, and where each comes from; immutable."""
+
+    def __init__(self, groups: Mapping[type[OptionGroup], OptionGroup], sources: Mapping[str, OptionSource]) -> None:
+        """``sources``: of each value, by the name of the option."""
+        self._groups = groups
+        self.sources = sources
+
+    @classmethod
+    def from_click(
+        cls, kinds: Iterable[type[OptionGroup]], context: click.Context, from_variables: Collection[str] = ()
+    ) -> Options:
+        """Return the values that click has parsed; options that the command does not have keep their defaults.
+
+        ``from_variables``: spellings of options that come from a variable although click found them in the words.
+        """
+        groups: dict[type[OptionGroup], OptionGroup] = {}
+        sources: dict[str, OptionSource] = {}
+        for kind in kinds:
+            options = declared_options(kind)
+            groups[kind] = kind(**{each.name: context.params.get(each.name, each.default) for each in options})
+            for each in options:
+                is_variable = any(spelling in from_variables for spelling in each.opts)
+                sources[each.name] = OptionSource.VARIABLE if is_variable else value_source(context, each.name)
+        return cls(groups, sources)
+
+    def __getitem__(self, kind: type[G]) -> G:
+        group = self._groups[kind]
+        assert isinstance(group, kind)
+        return group
+
+    def is_set(self, name: str) -> bool:
+        """Whether the user has set an option, on the command line or by a variable."""
+        return self.sources[name] in (OptionSource.TYPED, OptionSource.VARIABLE)
+
+    @property
+    def inferred_names(self) -> tuple[str, ...]:
+        """The options whose values come from the cluster environment."""
+        return tuple(name for name, source in self.sources.items() if source is OptionSource.CLUSTER)
+
+    def with_values(self, source: OptionSource, changes: Mapping[str, object]) -> Options:
+        """Return a copy with these values from ``source``, by the names of the options."""
+        groups = {
+            kind: msgspec.structs.replace(group, **{n: changes[n] for n in kind.__struct_fields__ if n in changes})
+            for kind, group in self._groups.items()
+        }
+        return Options(groups, {**self.sources, **dict.fromkeys(changes, source)})
+
+    def with_defaults(self, source: OptionSource, defaults: Mapping[str, object]) -> Options:
+        """Return a copy with those of these values that the user has not set; None is skipped.
+
+        A project's defaults have precedence over the cluster environment, but not over --hosts.
+        """
+        preceding = {OptionSource.TYPED, OptionSource.VARIABLE}
+        if source is OptionSource.CLUSTER:
+            preceding.add(OptionSource.FILE)
+        unset = {n: value for n, value in defaults.items() if value is not None and self.sources[n] not in preceding}
+        return self.with_values(source, unset)
+
+    def to_argv(self, excluded: Collection[str]) -> Iterator[str]:
+        """Return the command line of the options that the user or the project has set, except those in ``excluded``."""
+        for kind, group in self._groups.items():
+            for option in declared_options(kind):
+                is_chosen = self.is_set(option.name) or self.sources[option.name] is OptionSource.FILE
+                if is_chosen and not option.is_argument and option.name not in excluded:
+                    yield from option.to_argv(getattr(group, option.name))
+
+
+class PathType(click.Path):
+    """Accepts any text; a shell completes it as a path, or as a function in a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        path, colon, name = incomplete.rpartition(":")
+        if param.name == "target" and colon and path.endswith(".py"):
+            return [CompletionItem(f"{path}:{each}") for each in _functions(path) if each.startswith(name)]
+        return super().shell_complete(ctx, param, incomplete)
+
+
+def _functions(path: str) -> list[str]:
+    """List the public functions of a Python file, without running it."""
+    try:
+        with open(path, "rb") as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+
+
+class ChoiceType(click.Choice[str]):
+    """One of several words; the error suggests the closest one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in self.choices or param is None or ctx is None:
+            return value
+        name, near = param.opts[-1], closest_match(value, self.choices)
+        what = f"{name} {sanitize_line(value, 60)}: expected {join_alternatives(self.choices)}"
+        raise UsageError(what, f"did you mean {name} {near}?" if near else f"{ctx.command_path} --help shows more")
+
+
+class FlagType(click.types.BoolParamType):
+    """A flag, which an environment variable can set too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            if param is None or ctx is None:
+                raise
+            what = f"{param.envvar}={sanitize_line(value, 60)}: expected 1 or 0"
+            raise UsageError(what, f"{ctx.command_path} --help shows more") from None

@@ -1,0 +1,12 @@
+"""Diagnostics of machines: ``ddplaunch doctor``."""
+
+from __future__ import annotations
+
+from ddplaunch.core.feature import Command, Feature
+
+
+class Doctor(Feature):
+    commands = (Command("doctor", "Check one or many machines for problems that break or slow jobs."),)
+
+
+FEATURE = Doctor()

@@ -1,0 +1,13 @@
+"""Kubernetes: ``ddplaunch manifest``."""
+
+from __future__ import annotations
+
+from ddplaunch.core.feature import Command, Feature
+
+
+class Manifest(Feature):
+    requires = ("submit",)
+    commands = (Command("manifest", "Print a training job as YAML for Kubernetes."),)
+
+
+FEATURE = Manifest()

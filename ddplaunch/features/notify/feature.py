@@ -1,0 +1,17 @@
+"""Commands that are run on events: ``--notify``."""
+
+from __future__ import annotations
+
+from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+
+
+class Notify(Feature):
+    def make_node_side(self, context: FeatureContext) -> NodeSide | None:
+        if not context.config.notify:
+            return None
+        from ddplaunch.features.notify.node import NotifyObserver
+
+        return NotifyObserver(context.loop, context.plan, context.config.notify, context.screen)
+
+
+FEATURE = Notify()

@@ -1,0 +1,14 @@
+"""Profiles: ``ddplaunch profile``."""
+
+from __future__ import annotations
+
+from ddplaunch.core.feature import Command, Feature
+
+
+class Profile(Feature):
+    requires = ("inspect", "runs")
+    commands = (Command("profile", "Profile the ranks of a running job."),)
+    requests = ("request",)
+
+
+FEATURE = Profile()

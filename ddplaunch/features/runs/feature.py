@@ -1,0 +1,36 @@
+"""Runs: their history, and the commands that list, follow, stop and report them."""
+
+from __future__ import annotations
+
+from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+
+
+class Runs(Feature):
+    requires = ("inspect", "samples")
+    commands = (
+        Command("stop", "Stop a running job.", module="stop"),
+        Command("wait", "Wait for a job to end and return its exit code.", module="stop"),
+        Command("ps", "List your jobs: running here, submitted and recently ended.", module="ps"),
+        Command("logs", "Show the output of a run.", module="logs"),
+        Command("report", "Summarize a run: result, failure, goodput, memory.", module="report"),
+        Command("attach", "Follow the log of a submitted job.", module="attach"),
+        Command("clean", "Delete the records of finished runs.", module="clean"),
+    )
+
+    def make_node_side(self, context: FeatureContext) -> NodeSide | None:
+        if not context.config.history:
+            return None
+        from ddplaunch.features.runs.history_recorder import HistoryRecorder
+        from ddplaunch.features.runs.sample_file import SampleFile
+        from ddplaunch.features.samples.node import SampleCollector
+
+        job, log = context.job, context.log
+        history = HistoryRecorder(
+            context.plan, job.output_tail, lambda: log.path, context.screen.show_note, job.output_times
+        )
+        if samples := context.find(SampleCollector):
+            samples.subscribe(context.loop.guard(SampleFile(lambda: history.folder).on_sample))
+        return history
+
+
+FEATURE = Runs()

@@ -1,0 +1,12 @@
+"""Warm zygotes: ``ddplaunch warm``."""
+
+from __future__ import annotations
+
+from ddplaunch.core.feature import Command, Feature
+
+
+class Warm(Feature):
+    commands = (Command("warm", "List or stop warm zygotes, which make later runs start faster."),)
+
+
+FEATURE = Warm()
