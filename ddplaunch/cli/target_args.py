@@ -44,7 +44,7 @@ def translate_torchrun(
     refused: Mapping[str, str] = {},
     skipped: Collection[str] = (),
 ) -> TranslatedArgv:
-    """Translate torchrun's options, in words and variables; ``cli.torchrun`` is imported only if there are any."""
+    """Translate torchrun's options, in words and variables."""
     if not (has_unknown_option(words, known) or any(name.startswith(TORCHRUN_VARIABLE_PREFIXES) for name in environ)):
         return TranslatedArgv(words)
 
