@@ -6,17 +6,20 @@ import enum
 import json
 import math
 import random
+import re
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import Struct
 
+import ddplaunch
 from ddplaunch.base.errors import MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.types import MAX_COUNT, decode, encode
+from ddplaunch.base.types import MAX_COUNT, as_dict, decode, encode
 from ddplaunch.core import messages
 from ddplaunch.core.control_socket.request import all_requests
 from ddplaunch.core.events import EVENT_TYPES
@@ -108,6 +111,19 @@ TEXTS = [
     "\u202eevil", "one\ntwo\nddplaunch: three", "x" * 300, "y" * (MAX_TEXT_CHARS + 9), "l\n" * 70_000,
     "é\u3000ж", "\u2028",
 ]  # fmt: skip
+
+
+def test_a_message_is_one_object_without_its_defaults():
+    message = messages.StopRequested(2)
+    assert encode(message)[4:] == b'{"op":"StopRequested","signal":2}'
+    assert as_dict(message) == {"signal": 2, "again": False, "reason": ""}, "what users read has all fields"
+
+
+def test_data_is_converted_to_types_in_one_place():
+    """Elsewhere bounds would be checked, but texts would not be sanitized."""
+    paths = [path for path in Path(ddplaunch.__file__).parent.rglob("*.py") if path.name != "types.py"]
+    found = {path.name for path in paths if re.search(r"msgspec\.convert\(|json\.decode\(.*type=", path.read_text())}
+    assert found == {"remote_launcher.py"}, "its types have no texts to sanitize"
 
 
 class Maker:

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.types import Count, Name, NonNegativeFloat, Size, TaggedMessage, TextLine
+from ddplaunch.base.types import Count, Name, NonNegativeFloat, Size, TaggedMessage, TextLine, parse
 from ddplaunch.features.doctor.checks.torch import read_torch
 from ddplaunch.features.doctor.probe import start_output
 
@@ -78,13 +77,13 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     reply = start_output()
     reply(read_torch())
-    request = msgspec.json.decode(sys.stdin.readline(), type=PrepareDevices)
+    request = parse(sys.stdin.readline(), PrepareDevices)
     (device,) = request.devices
     if request.interface and (request.force_interface or "GLOO_SOCKET_IFNAME" not in os.environ):
         os.environ["GLOO_SOCKET_IFNAME"] = request.interface
     reply(DeviceThroughput(device, _measure_matmul(device)))
     for line in sys.stdin:
-        task = msgspec.json.decode(line, type=MeasureCollective)
+        task = parse(line, MeasureCollective)
         try:
             reply(CollectiveTimes(tuple(_measure_collective(device, task))))
         except Exception as error:
