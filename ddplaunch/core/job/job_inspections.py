@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import Timer
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.job.job_attempt import JobAttempt, to_local_time
 from ddplaunch.core.job.node_table import NodeTable
@@ -23,8 +25,7 @@ MAX_FULL_STACK_RANKS = 128  # with more ranks, other nodes get the main threads 
 _MAX_PENDING = 64  # inspections at a time
 
 
-@dataclass
-class _PendingInspection:
+class _PendingInspection(Struct):
     on_done: Callable[[Inspection], None]
     timer: Timer
     waiting_for: set[int]  # nodes without a reply

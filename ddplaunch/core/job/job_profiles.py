@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import Timer
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import ProfileReply, ProfileRequest
@@ -15,8 +17,7 @@ REPLY_MARGIN_S = 9.0  # beyond the duration of the profile, for a node's reply
 BUSY_ERROR = "another profile of this job is being taken"
 
 
-@dataclass
-class _PendingProfile:
+class _PendingProfile(Struct):
     requesting_node: int  # gets the replies
     request_serial: int  # the serial of its request
     serial: int

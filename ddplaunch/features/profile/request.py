@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Seconds
+from ddplaunch.base.types import Seconds
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.core.messages import ProfileReply
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S
 
 
-@dataclass(frozen=True)
-class ProfileJobRequest(Request[ProfileReply]):
+class ProfileJobRequest(Request[ProfileReply], frozen=True):
     """Send the status, then the profile of each rank as it comes; the last reply ends it."""
 
     seconds: Seconds

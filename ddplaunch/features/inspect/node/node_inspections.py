@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.core.messages import FromNode, InspectReply, InspectRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
@@ -20,8 +22,7 @@ LOCAL_TIMEOUT_S = 3.0  # for an inspection of this node's ranks
 _REPLY_MARGIN_S = 0.1  # for the transfer of a reply
 
 
-@dataclass(frozen=True)
-class _QueuedInspection:
+class _QueuedInspection(Struct, frozen=True):
     ranks: NodeRanks
     detail: Detail
     on_done: Callable[[Inspection], None]

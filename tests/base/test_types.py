@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import math
 import random
+import re
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
-from ddplaunch.base.codec import decode, encode, field_types
+import ddplaunch
 from ddplaunch.base.errors import MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
-from ddplaunch.base.field_types import MAX_COUNT
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import MAX_COUNT, as_dict, decode, encode
 from ddplaunch.core import messages
 from ddplaunch.core.control_socket.request import all_requests
 from ddplaunch.core.events import EVENT_TYPES
@@ -40,6 +42,11 @@ IN_THE_HISTORY = [RunRecord, *EVENT_TYPES.values()]
 """All that is read of a run that is over."""
 
 
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a class's fields, with their bounds."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def classes(kind: type) -> Iterator[type]:
     """A class, and those of its fields."""
     yield kind
@@ -47,9 +54,13 @@ def classes(kind: type) -> Iterator[type]:
         yield from _within(hint)
 
 
+def is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Struct)
+
+
 def _within(hint: Any) -> Iterator[type]:
-    if dataclasses.is_dataclass(hint):
-        yield from classes(hint)  # type: ignore[arg-type]
+    if is_struct(hint):
+        yield from classes(hint)
     for inner in typing.get_args(hint):
         yield from _within(inner)
 
@@ -102,6 +113,19 @@ TEXTS = [
 ]  # fmt: skip
 
 
+def test_a_message_is_one_object_without_its_defaults():
+    message = messages.StopRequested(2)
+    assert encode(message)[4:] == b'{"op":"StopRequested","signal":2}'
+    assert as_dict(message) == {"signal": 2, "again": False, "reason": ""}, "what users read has all fields"
+
+
+def test_data_is_converted_to_types_in_one_place():
+    """Elsewhere bounds would be checked, but texts would not be sanitized."""
+    paths = [path for path in Path(ddplaunch.__file__).parent.rglob("*.py") if path.name != "types.py"]
+    found = {path.name for path in paths if re.search(r"msgspec\.convert\(|json\.decode\(.*type=", path.read_text())}
+    assert found == {"remote_launcher.py"}, "its types have no texts to sanitize"
+
+
 class Maker:
     """Well-formed messages out of chance."""
 
@@ -111,7 +135,7 @@ class Maker:
     def value(self, hint: Any) -> Any:
         """Something of this type, as JSON has it."""
         pick = self.random.choice
-        if dataclasses.is_dataclass(hint):
+        if is_struct(hint):
             return {name: self.value(inner) for name, inner in field_types(hint).items()}
         if typing.get_origin(hint) is typing.Annotated:
             return self.value(typing.get_args(hint)[0])
@@ -136,17 +160,19 @@ class Maker:
             return pick(REALS[: pick((5, 5, 5, len(REALS)))])
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return pick([each.value for each in hint])
+        if received := getattr(hint, "received", None):
+            return [self.value(str) for _ in range(pick((0, 1, 20)))] if received is list else self.value(received)
         assert hint is str
         return pick(TEXTS[: pick((4, 4, 4, len(TEXTS)))])
 
-    def body(self, kind: type) -> bytes:
-        return json.dumps({"op": kind.__name__, "body": self.value(kind)}).encode()
+    def body(self, kind: type[Struct]) -> bytes:
+        return json.dumps({"op": kind.__struct_config__.tag, **self.value(kind)}).encode()
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name))
+    if isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            yield from leaves(getattr(value, name))
     elif isinstance(value, tuple):
         for each in value:
             yield from leaves(each)
