@@ -1,13 +1,11 @@
-"""Tests of the scale benchmark: it runs without errors and draws; times are not checked."""
+"""Tests of the scale benchmark: it runs without errors; times are not checked."""
 
-import json
 import shutil
 import socket
 import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +14,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import encode
 from ddplaunch.core.messages import NoteMessage, StartAttempt
 from ddplaunch.core.net.connection import Connection
-from tests.benchmarks import loglog
+from tests.benchmarks import scale
 from tests.conftest import clean_environment
 from tests.core.job.test_coordinator import Job
 
@@ -24,25 +22,18 @@ from tests.core.job.test_coordinator import Job
 @pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ss") is None, reason="counting messages needs ss (iproute2)")
-def test_few_nodes(tmp_path):
-    numbers, plot = tmp_path / "numbers.json", tmp_path / "plot.svg"
+def test_few_nodes():
     run = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.benchmarks.scale", "--nodes", "4", "--played", "16", "--rest", "1"),
-            *("--json", numbers, "--plot", plot),
-        ],
+        [sys.executable, "-m", "tests.benchmarks.scale", "--nodes", "4", "--played", "16", "--rest", "1"],
         cwd=Path(__file__).parents[1],
         env=clean_environment(),
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    measured = json.loads(numbers.read_text())
-    assert list(measured["real"]) == ["4"]
-    assert list(measured["played"]) == ["16"]
-    assert measured["played"]["16"]["connections that node 0 dropped"] == 0
     assert "| nodes | 4 | grows as |" in run.stdout
-    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+    assert "| nodes | 16 | grows as |" in run.stdout
+    assert "| connections that node 0 dropped | 0 | – |" in run.stdout
 
 
 def test_orders_to_start_are_short():
@@ -77,5 +68,5 @@ def test_what_goes_to_all_is_in_memory_once():
 
 
 def test_power_that_fits():
-    assert loglog.exponent([(n, 5 * n**2) for n in (4, 16, 64)]) == pytest.approx(2)
-    assert loglog.exponent([(4, 0.0), (16, 1.0)]) is None
+    assert scale.exponent([(n, 5 * n**2) for n in (4, 16, 64)]) == pytest.approx(2)
+    assert scale.exponent([(4, 0.0), (16, 1.0)]) is None

@@ -23,6 +23,14 @@ def user_config_path(environ: Mapping[str, str]) -> str | None:
     return os.path.join(folder, "ddplaunch.toml") if os.path.isabs(folder) else None
 
 
+def list_dir(folder: str) -> list[str]:
+    """Return the sorted entries of a folder; none if it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def read_user_file(path: str, max_bytes: int) -> bytes:
     """Read a file that a user has named on the command line, also ``/dev/stdin`` or ``<(…)``.
 

@@ -27,7 +27,6 @@ from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.cli.console_output import print_error
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion script (README)
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def run_command_line() -> int:
     gc.set_threshold(100_000)  # objects: collections during the imports take 5 % of a start
     _open_standard_streams()
     try:
-        from ddplaunch.cli.click_commands import run_with_click  # which imports this module
+        from ddplaunch.cli.click_commands import run_with_click  # here, so that Ctrl-C is handled meanwhile
 
         code = run_with_click(sys.argv[1:])
         if not code:

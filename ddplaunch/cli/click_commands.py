@@ -20,8 +20,9 @@ from click.shell_completion import (
 from ddplaunch import PACKAGE_DIR, __version__
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import closest_match, join_alternatives
-from ddplaunch.cli import COMPLETION_VARIABLE
 from ddplaunch.core.feature import Command, load_features
+
+COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion script (README)
 
 GROUPS = {
     "Run": ("run", "stop", "wait"),

@@ -6,7 +6,6 @@ import json
 
 from msgspec.structs import replace
 
-from ddplaunch.base.text import join_names
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
@@ -14,12 +13,8 @@ from ddplaunch.cli.feature_options import SSH_OPTIONS, Inspecting
 from ddplaunch.cli.plan_text import print_layout
 from ddplaunch.cli.zygote_options import choose_preload
 from ddplaunch.core.options import Options
-from ddplaunch.features.preload.preload_plan import PreloadPlan
-from ddplaunch.system.plan.plan import Fact, Plan
+from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
-
-MAX_EXCLUDED = 5
-"""At most this many modules that each rank imports itself are listed in the text; JSON has all."""
 
 _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
 """Options that the command of each node has anyway."""
@@ -47,8 +42,8 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
     choice = choose_preload(options, plan)
     if not is_remote and plan.target.kind is not TargetKind.PROGRAM:
-        plan = replace(plan, facts=(*plan.facts, _preload_fact(choice)))
-        notes += _format_excluded(choice)
+        plan = replace(plan, facts=(*plan.facts, choice.to_fact()))
+        notes += choice.excluded_notes()
     on_node_zero = choice if plan.node_rank == 0 else choose_preload(options, replace(plan, node_rank=0))
     plan = replace(plan.with_store(torch=on_node_zero.imports_torch), notes=tuple(notes))
     if options[DryRun].as_json:
@@ -60,19 +55,3 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
             f"--dry-run was read as ddplaunch's; to pass it to the program: {alternative_command}\n",
             err=options[DryRun].as_json,
         )
-
-
-def _preload_fact(choice: PreloadPlan) -> Fact:
-    """Return the line of the plan on preloaded modules."""
-    if not choice.forks:
-        return Fact("preloaded", "nothing", choice.unsafe or "each rank is a new interpreter")
-    source = "--preload" if choice.user_modules or not choice.modules else "imported once for all ranks"
-    return Fact("preloaded", join_names(choice.modules) or "nothing", source)
-
-
-def _format_excluded(choice: PreloadPlan) -> list[str]:
-    if not choice.excluded:
-        return []
-    first = [f"{name} ({reason})" for name, reason in choice.excluded[:MAX_EXCLUDED]]
-    more = [f"and {len(choice.excluded) - MAX_EXCLUDED} more"] if len(choice.excluded) > MAX_EXCLUDED else []
-    return [f"imported in each rank: {', '.join([*first, *more])}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -107,12 +108,20 @@ def format_signal(number: int | None) -> str:
 
 def check_commands(option: Option, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Check command lines; only node 0 uses them, but every node reports errors."""
-    if texts:
-        from ddplaunch.cli import side_programs
-
-        for text in texts:
-            side_programs.split_command(text, option.opts[-1])
+    for text in texts:
+        split_command(text, option.opts[-1])
     return texts
+
+
+def split_command(text: str, option: str) -> list[str]:
+    """Split a command line like a shell. Raises UsageError if it is empty or a quote is not closed."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {str(error).lower()}", "quotes must come in pairs") from None
+    if not words or not words[0]:
+        raise UsageError(f"{option} {text!r}: expected a program", f"{option} 'PROGRAM ARGUMENTS'")
+    return words
 
 
 def check_prom_path(option: Option, text: str | None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,22 +11,12 @@ from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.feature_options import Notifications, Sidecars
+from ddplaunch.cli.option_values import split_command
 from ddplaunch.core.node_config import NotifyCommand, Sidecar
 from ddplaunch.core.options import Options
 
 _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
 """TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
-
-
-def split_command(text: str, option: str) -> list[str]:
-    """Split a command line like a shell. Raises UsageError if it is empty or a quote is not closed."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text}: {str(error).lower()}", "quotes must come in pairs") from None
-    if not words or not words[0]:
-        raise UsageError(f"{option} {text!r}: expected a program", f"{option} 'PROGRAM ARGUMENTS'")
-    return words
 
 
 def has_side_programs(options: Options) -> bool:

@@ -7,6 +7,7 @@ events themselves.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, get_args
@@ -212,11 +213,23 @@ class Observers:
     def __init__(self, *first: Observer, report: Callable[[str], object]) -> None:
         """``report`` gets a message with the traceback for each observer that raises."""
         self._all, self._report = [*first], report
+        self._queue: deque[Event] = (
+            deque()
+        )  # the event that is being delivered, and those that observers emit meanwhile
 
     def add(self, observer: Observer) -> None:
         self._all.append(observer)
 
     def emit(self, event: Event) -> None:
+        """Deliver an event to all observers; one that an observer emits is delivered after it, in the same call."""
+        self._queue.append(event)
+        if len(self._queue) > 1:
+            return
+        while self._queue:
+            self._deliver(self._queue[0])
+            self._queue.popleft()
+
+    def _deliver(self, event: Event) -> None:
         for observer in [*self._all]:
             try:
                 observer.observe(event)

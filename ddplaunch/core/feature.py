@@ -16,7 +16,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
-    from ddplaunch.core.control_socket.server import ServedJob
+    from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.output.isolation import IsolatedLoop

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from ddplaunch.base.text import shell_quote
+from ddplaunch.features.preload.preload_plan import PreloadPlan
 from ddplaunch.system.plan.rank_layout import Rank
-
-if TYPE_CHECKING:
-    from ddplaunch.features.preload.preload_plan import PreloadPlan
 
 
 class ShowRule(Struct, frozen=True):

@@ -182,6 +182,7 @@ class Options:
 
     def with_values(self, source: OptionSource, changes: Mapping[str, object]) -> Options:
         """Return a copy with these values from ``source``, by the names of the options."""
+        assert changes.keys() <= self.sources.keys()
         groups = {
             kind: msgspec.structs.replace(group, **{n: changes[n] for n in kind.__struct_fields__ if n in changes})
             for kind, group in self._groups.items()
@@ -231,7 +232,7 @@ def _functions(path: str) -> list[str]:
     return [each.name for each in body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
 
 
-class ChoiceType(click.Choice[str]):
+class ChoiceType(click.Choice):  # type: ignore[type-arg]  # not generic before click 8.2
     """One of several words; the error suggests the closest one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -14,6 +14,7 @@ FEATURES = (
     "profile",
     "metrics",
     "notify",
+    "checkpoint",
     "doctor",
     "submit",
     "manifest",

@@ -12,8 +12,6 @@ Words = list[str]
 Launcher = Callable[[int, str], Words]
 """Takes a number of ranks and a program's name in PROGRAMS; gives the command line."""
 
-OURS = "ddplaunch"
-
 
 def _installed(name: str, module: str) -> Words:
     """The command beside this interpreter, or its module where it was installed without."""
@@ -41,13 +39,17 @@ def spawn(ranks: int, program: str) -> Words:
     return [sys.executable, str(PROGRAMS / "start_by_spawn.py"), str(ranks), str(PROGRAMS / program)]
 
 
-def loop(ranks: int, program: str) -> Words:
-    """A loop that starts plain ``python`` processes: nothing can be simpler, nothing starts less."""
-    return [sys.executable, str(PROGRAMS / "start_by_loop.py"), str(ranks), str(PROGRAMS / program)]
+LAUNCHERS = {"ddplaunch": ddplaunch(), "torchrun": torchrun(), "mp.spawn": spawn}
+"""Each with its ordinary options."""
 
 
 def python(code: str) -> Words:
     return [sys.executable, "-c", code]
+
+
+def plain(program: str) -> Words:
+    """One process of plain python."""
+    return [sys.executable, str(PROGRAMS / program)]
 
 
 _OTHERS = ("BENCH_", "TORCHELASTIC_", "DDPLAUNCH_", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "NCCL_", "SLURM_", "PMI")

@@ -26,9 +26,6 @@ DEADLINE = 120.0
 LEFT_BEHIND = 20.0
 """Seconds that what is left below us may outlive the launcher before it counts as left behind."""
 
-SAMPLING = 0.01
-"""Seconds between two looks at memory."""
-
 
 class Failed(Exception):
     """A contender failed to do what was to be measured."""
@@ -52,7 +49,6 @@ class Job:
         began: when it was started; ended: when the launcher's own process had exited; gone: when its last descendant
             had (all as time.monotonic).
         cpu: seconds of user and system time of every process that has been collected.
-        peak: the highest proportional memory seen, in MB, where ``sample_memory`` is set.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class Job:
         variables: Mapping[str, str] | None = None,
         *,
         hold: bool = False,
-        sample_memory: bool = False,
         output: Path | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -74,8 +69,6 @@ class Job:
         self.ended: float | None = None
         self.gone: float | None = None
         self.cpu = 0.0
-        self.peak = 0.0
-        self._sample = sample_memory
         self._status: int | None = None
         self._leftovers: list[str] = []
         self._partial = b""
@@ -199,10 +192,7 @@ class Job:
                 self.gone = now
                 continue
             pause = min(deadline, wake_at or deadline) - now
-            if self._sample:
-                self.peak = max(self.peak, self.memory())
-                pause = min(pause, SAMPLING)
-            elif self.ended is not None:
+            if self.ended is not None:
                 pause = min(pause, 1.0)
             ready = {fd for fd, _ in self._poll.poll(max(0.0, pause) * 1000)}
             if self._report in ready:

@@ -22,7 +22,6 @@ from ddplaunch.core.messages import (
     InspectReply,
     Message,
     NodeHello,
-    RanksFinished,
     Versions,
 )
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
@@ -71,12 +70,6 @@ class Player:
                 self._socket.send(frame)
         except OSError:
             pass
-
-    def finish(self) -> None:
-        """Report that the ranks have done their work, and that nothing of them is left."""
-        self._drained = True
-        self.say(RanksFinished(0))
-        self.say(AttemptReport(0, (), 0, time.time()))
 
     def fail(self) -> None:
         """Report what a supervisor does when its rank is killed."""

@@ -123,6 +123,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run --max-restarts x train.py", ("--max-restarts x: expected a number from 0 up",)),
         ("run --start fork train.py", ("--start fork: expected auto, zygote or exec",)),
         ("run --start zygot train.py", ("did you mean --start zygote?",)),
+        ("submit --start zygot train.py", ("did you mean --start zygote?",)),
         ("completion tcsh", ("completion tcsh: expected bash, zsh or fish",)),
         ("-v", ("no such option: -v", "did you mean --version?")),
         ("run --start exec --preload json train.py", (conflict("--preload", "--start exec"), "one of them out")),

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tests.faults.matrix import ROWS
-from tests.faults.table import HEAD, line, table
+from tests.faults.result import HEAD
 from tests.faults.trial import Trial
 from tests.virtual_hosts.network import Network, unsupported
 
@@ -33,9 +33,9 @@ def main() -> int:
                     continue
                 with tempfile.TemporaryDirectory(prefix="faults-") as folder, Network(2) as network:
                     results.append(Trial(row, restarts, launcher, network, Path(folder)).play())
-                print(line(results[-1]), flush=True)
+                print(results[-1].line(), flush=True)
                 if typed.markdown:
-                    typed.markdown.write_text(table(results))
+                    typed.markdown.write_text("\n".join([HEAD, *(each.line() for each in results), ""]))
     return 1 if any(result.complaints() for result in results) else 0
 
 

@@ -1,9 +1,15 @@
-"""The result of a row: how each launcher ended, and how that differs from what was expected."""
+"""The result of a row: how each launcher ended, how that differs from what was expected, and its line in the table."""
 
 import re
 from dataclasses import dataclass, field
 
 from tests.faults.rows import Expect, Row
+
+END_TIMEOUT_S = {"ddplaunch": 30.0, "torchrun": 60.0}
+"""Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are
+those of a quiet machine."""
+
+HEAD = "| Fault | restarts | launcher | node 0 | node 1 | left running | |\n|---|---|---|---|---|---|---|"
 
 
 @dataclass
@@ -73,3 +79,20 @@ class Result:
         if seen.files:
             found.append(f"left the files {', '.join(seen.files)}")
         return found
+
+    def line(self) -> str:
+        """One row of the table in Markdown."""
+        nodes = [*map(self._ending, self.seen[:2]), *["–"] * (2 - len(self.seen))]
+        left = ", ".join(dict.fromkeys(each.split(" -")[0] for seen in self.seen for each in seen.left)) or "nothing"
+        verdict = "; ".join(self.complaints())
+        cells = [self.row.name, str(self.restarts), self.launcher, *nodes, left, f"✗ {verdict}" if verdict else "✓"]
+        return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
+
+    def _ending(self, seen: Seen) -> str:
+        """Exit code and time, as ``137 · 0.21 s``; without a time where the job just had to live on."""
+        if seen.code is None:
+            return f"> {END_TIMEOUT_S[self.launcher]:g} s"
+        code = "killed" if seen.code == -9 else str(seen.code)
+        if seen.code == -9 or self.row.survives or seen.seconds is None:
+            return code
+        return f"{code} · {seen.seconds:.2f} s" + (" (restart)" if self.goes_on else "")

@@ -1,14 +1,15 @@
-"""The data of a row of the fault matrix: how a job starts, the fault, and what is expected on each node."""
+"""The data of a row of the fault matrix: the fault, when it happens, and what is expected on each node."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.faults.trial import Trial
+
+Action = Callable[["Trial"], None]
 
 HEARTBEAT = 2.0
 """The --heartbeat-timeout of all rows, in seconds: the least that there is."""
@@ -46,8 +47,13 @@ WELL = Expect(0)
 
 
 def lost(number: int, within: float = SOCKET) -> Expect:
-    """Return the pattern of the message that this node was lost."""
+    """The report that this node was lost."""
     return Expect(LOST, rf"node {number} .*was lost", within)
+
+
+def both(code: int, text: str = "", within: float = SOCKET) -> tuple[Expect, Expect]:
+    """The same on both nodes."""
+    return Expect(code, text, within), Expect(code, text, within)
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,9 @@ class Row:
     """One fault.
 
     Attributes:
+        fault: makes it happen; None: the start itself is the fault.
+        when: brings the job to where the fault happens.
         expect: one for each launcher, in the order in which they are started; normally those of node 0 and node 1.
-        start: brings the job to where the fault happens; by default its four ranks are under way.
-        fault: makes it happen, and says when by ``trial.mark()``; what follows later (a thaw) it waits for itself.
         mode: what the ranks do, as ``program`` has it; those that do not "talk" start sooner, without torch.
         options: for every launcher, beyond those that say who is who.
         restarts: whether --max-restarts 1 leads to a second attempt, which trains and ends with 0.
@@ -66,9 +72,9 @@ class Row:
     """
 
     name: str
-    fault: Callable[[Trial], None]
+    fault: Action | None
+    when: Action
     expect: tuple[Expect, ...]
-    start: Callable[[Trial], None] | None = None
     mode: str = "talk"
     options: tuple[str, ...] = ()
     restarts: bool = False
@@ -83,23 +89,3 @@ class Row:
         where none is allowed that says less.
         """
         return (0, 1) if self.restarts else (1,)
-
-
-def both(code: int, text: str = "", within: float = SOCKET) -> tuple[Expect, Expect]:
-    """The same on both nodes."""
-    return Expect(code, text, within), Expect(code, text, within)
-
-
-def signalled(node: int, number: int) -> Callable[[Trial], None]:
-    """The launcher of a node gets a signal."""
-
-    def fault(trial: Trial) -> None:
-        trial.mark()
-        trial.runs[node].signal(number)
-
-    return fault
-
-
-def killed(node: int) -> Callable[[Trial], None]:
-    """The launcher of a node is killed."""
-    return signalled(node, signal.SIGKILL)

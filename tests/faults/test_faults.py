@@ -3,7 +3,6 @@
 import pytest
 
 from tests.faults.matrix import ROWS
-from tests.faults.table import line
 from tests.faults.trial import ALLOWANCE, Trial
 from tests.scaled_timeouts import scaled_timeout
 
@@ -19,6 +18,6 @@ MATRIX = [
 @pytest.mark.parametrize(("row", "restarts"), MATRIX)
 def test_row(row, restarts, network, tmp_path):
     result = Trial(row, restarts, "ddplaunch", network(2), tmp_path).play()  # type: ignore[arg-type]
-    print(line(result))
+    print(result.line())
     output = "\n".join(f"launcher {number} said:\n{seen.stderr}" for number, seen in enumerate(result.seen))
     assert result.complaints(scaled_timeout(ALLOWANCE)) == [], output

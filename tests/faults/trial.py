@@ -6,15 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.faults.launcher import PORT, PROGRAM, Run, command_line, words
-from tests.faults.result import Result, Seen
+from tests.faults.result import END_TIMEOUT_S, Result, Seen
 from tests.faults.rows import Row
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
 from tests.virtual_hosts.network import Network
-
-END_TIMEOUT_S = {"ddplaunch": 30.0, "torchrun": 60.0}
-"""Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are
-those of a quiet machine."""
 
 LEFTOVERS_TIMEOUT_S = 1.0
 """Seconds that the kernel and an init have to bury what a launcher has killed."""
@@ -28,7 +24,7 @@ class Stuck(Exception):
 
 
 class Trial:
-    """A job on two hosts, for the functions of a row to handle."""
+    """A job on two hosts, for the actions of a row."""
 
     def __init__(self, row: Row, restarts: int, launcher: str, network: Network, folder: Path) -> None:
         self.row, self.restarts, self.launcher, self.folder = row, restarts, launcher, folder
@@ -40,7 +36,7 @@ class Trial:
 
     def begin(
         self, node: int, *, nnodes: int = 2, address: str = "", port: int = PORT, more: Sequence[str] = ()
-    ) -> Run:
+    ) -> None:
         """Start the launcher of a node; the fault is now until another is marked."""
         where = address or self.hosts[0].address
         light = LIGHT if self.row.mode != "talk" else ()
@@ -50,7 +46,6 @@ class Trial:
         run = Run(self.hosts[node], [*command, str(PROGRAM), self.row.mode, str(self.folder)], self.folder, name)
         run.fault_at = time.monotonic()
         self.runs.append(run)
-        return run
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for a condition, and record which launchers end meanwhile."""
@@ -99,7 +94,7 @@ class Trial:
         if ended := [str(i) for i, run in enumerate(self.runs) if run.verdict_at]:
             raise Stuck(f"launcher {', '.join(ended)} did not live through it")
 
-    def ended(self, number: int) -> None:
+    def wait_for_end(self, number: int) -> None:
         """Wait for the end of a launcher."""
         self.until(lambda: self.runs[number].verdict_at, f"the end of launcher {number}")
 
@@ -124,21 +119,16 @@ class Trial:
         """Run the row to its end; everything on the hosts is still there when this returns."""
         result = Result(self.row, self.launcher, self.restarts)
         try:
-            self._start()
-            self.row.fault(self)
+            self.row.when(self)
+            if self.row.fault is not None:
+                self.mark()
+                self.row.fault(self)
             self._follow()
         except Stuck as stuck:
             result.stuck = str(stuck)
         self.look()
         result.seen = [self._seen(run) for run in self.runs]
         return result
-
-    def _start(self) -> None:
-        if self.row.start is not None:
-            return self.row.start(self)
-        self.begin(0)
-        self.begin(1)
-        self.wait_for_ranks()
 
     def _follow(self) -> None:
         """Wait for the verdict, and for what comes after it."""

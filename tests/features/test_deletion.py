@@ -66,7 +66,8 @@ def test_without_a_feature_the_others_work(tmp_path):
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
         return run_command([sys.executable, "-m", "ddplaunch", *words], tmp_path, environment)
 
-    for gone in DELETIONS.values():
+    for name, gone in DELETIONS.items():
+        print(f"without {name}: also without {', '.join(sorted(gone - {name})) or 'no other'}")
         with without(package, gone):
             done = run("run", "--nproc", "2", *FORKED, "train.py")
             assert (done.returncode, done.stderr) == (0, ""), gone

@@ -4,14 +4,13 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from ddplaunch.features.preload.known_packages import normalize_name
-from tests.preload_audit import harmless, words
+from tests.preload_audit import harmless
 from tests.preload_audit.audit import Audit, Finding
 from tests.preload_audit.installed import Installed
-from tests.preload_audit.known import FILE, Known, entry, joined, looked
+from tests.preload_audit.known import FILE, Known, entry, joined
 from tests.preload_audit.runs import Failed, Runs
 
 
@@ -22,9 +21,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put what was found into the table")
     parser.add_argument("--join", action="store_true", help="with --write: beside what other versions have shown")
     parser.add_argument("--together", action="store_true", help="audit all in the same interpreters: quick")
-    parser.add_argument("--looks", action="store_true", help="only add what imports read, set and look for: quick")
     parser.add_argument("--harmless", action="store_true", help="audit for the list of those that change no others")
-    parser.add_argument("--words", action="store_true", help="print which words lead to the modules of a lazy package")
     parser.add_argument("--table", type=Path, default=FILE, help="another table")
     parser.add_argument("--reasons", type=int, default=3, metavar="N", help="how many of a module's to show")
     typed = parser.parse_args()
@@ -34,32 +31,13 @@ def main() -> int:
     if absent := [each for each in names if each not in installed.versions]:
         print(f"not installed: {', '.join(absent)}", file=sys.stderr)
         return 2
-    if typed.words:
-        return words.show(names, known)
     with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
         runs = Runs(Path(scratch))
         if typed.harmless:
             return harmless.audit(names, installed, runs, known, write=typed.write)
-        if typed.looks:
-            return _look(names, installed, runs, known, write=typed.write)
         groups = [names] if typed.together else [[each] for each in names]
         refused = [_audit(group, installed, runs, known, typed) for group in groups]
     return 1 if any(refused) else 0
-
-
-def _look(names: list[str], installed: Installed, runs: Runs, known: Known, *, write: bool) -> int:
-    """Add to the entries that stand what their imports read, set and look for."""
-    for name in names:
-        there = known.packages.get(name, {})
-        modules = [each for each in there.get("modules", ()) if installed.has(each)]
-        if "refused" in there or not modules:
-            continue
-        found = Audit(installed, runs, {name: modules}).look()[name]
-        known.packages[name] = looked(found, there)
-        print(json.dumps({name: asdict(found)}, indent=2), flush=True)
-        if write:
-            known.write()
-    return 0
 
 
 def _audit(names: list[str], installed: Installed, runs: Runs, known: Known, typed: argparse.Namespace) -> bool:

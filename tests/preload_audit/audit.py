@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 from ddplaunch.features.preload.rank.fork_fixups import GENERATORS
 from tests.preload_audit import allowed_differences
@@ -124,12 +125,6 @@ class Audit:
             self._alone = {name: tuple(each.result() for each in runs) for name, runs in alone.items()}
         return [self._finding(name, modules) for name, modules in self._asked.items()]
 
-    def look(self) -> dict[str, Look]:
-        """Say of each distribution only what its import reads, sets and looks for."""
-        with ThreadPoolExecutor(2) as pool:
-            alone = self._begin_alone(pool)
-            return {name: self._looked([each.result() for each in runs]) for name, runs in alone.items()}
-
     def _begin_alone(self, pool: ThreadPoolExecutor) -> dict[str, list[Future[Account]]]:
         """Import the modules of each distribution after torch only, in the environment that is here and in a bare one.
 
@@ -145,26 +140,25 @@ class Audit:
         }
 
     def _begin_disturbed(self, pool: ThreadPoolExecutor) -> dict[str, Future[Account]]:
-        compared = list(self._plain.dumps[0].modules)
-        variables = {name: value for name, value in VARIABLES.items() if name not in self._plain.read}
-
-        def begin(first: Sequence[str], last: Sequence[str], names: Sequence[str], on: bool) -> Future[Account]:
-            return pool.submit(
-                self._runs.run,
-                "plain",
-                self._modules,
-                first=first,
-                last=last,
-                compared=compared,
-                disturbances=names,
-                variables=variables if names else {},
-                terminal=on,
-            )
-
-        found = {"": begin(self._first, (), list(DISTURBANCES), False), _TERMINAL: begin(self._first, (), (), True)}
+        found = {
+            "": self._begin(pool, disturbances=list(DISTURBANCES), variables=self._variables()),
+            _TERMINAL: self._begin(pool, terminal=True),
+        }
         if self._first:
-            found[_TORCH_FIRST] = begin((), self._first, (), False)
+            found[_TORCH_FIRST] = self._begin(pool, first=(), last=self._first)
         return found
+
+    def _begin_singly(self, pool: ThreadPoolExecutor) -> dict[str, Future[Account]]:
+        runs = {name: self._begin(pool, disturbances=[name]) for name in DISTURBANCES}
+        return {**runs, "variables that it does not name": self._begin(pool, variables=self._variables())}
+
+    def _begin(self, pool: ThreadPoolExecutor, **how: Any) -> Future[Account]:
+        """Import what the plain run has imported, and compare what it has compared."""
+        how = {"first": self._first, "compared": list(self._plain.dumps[0].modules), **how}
+        return pool.submit(self._runs.run, "plain", self._modules, **how)
+
+    def _variables(self) -> dict[str, str]:
+        return {name: value for name, value in VARIABLES.items() if name not in self._plain.read}
 
     def _culprit(self, stack: Stack) -> str | None:
         """The innermost module of a stack that is not Python's; None if torch's import led there, or no import did."""
@@ -250,27 +244,13 @@ class Audit:
                     self._guilt.accuse(module, f"minds {what} ({module}.{name})")
                 continue
             blamed = set[Place]()
-            for single, account in self._singly(pool).items():
+            for single, account in self._begin_singly(pool).items():
                 hold = self._guilt.accuse if single == "sys.argv" else self._guilt.bind
                 for module, name in self._changed(account, single):
                     blamed.add((module, name))
                     hold(module, f"minds {single} ({module}.{name})")
             for module, name in changed - blamed:
                 self._guilt.bind(module, f"minds what stands before ({module}.{name})")
-
-    def _singly(self, pool: ThreadPoolExecutor) -> dict[str, Future[Account]]:
-        compared = list(self._plain.dumps[0].modules)
-        variables = {name: value for name, value in VARIABLES.items() if name not in self._plain.read}
-        runs = {
-            name: pool.submit(
-                self._runs.run, "plain", self._modules, first=self._first, compared=compared, disturbances=[name]
-            )
-            for name in DISTURBANCES
-        }
-        runs["variables that it does not name"] = pool.submit(
-            self._runs.run, "plain", self._modules, first=self._first, compared=compared, variables=variables
-        )
-        return runs
 
     def _changed(self, begun: Future[Account], what: str) -> set[Place]:
         """What an import keeps that it would not without a disturbance."""

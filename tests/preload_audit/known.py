@@ -8,18 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.preload_audit.audit import Finding, Look
+from tests.preload_audit.audit import Finding
 from tests.preload_audit.runs import HOME
 
 FILE = HOME / "ddplaunch" / "features" / "preload" / "known.json"
 
 Entry = dict[str, Any]
-
-_FIELDS = (
-    *("top", "versions", "modules", "refused", "order", "minds", "bound_by", "variables", "sets", "tries", "seeks"),
-    *("loads", "generators", "companions", "settings", "on", "with"),
-)
-"""In the order in which they are written."""
 
 NAMED = {"minds torch's settings": "torch's settings", "minds logging": "logging", "logs at import": "logging"}
 """What a program cannot change without a word for it in its source (``ddplaunch.features.preload.import_selector``)."""
@@ -78,13 +72,6 @@ def entry(finding: Finding, known: Entry, tops: list[str], modules: list[str], v
     if finding.guilty and "modules" in known:
         made["modules"] = known["modules"]
     return {key: value for key, value in made.items() if value or key == "order"} | _when(torch)
-
-
-def looked(found: Look, known: Entry) -> Entry:
-    """An entry with what its import reads, sets and looks for here, beside what is known."""
-    more = {key: sorted({*known.get(key, ()), *values}) for key, values in asdict(found).items()}
-    made = {**known, **{key: values for key, values in more.items() if values}}
-    return {key: made[key] for key in sorted(made, key=_FIELDS.index)}
 
 
 def joined(found: Entry, known: Entry, version: str) -> Entry:

@@ -107,17 +107,6 @@ def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(q
     }
 
 
-def test_what_imports_read_is_added_to_entries_that_stand(quiet):
-    quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')\ntry:\n  import more\nexcept ImportError: pass"})
-    there = {"top": ["ours"], "versions": ["0.9"], "modules": {"ours": []}, "order": "bound", "variables": ["FORMER"]}
-    quiet.table.write_text(
-        json.dumps({"packages": {"ours": there, "torch": {"modules": {"torch": []}}}, "harmless": {}})
-    )
-    assert quiet.audit("ours", "torch", "--looks", "--write").code == 0
-    written = json.loads(quiet.table.read_text())["packages"]
-    assert written["ours"] == {**there, "variables": ["FORMER", "OURS"], "tries": ["more"]}
-
-
 def test_what_other_versions_have_shown_stays_where_that_is_asked_for(quiet):
     """And another major version that is refused changes nothing."""
     quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')"})
@@ -174,13 +163,6 @@ def test_what_changes_others_is_not_harmless(quiet):
         "harmless": None,
         "harms-environment": ["HARMED"],
     }
-
-
-def test_the_words_of_a_lazy_package_are_found(quiet):
-    quiet.install("lazy", {"lazy/__init__.py": "_class_to_module = {'Net': 'nets.net', 'Other': 'other'}"})
-    entry = {"top": ["lazy"], "versions": ["1.0"], "modules": {"lazy": [], "lazy.nets.net": []}}
-    quiet.table.write_text(json.dumps({"packages": {"lazy": entry}, "harmless": {}}))
-    assert quiet.audit("--words", "lazy").entries == {"lazy": {"lazy.nets.net": ["Net"]}}
 
 
 @pytest.mark.ci

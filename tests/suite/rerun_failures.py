@@ -3,8 +3,9 @@
 It runs in the process that reports: pytest's own, or xdist's controller after its last worker.
 """
 
+import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from itertools import chain
 
 import pytest
 
@@ -18,31 +19,20 @@ HELD = "held"
 """The outcome of a failure that is reported only after its second run."""
 
 
-@dataclass
-class _FailureReports:
-    """The reports of one test's failure, and the seconds of each run."""
-
-    failed: list[pytest.TestReport] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=lambda: [0.0])
-
-
 class RerunFailures:
     """The plugin; ``--maxfail``, ``-x`` and ``--pdb`` want the first failure at once, and do without it."""
 
     def __init__(self) -> None:
-        self._tries: dict[str, _FailureReports] = {}
+        self._held: dict[str, list[pytest.TestReport]] = {}
         self._rerunning = False
-        self._flaky: list[str] = []
+        self._flaky: dict[str, float] = {}  # seconds of the second run
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, None, None]:
-        tries = self._tries.setdefault(report.nodeid, _FailureReports())
-        tries.seconds[-1] += report.duration
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # "???" is xdist's report of a worker that died: what did that to a worker might do it to us.
         if report.failed and report.when in ("setup", "call", "teardown") and not self._rerunning:
-            tries.failed.append(report)
+            self._held.setdefault(report.nodeid, []).append(report)
             report.outcome = HELD  # type: ignore[assignment]
-        return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(
@@ -59,13 +49,11 @@ class RerunFailures:
             result = yield
             finished = True
         finally:
-            held = [name for name, tries in self._tries.items() if tries.failed]
             self._rerunning = True
-            if finished and len(held) <= MAX_AGAIN:
-                self._run_again(session, held)
+            if finished and len(self._held) <= MAX_AGAIN:
+                self._run_again(session, list(self._held))
             else:
-                for name in held:
-                    self._report_failure(session, name)
+                self._report_failures(session, self._held)
         return result
 
     def _run_again(self, session: pytest.Session, held: list[str]) -> None:
@@ -80,36 +68,33 @@ class RerunFailures:
             items = {item.nodeid: item for item in found if isinstance(item, pytest.Item)}
         session.testscollected = collected
         again = [items[name] for name in held if name in items]
-        unreported = list(held)
+        unreported = dict(self._held)
         try:
             for item, following in zip(again, [*again[1:], None], strict=False):
-                self._tries[item.nodeid].seconds.append(0.0)
-                failures = session.testsfailed
+                began, failures = time.monotonic(), session.testsfailed
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-                unreported.remove(item.nodeid)
+                del unreported[item.nodeid]
                 if session.testsfailed == failures:
-                    self._flaky.append(item.nodeid)
+                    self._flaky[item.nodeid] = time.monotonic() - began
         finally:  # Ctrl-C too, which a second run may take too long for
-            for name in unreported:
-                self._report_failure(session, name)
+            self._report_failures(session, unreported)
         if len(self._flaky) > MAX_FLAKY:
             session.testsfailed += 1
 
-    def _report_failure(self, session: pytest.Session, name: str) -> None:
-        """Report a failure that will not be run again."""
-        for report in self._tries[name].failed:
+    def _report_failures(self, session: pytest.Session, held: dict[str, list[pytest.TestReport]]) -> None:
+        """Report failures that will not be run again."""
+        for report in chain.from_iterable(held.values()):
             report.outcome = "failed"
             session.config.hook.pytest_runtest_logreport(report=report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
         for name in self._flaky:
-            tries = self._tries[name]
             terminalreporter.write_sep("_", f"{name} failed first", yellow=True)
-            for report in tries.failed:
+            for report in self._held[name]:
                 report.toterminal(terminalreporter._tw)
-        for name in self._flaky:
-            first, second = self._tries[name].seconds
+        for name, second in self._flaky.items():
+            first = sum(report.duration for report in self._held[name])
             write(f"flaky: {name} (failed after {first:.1f} s, passed alone in {second:.1f} s)", yellow=True)
         if len(self._flaky) > MAX_FLAKY:
             write(f"{len(self._flaky)} flaky tests, and {MAX_FLAKY} are the most: the run has failed", red=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ddplaunch.base.types import Count, Name, Size, TaggedMessage, Timestamp
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.core.control_socket.request import Request
-from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.core.control_socket.request import Request, RequestContext
 
 MAX_UNSENT_BYTES = 1 << 20  # that a client has not read yet; beyond it, new output is dropped for this client
 MAX_BACKLOG_BYTES = 32 << 20  # of earlier output, of all ranks together

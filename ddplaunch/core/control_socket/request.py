@@ -5,15 +5,56 @@ All are plain data, checked as the nodes' messages are. Core's requests and thos
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from typing import Generic, TypeVar
 
 from ddplaunch.base.types import TaggedMessage
-from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.core.feature import load_features
+from ddplaunch.core.net.connection import Connection
+from ddplaunch.core.output.isolation import IsolatedLoop
 
+M = TypeVar("M")
 A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
+
+
+class RequestContext:
+    """One client request being handled; passed to ``Request.handle``."""
+
+    def __init__(
+        self,
+        connection: Connection[Request[object]],
+        job: ServedJob,
+        isolated: IsolatedLoop,
+        call_soon: Callable[[Callable[[], None]], None],
+        keep_open: Callable[[Callable[[int | None], None]], None],
+    ) -> None:
+        """``isolated`` runs the request's callbacks: an exception in one costs the client its reply, nothing more.
+
+        ``call_soon`` calls a function unless the control socket is closed before; ``keep_open`` keeps this connection
+        until the job ends.
+        """
+        self._connection, self.job, self._call_soon, self._keep_open = connection, job, call_soon, keep_open
+        self.send, self.finish, self.guard = connection.send, connection.shutdown_write, isolated.guard
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._connection.unsent_bytes
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._call_soon(self.guard(callback))
+
+    def expect(self, kinds: Iterable[type[M]], on_message: Callable[[M], None], max_bytes: int) -> None:
+        """Call ``on_message`` with each further message of the client, in frames of at most ``max_bytes``."""
+        connection: Connection[M] = self._connection  # type: ignore[assignment]
+        connection.set_accepted_types(kinds, max_bytes)
+        connection.on_message = self.guard(on_message)
+
+    def on_job_end(self, on_end: Callable[[int | None], None]) -> None:
+        """Keep the connection open; call ``on_end`` at the end of the job, or without a code when the client leaves."""
+        self._keep_open(on_end)
 
 
 class Request(TaggedMessage, Generic[A], frozen=True):

@@ -2,7 +2,7 @@
 
 It is served by the launcher's own event loop, and costs nothing while there is no client. A connection is for one
 request and its replies; the number of clients, their time and their buffers are bounded, so that no client disturbs
-the job. The requests are in ``requests``.
+the job. The requests are subclasses of ``Request``.
 """
 
 from __future__ import annotations
@@ -10,25 +10,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.local_sockets import peer_uid
-from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.core.control_socket.request import Request, RequestContext, all_requests
+from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.core.control_socket.socket_dir import listen_in_dir, remove_socket
-from ddplaunch.core.messages import ProfileReply
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.output.isolation import IsolatedLoop
-
-if TYPE_CHECKING:
-    from ddplaunch.core.control_socket.request import Request
-    from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-
-
-M = TypeVar("M")
 
 MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel
 CONNECTION_TIMEOUT_S = 5.0  # from accept to close, but for streaming requests
@@ -37,77 +28,6 @@ MAX_REPLY_BYTES = 64 << 20  # the status of 16,000 ranks fits, and the stacks of
 MAX_STREAMING_CLIENTS = 8  # at a time; their requests last until the job ends
 DRAIN_TIMEOUT_S = 0.5  # at the end of the job, for streaming clients to read the last output
 ACCEPT_PAUSE_S = 0.5  # without accepting, after the system ran out of descriptors
-
-
-class ServedJob(Protocol):
-    """What requests on the control socket, and features, can read and do: this node's launcher."""
-
-    def status(self) -> Status:
-        """Return the status of this node's part of the job."""
-
-    def inspect_job(self, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
-        """Inspect all ranks of the job; ``on_done`` is called with the result, some seconds later at most."""
-
-    def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
-        """Inspect the ranks of this node alone."""
-
-    def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
-        """Profile all ranks of the job; ``on_reply`` is called with the profile of each rank, and with the end."""
-
-    def stop(self, now: bool, command: str = "") -> None:
-        """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
-
-    def ranks_with_output(self) -> list[int]:
-        """List the ranks of this node whose output is in memory."""
-
-    def output_tail(self, rank: int, since: float | None = None) -> bytes:
-        """Return the last output of such a rank: of its attempt, or of all attempts since a moment."""
-
-    def output_times(self, rank: int, count: int) -> bytes:
-        """Return the file with the times of the last ``count`` bytes of a rank's output."""
-
-    def on_sample(self) -> None:
-        """Called when the usage of the ranks was sampled."""
-
-    def debug_server(self) -> DebugServer | None:
-        """Return the debug server of this node; None in a job without debugger."""
-
-    def flush_output(self, mark: bytes) -> None:
-        """Show all output that ranks have printed by now, then write ``mark`` to stdout and stderr."""
-
-    def subscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        """Call ``on_output`` with each chunk that a rank prints from now on."""
-
-    def unsubscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        """End a subscription of ``subscribe_output``."""
-
-
-class RequestContext:
-    """One client request being handled; passed to ``Request.handle``."""
-
-    def __init__(
-        self, server: ControlSocket, connection: Connection[Request[object]], job: ServedJob, isolated: IsolatedLoop
-    ) -> None:
-        """``isolated`` runs the request's callbacks: an exception in one costs the client its reply, nothing more."""
-        self._server, self._connection, self.job = server, connection, job
-        self.send, self.finish, self.guard = connection.send, connection.shutdown_write, isolated.guard
-
-    @property
-    def unsent_bytes(self) -> int:
-        return self._connection.unsent_bytes
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._server.call_soon(self.guard(callback))
-
-    def expect(self, kinds: Iterable[type[M]], on_message: Callable[[M], None], max_bytes: int) -> None:
-        """Call ``on_message`` with each further message of the client, in frames of at most ``max_bytes``."""
-        connection: Connection[M] = self._connection  # type: ignore[assignment]
-        connection.set_accepted_types(kinds, max_bytes)
-        connection.on_message = self.guard(on_message)
-
-    def on_job_end(self, on_end: Callable[[int | None], None]) -> None:
-        """Keep the connection open; call ``on_end`` at the end of the job, or without a code when the client leaves."""
-        self._server.keep_open(self._connection, on_end)
 
 
 class ControlSocket:
@@ -168,8 +88,6 @@ class ControlSocket:
         if peer_uid(sock) != os.geteuid():
             sock.close()
             return
-        from ddplaunch.core.control_socket.request import all_requests
-
         client: Connection[Request[object]] = Connection(
             self._loop,
             sock,
@@ -197,7 +115,8 @@ class ControlSocket:
                 self._close_client(client)
 
         isolated = IsolatedLoop(self._loop, f"the answer to {type(request).__name__}", self._report, drop)
-        isolated.guard(request.handle)(RequestContext(self, client, self._job, isolated))
+        context = RequestContext(client, self._job, isolated, self.call_soon, partial(self.keep_open, client))
+        isolated.guard(request.handle)(context)
 
     def _close_client(self, client: Connection[Request[object]]) -> None:
         self._clients.pop(client).cancel()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ddplaunch.base.types import ExitCode, Name, TaggedMessage
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.core.control_socket.request import Request
-from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.core.control_socket.request import Request, RequestContext
 
 
 class StatusQuery(Request[Status], frozen=True):

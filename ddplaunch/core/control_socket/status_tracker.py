@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.events import Event
+from ddplaunch.features.runs.goodput import TimeAccounting
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from ddplaunch.features.runs.goodput import TimeAccounting
 
 MAX_PENDING_EVENTS = 4096  # buffered before they are applied
 

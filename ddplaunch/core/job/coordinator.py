@@ -29,6 +29,7 @@ from ddplaunch.core.job.job_attempt import (
     JobAttempt,
     JobPhase,
     NodeFailure,
+    TimeLimitExpired,
 )
 from ddplaunch.core.job.job_inspections import JobInspections
 from ddplaunch.core.job.job_profiles import JobProfiles
@@ -36,7 +37,7 @@ from ddplaunch.core.job.joining import Joining, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.restart_policy import RestartPolicy
-from ddplaunch.core.job.time_limits import TimeLimitExpired, TimeLimits
+from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ArrivalsReported, ForwardSignal, HeartbeatMessage, Message, NodeHello
 from ddplaunch.system.plan import node_spec

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -23,13 +22,10 @@ from ddplaunch.core.failures import (
 from ddplaunch.core.job.node_table import JoinedNode
 from ddplaunch.core.messages import AttemptReport
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
-
-if TYPE_CHECKING:
-    from ddplaunch.core.job.time_limits import TimeLimitExpired
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
 LONG_WAIT_S = 10.0  # in a collective: a longer wait may have been a hang
@@ -75,6 +71,16 @@ class NodeFailure(Struct, frozen=True):
             return True
         unsure = self.left if verdict.first.host == self.host else verdict.first.message is not None
         return verdict.first.moment > self.time - (SECONDARY_FAILURE_DELAY_S if unsure else 0.0)
+
+
+class TimeLimitExpired(Struct, frozen=True):
+    """A time limit that stops an attempt although no rank has failed."""
+
+    reason: str  # for the message
+    failure: RankFailure | None  # of the rank that the others waited for; None if unknown
+    rank_was_alive: bool = False  # whether that rank's process had not ended
+    may_restart: bool = False  # --on-stall restart
+    inspection: Inspection | None = None  # what all ranks were doing, if already known
 
 
 class JobAttempt(Struct):

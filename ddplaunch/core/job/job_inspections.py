@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -19,9 +18,6 @@ from ddplaunch.core.job.job_attempt import JobAttempt, to_local_time
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import InspectReply, InspectRequest
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 
 REPLY_TIMEOUT_S = 3.0  # for an inspection that a user or a stall check requested
 BEFORE_STOP_TIMEOUT_S = 1.0  # for the inspection before the ranks are stopped

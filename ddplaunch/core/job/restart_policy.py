@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ddplaunch.core.failures import OUT_OF_MEMORY, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.features.inspect.diagnosis.inspection import Frame
 from ddplaunch.features.inspect.diagnosis.stack_parser import parse_traceback
-
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import Frame
 
 MAX_SHORT_ATTEMPTS = 3  # in a row, shorter than --min-uptime: give up after these
 MAX_BACKOFF_S = 60.0  # the wait before a restart doubles up to this

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import format_elapsed, format_ranks
 from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.job.job_attempt import TimeLimitExpired
 from ddplaunch.core.job.job_inspections import JobInspections
 from ddplaunch.core.job.node_table import NodePhase, NodeTable
 from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT
@@ -27,34 +25,20 @@ from ddplaunch.core.messages import (
     StragglersFound,
 )
 from ddplaunch.features.inspect.diagnosis.culprit import find_culprit
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.slow_ranks import typical_gap
 from ddplaunch.features.inspect.diagnosis.stall_check import (
+    Stall,
     check_stall,
     describe_locations,
     find_stragglers,
     format_trace,
 )
 
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
-    from ddplaunch.features.inspect.diagnosis.stall_check import Stall
-
-
 STALL_CHECK_INTERVAL_S = 2.0  # the longest, between two inspections of a job that may have stalled
 _UNUSUAL_WAIT_FACTOR = 10.0  # a wait is reported early if longer than this times the typical gap between collectives
 _REPEAT_WAIT_FACTOR = 3.0  # the next wait at the same place is reported if longer than this times the reported one
 FALSE_STALL_HINT = "if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()"
-
-
-class TimeLimitExpired(Struct, frozen=True):
-    """A time limit that stops an attempt although no rank has failed."""
-
-    reason: str  # for the message
-    failure: RankFailure | None  # of the rank that the others waited for; None if unknown
-    rank_was_alive: bool = False  # whether that rank's process had not ended
-    may_restart: bool = False  # --on-stall restart
-    inspection: Inspection | None = None  # what all ranks were doing, if already known
 
 
 class TimeLimits:

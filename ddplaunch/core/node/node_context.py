@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -15,11 +14,9 @@ from ddplaunch.core.node_config import NodeConfig
 from ddplaunch.core.output.run_log import RunLog, snapshot_file
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
+from ddplaunch.core.rank.zygote_messages import ArgumentValues, ProgramJob, PythonJob, RankJob
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import ArgumentValues, ProgramJob, PythonJob, RankJob
 
 LAUNCHER_VARIABLES = frozenset(
     {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}

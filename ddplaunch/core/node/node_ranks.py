@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,13 +22,12 @@ from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.output.streams import REPORTED, Streams
 from ddplaunch.core.rank import proc_utils
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
     from ddplaunch.features.memory.node import RankMemory
 
 NOT_BEGUN = "its program has not started yet"
@@ -76,6 +75,17 @@ class RankProcess(Struct):
         proc_utils.send_signal(self.pid, number, self.pidfd)
 
 
+class RankDebugging(Protocol):
+    """The part of the debug server that concerns its ranks."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a rank here is in its debugger."""
+
+    def socket_path(self) -> str:
+        """Return the path of the socket that ranks connect to; "" if it cannot be created."""
+
+
 class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
@@ -95,7 +105,7 @@ class NodeRanks:
         self.stop_signals: set[int] = set()  # the stop signals sent so far
         self.spawned_count = 0  # how many have had a process
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
-        self.debug_server: DebugServer | None = None  # if they may be debugged
+        self.debug_server: RankDebugging | None = None  # if they may be debugged
         self._launcher_failure: LauncherFailure | None = None
         self.memory: RankMemory | None = None  # once one has been spawned
         self._loop, self._folder = loop, folder

@@ -21,16 +21,18 @@ class NodeSides:
     ) -> None:
         """``make_context`` gets the loop of a feature and the sides made before; ``report`` gets messages on bugs."""
         self._loop, self._report = loop, report
-        self._sides: dict[str, NodeSide] = {}
+        self._sides: list[tuple[str, NodeSide]] = []
         self._observe: list[Callable[[Event], None]] = []
+        self._on_inspect_key: list[Callable[[], None]] = []
         for name, feature in load_features():
-            isolated = self._isolated(name)
-            isolated.guard(self._add)(name, feature, make_context(isolated, tuple(self._sides.values())))
+            context = make_context(self._isolated(name), tuple(side for _, side in self._sides))
+            context.loop.guard(self._add)(name, feature, context)
 
     def _add(self, name: str, feature: Feature, context: FeatureContext) -> None:
         if (side := feature.make_node_side(context)) is not None:
-            self._sides[name] = side
+            self._sides.append((name, side))
             self._observe.append(context.loop.guard(side.observe))
+            self._on_inspect_key.append(context.loop.guard(side.on_inspect_key))
 
     def _isolated(self, name: str) -> IsolatedLoop:
         return IsolatedLoop(self._loop, f"the feature {name}", self._report)
@@ -40,15 +42,15 @@ class NodeSides:
             observe(event)
 
     def on_inspect_key(self) -> None:
-        for name, side in self._sides.items():
-            self._isolated(name).guard(side.on_inspect_key)()
+        for on_key in self._on_inspect_key:
+            on_key()
 
     def close(self) -> None:
         """Close all sides, also those that have raised."""
-        for name, side in self._sides.items():
+        for name, side in self._sides:
             self._isolated(name).guard(side.close)()
 
     def finish(self) -> None:
         """Wait for all sides, also for those that have raised."""
-        for name, side in self._sides.items():
+        for name, side in self._sides:
             self._isolated(name).guard(side.finish)()

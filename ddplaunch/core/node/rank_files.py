@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -14,9 +13,7 @@ from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line,
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
-
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 
 MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; a message is twice in it
 

@@ -48,7 +48,8 @@ from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.core.rank import proc_utils
-from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.core.rank.zygote_messages import Usage
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.preload import reminders
@@ -56,10 +57,8 @@ from ddplaunch.features.profile.node_profiles import NodeProfiles
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import Usage
     from ddplaunch.features.check.node import NodeCheck
     from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
     from ddplaunch.features.inspect.node.stall_detector import StallDetector
     from ddplaunch.features.sidecars.node import SidecarRunner
     from ddplaunch.features.slurm_step.node import MissingNodes

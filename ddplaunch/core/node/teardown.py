@@ -40,7 +40,6 @@ class Teardown:
         self._ranks, self._tree = ranks, tree
         self._screen, self._streams, self._preemption_file = context.screen, context.streams, context.preemption_file
         self._grace, self._inspects = config.grace, config.inspects_before_stop
-        self._checkpoint = context.policy.checkpoint
         self._emit, self._send, self._on_done = emit, send, on_done
         self._stragglers = stragglers
         self._interrupted = False
@@ -142,11 +141,6 @@ class Teardown:
         if stuck:
             self._screen.show_note(f"not waiting for processes that cannot be killed: {', '.join(stuck)}")
         self._emit(AttemptSwept(tuple(found), tuple(stuck)))
-        if self._checkpoint and ranks.spawned_count and not ranks.plan.node_rank:
-            from ddplaunch.features.runs.checkpoint import find_newest_checkpoint
-
-            if last := find_newest_checkpoint(self._checkpoint, ranks.exit_codes.values()):
-                self._emit(last)
         ranks.stopped_count += len(ranks.processes)
         ranks.set_phase(AttemptPhase.DRAINING)
         if self._streams.has_open:

@@ -14,10 +14,10 @@ from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
+from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, Usage, ZygoteConfig
 from ddplaunch.features.preload.preload_plan import PreloadPlan
 
 if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, Usage, ZygoteConfig
     from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
 
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM

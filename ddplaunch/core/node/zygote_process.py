@@ -9,16 +9,14 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ddplaunch import PACKAGE_DIR
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.child_processes import ChildProcess
 from ddplaunch.core.rank import proc_utils
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import GuardianExited, ZygoteConfig
+from ddplaunch.core.rank.zygote_messages import GuardianExited, ZygoteConfig
 
 ZYGOTE_SCRIPT = os.path.join(PACKAGE_DIR, "core", "rank", "zygote.py")
 

@@ -11,15 +11,12 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.core.rank.zygote_channel import HEADER, MAX_DESCRIPTORS, encode_message
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import FromZygote, ToZygote
+from ddplaunch.core.rank.zygote_messages import FromZygote, ToZygote
 
 _TRANSIENT_ERRORS = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 """What is short may become available; the kernel limits the descriptors in flight per user, not per process."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.base.types import Count
-from ddplaunch.core.control_socket.request import Request
-from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.features.debug.messages import FROM_USER, MAX_FRAME_BYTES, TO_USER, DebuggerNotice, PauseRank, ToUser
 
 NOT_PREPARED_ERROR = "its ranks were not started for server: that takes a terminal, or run --debug"

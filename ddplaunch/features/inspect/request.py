@@ -5,8 +5,8 @@ from __future__ import annotations
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.types import Count, TaggedMessage, TextLine
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.core.control_socket.request import Request
-from ddplaunch.core.control_socket.server import RequestContext, ServedJob
+from ddplaunch.core.control_socket.request import Request, RequestContext
+from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 
 MAX_LINE_CHARS = 200  # characters of a line

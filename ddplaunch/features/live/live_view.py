@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import escape_control_chars
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core.control_socket.job_status import JobState, Status
-from ddplaunch.core.control_socket.server import ServedJob
+from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import NodeSide

@@ -28,8 +28,8 @@ import os
 import re
 from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+from ddplaunch.core.rank import zygote_messages
 from ddplaunch.features.preload.known_packages import (
     InstalledPackages,
     KnownPackage,
@@ -53,10 +53,6 @@ from ddplaunch.features.preload.statements import (
     Use,
 )
 from ddplaunch.system.target import source
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank import zygote_messages
-
 
 GLOBAL_SETTINGS_WORDS = {
     "torch's settings": frozenset({"set_default_dtype", "set_default_device", "set_default_tensor_type"}),

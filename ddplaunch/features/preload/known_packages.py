@@ -15,6 +15,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from ddplaunch.base.safe_files import list_dir
+
 TABLE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known.json")
 SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # names of folders that packages are installed in
 
@@ -138,14 +140,6 @@ class InstalledPackages:
             if first != folder and (first is not None or name == next(iter(package.top))):
                 return "not installed as audited"
         return None
-
-
-def list_dir(folder: str) -> list[str]:
-    """Return the sorted entries of a folder; none if it cannot be read."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def entry_points(info: str) -> frozenset[str]:

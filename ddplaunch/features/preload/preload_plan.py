@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ddplaunch.base.text import join_names
+from ddplaunch.core.rank import zygote_messages
 from ddplaunch.features.preload import program_source, site_hooks
 from ddplaunch.features.preload.import_selector import TORCH_READS, ImportSelector
 from ddplaunch.features.preload.known_packages import PackageTable
 from ddplaunch.features.preload.program_source import TORCH
 from ddplaunch.features.preload.shadowing import ShadowedPackages
 from ddplaunch.features.preload.statements import Assignment, Barrier
+from ddplaunch.system.plan.plan import Fact
 from ddplaunch.system.target.target import Target, TargetKind
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank import zygote_messages
 
 AUTO_PRELOAD, NO_PRELOAD = "auto", "none"
 """Values of ``--preload``; others are ``torch`` and a list of modules."""
+
+MAX_NOTED = 5
+"""At most this many modules that each rank imports itself are in the text of a dry run; JSON has all."""
 
 DYNAMO = "torch._dynamo"
 """``DistributedDataParallel`` and the first optimizer import it, over a second in every rank: it pays to import it once
@@ -74,6 +76,21 @@ class PreloadPlan(Struct, frozen=True):
         """Return the part of the plan that ``--dry-run`` and the event ``ready`` show."""
         because, excluded = self.explain(None)
         return {"modules": list(self.modules), "because": because, "excluded": [list(each) for each in excluded]}
+
+    def to_fact(self) -> Fact:
+        """Return the line of the printed plan on preloaded modules."""
+        if not self.forks:
+            return Fact("preloaded", "nothing", self.unsafe or "each rank is a new interpreter")
+        source = "--preload" if self.user_modules or not self.modules else "imported once for all ranks"
+        return Fact("preloaded", join_names(self.modules) or "nothing", source)
+
+    def excluded_notes(self) -> list[str]:
+        """Return the note of the printed plan on the first modules that each rank imports itself, if there are any."""
+        if not self.excluded:
+            return []
+        first = [f"{name} ({reason})" for name, reason in self.excluded[:MAX_NOTED]]
+        more = [f"and {len(self.excluded) - MAX_NOTED} more"] if len(self.excluded) > MAX_NOTED else []
+        return [f"imported in each rank: {', '.join([*first, *more])}"]
 
     def explain(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
         """Return why ``modules`` has not all imports, and ``excluded``; ``failed``: why the fallback was imported."""

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 
-from ddplaunch.features.preload.known_packages import entry_points, list_dir, normalize_name
+from ddplaunch.base.safe_files import list_dir
+from ddplaunch.features.preload.known_packages import entry_points, normalize_name
 
 _INFO = re.compile(r"(.+?)(?:-[^-]*)?\.(?:dist|egg)-info")
 _SCRIPT_GROUPS = frozenset({"console_scripts", "gui_scripts"})  # entry points that are commands, not plugins

@@ -11,8 +11,8 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 
-from ddplaunch.base.safe_files import read_regular_file
-from ddplaunch.features.preload.known_packages import entry_points, is_site_dir, list_dir
+from ddplaunch.base.safe_files import list_dir, read_regular_file
+from ddplaunch.features.preload.known_packages import entry_points, is_site_dir
 from ddplaunch.system.target import source
 
 _MAX_FILE_BYTES = 1 << 20

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.safe_files import read_regular_file
-from ddplaunch.features.preload.known_packages import list_dir
+from ddplaunch.base.safe_files import list_dir, read_regular_file
 from ddplaunch.features.preload.source_scanner import scan_source
 from ddplaunch.features.preload.statements import (
     CHANGES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ddplaunch.base.types import Seconds
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.core.control_socket.request import Request
-from ddplaunch.core.control_socket.server import RequestContext
+from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.core.messages import ProfileReply
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S
 

@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import host_name
 from ddplaunch.base.event_loop import EventLoop, Timer
@@ -24,9 +23,7 @@ from ddplaunch.core.node.zygote_client import ZygoteClient
 from ddplaunch.core.node_config import Sidecar
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rank import proc_utils
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import ProgramJob, Usage
+from ddplaunch.core.rank.zygote_messages import ProgramJob, Usage
 
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
 

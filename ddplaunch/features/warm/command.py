@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,10 +10,8 @@ from ddplaunch.base.errors import LaunchError
 from ddplaunch.base.text import format_elapsed, format_size
 from ddplaunch.core.output.text_table import format_table
 from ddplaunch.core.rank.proc_utils import wait_for_end
+from ddplaunch.core.rank.zygote_messages import WarmStatus
 from ddplaunch.features.warm.warm_client import query_all
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import WarmStatus
 
 _EXIT_TIMEOUT_S = 10.0
 _MAX_MODULES = 3  # in a row of the table

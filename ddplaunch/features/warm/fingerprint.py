@@ -10,13 +10,10 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ddplaunch import __version__
+from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 from ddplaunch.features.warm.rank.inherited_state import read_inherited_state
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 
 _IGNORED_VARIABLES = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"})
 _IGNORED_PREFIXES = ("TERM", "SSH_", "TMUX", "DDPLAUNCH_")

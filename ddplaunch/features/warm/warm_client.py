@@ -9,13 +9,11 @@ import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.core.rank import proc_utils, zygote_channel
+from ddplaunch.core.rank.zygote_messages import WarmOrder, WarmStatus
 from ddplaunch.features.warm import warm_sockets
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import WarmOrder, WarmStatus
 
 REPLY_TIMEOUT_S = 0.2  # for each of its two replies; then the run starts without it
 

@@ -10,17 +10,15 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ddplaunch.base import rlimits
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.zygote_process import ZYGOTE_SCRIPT, WarmStart, WarmZygote, spawn_zygote
 from ddplaunch.core.rank import proc_utils, zygote_channel
+from ddplaunch.core.rank.zygote_messages import WarmOrder, ZygoteConfig
 from ddplaunch.features.warm import warm_client, warm_sockets
 from ddplaunch.features.warm.fingerprint import compute_fingerprint, fingerprint_id
-
-if TYPE_CHECKING:
-    from ddplaunch.core.rank.zygote_messages import WarmOrder, ZygoteConfig
 
 _TITLE_BYTES = 4096  # for the command line of ranks of any later run
 _NO_SHELL = "the shell that it was started from has ended"

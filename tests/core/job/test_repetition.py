@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.core import messages
-from ddplaunch.core.job.time_limits import TimeLimitExpired
+from ddplaunch.core.job.job_attempt import TimeLimitExpired
 from tests.conftest import assert_refused, free_port, write_program
 from tests.core.job.test_coordinator import Job
 from tests.start_modes import FORKED, LIGHT

@@ -1,4 +1,4 @@
-"""Tests that an observer, a request or a sidecar that raises is reported once, and the job goes on."""
+"""Tests that an observer, a request or a sidecar that raises is reported once, and the job goes on; order of events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ddplaunch.core.control_socket import client, socket_dir
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.output_request import TailOutputRequest
 from ddplaunch.core.control_socket.status_request import StatusQuery
+from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers
 from ddplaunch.features.inspect.request import InspectJobRequest
 from tests.conftest import wait_until, write_program
 from tests.start_modes import LIGHT
@@ -83,3 +84,21 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     assert "RuntimeError: an answer that comes later" in output
     assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
     job.assert_nothing_left()
+
+
+def test_all_observers_get_events_in_one_order():
+    """Also those that an observer emits while another event is delivered."""
+    received: list[Event] = []
+
+    class Emits:
+        def observe(self, event: Event) -> None:
+            if isinstance(event, AttemptSwept):
+                observers.emit(NoteAdded("found"))
+
+    class Records:
+        def observe(self, event: Event) -> None:
+            received.append(event)
+
+    observers = Observers(Emits(), Records(), report=pytest.fail)
+    observers.emit(AttemptSwept((), ()))
+    assert received == [AttemptSwept((), ()), NoteAdded("found")]

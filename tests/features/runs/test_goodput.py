@@ -25,8 +25,8 @@ from ddplaunch.core.events import (
     Restarting,
 )
 from ddplaunch.core.failures import FailureReport, RankFailure
+from ddplaunch.features.checkpoint.node import MIN_AGE_S, find_newest_checkpoint
 from ddplaunch.features.runs import history_store, run_totals
-from ddplaunch.features.runs.checkpoint import MIN_AGE_S, find_newest_checkpoint
 from ddplaunch.features.runs.goodput import TimeAccounting, TimeBreakdown, TimeCategory, format_goodput
 from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_job_id
 from ddplaunch.features.runs.run_record import AttemptRecord, RunRecord, RunState
@@ -361,9 +361,9 @@ def test_the_newest_checkpoint_that_is_whole(tmp_path):
 
 def test_a_look_that_takes_too_long_says_nothing(monkeypatch):
     """As on a disk that hangs; here it is a pattern of a whole file system."""
-    monkeypatch.setattr("ddplaunch.features.runs.checkpoint.SEARCH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("ddplaunch.features.checkpoint.node.SEARCH_TIMEOUT_S", 0.05)
     hung = threading.Event()
-    monkeypatch.setattr("ddplaunch.features.runs.checkpoint.iglob", lambda *words, **how: [hung.wait(60)][1:])
+    monkeypatch.setattr("ddplaunch.features.checkpoint.node.iglob", lambda *words, **how: [hung.wait(60)][1:])
     assert find_newest_checkpoint("**/*", [1]) is None
     hung.set()
 

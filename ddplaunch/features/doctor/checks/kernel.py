@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
+from ddplaunch.base.safe_files import list_dir
 from ddplaunch.base.text import format_size
 from ddplaunch.core.node.process_limits import ResourceLimitError, check_proc
 from ddplaunch.features.doctor.checks import (
@@ -52,13 +53,6 @@ def _find_process_limit() -> tuple[str, str] | None:
     except ResourceLimitError as error:
         return (error.message, error.hint or "")
     return None
-
-
-def list_dir(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
 
 
 def _read_limits() -> ProcessLimits:

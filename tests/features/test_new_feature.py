@@ -1,4 +1,4 @@
-"""Tests that a new request to a running job needs a folder and a line in the list of features, in a copy."""
+"""Tests that a feature with a command, a request and a node side needs a folder and a line, in a copy."""
 
 import signal
 import subprocess
@@ -16,15 +16,33 @@ class Count(Feature):
     commands = (Command("count", "Count."),)
     requests = ("request",)
 
+    def make_node_side(self, context):
+        from ddplaunch.features.count.node import Counter
+
+        return Counter(context)
+
 
 FEATURE = Count()
+"""
+NODE = """
+from ddplaunch.core.events import JobEnded, RankStarted
+from ddplaunch.core.feature import NodeSide
+
+
+class Counter(NodeSide):
+    def __init__(self, context):
+        self._context, self._count = context, 0
+
+    def observe(self, event):
+        self._count += isinstance(event, RankStarted)
+        if isinstance(event, JobEnded):
+            self._context.screen.show_note(f"{self._count} ranks have started")
 """
 REQUEST = """
 from __future__ import annotations
 
 from msgspec import Struct
-from ddplaunch.core.control_socket.server import RequestContext
-from ddplaunch.core.control_socket.request import Request
+from ddplaunch.core.control_socket.request import Request, RequestContext
 
 
 class Counted(Struct, frozen=True):
@@ -52,8 +70,8 @@ def count():
 """
 
 
-def test_a_request_is_a_folder_and_a_line(tmp_path: Path):
-    add_feature(copy_package(tmp_path), "count", feature=FEATURE, request=REQUEST, command=COMMAND)
+def test_a_feature_is_a_folder_and_a_line(tmp_path: Path):
+    add_feature(copy_package(tmp_path), "count", feature=FEATURE, node=NODE, request=REQUEST, command=COMMAND)
 
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -61,6 +79,7 @@ def test_a_request_is_a_folder_and_a_line(tmp_path: Path):
             env={**clean_environment(), "PYTHONPATH": str(tmp_path)},
             cwd=tmp_path,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
 
@@ -73,3 +92,4 @@ def test_a_request_is_a_folder_and_a_line(tmp_path: Path):
                 assert asking.stdout.read() == "3\n"
         finally:
             job.send_signal(signal.SIGTERM)
+        assert "ddplaunch: 3 ranks have started\n" in job.communicate()[1]

@@ -7,15 +7,37 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from glob import iglob
 from threading import Thread
 
 from ddplaunch.base.errors import EXIT_PREEMPTED
-from ddplaunch.core.events import CheckpointFound
+from ddplaunch.core.events import AttemptPlanned, AttemptSwept, CheckpointFound, Event, RankExited, RankStarted
+from ddplaunch.core.feature import NodeSide
 
 MIN_AGE_S = 2.0  # a younger one may be incomplete, as its writer was stopped
 SEARCH_TIMEOUT_S = 2.0  # for the search
+
+
+class CheckpointFinder(NodeSide):
+    """Emits the newest checkpoint after each attempt, on node 0."""
+
+    def __init__(self, pattern: str, emit: Callable[[Event], None]) -> None:
+        self._pattern, self._emit = pattern, emit
+        self._is_node_zero = self._has_started = False
+        self._codes: dict[int, int] = {}  # exit codes of the attempt, by rank
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case AttemptPlanned(plan=plan):
+                self._is_node_zero, self._has_started, self._codes = plan.node_rank == 0, False, {}
+            case RankStarted():
+                self._has_started = True
+            case RankExited(rank=rank, code=code):
+                self._codes[rank] = code
+            case AttemptSwept() if self._is_node_zero and self._has_started:
+                if found := find_newest_checkpoint(self._pattern, self._codes.values()):
+                    self._emit(found)
 
 
 def find_newest_checkpoint(pattern: str, codes: Collection[int]) -> CheckpointFound | None:

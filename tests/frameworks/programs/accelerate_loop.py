@@ -7,7 +7,6 @@ import argparse
 import json
 import logging
 
-import marks
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
@@ -45,7 +44,6 @@ def training_function(args):
     # No DDP object may outlive the group: dropped after it, it can hang (gloo, torch 2.13).
     model, optimizer, loader, schedule = accelerator.free_memory(model, optimizer, loader, schedule)
     accelerator.end_training()
-    marks.hold()
 
 
 def main():

@@ -1,0 +1,56 @@
+"""The job that requests on the control socket are about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.core.messages import ProfileReply
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
+
+if TYPE_CHECKING:
+    from ddplaunch.features.debug.debug_server import DebugServer
+
+
+class ServedJob(Protocol):
+    """What requests on the control socket, and features, can read and do: this node's launcher."""
+
+    def status(self) -> Status:
+        """Return the status of this node's part of the job."""
+
+    def inspect_job(self, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
+        """Inspect all ranks of the job; ``on_done`` is called with the result, some seconds later at most."""
+
+    def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
+        """Inspect the ranks of this node alone."""
+
+    def profile_job(self, seconds: float, torch: bool, on_reply: Callable[[ProfileReply], None]) -> None:
+        """Profile all ranks of the job; ``on_reply`` is called with the profile of each rank, and with the end."""
+
+    def stop(self, now: bool, command: str = "") -> None:
+        """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
+
+    def ranks_with_output(self) -> list[int]:
+        """List the ranks of this node whose output is in memory."""
+
+    def output_tail(self, rank: int, since: float | None = None) -> bytes:
+        """Return the last output of such a rank: of its attempt, or of all attempts since a moment."""
+
+    def output_times(self, rank: int, count: int) -> bytes:
+        """Return the file with the times of the last ``count`` bytes of a rank's output."""
+
+    def on_sample(self) -> None:
+        """Called when the usage of the ranks was sampled."""
+
+    def debug_server(self) -> DebugServer | None:
+        """Return the debug server of this node; None in a job without debugger."""
+
+    def flush_output(self, mark: bytes) -> None:
+        """Show all output that ranks have printed by now, then write ``mark`` to stdout and stderr."""
+
+    def subscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
+        """Call ``on_output`` with each chunk that a rank prints from now on."""
+
+    def unsubscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
+        """End a subscription of ``subscribe_output``."""

@@ -1,0 +1,17 @@
+"""The newest checkpoint of an attempt: ``--checkpoint``."""
+
+from __future__ import annotations
+
+from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+
+
+class Checkpoint(Feature):
+    def make_node_side(self, context: FeatureContext) -> NodeSide | None:
+        if not context.config.checkpoint:
+            return None
+        from ddplaunch.features.checkpoint.node import CheckpointFinder
+
+        return CheckpointFinder(context.config.checkpoint, context.emit)
+
+
+FEATURE = Checkpoint()

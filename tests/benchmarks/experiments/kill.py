@@ -1,0 +1,37 @@
+"""``kill -9`` of the last rank, while the others sleep, and while they wait for it in an all_reduce."""
+
+import os
+import signal
+import time
+
+from tests.benchmarks.contenders import Launcher
+from tests.benchmarks.measure import Failed, Job
+from tests.benchmarks.runner import OURS, SPAWN, TORCHRUN, Experiment, Row, Size, Values
+from tests.benchmarks.turns import compare
+
+
+def experiment(size: Size) -> Experiment:
+    victim = size.few - 1
+
+    def gone(launcher: Launcher, variables: dict[str, str]) -> float:
+        """Milliseconds until every process of the job is gone."""
+        with Job(launcher(size.few, "collective.py"), variables, hold=True) as job:
+            job.until("held", size.few)
+            began = time.monotonic()
+            os.kill(job.pids("held")[victim], signal.SIGKILL)
+            if job.finish() == 0:
+                raise Failed("exit code 0 although a rank was killed")
+            assert job.gone is not None
+            return (job.gone - began) * 1000
+
+    def both(launcher: Launcher) -> Values:
+        return {"asleep": gone(launcher, {}), "waiting": gone(launcher, {"BENCH_ABSENT": str(victim)})}
+
+    what = f"{size.few} ranks, kill -9 of one"
+    return Experiment(
+        compare(both, OURS, TORCHRUN, SPAWN),
+        (
+            Row(f"{what}, the others asleep: until all is gone", "asleep", "ms", TORCHRUN),
+            Row(f"{what}, the others in a collective: until all is gone", "waiting", "ms", TORCHRUN),
+        ),
+    )

@@ -1,0 +1,52 @@
+"""Lines of all ranks with prefixes into a file: how fast, and how many of them are damaged."""
+
+import re
+import tempfile
+from pathlib import Path
+
+from tests.benchmarks.contenders import Launcher, ddplaunch, torchrun
+from tests.benchmarks.measure import Job
+from tests.benchmarks.runner import OURS, Experiment, Row, Size, Values
+from tests.benchmarks.turns import compare
+
+TEE = "torchrun --tee 3"
+_LINE = re.compile(rb"(?:\[(\d+)\] |\[default(\d+)\]:)rank (\d+) line (\d+) x{60} end")
+
+
+def experiment(size: Size) -> Experiment:
+    def printed(launcher: Launcher) -> Values:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "stdout"
+            command = launcher(size.few, "lines.py")
+            with Job(command, {"BENCH_LINES": str(size.lines)}, hold=True, output=path) as job:
+                job.until("held", size.few)
+                job.release()
+                job.succeed()
+                assert job.ended is not None
+                seconds = job.ended - min(job.times("first"))
+                return {"seconds": seconds, "damaged": _damaged(path, size.few, size.lines)}
+
+    what = f"{size.few} ranks × {size.lines:,} lines with prefixes into a file"
+    return Experiment(
+        compare(printed, **{OURS: ddplaunch(), TEE: torchrun("--tee", "3")}),
+        (
+            Row(f"{what}: first line to exit", "seconds", "s", TEE),
+            Row(f"{what}: lines lost, torn, doubled or out of order", "damaged", ""),
+        ),
+    )
+
+
+def _damaged(path: Path, ranks: int, lines: int) -> int:
+    """Count the lines that are not where they belong; an untouched line follows its rank's previous one."""
+    expected = dict.fromkeys(range(ranks), 0)
+    whole = wrong = 0
+    with open(path, "rb") as file:
+        for line in file:
+            match = _LINE.fullmatch(line.rstrip(b"\n"))
+            rank = int(match[3]) if match else -1
+            if match is None or int(match[1] or match[2]) != rank or int(match[4]) < expected.get(rank, lines):
+                wrong += 1
+                continue
+            expected[rank] = int(match[4]) + 1
+            whole += 1
+    return wrong + max(0, ranks * lines - whole - wrong)

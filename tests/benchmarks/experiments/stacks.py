@@ -1,0 +1,35 @@
+"""How long a job takes to answer which rank waits for which: all ranks but one wait in a collective."""
+
+import time
+
+from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.socket_dir import list_sockets
+from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.inspect.request import InspectJobRequest
+from tests.benchmarks.contenders import ddplaunch
+from tests.benchmarks.measure import Failed, Job
+from tests.benchmarks.runner import OURS, Experiment, Row, Size, Values
+
+
+def _inspected(ranks: int) -> float:
+    with Job(ddplaunch()(ranks, "collective.py"), {"BENCH_ABSENT": "1"}, hold=True) as job:
+        job.until("held", ranks)
+        (path,) = [path for path in list_sockets() if path.endswith(f".{job.pid}")]
+        began = time.monotonic()
+        found = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection
+        seconds = time.monotonic() - began
+        if not all(rank.threads for rank in found.ranks):
+            raise Failed("a rank without a stack")
+        job.release()
+        job.finish()  # with the absent rank's end the others fail
+        return seconds
+
+
+def experiment(size: Size) -> Experiment:
+    sizes = (size.many, 8 * size.many)
+
+    def inspected() -> Values:
+        return {f"stacks_{ranks}": _inspected(ranks) for ranks in sizes}
+
+    rows = (Row(f"stacks and collectives of {ranks} ranks", f"stacks_{ranks}", "s") for ranks in sizes)
+    return Experiment({OURS: inspected}, tuple(rows), rounds=3)

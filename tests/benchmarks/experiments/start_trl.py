@@ -1,0 +1,43 @@
+"""trl, peft and datasets: a run fails whose ranks report another result than those of the first run under torchrun."""
+
+import re
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from tests.benchmarks.contenders import LAUNCHERS, Launcher
+from tests.benchmarks.measure import Failed
+from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size, Values
+from tests.benchmarks.turns import compare, run
+
+REQUIRES = ("trl", "peft", "datasets")
+RANKS = 2
+
+
+def _reported(launcher: Launcher) -> tuple[Values, list[bytes]]:
+    with tempfile.TemporaryDirectory(prefix="benchmark-reports-") as folder:
+        path = Path(folder) / "stdout"
+        # Sums depend on the number of threads.
+        values = run(launcher(RANKS, "trl_sft.py"), {"OMP_NUM_THREADS": "1"}, path)
+        reports = sorted(re.findall(rb'\{"rank".*?\}', path.read_bytes()))
+    if len(reports) != RANKS:
+        raise Failed(f"{len(reports)} of {RANKS} ranks reported")
+    return values, reports
+
+
+@cache
+def _expected() -> list[bytes]:
+    return _reported(LAUNCHERS[TORCHRUN])[1]
+
+
+def _compared(launcher: Launcher) -> Values:
+    values, reports = _reported(launcher)
+    for ours, theirs in zip(reports, _expected(), strict=True):
+        if ours != theirs:
+            raise Failed(f"reported {ours.decode()}, under torchrun {theirs.decode()}")
+    return values
+
+
+def experiment(size: Size) -> Experiment:
+    what = f"{RANKS} ranks of trl, peft and datasets, results as under torchrun to the last digit: CPU"
+    return Experiment(compare(_compared, OURS, TORCHRUN), (Row(what, "cpu", "CPU-s", TORCHRUN),), rounds=3)

@@ -1,0 +1,10 @@
+"""The shortest training: DDP and one AdamW step."""
+
+from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size
+from tests.benchmarks.turns import compare, run
+
+
+def experiment(size: Size) -> Experiment:
+    what = f"{size.few} ranks, DDP and one AdamW step: command to exit"
+    trained = compare(lambda launcher: run(launcher(size.few, "ddp_step.py")), OURS, TORCHRUN)
+    return Experiment(trained, (Row(what, "wall", "s", TORCHRUN),))

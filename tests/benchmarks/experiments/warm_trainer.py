@@ -1,0 +1,28 @@
+"""A program that imports transformers, from a zygote that is kept warm: the time to its first step."""
+
+from pathlib import Path
+
+from tests.benchmarks.contenders import LAUNCHERS, ddplaunch
+from tests.benchmarks.measure import Job
+from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size, Values
+from tests.benchmarks.turns import lasting_folder
+
+REQUIRES = ("transformers",)
+
+
+def experiment(size: Size) -> Experiment:
+    def stepped(command: list[str], folder: Path | None = None) -> Values:
+        with Job(command, folder=folder) as job:
+            job.until("step", size.many)
+            job.succeed()
+            return {"step": min(job.times("step")) - job.began}
+
+    what = f"{size.many} ranks, Hugging Face's Trainer, --warm: from the command to the first step"
+    return Experiment(
+        {
+            OURS: lambda: stepped(ddplaunch("--warm")(size.many, "hf_trainer.py"), lasting_folder("warm-trainer")),
+            TORCHRUN: lambda: stepped(LAUNCHERS[TORCHRUN](size.many, "hf_trainer.py")),
+        },
+        (Row(what, "step", "s", TORCHRUN),),
+        rounds=3,
+    )
