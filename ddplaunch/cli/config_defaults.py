@@ -334,7 +334,6 @@ def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str
     """Return a function that names the table of the other command that a key belongs to, or None."""
 
     def find_table(key: str) -> str | None:
-
         for other in COMMAND_TABLES:
             if other in (command, RUN) or other not in COMMANDS:
                 continue

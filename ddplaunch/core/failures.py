@@ -138,7 +138,6 @@ class RankFailure(Struct, frozen=True):
         return self.exit_code, self.signal, self.message, tuple(frames)
 
     def to_json(self) -> dict[str, Any]:
-
         return {**as_dict(self), "reason": self.reason, "code": self.shell_exit_code}
 
 

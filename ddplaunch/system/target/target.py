@@ -173,7 +173,6 @@ def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...
 
 
 def _signature(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
-
     return find_function(typed, where, function, module)
 
 

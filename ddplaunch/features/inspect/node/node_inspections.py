@@ -89,7 +89,6 @@ class NodeInspections:
             self._start_next()
 
     def _start_next(self) -> None:
-
         request = self._queue[0]
         ranks, timeout_s = request.ranks, max(0.0, request.deadline - time.monotonic())
         if self._broken:
