@@ -97,7 +97,7 @@ THIRD_PARTY = {
     "base": {"msgspec"},
     "system": {"click", "msgspec", "psutil", "pynvml"},
     "core": {"click", "msgspec", "psutil", "torch"},
-    "cli": {"click", "rich", "tomli"},
+    "cli": {"click", "msgspec", "rich", "tomli"},
     "features": {
         *("IPython", "click", "cloudpickle", "debugpy", "msgspec", "psutil", "pytest", "rich", "torch", "yaml"),
         "typing_extensions",  # for types alone

@@ -5,13 +5,13 @@ import socket
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.base.codec import encode
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.types import encode
 from ddplaunch.core.messages import NoteMessage, StartAttempt
 from ddplaunch.core.net.connection import Connection
 from tests.benchmarks import scale

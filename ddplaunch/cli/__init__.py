@@ -11,7 +11,6 @@ import io
 import os
 import resource
 import sys
-import tempfile
 
 from ddplaunch import __version__
 from ddplaunch.base.errors import (
@@ -69,7 +68,6 @@ def _flush() -> None:
 
 
 def _out_of_memory_hint() -> str:
-
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return "stop other processes that use memory"
@@ -87,6 +85,8 @@ def _report_internal_error(error: Exception) -> int:
     try:
         # without the command line, which may contain a token
         details = f"ddplaunch {__version__}, Python {sys.version}\n{format_trace(error)}"
+        import tempfile
+
         with tempfile.NamedTemporaryFile(prefix="ddplaunch-bug-", suffix=".txt", delete=False) as file:
             file.write(details.encode(errors="backslashreplace"))
         hint = f"the details are in {file.name}"

@@ -26,8 +26,10 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.base.text import closest_match, edit_distance, shell_quote
 
 TARGET_KIND_OPTIONS = frozenset({"-m", "--module", "--no-python"})
@@ -91,8 +93,7 @@ _PYTHON_PATTERN = r"(.*/)?python(\d[\d.]*)?"
 """A target that is an interpreter, as in ``ddplaunch run python train.py``: an error."""
 
 
-@dataclass(frozen=True)
-class SplitArgv:
+class SplitArgv(Struct, frozen=True):
     """A command line in its parts."""
 
     options: tuple[str, ...]  # of ddplaunch, with their values; the trailing ones last
@@ -102,8 +103,7 @@ class SplitArgv:
     lookalikes: tuple[str, ...] = ()  # program arguments that are spelled like options of ddplaunch (rule 5)
 
 
-@dataclass(frozen=True)
-class TranslatedArgv:
+class TranslatedArgv(Struct, frozen=True):
     """The words to split: as typed, or with torchrun's options translated to ddplaunch's."""
 
     argv: list[str]
@@ -113,8 +113,7 @@ class TranslatedArgv:
     """Options in ``argv`` that come from torchrun's variables alone: a trailing option may have another value."""
 
 
-@dataclass(frozen=True)
-class ArgvGrammar:
+class ArgvGrammar(Struct, frozen=True):
     """The options that a command accepts."""
 
     options: Mapping[str, bool]  # every spelling of every option, and whether it takes a value

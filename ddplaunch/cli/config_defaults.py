@@ -23,9 +23,9 @@ from importlib import import_module
 from typing import Any
 
 import click
+from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.safe_files import read_file_and_owner, user_config_path
 from ddplaunch.base.text import closest_match, shell_quote
 from ddplaunch.cli.click_commands import COMMANDS
@@ -54,16 +54,14 @@ ALLOWED_RUN_KEYS = frozenset({
 """The options of ``run`` that a project's file may set."""
 
 
-@dataclass(frozen=True)
-class FileDefault:
+class FileDefault(Struct, frozen=True):
     """A value from a file, in the form in which the option's ``read`` takes it."""
 
     value: str | bool | tuple[str, ...]
     file: str
 
 
-@dataclass(frozen=True)
-class Defaults:
+class Defaults(Struct, frozen=True):
     """The defaults from all files."""
 
     values: Mapping[str, FileDefault]  # by the Python names of the options
@@ -173,8 +171,7 @@ def read_user_table(path: str, name: str) -> dict[str, Any]:
     return table
 
 
-@dataclass(frozen=True)
-class _ConfigFile:
+class _ConfigFile(Struct, frozen=True):
     path: str
     text: bytes
     owners: frozenset[int]  # of the file, and of the link that leads to it
@@ -193,8 +190,7 @@ class _ConfigFile:
         return f"[{'.'.join((*self.tables, command))}]"
 
 
-@dataclass(frozen=True)
-class _UntrustedFile:
+class _UntrustedFile(Struct, frozen=True):
     """A file that was not read because of its owner."""
 
     path: str
@@ -338,7 +334,6 @@ def _find_owning_command(command: str, file: _ConfigFile) -> Callable[[str], str
     """Return a function that names the table of the other command that a key belongs to, or None."""
 
     def find_table(key: str) -> str | None:
-
         for other in COMMAND_TABLES:
             if other in (command, RUN) or other not in COMMANDS:
                 continue

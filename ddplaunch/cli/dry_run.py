@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from ddplaunch.base.fast_dataclass import replace
+from msgspec.structs import replace
+
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes

@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.cli.cluster_detection import (
     check_lone_node,
     cluster_notes,
@@ -26,8 +28,7 @@ from ddplaunch.system.plan.planner import PlanSpec, make_plan
 from ddplaunch.system.target.target import Target
 
 
-@dataclass(frozen=True)
-class PlanInputs:
+class PlanInputs(Struct, frozen=True):
     """A plan and what it was made from."""
 
     plan: Plan

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.text import format_ranks
 from ddplaunch.cli.core_options import Output
 from ddplaunch.cli.feature_options import LiveDisplay

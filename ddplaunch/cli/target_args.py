@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.cli.argv_splitter import (
     SplitArgv,
     TranslatedArgv,
@@ -26,8 +27,7 @@ TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHEL
 """Prefixes of the variables that set torchrun's options."""
 
 
-@dataclass(frozen=True)
-class ParseNotes:
+class ParseNotes(Struct, frozen=True):
     """Notes on how a command line was read."""
 
     torchrun_notes: tuple[str, ...] = ()  # on the translation of torchrun's options

@@ -1,4 +1,4 @@
-"""The events of a job on one node, as frozen dataclasses; the ``Observers`` that receive them; their JSON form.
+"""The events of a job on one node, as frozen data; the ``Observers`` that receive them; their JSON form.
 
 Each event is emitted once, to every observer; observers do not know each other. Some control messages of node 0 are
 events themselves.
@@ -10,10 +10,12 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.base.field_types import (
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.base.types import (
     Count,
     ExitCode,
     ExitStatus,
@@ -36,16 +38,18 @@ from ddplaunch.core.output.isolation import describe_bug
 from ddplaunch.system.plan.plan import Plan
 
 
-@dataclass(frozen=True)
-class AttemptPlanned:
+class StoredEvent(Struct, frozen=True, tag_field="event"):
+    """Base class of stored events; the tag is the name in the file, as it is for messages that are events."""
+
+
+class AttemptPlanned(Struct, frozen=True):
     """The ranks of an attempt are known; ``plan`` becomes plan.json."""
 
     plan: Plan
     attempt: Count
 
 
-@dataclass(frozen=True)
-class AttemptStarted:
+class AttemptStarted(StoredEvent, frozen=True, tag="begun"):
     """The stored form of ``AttemptPlanned``; ``ranks``: rank and host of each rank of this node."""
 
     attempt: Count
@@ -61,15 +65,13 @@ class AttemptStarted:
         return cls(planned.attempt, plan.node_rank, plan.nnodes, plan.world_size, ranks)
 
 
-@dataclass(frozen=True)
-class AttemptsOmitted:
+class AttemptsOmitted(StoredEvent, frozen=True, tag="left_out"):
     """This number of attempts, which came just before this line, is not in the file."""
 
     attempts: Count
 
 
-@dataclass(frozen=True)
-class ZygoteReady:
+class ZygoteReady(StoredEvent, frozen=True, tag="ready"):
     """The zygote can start ranks."""
 
     forks: bool
@@ -81,22 +83,19 @@ class ZygoteReady:
     cold: TextLine | None = None  # why no warm zygote was used, if one was requested
 
 
-@dataclass(frozen=True)
-class RankStarted:
+class RankStarted(StoredEvent, frozen=True, tag="started"):
     rank: Count
     pid: Pid
     attempt: Count
 
 
-@dataclass(frozen=True)
-class RankStartFailed:
+class RankStartFailed(StoredEvent, frozen=True, tag="failed_to_start"):
     rank: Count
     errno: Count  # of the failed fork
     attempt: Count
 
 
-@dataclass(frozen=True)
-class RankExited:
+class RankExited(StoredEvent, frozen=True, tag="exited"):
     rank: Count
     pid: Pid
     code: ExitStatus  # -N for signal N
@@ -106,53 +105,45 @@ class RankExited:
     system_cpu: NonNegativeFloat = 0.0
 
 
-@dataclass(frozen=True)
-class SignalReceived:
+class SignalReceived(StoredEvent, frozen=True, tag="signal"):
     number: Signal  # received by the launcher
 
 
-@dataclass(frozen=True)
-class JobPreempted:
+class JobPreempted(StoredEvent, frozen=True, tag="preempt"):
     """The scheduler preempts the job; the ranks are notified."""
 
 
-@dataclass(frozen=True)
-class AttemptSwept:
+class AttemptSwept(StoredEvent, frozen=True, tag="swept"):
     """The attempt's leftover processes were killed (``found``), except those that cannot be (``stuck``)."""
 
     found: tuple[TextLine, ...]
     stuck: tuple[TextLine, ...]
 
 
-@dataclass(frozen=True)
-class NoteAdded:
+class NoteAdded(StoredEvent, frozen=True, tag="note"):
     """A note for the user about the job."""
 
     text: TextLine
 
 
-@dataclass(frozen=True)
-class FirstCollective:
+class FirstCollective(StoredEvent, frozen=True, tag="first_collective"):
     """Every rank of this node has entered its first collective of this attempt; ``moment``: when the last one did."""
 
     moment: Timestamp
 
 
-@dataclass(frozen=True)
-class StallEnded:
+class StallEnded(StoredEvent, frozen=True, tag="went_on"):
     """The stalled ranks make progress again."""
 
 
-@dataclass(frozen=True)
-class CheckpointFound:
+class CheckpointFound(StoredEvent, frozen=True, tag="checkpoint"):
     """The newest complete checkpoint that ``--checkpoint`` found at the attempt's end, and its time; None for none."""
 
     path: Path | None
     moment: Timestamp | None
 
 
-@dataclass(frozen=True)
-class JobEnded:
+class JobEnded(StoredEvent, frozen=True, tag="ended"):
     """The job has ended: its exit code, the failure that decided it, and an additional remark."""
 
     code: ExitCode
@@ -160,20 +151,17 @@ class JobEnded:
     remark: TextLine | None = None
 
 
-@dataclass(frozen=True)
-class SidecarStarted:
+class SidecarStarted(StoredEvent, frozen=True, tag="sidecar_started"):
     sidecar: TextLine
     pid: Pid
 
 
-@dataclass(frozen=True)
-class SidecarListening:
+class SidecarListening(StoredEvent, frozen=True, tag="sidecar_answers"):
     sidecar: TextLine
     url: TextLine  # that it has printed
 
 
-@dataclass(frozen=True)
-class SidecarExited:
+class SidecarExited(StoredEvent, frozen=True, tag="sidecar_exited"):
     sidecar: TextLine
     code: ExitStatus  # -N for signal N
 
@@ -201,32 +189,10 @@ Event = (
     | SidecarExited
 )
 
-EVENT_TYPES: Mapping[str, type[Any]] = {
-    "begun": AttemptStarted,
-    "ready": ZygoteReady,
-    "started": RankStarted,
-    "failed_to_start": RankStartFailed,
-    "exited": RankExited,
-    "signal": SignalReceived,
-    "preempt": JobPreempted,
-    "swept": AttemptSwept,
-    "restart": Restarting,
-    "inspected": RanksInspected,
-    "note": NoteAdded,
-    "first_collective": FirstCollective,
-    "stalled": JobStalled,
-    "went_on": StallEnded,
-    "node_lost": NodeLost,
-    "checkpoint": CheckpointFound,
-    "ended": JobEnded,
-    "sidecar_started": SidecarStarted,
-    "sidecar_answers": SidecarListening,
-    "sidecar_exited": SidecarExited,
-    "left_out": AttemptsOmitted,
-}
-"""The events stored in events.jsonl and the history, by their names there; each with all its fields."""
+_STORED = (AttemptStarted, *(kind for kind in get_args(Event) if kind is not AttemptPlanned), AttemptsOmitted)
 
-_EVENT_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
+EVENT_TYPES: Mapping[str, type[Any]] = {str(kind.__struct_config__.tag): kind for kind in _STORED}
+"""The events stored in events.jsonl and the history, by their names there; each with all its fields."""
 
 
 class Observer(Protocol):
@@ -272,8 +238,8 @@ def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) 
     stored: Any = AttemptStarted.from_planned(event) if isinstance(event, AttemptPlanned) else event
     if isinstance(stored, Restarting) and stored.verdict:
         stored = replace(stored, verdict=replace(stored.verdict, others=()))
-    fields = {name: getattr(stored, name) for name in stored.__match_args__}
-    record = {"time": moment, **more, "event": _EVENT_NAMES[type(stored)], **fields}
+    fields = {name: getattr(stored, name) for name in stored.__struct_fields__}
+    record = {"time": moment, **more, "event": type(stored).__struct_config__.tag, **fields}
     return json.dumps(record, default=lambda each: each.to_json()).encode() + b"\n"
 
 

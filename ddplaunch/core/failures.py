@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_SIGNAL, sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.base.field_types import (
+from ddplaunch.base.text import join_names, signal_name
+from ddplaunch.base.types import (
     Count,
     ErrorText,
     ExitCode,
@@ -23,8 +25,8 @@ from ddplaunch.base.field_types import (
     Text,
     TextLine,
     Timestamp,
+    as_dict,
 )
-from ddplaunch.base.text import join_names, signal_name
 
 MAX_HEADLINE_CHARS = 300  # of an exception's message in the headline
 MAX_REPORT_CHARS = 1 << 20  # in all failures of a node, or of a report: both must fit in one frame (``wire``)
@@ -58,8 +60,7 @@ _TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # the place in torch's source with whic
 _TIMED_OUT = r"(?i)timed out|timeout"
 
 
-@dataclass(frozen=True)
-class RankFailure:
+class RankFailure(Struct, frozen=True):
     """A rank that ended unexpectedly: with an exit code but 0, or by a signal that ddplaunch did not send."""
 
     rank: Count
@@ -137,12 +138,10 @@ class RankFailure:
         return self.exit_code, self.signal, self.message, tuple(frames)
 
     def to_json(self) -> dict[str, Any]:
+        return {**as_dict(self), "reason": self.reason, "code": self.shell_exit_code}
 
-        return {**asdict(self), "reason": self.reason, "code": self.shell_exit_code}
 
-
-@dataclass(frozen=True)
-class FailureReport:
+class FailureReport(Struct, frozen=True):
     """The failure report of an attempt: the first cause, and all other failures."""
 
     first: RankFailure  # the first cause
@@ -160,11 +159,10 @@ class FailureReport:
         """Return the content of failure.json."""
 
         others = [failure.to_json() for failure in self.others]
-        return {**asdict(self), "first": self.first.to_json(), "others": others}
+        return {**as_dict(self), "first": self.first.to_json(), "others": others}
 
 
-@dataclass(frozen=True)
-class JobResult:
+class JobResult(Struct, frozen=True):
     """The result of the job: the launcher's exit code, and why if it is not 0."""
 
     code: ExitCode

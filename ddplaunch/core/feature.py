@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
@@ -54,8 +54,7 @@ class NodeSide:
         """Called after the result is printed; it may take some seconds."""
 
 
-@dataclass(frozen=True)
-class FeatureContext:
+class FeatureContext(Struct, frozen=True):
     """What the node side of a feature may use of the launcher."""
 
     plan: Plan  # of this node, before it has joined the others

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
 
 MIN_INSPECT_GRACE_S = 5.0  # with a shorter --grace, ranks are not inspected before they are stopped
 DEFAULT_STALL_TIMEOUT_S = 300.0  # without --stall-timeout
@@ -11,8 +11,7 @@ LONG_WAIT = 600.0  # a wait this long (seconds) is reported although ranks print
 DEFAULT_GPU_MEMORY_TIMEOUT_S = 30.0  # without --gpu-memory-timeout
 
 
-@dataclass(frozen=True)
-class JobConfig:
+class JobConfig(Struct, frozen=True):
     """Options of the whole job; node 0's values apply. Times in seconds."""
 
     min_nodes: int = 1

@@ -1,14 +1,15 @@
 """Control messages: what launchers send over the control port, or within the process on node 0. Plain data.
 
-Each field's type has the bounds that are checked on arrival (``wire.bounds``).
+Each field's type has the bounds that are checked on arrival (``base.types``).
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import (
+from msgspec import Struct
+
+from ddplaunch.base.types import (
     CommandText,
     Count,
     Hint,
@@ -18,6 +19,7 @@ from ddplaunch.base.field_types import (
     Seconds,
     Signal,
     StopSignal,
+    TaggedMessage,
     Text,
     TextLine,
     Timestamp,
@@ -29,11 +31,10 @@ from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, 
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
 
-PROTOCOL_VERSION = 18  # raised whenever a message changes, so that launchers of different versions detect it
+PROTOCOL_VERSION = 19  # raised whenever a message changes, so that launchers of different versions detect it
 
 
-@dataclass(frozen=True)
-class Versions:
+class Versions(Struct, frozen=True):
     """Versions that must be equal for ranks to work together; None: unknown or not installed."""
 
     python: Name  # "3.11", and torch "2.13": patch levels may differ
@@ -45,8 +46,7 @@ class Versions:
 # ---------------------------------------------------------------------------------------------- to node 0
 
 
-@dataclass(frozen=True)
-class NodeHello:
+class NodeHello(TaggedMessage, frozen=True):
     """Handshake: a node that wants to join; its node spec, and what must be equal on all nodes."""
 
     node_spec: NodeSpec
@@ -66,8 +66,7 @@ class NodeHello:
         return self.node_spec.name
 
 
-@dataclass(frozen=True)
-class JoinDeclined:
+class JoinDeclined(TaggedMessage, frozen=True):
     """Sent instead of a hello by a node that cannot join: its error message and hint."""
 
     node_rank: Count
@@ -87,8 +86,7 @@ class JoinDeclined:
         return f"{self.name}: {self.message}"
 
 
-@dataclass(frozen=True)
-class FailureReported:
+class FailureReported(TaggedMessage, frozen=True):
     """A rank failed; ``clock``: this node's time when sending, to convert its timestamps."""
 
     attempt: Count
@@ -96,23 +94,20 @@ class FailureReported:
     clock: Timestamp
 
 
-@dataclass(frozen=True)
-class RanksFinished:
+class RanksFinished(TaggedMessage, frozen=True):
     """All ranks of this node have ended with 0."""
 
     attempt: Count
 
 
-@dataclass(frozen=True)
-class LauncherFailure:
+class LauncherFailure(TaggedMessage, frozen=True):
     """The launcher's own processes on a node ended unexpectedly."""
 
     reason: TextLine
     time: Timestamp  # by the node's clock
 
 
-@dataclass(frozen=True)
-class AttemptReport:
+class AttemptReport(TaggedMessage, frozen=True):
     """A node's final message of an attempt: no process of it is left there."""
 
     attempt: Count
@@ -123,31 +118,27 @@ class AttemptReport:
     preemption_seen: bool = False  # whether runtime.preempted() returned True in a rank
 
 
-@dataclass(frozen=True)
-class ArrivalsReported:
+class ArrivalsReported(TaggedMessage, frozen=True):
     """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
 
     attempt: Count
     arrivals: tuple[CollectiveArrivals, ...]
 
 
-@dataclass(frozen=True)
-class NodeStartError:
+class NodeStartError(TaggedMessage, frozen=True):
     """This node cannot start its ranks, or its check failed: a problem that a user can fix."""
 
     message: TextLine
     hint: Hint | None = None
 
 
-@dataclass(frozen=True)
-class CheckPassed:
+class CheckPassed(TaggedMessage, frozen=True):
     """This node's check for the attempt succeeded."""
 
     attempt: Count
 
 
-@dataclass(frozen=True)
-class StopRequested:
+class StopRequested(TaggedMessage, frozen=True):
     """This launcher got a signal to end the job, for the first time or ``again``."""
 
     signal: StopSignal
@@ -155,37 +146,32 @@ class StopRequested:
     reason: TextLine = ""  # where a rank requested it
 
 
-@dataclass(frozen=True)
-class StallSuspected:
+class StallSuspected(TaggedMessage, frozen=True):
     """The ranks of this node have printed nothing for the stall timeout and make no progress: check the job."""
 
     attempt: Count
 
 
-@dataclass(frozen=True)
-class RanksStarted:
+class RanksStarted(TaggedMessage, frozen=True):
     """The first rank of this node has started."""
 
     attempt: Count
 
 
-@dataclass(frozen=True)
-class DebuggerActive:
+class DebuggerActive(TaggedMessage, frozen=True):
     """Whether a rank of this node is in a debugger; time limits are paused meanwhile."""
 
     attempt: Count
     is_active: bool
 
 
-@dataclass(frozen=True)
-class StragglersFound:
+class StragglersFound(TaggedMessage, frozen=True):
     """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
 
     attempt: Count
 
 
-@dataclass(frozen=True)
-class PreemptionNotice:
+class PreemptionNotice(TaggedMessage, frozen=True):
     """This launcher got the scheduler's preemption signal."""
 
     signal: Signal
@@ -194,24 +180,21 @@ class PreemptionNotice:
 # ---------------------------------------------------------------------------------------------- from node 0
 
 
-@dataclass(frozen=True)
-class Welcome:
+class Welcome(TaggedMessage, frozen=True):
     """The first message on any connection to the control port."""
 
     ddplaunch: Count
     nonce: Name
 
 
-@dataclass(frozen=True)
-class JoinRefused:
+class JoinRefused(TaggedMessage, frozen=True):
     """The node cannot join: error message and hint."""
 
     message: TextLine
     hint: Hint | None = None
 
 
-@dataclass(frozen=True)
-class JoinAccepted:
+class JoinAccepted(TaggedMessage, frozen=True):
     """The node has joined; ``node_rank`` is set if the hello had none. ``late``: ranks have started before."""
 
     run_id: RunId
@@ -225,8 +208,7 @@ class JoinAccepted:
             raise ValueError(f"a heartbeat timeout of {self.heartbeat_timeout_s} s")
 
 
-@dataclass(frozen=True)
-class JoinStatus:
+class JoinStatus(TaggedMessage, frozen=True):
     """Which nodes have joined; sent while the job waits for more."""
 
     joined: Count
@@ -237,16 +219,14 @@ class JoinStatus:
     kind: Literal["node", "task"] = "node"  # the word in messages
 
 
-@dataclass(frozen=True)
-class CheckNode:
+class CheckNode(TaggedMessage, frozen=True):
     """Check your machine before this attempt; the reply is ``CheckPassed`` or ``NodeStartError``."""
 
     attempt: Count
     gpu_memory_timeout: Seconds  # how long to wait for GPU memory in use
 
 
-@dataclass(frozen=True)
-class StartAttempt:
+class StartAttempt(TaggedMessage, frozen=True):
     """Start your ranks; the receiver adds the fields after ``assignment``."""
 
     attempt: Count  # 0 is the first
@@ -257,8 +237,7 @@ class StartAttempt:
     node_specs: tuple[NodeSpec, ...] = ()  # of all nodes with ranks, in order; on node 0 only
 
 
-@dataclass(frozen=True)
-class StopAttempt:
+class StopAttempt(TaggedMessage, frozen=True):
     """Stop your ranks: send them this signal, SIGKILL after ``grace_s`` seconds."""
 
     attempt: Count
@@ -266,27 +245,23 @@ class StopAttempt:
     grace_s: Seconds
 
 
-@dataclass(frozen=True)
-class PreemptRanks:
+class PreemptRanks(TaggedMessage, frozen=True):
     """The job is preempted: notify your ranks. They end by themselves, or are stopped later."""
 
     attempt: Count
 
 
-@dataclass(frozen=True)
-class ConnectingToNodeZero:
+class ConnectingToNodeZero(TaggedMessage, frozen=True):
     """Within a process: node 0 is not reached yet, and why."""
 
     reason: TextLine
 
 
-@dataclass(frozen=True)
-class CoordinatorLost:
+class CoordinatorLost(TaggedMessage, frozen=True):
     """Within a process: the connection to node 0 is lost; later messages are this node's own."""
 
 
-@dataclass(frozen=True)
-class Restarting:
+class Restarting(TaggedMessage, frozen=True, tag="restart"):
     """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` is the note to print."""
 
     attempt: Count
@@ -295,15 +270,13 @@ class Restarting:
     verdict: FailureReport | None  # None if a launcher failed, and no rank
 
 
-@dataclass(frozen=True)
-class NoteMessage:
+class NoteMessage(TaggedMessage, frozen=True):
     """A note to print."""
 
     text: Text
 
 
-@dataclass(frozen=True)
-class JobStalled:
+class JobStalled(TaggedMessage, frozen=True, tag="stalled"):
     """The job makes no progress since ``since``; ``text`` is the note to print, or "".
 
     "" where the attempt is stopped for that, or this stall was printed before (a rank only printed something since).
@@ -313,22 +286,19 @@ class JobStalled:
     text: Text = ""
 
 
-@dataclass(frozen=True)
-class NodeLost:
+class NodeLost(TaggedMessage, frozen=True, tag="node_lost"):
     """Within node 0's process: the host of a node with ranks that was lost."""
 
     host: Name
 
 
-@dataclass(frozen=True)
-class RanksInspected:
+class RanksInspected(TaggedMessage, frozen=True, tag="inspected"):
     """Within node 0's process: the inspection of all ranks just before an attempt is stopped."""
 
     inspection: Inspection
 
 
-@dataclass(frozen=True)
-class EndJob:
+class EndJob(TaggedMessage, frozen=True):
     """The job has ended, with this result."""
 
     outcome: JobResult
@@ -337,15 +307,13 @@ class EndJob:
 # ---------------------------------------------------------------------------------------------- both ways
 
 
-@dataclass(frozen=True)
-class ProgressResumed:
+class ProgressResumed(TaggedMessage, frozen=True):
     """From a node: its ranks make progress again after ``JobStalled``. From node 0: so does the job."""
 
     attempt: Count
 
 
-@dataclass(frozen=True)
-class RpcRequest:
+class RpcRequest(TaggedMessage, frozen=True):
     """From node 0: a request about your ranks. To node 0: about all ranks. The replies have the same ``serial``."""
 
     serial: Count
@@ -354,8 +322,7 @@ class RpcRequest:
     payload: Any  # checked on arrival by ``rpc.check_payload``
 
 
-@dataclass(frozen=True)
-class RpcReply:
+class RpcReply(TaggedMessage, frozen=True):
     """A reply about ranks, or the end of the replies. The last two fields are set by node 0."""
 
     serial: Count
@@ -366,8 +333,7 @@ class RpcReply:
     refusal: TextLine = ""  # why there are no replies
 
 
-@dataclass(frozen=True)
-class ForwardSignal:
+class ForwardSignal(TaggedMessage, frozen=True):
     """From a node: its launcher got a signal for the ranks. From node 0: forward it to ranks with a handler."""
 
     number: Signal
@@ -378,8 +344,7 @@ class ForwardSignal:
             raise ValueError(f"signal {self.number} is not for ranks")
 
 
-@dataclass(frozen=True)
-class HeartbeatMessage:
+class HeartbeatMessage(TaggedMessage, frozen=True):
     """A heartbeat, with the times from which both sides compute their clock offset (``clock_offset``)."""
 
     clock: Timestamp  # seconds since the epoch, by the sender's clock

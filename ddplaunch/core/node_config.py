@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ddplaunch.base.fast_dataclass import dataclass, field
+from msgspec import Struct, field
+
 from ddplaunch.base.text import shell_quote
 from ddplaunch.features.preload.preload_plan import PreloadPlan
 from ddplaunch.system.plan.rank_layout import Rank
 
 
-@dataclass(frozen=True)
-class ShowRule:
+class ShowRule(Struct, frozen=True):
     """One rule of ``--show``: for these ranks, show stdout (1), stderr (2), both or neither."""
 
     rank: int | None  # None: all ranks
@@ -23,8 +23,7 @@ class ShowRule:
         return self.rank is None or self.rank == (rank.local_rank if self.is_local_rank else rank.rank)
 
 
-@dataclass(frozen=True)
-class ShowRules:
+class ShowRules(Struct, frozen=True):
     """The value of ``--show``: the last rule that matches a rank applies; a rank without a rule is not shown."""
 
     rules: tuple[ShowRule, ...]
@@ -35,8 +34,7 @@ class ShowRules:
         return next((rule.streams for rule in reversed(self.rules) if rule.matches(rank)), frozenset())
 
 
-@dataclass(frozen=True)
-class Sidecar:
+class Sidecar(Struct, frozen=True):
     """A program that starts and ends with the job.
 
     ``url_pattern``: a title, and a pattern of the line in which it prints its URL. What it prints before that is shown
@@ -54,8 +52,7 @@ class Sidecar:
         return shell_quote(self.argv)
 
 
-@dataclass(frozen=True)
-class NotifyCommand:
+class NotifyCommand(Struct, frozen=True):
     """A command of the user that is run on events."""
 
     argv: tuple[str, ...]
@@ -66,8 +63,7 @@ class NotifyCommand:
         return shell_quote(self.argv)
 
 
-@dataclass(frozen=True)
-class NodeConfig:
+class NodeConfig(Struct, frozen=True):
     """The options that apply to this node alone."""
 
     preload: PreloadPlan  # what the zygote imports, if it forks

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.base.codec import encode
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.types import encode
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import (
     AttemptReport,
@@ -114,7 +114,7 @@ class Player:
                 case "JoinAccepted":
                     self.joined = True
                 case "RpcRequest":
-                    self.say(self._found(json.loads(body)["body"]["serial"]))
+                    self.say(self._found(json.loads(body)["serial"]))
                 case "StopAttempt" if not self._drained:
                     self._drained = True
                     self.say(AttemptReport(0, self._failures, self._stopped, time.time()))

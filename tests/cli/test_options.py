@@ -65,7 +65,7 @@ def test_the_declared_default_is_the_value_without_the_option():
 
 def test_a_job_config_has_the_defaults_of_the_options():
     for option in OPTIONS:
-        if option.name in JobConfig.__match_args__ and option.default is not None:
+        if option.name in JobConfig.__struct_fields__ and option.default is not None:
             assert getattr(JobConfig(), option.name) == option.default, option.name
 
 

@@ -41,17 +41,16 @@ class Counter(NodeSide):
 REQUEST = """
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.core.control_socket.request import Request, RequestContext
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(Struct, frozen=True):
     rank: int
 
 
-@dataclass(frozen=True)
-class CountRanks(Request[Counted]):
+class CountRanks(Request[Counted], frozen=True):
     answers = (Counted,)
 
     def handle(self, context: RequestContext) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
+from msgspec.structs import asdict
 
 import ddplaunch
 from ddplaunch import runtime
@@ -198,7 +199,7 @@ FILE_NAMES = {"single_node_check": "none of these: refused", "hydra_pmi": "pmi",
 def clusters() -> Iterator[tuple[str, list[str]]]:
     """Each system with the variables that its function in ``clusters/`` names, or its row; in the end those of none."""
     listed = {
-        row.cluster: sorted({each for each in map(str, vars(row).values()) if NAME.fullmatch(each)})
+        row.cluster: sorted({each for each in map(str, asdict(row).values()) if NAME.fullmatch(each)})
         for row in NODE_VARIABLE_SYSTEMS
     }
     listed |= {name: sorted(names) for name, names in HOSTFILES.items()}

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -469,12 +468,12 @@ def _paths(value: Any, path: str) -> Iterator[str]:
 def events() -> dict[str, list[str]]:
     """Each event that events.jsonl has, with its own fields."""
     kept_alone = ("inspected", "left_out")  # in the history
-    return {name: list(kind.__match_args__) for name, kind in EVENT_TYPES.items() if name not in kept_alone}
+    return {name: list(kind.__struct_fields__) for name, kind in EVENT_TYPES.items() if name not in kept_alone}
 
 
 def failure_fields() -> tuple[list[str], list[str]]:
     """The fields of a verdict, and of a failure in it, as failure.json has them."""
-    blank: dict[str, Any] = {field.name: None for field in fields(RankFailure)} | {"exit_code": 1}
+    blank: dict[str, Any] = dict.fromkeys(RankFailure.__struct_fields__) | {"exit_code": 1}
     first = RankFailure(**blank)
     verdict = FailureReport(first, (), (), 0, 1).to_json()
     return list(verdict), list(verdict["first"])

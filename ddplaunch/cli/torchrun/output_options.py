@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 
 from ddplaunch.base.errors import UsageError
@@ -33,6 +32,8 @@ def translate_output(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     yield from torchrun.as_own_option("--log-dir")
     if used and "--log-dir" not in torchrun:
         name = f"ddplaunch-logs-{os.getuid()}-{os.urandom(8).hex()}"  # unpredictable for other users
+        import tempfile  # 6 ms that few starts need
+
         yield "--log-dir", os.path.join(tempfile.gettempdir(), name), torchrun.source(used[0])
     shown = _show(redirected, teed, only)
     if "--log-line-prefix-template" in torchrun:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ddplaunch.base.codec import decode, encode
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.base.frames import ProtocolError, read_frame
 from ddplaunch.base.local_sockets import peer_uid
+from ddplaunch.base.types import decode, encode
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES, MAX_STREAMING_CLIENTS
 from ddplaunch.core.control_socket.status_request import StatusQuery

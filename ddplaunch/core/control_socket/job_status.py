@@ -5,9 +5,21 @@ from __future__ import annotations
 import re
 from enum import Enum
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.base.field_types import AttemptNumber, Count, ExitCode, ExitStatus, Pid, RunId, TextLine, Timestamp
+from ddplaunch.base.types import (
+    AttemptNumber,
+    Count,
+    ExitCode,
+    ExitStatus,
+    Pid,
+    RunId,
+    TaggedMessage,
+    TextLine,
+    Timestamp,
+)
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.features.runs.goodput import TimeBreakdown
@@ -68,8 +80,7 @@ RANK_STATE_TRANSITIONS = {
 }
 
 
-@dataclass(frozen=True)
-class RankStatus:
+class RankStatus(Struct, frozen=True):
     """One rank of this node."""
 
     rank: Count
@@ -84,8 +95,7 @@ class RankStatus:
         return replace(self, state=state, pid=pid or self.pid, code=code)
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(TaggedMessage, frozen=True):
     """The status of this node's part of a job; times in seconds since the epoch."""
 
     run_id: RunId

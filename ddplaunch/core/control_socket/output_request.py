@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Name, Size, Timestamp
+from ddplaunch.base.types import Count, Name, Size, TaggedMessage, Timestamp
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 
@@ -11,8 +10,7 @@ MAX_UNSENT_BYTES = 1 << 20  # that a client has not read yet; beyond it, new out
 MAX_BACKLOG_BYTES = 32 << 20  # of earlier output, of all ranks together
 
 
-@dataclass(frozen=True)
-class OutputChunk:
+class OutputChunk(TaggedMessage, frozen=True):
     """A piece of a rank's output; any number of them follow, until the connection ends."""
 
     rank: Count
@@ -20,8 +18,7 @@ class OutputChunk:
     missed: Size = 0  # bytes before it that were dropped, as the client did not keep up
 
 
-@dataclass(frozen=True)
-class TailOutputRequest(Request[OutputChunk]):
+class TailOutputRequest(Request[OutputChunk], frozen=True):
     """Send the status, then the last output of these ranks of this node; ``follow``: and their output from then on.
 
     No ranks means all ranks. Of the earlier output, ``lines`` limits it to the last lines (0: all), and ``since`` to
@@ -88,13 +85,11 @@ class OutputSubscriber:
         self._missed.clear()
 
 
-@dataclass(frozen=True)
-class FlushReply:
+class FlushReply(TaggedMessage, frozen=True):
     """The mark will be written."""
 
 
-@dataclass(frozen=True)
-class FlushRequest(Request[FlushReply]):
+class FlushRequest(Request[FlushReply], frozen=True):
     """Show all output of this node's ranks up to now, then write this mark to the launcher's stdout and stderr."""
 
     mark: Name

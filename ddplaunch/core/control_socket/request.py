@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Generic, TypeVar
 
+from ddplaunch.base.types import TaggedMessage
 from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.net.connection import Connection
@@ -56,7 +57,7 @@ class RequestContext:
         self._keep_open(on_end)
 
 
-class Request(Generic[A]):
+class Request(TaggedMessage, Generic[A], frozen=True):
     """Base class of requests. ``answers``: the types of its replies, in order; ``A`` is the last of them."""
 
     answers = tuple[type, ...]()  # without an annotation, so that it is not a field

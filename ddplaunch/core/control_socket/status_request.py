@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import ExitCode, Name
+from ddplaunch.base.types import ExitCode, Name, TaggedMessage
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 
 
-@dataclass(frozen=True)
-class StatusQuery(Request[Status]):
+class StatusQuery(Request[Status], frozen=True):
     """Send the status."""
 
     answers = (Status,)
@@ -19,13 +17,11 @@ class StatusQuery(Request[Status]):
         context.finish()
 
 
-@dataclass(frozen=True)
-class StopReply:
+class StopReply(TaggedMessage, frozen=True):
     """The job is being stopped."""
 
 
-@dataclass(frozen=True)
-class StopJobRequest(Request[StopReply]):
+class StopJobRequest(Request[StopReply], frozen=True):
     """Stop the job; ``now``: kill it, without the grace."""
 
     now: bool = False
@@ -39,15 +35,13 @@ class StopJobRequest(Request[StopReply]):
         context.call_soon(lambda: context.job.stop(self.now, self.command))
 
 
-@dataclass(frozen=True)
-class JobEndReply:
+class JobEndReply(TaggedMessage, frozen=True):
     """The job has ended with this exit code."""
 
     code: ExitCode
 
 
-@dataclass(frozen=True)
-class WaitRequest(Request[JobEndReply]):
+class WaitRequest(Request[JobEndReply], frozen=True):
     """Send the status, then the exit code once the job has ended."""
 
     answers = (Status, JobEndReply)

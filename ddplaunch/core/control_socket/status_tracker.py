@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from ddplaunch.base.fast_dataclass import replace
+from msgspec.structs import replace
+
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.events import Event
 from ddplaunch.features.runs.goodput import TimeAccounting

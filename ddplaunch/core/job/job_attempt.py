@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_TIMEOUT
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.core.failures import (
     MAX_REPORT_CHARS,
     FailureReport,
@@ -58,8 +60,7 @@ PHASES_WITHOUT_RANKS = {JobPhase.JOINING, JobPhase.CHECKING, JobPhase.PAUSING}
 """Phases in which no rank runs."""
 
 
-@dataclass(frozen=True)
-class NodeFailure:
+class NodeFailure(Struct, frozen=True):
     """A node with ranks that was lost or has left, or whose launcher lost its own processes (as the zygote)."""
 
     time: float
@@ -76,8 +77,7 @@ class NodeFailure:
         return verdict.first.moment > self.time - (SECONDARY_FAILURE_DELAY_S if unsure else 0.0)
 
 
-@dataclass(frozen=True)
-class TimeLimitExpired:
+class TimeLimitExpired(Struct, frozen=True):
     """A time limit that stops an attempt although no rank has failed."""
 
     reason: str  # for the message
@@ -87,8 +87,7 @@ class TimeLimitExpired:
     inspection: Inspection | None = None  # what all ranks were doing, if already known
 
 
-@dataclass
-class JobAttempt:
+class JobAttempt(Struct):
     """One attempt: one start of all ranks, on all nodes."""
 
     number: int = -1  # 0 is the first, -1 none yet

@@ -6,8 +6,10 @@ import signal
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_SIGNAL
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job_config import JobConfig
@@ -41,8 +43,7 @@ NODE_PHASE_TRANSITIONS = {
 }
 
 
-@dataclass
-class JoinedNode:
+class JoinedNode(Struct):
     """A node that has joined."""
 
     node_rank: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.core.failures import OUT_OF_MEMORY, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.core.job_config import JobConfig
@@ -33,8 +34,7 @@ _OOM_KILLED = rf"(?i)\) is killed by signal: |{OUT_OF_MEMORY}"
 """A killed DataLoader worker (torch/utils/data/_utils/signal_handling.py), or the hint on the OOM killer."""
 
 
-@dataclass(frozen=True)
-class RestartDecision:
+class RestartDecision(Struct, frozen=True):
     """Restart after ``delay_s`` seconds; None: no restart. ``remark``: why not, for the user."""
 
     delay_s: float | None
@@ -89,8 +89,7 @@ class RestartPolicy:
         return None
 
 
-@dataclass(frozen=True)
-class FailureSignature:
+class FailureSignature(Struct, frozen=True):
     """What must be equal in two attempts for "the same failure again"."""
 
     attempt: int

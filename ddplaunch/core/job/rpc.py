@@ -11,10 +11,12 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-from ddplaunch.base.codec import convert
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import Timer
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import convert
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import Message, RpcReply, RpcRequest
@@ -44,8 +46,7 @@ def check_payload(message: Message) -> Message:
     return message
 
 
-@dataclass
-class _OpenRequest:
+class _OpenRequest(Struct):
     kind: Kind
     client: tuple[int, int] | None  # the node that sent it, and its serial there; None: node 0 itself
     on_done: Callable[[Any], None] | None

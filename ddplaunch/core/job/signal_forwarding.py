@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from ddplaunch.base.fast_dataclass import dataclass, field
+from msgspec import Struct, field
 
 FORWARDED_SIGNALS = frozenset(
     {
@@ -23,8 +23,7 @@ FORWARDED_SIGNALS = frozenset(
 DUPLICATE_WINDOW_S = 2.0  # a scheduler has signalled all nodes within this time
 
 
-@dataclass
-class _ForwardedSignal:
+class _ForwardedSignal(Struct):
     number: int
     moment: float
     nodes: set[int] = field(default_factory=set)  # whose launchers got it

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import Thread
 
-import psutil
-
 from ddplaunch.base.errors import UsageError, sanitize_line
 
 RESOLVE_TIMEOUT_S = 5.0  # for the check of node 0's own name; without an answer it is skipped
@@ -26,6 +24,7 @@ InterfaceAddresses = dict[str, list[str]]  # by interface; link-local IPv6 with 
 
 
 def list_interface_addresses() -> InterfaceAddresses:
+    import psutil  # 6 ms that few starts need
 
     found: InterfaceAddresses = {}
     for name, addresses in psutil.net_if_addrs().items():
@@ -37,6 +36,8 @@ def list_interface_addresses() -> InterfaceAddresses:
 
 def list_networks() -> Iterator[tuple[str, str, str]]:
     """List the networks of this machine, without loopback: interface, address and network, "10.0.0.0/24"."""
+
+    import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
         if os.path.exists(f"/sys/class/net/{name}/bridge"):  # of containers
@@ -84,7 +85,6 @@ def find_address(interface: str, family: socket.AddressFamily) -> str | None:
 
 
 def parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return getattr(parsed, "ipv4_mapped", None) or parsed
 

@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.core.messages import HeartbeatMessage
 
 MAX_UNANSWERED = 16  # own heartbeats that the peer has not answered yet
@@ -20,8 +21,7 @@ MIN_CLOCK_DIFFERENCE_S = 0.1  # of two clocks, to convert times without a round 
 MAX_REPLY_AGE_S = 3600.0  # a received heartbeat is not answered later than this
 
 
-@dataclass(frozen=True)
-class ClockOffset:
+class ClockOffset(Struct, frozen=True):
     """Seconds by which a peer's clock is ahead of the local one, and the largest error of that."""
 
     offset_s: float
@@ -32,8 +32,7 @@ LOCAL_CLOCK = ClockOffset(0.0, 0.0)
 UNKNOWN = ClockOffset(0.0, math.inf)
 
 
-@dataclass(frozen=True)
-class _Sample:
+class _Sample(Struct, frozen=True):
     """One round trip. Its error grows with time, so a newer one of the same quality replaces it."""
 
     ahead: float

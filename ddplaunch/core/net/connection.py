@@ -9,9 +9,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Generic, TypeVar
 
-from ddplaunch.base.codec import decode, encode
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import LENGTH, ProtocolError
+from ddplaunch.base.types import decode, encode
 
 MAX_UNAUTHENTICATED_FRAME = 64 << 10  # bytes of a frame from an unknown peer; "GET " as a length is 1.2e9
 MAX_FRAME_BYTES = 8 << 20  # bytes of a frame from a node of the job

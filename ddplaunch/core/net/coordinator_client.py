@@ -11,9 +11,10 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages

@@ -8,11 +8,12 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.base.codec import encode
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import join_names
+from ddplaunch.base.types import encode
 from ddplaunch.core import messages
 from ddplaunch.core.job.coordinator import Coordinator
 from ddplaunch.core.job.rpc import check_payload

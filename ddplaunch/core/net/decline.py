@@ -6,9 +6,10 @@ import socket
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import JoinDeclined, JoinRefused, Message, NodeHello

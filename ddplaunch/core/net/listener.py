@@ -6,8 +6,9 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import PROTOCOL_VERSION, JoinDeclined, Message, NodeHello

@@ -6,8 +6,6 @@ import errno
 import socket
 from contextlib import suppress
 
-import psutil
-
 from ddplaunch.base.errors import UsageError, sanitize_line, truncate_line
 from ddplaunch.core.net.addresses import parse_address, resolve
 from ddplaunch.system.plan.rendezvous import LOOPBACK
@@ -162,6 +160,8 @@ def _port_in_use_error(flag: str, number: int, error: OSError) -> UsageError:
 def _describe_listener(number: int) -> str:
     """Describe the process that listens on the port, if the kernel shows it (not if another user's)."""
     with suppress(Exception):
+        import psutil
+
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == number and connection.pid:
                 process = psutil.Process(connection.pid)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
@@ -32,8 +33,7 @@ def signals_to_block(preempt_signal: int | None) -> list[int]:
     return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
-@dataclass(frozen=True)
-class NodeContext:
+class NodeContext(Struct, frozen=True):
     """What all ranks of this node share, in every attempt."""
 
     policy: NodeConfig

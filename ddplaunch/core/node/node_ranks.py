@@ -9,9 +9,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_OS
 from ddplaunch.base.event_loop import EventLoop, Timers
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.core.failures import MAX_REPORT_CHARS, RankFailure, limit_text
 from ddplaunch.core.messages import AttemptReport, LauncherFailure
 from ddplaunch.core.node import process_limits, rank_files
@@ -55,8 +57,7 @@ ATTEMPT_PHASE_TRANSITIONS = {
 }
 
 
-@dataclass
-class RankProcess:
+class RankProcess(Struct):
     """The process of one rank; ``stop_requested``: the launcher has sent it a signal to end."""
 
     rank: Rank

@@ -8,16 +8,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass
 
 _MAX_REPLY_BYTES = 16 << 20  # 2,000 collectives take 1 MB
 _CHUNK = 1 << 18
 
 
-@dataclass(frozen=True)
-class RankReply:
+class RankReply(Struct, frozen=True):
     """A rank's reply to a state request: whether it has a process group, and torch's JSON."""
 
     initialised: bool

@@ -6,9 +6,10 @@ import json
 import os
 import re
 
+from msgspec import Struct
+
 from ddplaunch import PACKAGE_DIR
 from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
@@ -17,8 +18,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; a message is twice in it
 
 
-@dataclass(frozen=True)
-class RecordedError:
+class RecordedError(Struct, frozen=True):
     """The contents of an error file, all None without one; ``moment`` is in seconds since the epoch."""
 
     message: str | None = None

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.base.event_loop import Callback, EventLoop
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import events, messages
 from ddplaunch.core.failures import JobResult, RankFailure, describe_exit

@@ -12,8 +12,9 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct, field
+
 from ddplaunch.base.event_loop import Callback, EventLoop
-from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.core.rank.zygote_channel import HEADER, MAX_DESCRIPTORS, encode_message
 from ddplaunch.core.rank.zygote_messages import FromZygote, ToZygote
 
@@ -23,16 +24,14 @@ _TRANSIENT_ERRORS = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_INTERVAL_S, _RETRY_TIMEOUT_S = 0.1, 5.0  # after such an error
 
 
-@dataclass
-class _OutgoingMessage:
+class _OutgoingMessage(Struct):
     data: memoryview
     fds: list[int]
     failed: Callable[[OSError], None]
     tries: int = 0
 
 
-@dataclass
-class _IncomingMessage:
+class _IncomingMessage(Struct):
     data: bytearray = field(default_factory=bytearray)
     fds: list[int] = field(default_factory=list)
     size: int | None = None

@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping
 from enum import Enum
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.system.plan.plan import Plan
 
 
@@ -30,8 +31,7 @@ class MessageKind(Enum):
         return self.value[1]
 
 
-@dataclass(frozen=True)
-class LogMessage:
+class LogMessage(Struct, frozen=True):
     """A message of ddplaunch itself; ``fields``: additional JSON fields, listed in ``tests/reference/records.py``."""
 
     kind: MessageKind

@@ -10,8 +10,9 @@ import os
 import time
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from ddplaunch.base.event_loop import Callback, EventLoop
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import format_count
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, JobStalled, NoteAdded, Restarting
 from ddplaunch.core.failures import FailureReport
@@ -35,8 +36,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 TRACEBACK_S = 2.0  # a traceback is held for the failure report; if other ranks stop later than this, it is shown
 
 
-@dataclass(frozen=True)
-class ScreenOptions:
+class ScreenOptions(Struct, frozen=True):
     """How a screen shows the ranks' output; fields as in ``NodeConfig``."""
 
     output_timeout_s: float

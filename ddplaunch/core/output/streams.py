@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct, field
+
 from ddplaunch.base.event_loop import Callback, EventLoop
-from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.core.output.line_assembler import LineAssembler
 from ddplaunch.core.output.screen import Screen, Source
@@ -60,8 +61,7 @@ class TailBuffer:
         return self.total - len(last) + end if end or len(last) == self.total else self.total
 
 
-@dataclass
-class _OpenStream:
+class _OpenStream(Struct):
     source: Source
     number: int
     fd: int

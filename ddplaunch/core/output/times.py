@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.base.safe_files import open_for_writing
 
 INTERVAL_S = 1.0  # between two marks
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A timestamp: the output from ``offset`` on came at this time or later."""
 
     offset: int  # bytes

@@ -123,7 +123,6 @@ class _StderrTee:
     """Replaces ``sys.stderr``: collects what this thread writes, passes on the output of other threads."""
 
     def __init__(self, stream: Any) -> None:
-
         self._stream, self._ident, self._thread = stream, get_ident, get_ident()
         self.collected: list[str] = []
 

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Mapping
 
 import click
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, host_name, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.core.control_socket import client

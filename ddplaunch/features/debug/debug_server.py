@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import DebuggerActive, FromNode, StopRequested
@@ -60,8 +62,7 @@ IGNORED_TIMEOUT_S = 12 * 3600.0  # a longer timeout is not reported
 _PROMPT_FORMAT = "(rank {}) "  # for commands to the launcher, next to a debugger with a pseudo-terminal
 
 
-@dataclass
-class Debuggee:
+class Debuggee(Struct):
     """A rank that has stopped in its debugger before; ``stopped``: now."""
 
     connection: Connection[FromDebugger]

@@ -14,8 +14,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.text import describe_all_ranks, format_ranks
 from ddplaunch.core.output.screen import TerminalScreen
 from ddplaunch.core.output.tty import ENTER, Keyboard, in_foreground, window_size
@@ -63,8 +65,7 @@ class DebuggerFrontend(Protocol):
         """Give the terminal and all input to a program until ``show_input`` is called; None without a terminal."""
 
 
-@dataclass
-class _DebuggedRank:
+class _DebuggedRank(Struct):
     prompt: str = ""  # "" while it is busy
     has_just_stopped: bool = False  # its prompt follows
     held_output: str = ""  # printed while another rank was selected

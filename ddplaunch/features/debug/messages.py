@@ -5,16 +5,14 @@ Input lines are code: they are sent over Unix sockets of this user on one machin
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Number, Path, TextLine
+from ddplaunch.base.types import Count, Number, Path, TaggedMessage, TextLine
 
 EOF_LINE = "\x04"  # Ctrl-D, as a line of its own
 MAX_LINE_CHARS = 64 << 10  # of an input line
 MAX_FRAME_BYTES = 8 * MAX_LINE_CHARS  # of a message with such a line, with any characters
 
 
-@dataclass(frozen=True)
-class RankStopped:
+class RankStopped(TaggedMessage, frozen=True):
     """The rank is stopped in its debugger at this line; ``error``: the exception that has ended its program there.
 
     ``tool``: the name of a debugger that uses a pseudo-terminal; input lines are then commands for the launcher.
@@ -34,8 +32,7 @@ class RankStopped:
         return f"{self.file}:{self.line}" + (f", in {self.function}" if self.function else "")
 
 
-@dataclass(frozen=True)
-class DebuggerOutput:
+class DebuggerOutput(TaggedMessage, frozen=True):
     """Output of the debugger; with a ``prompt``, it waits for a line."""
 
     rank: Count
@@ -43,8 +40,7 @@ class DebuggerOutput:
     prompt: TextLine = ""
 
 
-@dataclass(frozen=True)
-class Completions:
+class Completions(TaggedMessage, frozen=True):
     """Completions of the word that starts at ``begin``."""
 
     rank: Count
@@ -52,47 +48,41 @@ class Completions:
     words: tuple[TextLine, ...]
 
 
-@dataclass(frozen=True)
-class RankResumed:
+class RankResumed(TaggedMessage, frozen=True):
     """The rank runs on; ``is_stepping``: to stop again soon."""
 
     rank: Count
     is_stepping: bool = False
 
 
-@dataclass(frozen=True)
-class QuitRequested:
+class QuitRequested(TaggedMessage, frozen=True):
     """The user has quit the debugger of this rank: end the job."""
 
     rank: Count
 
 
-@dataclass(frozen=True)
-class TerminalRequest:
+class TerminalRequest(TaggedMessage, frozen=True):
     """A debugger in the rank needs a pseudo-terminal; as a reply, the path of one, or "" if none is available."""
 
     rank: Count
     path: Path = ""
 
 
-@dataclass(frozen=True)
-class TerminalOutput:
+class TerminalOutput(TaggedMessage, frozen=True):
     """Output for the user's terminal, unchanged."""
 
     rank: Count
     data: bytes
 
 
-@dataclass(frozen=True)
-class KeyInput:
+class KeyInput(TaggedMessage, frozen=True):
     """Keys that the user has typed."""
 
     rank: Count
     data: bytes
 
 
-@dataclass(frozen=True)
-class TerminalResized:
+class TerminalResized(TaggedMessage, frozen=True):
     """The size of the user's terminal, which shows that of this rank now."""
 
     rank: Count
@@ -100,50 +90,43 @@ class TerminalResized:
     rows: Count
 
 
-@dataclass(frozen=True)
-class LineInput:
+class LineInput(TaggedMessage, frozen=True):
     """An input line for the debugger."""
 
     rank: Count
     line: str
 
 
-@dataclass(frozen=True)
-class CompletionRequest:
+class CompletionRequest(TaggedMessage, frozen=True):
     """Request completions of the last word of this line."""
 
     rank: Count
     line: str
 
 
-@dataclass(frozen=True)
-class PauseRank:
+class PauseRank(TaggedMessage, frozen=True):
     """Stop this rank at its next line of Python."""
 
     rank: Count
 
 
-@dataclass(frozen=True)
-class DetachUser:
+class DetachUser(TaggedMessage, frozen=True):
     """No user is attached any more: resume, and ignore breakpoints."""
 
     rank: Count
 
 
-@dataclass(frozen=True)
-class AttachUser:
+class AttachUser(TaggedMessage, frozen=True):
     """A user is attached: stop at breakpoints again."""
 
     rank: Count
 
 
-@dataclass(frozen=True)
-class SessionTakenOver:
+class SessionTakenOver(TaggedMessage, frozen=True):
     """Another user has attached and controls the debugger from now on."""
 
 
-@dataclass(frozen=True)
-class DebuggerNotice:
+class DebuggerNotice(TaggedMessage, frozen=True):
     """A message of the launcher to the user; ``is_refusal``: the requested rank cannot be stopped."""
 
     text: TextLine

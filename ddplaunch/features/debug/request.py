@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count
+from ddplaunch.base.types import Count
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.features.debug.messages import FROM_USER, MAX_FRAME_BYTES, TO_USER, DebuggerNotice, PauseRank, ToUser
 
 NOT_PREPARED_ERROR = "its ranks were not started for server: that takes a terminal, or run --debug"
 
 
-@dataclass(frozen=True)
-class DebugRanks(Request[ToUser]):
+class DebugRanks(Request[ToUser], frozen=True):
     """Attach to all ranks that are, or will be, at a breakpoint; ``stop``: pause this rank first.
 
     After the request the client sends the user's input.

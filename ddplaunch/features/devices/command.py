@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.text import format_count, format_size
+from ddplaunch.base.types import as_dict
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.machine import gpu_evidence
 from ddplaunch.system.devices.vendor import VisibleGpus
@@ -34,8 +35,7 @@ MIN_UUID_CHARS = 12
 """Characters of a MIG UUID that name it in a narrow terminal, where ``--gpus`` takes any unique beginning."""
 
 
-@dataclass(frozen=True)
-class DeviceRow:
+class DeviceRow(Struct, frozen=True):
     """The cells of one GPU or MIG instance; "" where there is no value."""
 
     gpu: str  # "0"; "0:1" for the second MIG instance of GPU 0
@@ -110,15 +110,15 @@ def devices_json(hardware: Hardware, visible: VisibleGpus) -> dict[str, Any]:
 
 def _cpu_json(cpu: Cpu) -> dict[str, Any]:
     first = ("name", "logical", "physical", "allowed", "quota", "memory_total", "memory_available")
-    fields = {**dict.fromkeys(first), **asdict(cpu), "allowed": format_cpulist(cpu.allowed)}
-    return {**fields, "numa": [{**asdict(node), "cpus": format_cpulist(node.cpus)} for node in cpu.numa]}
+    fields = {**dict.fromkeys(first), **as_dict(cpu), "allowed": format_cpulist(cpu.allowed)}
+    return {**fields, "numa": [{**as_dict(node), "cpus": format_cpulist(node.cpus)} for node in cpu.numa]}
 
 
 def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> dict[str, Any]:
-    fields = {**dict.fromkeys(("vendor", "index", "device", "name", "uuid", "pci", "driver")), **asdict(gpu)}
+    fields = {**dict.fromkeys(("vendor", "index", "device", "name", "uuid", "pci", "driver")), **as_dict(gpu)}
     fields |= {"device": names.get((gpu, None)), "cpus": format_cpulist(gpu.cpus) or None}
-    mig = [{"uuid": mig.uuid, "device": names.get((gpu, mig)), **asdict(mig)} for mig in gpu.mig]
-    return {**fields, "mig": mig, "processes": [asdict(process) for process in gpu.processes]}
+    mig = [{"uuid": mig.uuid, "device": names.get((gpu, mig)), **as_dict(mig)} for mig in gpu.mig]
+    return {**fields, "mig": mig, "processes": [as_dict(process) for process in gpu.processes]}
 
 
 def _torch_names(visible: VisibleGpus) -> dict[tuple[Gpu, MigInstance | None], str]:

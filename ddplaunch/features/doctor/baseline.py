@@ -8,15 +8,14 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta, Struct
 
 from ddplaunch import __version__
-from ddplaunch.base.codec import convert
 from ddplaunch.base.errors import LaunchError, UsageError
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Name, TextLine
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import open_for_writing, read_user_file
 from ddplaunch.base.text import format_size, join_names
+from ddplaunch.base.types import Name, TextLine, parse
 from ddplaunch.features.doctor.benchmark import SIZES
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
 from ddplaunch.features.doctor.checks.kernel import is_cpu_throttled
@@ -35,20 +34,13 @@ Key = tuple[str, tuple[str, ...]]
 _MAX_FINDINGS = 5  # that are listed; the others are counted
 
 
-def _check_range(value: float) -> float:
-    if not 1e-12 <= value <= 1e21:
-        raise ValueError("measurement out of range")
-    return value
-
-
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Struct, frozen=True):
     """One measurement."""
 
     what: TextLine  # "all_reduce (nccl)"
     hosts: tuple[Name, ...]
     unit: Literal["FLOP/s", "B/s", "s"]
-    value: Annotated[float, _check_range]
+    value: Annotated[float, Meta(ge=1e-12, le=1e21)]
 
     @property
     def text(self) -> str:
@@ -60,8 +52,7 @@ class Measurement:
         return format_flops(self.value)
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(Struct, frozen=True):
     """The content of a baseline file."""
 
     ddplaunch: TextLine
@@ -73,12 +64,10 @@ class Baseline:
 def read_baseline(path: str) -> Baseline:
     """Read a baseline file. Raises UsageError if it is missing or invalid."""
     try:
-        found = convert(msgspec.json.decode(read_user_file(path, MAX_BYTES)), Baseline)
-        assert isinstance(found, Baseline)
-        return found
+        return parse(read_user_file(path, MAX_BYTES), Baseline)
     except OSError as error:
         raise UsageError(f"--compare {path}: {error.strerror}", "ddplaunch doctor --save FILE writes one") from None
-    except (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except ProtocolError:
         what = f"--compare {path}: not a file written by ddplaunch doctor --save"
         raise UsageError(what, "write a new one with --save") from None
 

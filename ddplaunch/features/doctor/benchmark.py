@@ -13,11 +13,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any
 
-import msgspec
+from msgspec import Meta, Struct
 
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Name, NonNegativeFloat, Size, TextLine
+from ddplaunch.base.types import Count, Name, NonNegativeFloat, Size, TaggedMessage, TextLine, parse
 from ddplaunch.features.doctor.checks.torch import read_torch
 from ddplaunch.features.doctor.probe import start_output
 
@@ -28,12 +27,12 @@ REPEATS_PER_SIZE = (30, 5, 3, 2, 2, 2, 2)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 MAX_REPEAT_S = 1.5  # sizes that would take longer per repeat are skipped
 TASK_TIMEOUT_S = 30.0  # for one task; then the caller kills this process
+_MeasuredTime = Annotated[float, Meta(ge=1e-9, le=TASK_TIMEOUT_S)]
 _MATRIX_SIZE = {"cpu": 512, "cuda": 4096}  # rows and columns
 _MATMUL_TIME_S = 0.5  # of repeated products: on a busy machine the best of a few means little
 
 
-@dataclass(frozen=True)
-class PrepareDevices:
+class PrepareDevices(TaggedMessage, frozen=True):
     """Stop listening and start a benchmark process for each device. Reply: messages.PrepareReply.
 
     Each process gets this with only its own device.
@@ -44,8 +43,7 @@ class PrepareDevices:
     force_interface: bool = False  # override GLOO_SOCKET_IFNAME
 
 
-@dataclass(frozen=True)
-class MeasureCollective:
+class MeasureCollective(TaggedMessage, frozen=True):
     """Measure a collective with the first ``count`` devices of a node. Reply: CollectiveTimes.
 
     Each process gets this with its own rank as ``first``.
@@ -60,25 +58,17 @@ class MeasureCollective:
     max_tensor_bytes: Size = SIZES[-1]  # of one tensor; GPU memory limits it too
 
 
-@dataclass(frozen=True)
-class DeviceThroughput:
+class DeviceThroughput(Struct, frozen=True):
     """The reply to PrepareDevices: the device of this process, and its speed of matrix products."""
 
     device: Name  # "cuda:0", "cpu"
     flops: NonNegativeFloat  # per second, the best of all products
 
 
-def _positive_times(seconds: tuple[float, ...]) -> tuple[float, ...]:
-    if len(seconds) > len(ALL_SIZES) or not all(1e-9 <= each <= TASK_TIMEOUT_S for each in seconds):
-        raise ValueError("times out of range")
-    return seconds
-
-
-@dataclass(frozen=True)
-class CollectiveTimes:
+class CollectiveTimes(TaggedMessage, frozen=True):
     """The shortest time in seconds of each measured size in turn, or the error."""
 
-    seconds: Annotated[tuple[float, ...], _positive_times] = ()
+    seconds: Annotated[tuple[_MeasuredTime, ...], Meta(max_length=len(ALL_SIZES))] = ()
     error: TextLine | None = None
 
 
@@ -87,13 +77,13 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     reply = start_output()
     reply(read_torch())
-    request = msgspec.json.decode(sys.stdin.readline(), type=PrepareDevices)
+    request = parse(sys.stdin.readline(), PrepareDevices)
     (device,) = request.devices
     if request.interface and (request.force_interface or "GLOO_SOCKET_IFNAME" not in os.environ):
         os.environ["GLOO_SOCKET_IFNAME"] = request.interface
     reply(DeviceThroughput(device, _measure_matmul(device)))
     for line in sys.stdin:
-        task = msgspec.json.decode(line, type=MeasureCollective)
+        task = parse(line, MeasureCollective)
         try:
             reply(CollectiveTimes(tuple(_measure_collective(device, task))))
         except Exception as error:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import click
 from click.core import ParameterSource
+from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, escape_control_chars, host_name
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import join_names
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.option_values import WEEK_S, parse_seconds
@@ -185,8 +185,7 @@ def _closing_peers() -> Iterator[list[DoctorPeer]]:
             peer.wait_for_exit(until)
 
 
-@dataclass(frozen=True)
-class DoctorOptions:
+class DoctorOptions(Struct, frozen=True):
     """What to do with an examination: the options of the command."""
 
     thorough: bool

@@ -19,9 +19,10 @@ from contextlib import suppress
 from math import log2
 from typing import Literal, NamedTuple
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, NonNegativeFloat, Seconds, Size, TextLine
+from msgspec import Struct
+
 from ddplaunch.base.frames import read_exactly
+from ddplaunch.base.types import Count, NonNegativeFloat, Seconds, Size, TaggedMessage, TextLine
 from ddplaunch.core.net.reserved_port import listen_on_all_interfaces
 
 CONNECT_TIMEOUT_S = 3.5  # the kernel sends three SYNs or more meanwhile
@@ -50,24 +51,21 @@ Outcome = Literal["ok", "refused", "silent", "unreachable", "stranger"]
 """How a connection attempt ended; "stranger": another program listens there."""
 
 
-@dataclass(frozen=True)
-class ListenReply:
+class ListenReply(TaggedMessage, frozen=True):
     """The ports on which a node listens."""
 
     any_port: Count  # one that the kernel chose, as gloo and NCCL take them
     taken: tuple[tuple[Count, TextLine], ...]  # ports on which it cannot listen, and why
 
 
-@dataclass(frozen=True)
-class ConnectResult:
+class ConnectResult(Struct, frozen=True):
     """The result of one connection attempt."""
 
     outcome: Outcome
     seconds: Seconds | None = None  # round-trip time of one byte
 
 
-@dataclass(frozen=True)
-class PingResult:
+class PingResult(TaggedMessage, frozen=True):
     """Round-trip time and losses of small packets, by the kernel's counters."""
 
     seconds: Seconds | None  # the shortest round-trip time
@@ -79,8 +77,7 @@ class PingResult:
             raise ValueError("more packets lost than sent")
 
 
-@dataclass(frozen=True)
-class StreamResult:
+class StreamResult(Struct, frozen=True):
     """The result of a stream."""
 
     large: bool  # whether packets of full size arrive

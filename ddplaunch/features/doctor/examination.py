@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, MeasureCollective, PrepareDevices
 from ddplaunch.features.doctor.connectivity import (
@@ -43,8 +45,7 @@ _REPLY_MARGIN_S = 10.0  # added to the time that a node may take for a reply
 A = TypeVar("A", bound=messages.NodeAnswer)
 
 
-@dataclass(frozen=True)
-class ExaminedNode:
+class ExaminedNode(Struct, frozen=True):
     """The result of one node, or why there is none; times in seconds."""
 
     name: str
@@ -55,8 +56,7 @@ class ExaminedNode:
     taken: dict[int, str] = field(default_factory=dict)  # ports on which it cannot listen, and why
 
 
-@dataclass(frozen=True)
-class PathResult:
+class PathResult(Struct, frozen=True):
     """One connection attempt between two nodes, given by their indices."""
 
     source: int
@@ -66,8 +66,7 @@ class PathResult:
     seconds: float | None  # round-trip time
 
 
-@dataclass(frozen=True)
-class Rail:
+class Rail(Struct, frozen=True):
     """A network that several nodes share besides the one to node 0, and the connection tests over it."""
 
     network: str
@@ -76,8 +75,7 @@ class Rail:
     outcomes: tuple[tuple[int, int, Outcome], ...] = ()  # source, target, outcome
 
 
-@dataclass(frozen=True)
-class DeviceResult:
+class DeviceResult(Struct, frozen=True):
     """The speed of one device alone."""
 
     node: int
@@ -85,8 +83,7 @@ class DeviceResult:
     flops: float  # per second
 
 
-@dataclass(frozen=True)
-class CollectiveResult:
+class CollectiveResult(Struct, frozen=True):
     """A collective on one node alone, on two, or on all."""
 
     nodes: tuple[int, ...]
@@ -97,8 +94,7 @@ class CollectiveResult:
     name: str = "all_reduce"
 
 
-@dataclass(frozen=True)
-class DoctorResults:
+class DoctorResults(Struct, frozen=True):
     """The results of all tests: facts, no judgement."""
 
     nodes: tuple[ExaminedNode, ...]

@@ -11,7 +11,8 @@ from collections.abc import Generator, Iterable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 FAILURES_TO_BLAME = 3  # hosts that failed this often, and never passed, are bad
 MAX_FAULTS = 3  # after this many faults a command that never passed is not tried further
@@ -32,8 +33,7 @@ Trials = Generator[Hosts, TrialResult, T]
 """A generator that yields the hosts of the next run and is sent the result."""
 
 
-@dataclass(frozen=True)
-class HostFault:
+class HostFault(Struct, frozen=True):
     """A minimal set of hosts that fail together."""
 
     hosts: Hosts

@@ -26,6 +26,7 @@ UNSUPPORTED_TEXT = "not support"
 """Part of the error of a collective that a backend of this torch does not have."""
 _MORE_LOG_HINT = "for details set TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO for a job"
 SLOW_FRACTION_WHEN_BUSY = 0.15  # of the best pair, if all nodes are busy: processes disturb one another
+_MAX_NAMES = 5  # of nodes in a sentence
 _MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
 
 
@@ -125,10 +126,10 @@ def nodes_by_value(nodes: Iterable[ExaminedNode], read: Callable[[NodeFacts], st
     return values
 
 
-def join_node_names(who: Sequence[str], most: int = 5) -> str:
-    """ "n0, n1 and n2"; of more than ``most`` the first."""
-    if len(who) > most:
-        return f"{', '.join(who[:most])} and {len(who) - most} more"
+def join_node_names(who: Sequence[str]) -> str:
+    """ "n0, n1 and n2"; of more than ``_MAX_NAMES`` the first."""
+    if len(who) > _MAX_NAMES:
+        return f"{', '.join(who[:_MAX_NAMES])} and {len(who) - _MAX_NAMES} more"
     return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
 from ddplaunch.features.doctor.connectivity import MAX_LOST
 
@@ -24,8 +25,7 @@ FlowFault = Literal["lossy", "large", "far", "slow", "slower"]
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(Struct, frozen=True):
     """The measurements of the path from one node to another, given by their indices."""
 
     source: int

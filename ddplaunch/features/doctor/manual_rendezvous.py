@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ddplaunch.base.codec import decode, encode
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_USAGE, LaunchError, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.frames import ProtocolError, read_frame
+from ddplaunch.base.types import decode, encode
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import (
     PROTOCOL_VERSION,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, ExitCode, Name, TextLine, Timestamp
+from ddplaunch.base.types import Count, ExitCode, Name, TaggedMessage, TextLine, Timestamp
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
 from ddplaunch.features.doctor.connectivity import ConnectResult, ListenReply, PingResult, StreamResult
 from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
@@ -12,15 +11,13 @@ START_MARK = b"\x1eddplaunch doctor\x1e"
 """Marks the start of the first frame on stdout: a login shell may have printed something before."""
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(TaggedMessage, frozen=True):
     """Sent by a node's process, unasked, when it has started."""
 
     version: TextLine
 
 
-@dataclass(frozen=True)
-class DescribeNode:
+class DescribeNode(TaggedMessage, frozen=True):
     """Describe the machine. Reply: facts.NodeFacts."""
 
     cwd: bytes
@@ -29,77 +26,65 @@ class DescribeNode:
     nonce: Name  # the secret by which nodes recognise each other's test connections
 
 
-@dataclass(frozen=True)
-class FindRoute:
+class FindRoute(TaggedMessage, frozen=True):
     """Find the route to this address. Reply: RouteReply."""
 
     toward: Name
 
 
-@dataclass(frozen=True)
-class GetTime:
+class GetTime(TaggedMessage, frozen=True):
     """Read the clock. Reply: TimeReply."""
 
 
-@dataclass(frozen=True)
-class ListenOnPorts:
+class ListenOnPorts(TaggedMessage, frozen=True):
     """Listen on these ports and one that the kernel chooses. Reply: ways.ListenReply."""
 
     ports: tuple[Count, ...]
 
 
-@dataclass(frozen=True)
-class ConnectTo:
+class ConnectTo(TaggedMessage, frozen=True):
     """Connect to these addresses and ports. Reply: ConnectReply."""
 
     addresses: tuple[tuple[Name, Count], ...]
 
 
-@dataclass(frozen=True)
-class PingNode:
+class PingNode(TaggedMessage, frozen=True):
     """Exchange small packets with the node that listens there. Reply: ways.PingResult."""
 
     address: Name
     port: Count
 
 
-@dataclass(frozen=True)
-class SendStream:
+class SendStream(TaggedMessage, frozen=True):
     """Send a stream there. Reply: StreamReply."""
 
     address: Name
     port: Count
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(TaggedMessage, frozen=True):
     """Exit with the exit code of node 0. No reply."""
 
     code: ExitCode
 
 
-@dataclass(frozen=True)
-class TimeReply:
+class TimeReply(TaggedMessage, frozen=True):
     now: Timestamp
 
 
-@dataclass(frozen=True)
-class RouteReply:
+class RouteReply(TaggedMessage, frozen=True):
     link: RouteToNodeZero | None
 
 
-@dataclass(frozen=True)
-class ConnectReply:
+class ConnectReply(TaggedMessage, frozen=True):
     tried: tuple[ConnectResult, ...]
 
 
-@dataclass(frozen=True)
-class StreamReply:
+class StreamReply(TaggedMessage, frozen=True):
     stream: StreamResult | None  # None: no connection was made
 
 
-@dataclass(frozen=True)
-class PrepareReply:
+class PrepareReply(TaggedMessage, frozen=True):
     powers: tuple[DeviceThroughput, ...]
     error: TextLine | None = None
 

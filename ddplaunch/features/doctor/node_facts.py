@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from msgspec import Struct
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Name, NonNegativeFloat, TextLine
+from ddplaunch.base.types import Count, KernelNumber, Name, NonNegativeFloat, TaggedMessage, TextLine
 from ddplaunch.system.devices.gpu_health import GpuHealth
 from ddplaunch.system.plan.hardware import LostGpu
 
 
-def _check_range(value: int) -> int:
-    if not -1 << 70 <= value <= 1 << 70:
-        raise ValueError("a number out of range")
-    return value
-
-
-KernelNumber = Annotated[int, _check_range]
-"""A number from a kernel or a file system: some report limits and sizes of 2**63 and more."""
-
-
-@dataclass(frozen=True)
-class TorchInfo:
+class TorchInfo(Struct, frozen=True):
     """Facts about torch, after its import."""
 
     version: TextLine
@@ -34,8 +22,7 @@ class TorchInfo:
     why_not: TextLine | None = None  # why CUDA does not work
 
 
-@dataclass(frozen=True)
-class JobFolder:
+class JobFolder(Struct, frozen=True):
     """A folder that a job writes to."""
 
     what: TextLine  # "the current folder": a path may be private, and reports are published
@@ -45,8 +32,7 @@ class JobFolder:
     silent: bool = False  # its file system did not answer
 
 
-@dataclass(frozen=True)
-class ProcessLimits:
+class ProcessLimits(Struct, frozen=True):
     """The kernel's limits on this process; None is unlimited."""
 
     memlock: KernelNumber | None
@@ -55,8 +41,7 @@ class ProcessLimits:
     processes_left: KernelNumber | None  # of the control group
 
 
-@dataclass(frozen=True)
-class RouteToNodeZero:
+class RouteToNodeZero(Struct, frozen=True):
     """The route to node 0: local address, interface, and node 0's address."""
 
     address: Name
@@ -71,8 +56,7 @@ class RouteToNodeZero:
         return self.address.startswith("127.") or self.address == "::1"
 
 
-@dataclass(frozen=True)
-class NetworkAddress:
+class NetworkAddress(Struct, frozen=True):
     """A network interface of this machine, its address and network."""
 
     interface: Name
@@ -80,8 +64,7 @@ class NetworkAddress:
     network: Name  # "10.0.0.0/24"
 
 
-@dataclass(frozen=True)
-class NodeFacts:
+class NodeFacts(TaggedMessage, frozen=True):
     """Facts of one machine."""
 
     host: TextLine

@@ -7,14 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
-from ddplaunch.base.codec import convert
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.helper_process import HelperProcess
+from ddplaunch.base.types import parse
 from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
 
@@ -78,8 +78,8 @@ class HelperProbe:
         while b"\n" not in self._text and not self.timed_out and not self._ended:
             self._loop.run_once()
         line, end, self._text = self._text.partition(b"\n")
-        with suppress(msgspec.MsgspecError, ProtocolError):
-            return cast(T, convert(msgspec.json.decode(line), kind)) if end else None
+        with suppress(ProtocolError):
+            return parse(line, kind) if end else None
         return None
 
     def read_result(self, kind: type[T], timeout_s: float) -> T | None:

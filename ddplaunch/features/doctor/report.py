@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.base.text import format_size
+from ddplaunch.base.types import as_dict
 from ddplaunch.features.doctor.benchmark import ALL_SIZES, SIZES
 from ddplaunch.features.doctor.checks import Finding, Severity
 from ddplaunch.features.doctor.examination import (
@@ -57,9 +57,9 @@ def format_report(examination: DoctorResults, findings: Sequence[Finding], secon
 
 def to_json(examination: DoctorResults, findings: Sequence[Finding]) -> dict[str, Any]:
     """Return all results as JSON types: sizes are bytes, times seconds, null is unknown, nodes are indices."""
-    listed = [{**asdict(each), "severity": each.severity.value} for each in findings]
+    listed = [as_dict(each) for each in findings]
     sizes = list(ALL_SIZES)
-    return {"ddplaunch": __version__, "findings": listed, **asdict(examination), "sizes": sizes}
+    return {"ddplaunch": __version__, "findings": listed, **as_dict(examination), "sizes": sizes}
 
 
 def _format_findings(findings: Sequence[Finding]) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddplaunch.base.fast_dataclass import replace
+from msgspec.structs import replace
+
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import PrepareDevices
 from ddplaunch.features.doctor.connectivity import ListenReply

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, TextLine
+from ddplaunch.base.types import Count, TaggedMessage, TextLine
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.core.control_socket.served_job import ServedJob
@@ -25,8 +24,7 @@ def last_output_lines(job: ServedJob) -> tuple[tuple[int, str], ...]:
     return tuple((rank, last_output_line(job.output_tail(rank))) for rank in job.ranks_with_output())
 
 
-@dataclass(frozen=True)
-class JobInspection:
+class JobInspection(TaggedMessage, frozen=True):
     """The status, and an inspection of all ranks."""
 
     status: Status
@@ -34,8 +32,7 @@ class JobInspection:
     last_lines: tuple[tuple[Count, TextLine], ...] = ()  # the last output line of each rank of this node, if requested
 
 
-@dataclass(frozen=True)
-class InspectJobRequest(Request[JobInspection]):
+class InspectJobRequest(Request[JobInspection], frozen=True):
     """Inspect all ranks now.
 
     Finding slow ranks (``PACE``) takes some time of each rank, so request that every 10 s at most.

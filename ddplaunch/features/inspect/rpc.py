@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ddplaunch.base.fast_dataclass import replace
+from msgspec.structs import replace
+
 from ddplaunch.core.messages import RpcReply
 from ddplaunch.core.net.clock_offset import ClockOffset, to_local_time
 from ddplaunch.core.node.node_rpc import NodeRpc

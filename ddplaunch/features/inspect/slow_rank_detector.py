@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddplaunch.base.fast_dataclass import replace
+from msgspec.structs import replace
+
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.messages import ArrivalsReported, StartAttempt
 from ddplaunch.core.net.clock_offset import ClockOffset

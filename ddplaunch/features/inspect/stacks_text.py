@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import groupby
 
 import click
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_ranks
+from ddplaunch.base.types import as_dict
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, RankInspection, Thread
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     PACKAGE_PATH,
@@ -77,7 +77,7 @@ def stacks_to_json(inspection: Inspection) -> dict[str, object]:
                 "group": wait.group,
                 "number": wait.number,
                 "waiting": sorted((*wait.waiting, *dict(wait.ahead))),
-                "missing": [asdict(each) for each in wait.missing],
+                "missing": [as_dict(each) for each in wait.missing],
                 "partners": [list(each) for each in wait.partners],
                 "cycle": list(wait.cycle),
                 "different": [

@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 
 import click
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.text import format_elapsed
+from ddplaunch.base.types import as_dict
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
 from ddplaunch.core.control_socket.output_request import OutputChunk, TailOutputRequest
@@ -98,9 +98,7 @@ def _as_json(seen: ViewState) -> dict[str, object]:
     inspection = seen.current.inspection
     ranks = (replace(rank, threads=()) for rank in inspection.ranks)
     return {
-        "status": asdict(
-            seen.current.status, dict_factory=lambda fields: {k: getattr(v, "value", v) for k, v in fields}
-        ),
+        "status": as_dict(seen.current.status),
         "inspection": replace(inspection, ranks=tuple(ranks)).to_json(),
         "doing": {rank: what.word for rank, what in rank_activities(seen).items()},
         "waits": seen.sentences,

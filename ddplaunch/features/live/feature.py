@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.event_loop import EventLoop
+from typing import TYPE_CHECKING
+
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
-from ddplaunch.core.node_config import NodeConfig
-from ddplaunch.core.output.screen import Screen, ScreenOptions
+
+if TYPE_CHECKING:
+    from ddplaunch.base.event_loop import EventLoop
+    from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.output.screen import Screen, ScreenOptions
 
 
 class Live(Feature):

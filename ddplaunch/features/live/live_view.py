@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import escape_control_chars
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived

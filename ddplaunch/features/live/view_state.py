@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import (
@@ -47,8 +49,7 @@ class WaitPoint(NamedTuple):
     function: str = ""  # of torch.distributed, for calls without group and number
 
 
-@dataclass(frozen=True)
-class JobSnapshot:
+class JobSnapshot(Struct, frozen=True):
     """Status, inspection and usage of a job at one moment."""
 
     status: Status
@@ -57,8 +58,7 @@ class JobSnapshot:
     last_lines: Mapping[int, str] = field(default_factory=dict)  # of output, by rank
 
 
-@dataclass(frozen=True)
-class ViewState:
+class ViewState(Struct, frozen=True):
     """The input for rendering a frame."""
 
     current: JobSnapshot

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.system.clusters.systems.indexed_tasks import (
     ADDRESS_VARIABLE,
     INDEX_VARIABLE,
@@ -33,8 +34,7 @@ NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 """Valid names of a Service; those of a Job may also start with a digit."""
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A volume mounted in the container.
 
     ``source`` is an absolute path on the node, the name of a PersistentVolumeClaim, configmap/NAME, secret/NAME,
@@ -49,8 +49,7 @@ class Mount:
         return f"{self.source}:{self.path}{':ro' * self.read_only}"
 
 
-@dataclass(frozen=True)
-class PodJob:
+class PodJob(Struct, frozen=True):
     """A Kubernetes job: its resources and what it runs; None: not set."""
 
     command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.base.text import format_count, format_elapsed, format_size
 
 OOM_KILLER_TEXT = "the kernel's out-of-memory killer"
@@ -18,8 +19,7 @@ _MIN_GROWTH_FRACTION = 0.05  # of the memory held; less growth may be chance
 _MIN_PART_FRACTION = 0.1  # of all growth; smaller parts are not listed
 
 
-@dataclass(frozen=True)
-class MemoryPoint:
+class MemoryPoint(Struct, frozen=True):
     """The memory of a rank at one moment, in bytes; ``shared`` and ``cache`` are of its whole control group."""
 
     moment: float  # seconds since the epoch
@@ -29,8 +29,7 @@ class MemoryPoint:
     cache: int | None = None  # page cache; None if unknown
 
 
-@dataclass(frozen=True)
-class MemoryLimit:
+class MemoryLimit(Struct, frozen=True):
     """The memory limit that was reached, and where it is set."""
 
     size: int  # bytes
@@ -38,8 +37,7 @@ class MemoryLimit:
     setting: str = ""  # its file: "memory.max"
 
 
-@dataclass(frozen=True)
-class OutOfMemory:
+class OutOfMemory(Struct, frozen=True):
     """A process that the kernel killed because memory ran out."""
 
     rank: int

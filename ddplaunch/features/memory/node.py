@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import format_size
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
@@ -255,8 +256,7 @@ def _describe_shared_memory() -> str:
     )
 
 
-@dataclass(frozen=True)
-class OomKill:
+class OomKill(Struct, frozen=True):
     """A kill by the OOM killer, from the kernel log."""
 
     anonymous_bytes: int  # memory not backed by files

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ddplaunch.base.fast_dataclass import dataclass, field
+from msgspec import Struct, field
+
 from ddplaunch.base.safe_files import list_dir
 
 TABLE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known.json")
@@ -23,8 +24,7 @@ _VERSION = re.compile(r"(\d+(?:\.\d+)*)(?:\.post\d+)?(?:\+[\w.]+)?")
 _DIST_INFO = re.compile(r"(.+?)-(.+)\.dist-info")
 
 
-@dataclass(frozen=True)
-class KnownPackage:
+class KnownPackage(Struct, frozen=True):
     """One distribution of the table, with the fields of its JSON.
 
     Attributes:
@@ -78,7 +78,7 @@ class PackageTable:
     def __init__(self) -> None:
         with open(TABLE_FILE, encoding="utf-8") as file:
             content: dict[str, dict[str, dict[str, Any]]] = json.load(file)
-        fields = frozenset(KnownPackage.__match_args__)
+        fields = frozenset(KnownPackage.__struct_fields__)
         self.packages, harmless = (
             {
                 name: KnownPackage(name, **{key: each[key] for key in fields & each.keys()})

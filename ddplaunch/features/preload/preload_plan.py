@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.base.text import join_names
 from ddplaunch.core.rank import zygote_messages
 from ddplaunch.features.preload import program_source, site_hooks
@@ -36,8 +38,7 @@ _DYNAMO_READS = re.compile(
 _NOTHING: zygote_messages.AllowedState = {"top_modules": [], "changed_variables": [], "generators": []}
 
 
-@dataclass(frozen=True)
-class PreloadPlan:
+class PreloadPlan(Struct, frozen=True):
     """What the zygote does before it forks the ranks.
 
     Attributes:

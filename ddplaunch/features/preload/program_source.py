@@ -10,8 +10,10 @@ import os
 import re
 import sys
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.features.preload.known_packages import SITE_DIR_NAMES
 from ddplaunch.features.preload.source_scanner import scan_source
@@ -41,8 +43,7 @@ _ARCHIVES = (".zip", ".whl", ".egg", ".pyz")
 _MAX_PARSED_BYTES = 512 << 10  # of the program's modules: parsing them takes about 100 ms
 
 
-@dataclass(frozen=True)
-class ProgramSource:
+class ProgramSource(Struct, frozen=True):
     """The source of a program, as far as it matters to preloading.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
 
 
 class Certainty(IntEnum):
@@ -24,8 +24,7 @@ class Certainty(IntEnum):
         return outer.as_conditional() if self is Certainty.CONDITIONAL else min(self, outer)
 
 
-@dataclass(frozen=True)
-class Import:
+class Import(Struct, frozen=True):
     """``import module``, or ``from module import names``; ``level``: the number of dots of a relative import."""
 
     where: str
@@ -45,8 +44,7 @@ class Import:
         return [base, *(f"{base}.{each}".strip(".") for each in self.names if each != "*")]
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(Struct, frozen=True):
     """Sets an environment variable.
 
     Attributes:
@@ -72,8 +70,7 @@ class Assignment:
         return f"sets {self.name or 'variables'}"
 
 
-@dataclass(frozen=True)
-class SideEffect:
+class SideEffect(Struct, frozen=True):
     """A statement that may have any effect: no import, no definition of a function, no constant."""
 
     where: str
@@ -83,8 +80,7 @@ class SideEffect:
 CALLS, CHANGES, PASSES, CONFIGURES = "calls", "changes", "passes on", "may configure the logger"
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(Struct, frozen=True):
     """Uses an imported object in a way that may change it: calls it, assigns to it, or passes it on.
 
     Attributes:
@@ -104,8 +100,7 @@ class Use:
         return f"{self.verb} {self.target}"
 
 
-@dataclass(frozen=True)
-class PathEntry:
+class PathEntry(Struct, frozen=True):
     """Adds a folder to ``sys.path``."""
 
     where: str
@@ -113,8 +108,7 @@ class PathEntry:
     path: str
 
 
-@dataclass(frozen=True)
-class Barrier:
+class Barrier(Struct, frozen=True):
     """May change later imports in a way that the source does not show; ``hook``: changes how modules are found."""
 
     where: str

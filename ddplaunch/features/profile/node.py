@@ -10,8 +10,9 @@ import os
 import time
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.launcher_signals import contains_signal, read_signal_sets

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.base.field_types import ClockDifference, Count, IntTable, Name, Path, Seconds, TextLine, Timestamp
+from ddplaunch.base.types import ClockDifference, Count, IntTable, Name, Path, Seconds, TextLine, Timestamp
 from ddplaunch.features.inspect.diagnosis.flight_recorder import collectives_between
 from ddplaunch.features.inspect.diagnosis.inspection import Frame
 from ddplaunch.features.inspect.diagnosis.stack_parser import is_internal_file, is_module_start, make_frame
@@ -19,8 +21,7 @@ _MAX_TOTAL_PLACES, _MAX_PLACES, _MIN_PLACES = 256_000, 4_000, 200
 _MAX_TOTAL_CALLS, _MAX_CALLS, _MIN_CALLS = 200_000, 2_000, 50
 
 
-@dataclass(frozen=True)
-class CollectiveKind:
+class CollectiveKind(Struct, frozen=True):
     """Collectives of one process group with the same operation and tensors."""
 
     group: TextLine
@@ -33,8 +34,7 @@ STARTING = "it is still starting"
 """The ``missing_reason`` of a rank whose program has not begun."""
 
 
-@dataclass(frozen=True)
-class RankProfile:
+class RankProfile(Struct, frozen=True):
     """Where the main thread of one rank was at each tick, and the collectives that it entered.
 
     ``places`` is a call tree. A place is a number: 1 + its row in ``places``, or 0 for none.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Seconds, TextLine
+from ddplaunch.base.types import Seconds, TaggedMessage, TextLine
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.core.messages import RpcReply
@@ -11,8 +10,7 @@ from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, RankProfile
 from ddplaunch.features.profile.rpc import KIND, REPLY_MARGIN_S, ProfileRequest
 
 
-@dataclass(frozen=True)
-class ProfileReply:
+class ProfileReply(TaggedMessage, frozen=True):
     """The profile of one rank, or the end of the replies."""
 
     profile: RankProfile | None
@@ -21,8 +19,7 @@ class ProfileReply:
     refusal: TextLine = ""  # why no profile is taken
 
 
-@dataclass(frozen=True)
-class ProfileJobRequest(Request[ProfileReply]):
+class ProfileJobRequest(Request[ProfileReply], frozen=True):
     """Send the status, then the profile of each rank as it comes; the last reply ends it."""
 
     seconds: Seconds

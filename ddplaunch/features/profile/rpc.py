@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Seconds
+from ddplaunch.base.types import Seconds
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_ranks import NodeRanks
@@ -17,8 +18,7 @@ from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, RankProfile
 REPLY_MARGIN_S = 9.0  # beyond the duration of the profile, for the nodes' replies
 
 
-@dataclass(frozen=True)
-class ProfileRequest:
+class ProfileRequest(Struct, frozen=True):
     """Profile the ranks for some seconds; ``torch``: also with torch's own profiler."""
 
     seconds: Seconds

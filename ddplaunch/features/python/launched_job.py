@@ -16,14 +16,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
 import click
+from msgspec import Struct
 
-from ddplaunch.base.codec import convert
 from ddplaunch.base.errors import LaunchError, UsageError
+from ddplaunch.base.types import convert
 from ddplaunch.cli.run_options import OPTIONS
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.output_request import FlushRequest
@@ -143,8 +143,7 @@ class RankTraceback(Exception):
         return f"in rank {self.args[0]}:\n{self.args[1]}"
 
 
-@dataclass(frozen=True)
-class LauncherResult:
+class LauncherResult(Struct, frozen=True):
     """How a launcher ended."""
 
     code: int

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import click
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core.output.text_table import format_table
 from ddplaunch.features.runs.job_resolver import check_scheduler, find_recorded_run
 from ddplaunch.system.schedulers import submitted_jobs

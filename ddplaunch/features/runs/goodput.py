@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from math import inf
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.base.field_types import Count, NonNegativeFloat
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.text import format_count, format_duration
+from ddplaunch.base.types import Count, NonNegativeFloat
 from ddplaunch.core import events
 from ddplaunch.core.events import AttemptStarted, Event
 
@@ -34,8 +36,7 @@ class TimeCategory(Enum):
     DISCARDED = "discarded"
 
 
-@dataclass(frozen=True)
-class TimeBreakdown:
+class TimeBreakdown(Struct, frozen=True):
     """Seconds in each category, and the number of restarts."""
 
     queued: NonNegativeFloat = 0.0  # of a submitted job, before its first run and between two runs
@@ -61,7 +62,7 @@ class TimeBreakdown:
         return self.steady / self.wall_s if self.wall_s > 0 else None
 
     def add(self, other: TimeBreakdown) -> TimeBreakdown:
-        return TimeBreakdown(*(getattr(self, name) + getattr(other, name) for name in TimeBreakdown.__match_args__))
+        return TimeBreakdown(*(getattr(self, name) + getattr(other, name) for name in TimeBreakdown.__struct_fields__))
 
     @property
     def lost_times(self) -> list[tuple[float, str]]:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, host_name
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.history_dir import history_dir, open_history_dir
 from ddplaunch.core.output.run_log import run_names
 from ddplaunch.features.runs.run_record import RunRecord, RunState, read_record

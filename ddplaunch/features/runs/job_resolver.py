@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from math import inf
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import LaunchError, UsageError, host_name
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.features.runs import history_store, run_lookup
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 from ddplaunch.system.schedulers import submitted_jobs

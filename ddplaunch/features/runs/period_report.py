@@ -10,6 +10,7 @@ import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_duration
+from ddplaunch.base.types import as_dict
 from ddplaunch.cli.option_values import parse_seconds
 from ddplaunch.core.output.text_table import format_table
 from ddplaunch.features.runs import history_store
@@ -37,7 +38,7 @@ def report_since(text: str, *, as_json: bool) -> Iterator[str]:
 
 
 def _as_json(runs: Sequence[RunRecord], spent: TimeBreakdown, hosts: Sequence[BlamedHost]) -> str:
-    fields = {"runs": [each.run for each in runs], "effective": spent.goodput, "spent": vars(spent)}
+    fields = {"runs": [each.run for each in runs], "effective": spent.goodput, "spent": as_dict(spent)}
     return json.dumps({**fields, "hosts": [each._asdict() for each in hosts]}, indent=2)
 
 

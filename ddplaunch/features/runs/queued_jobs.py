@@ -8,7 +8,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.features.runs.array_report import summarize_array
 from ddplaunch.features.runs.job_resolver import list_script_jobs, mark_forgotten
 from ddplaunch.system.clusters.systems.slurm_env import JOB_ID
@@ -24,8 +26,7 @@ QUERY_TIMEOUT_S = 10.0  # for all queries together
 MAX_CONCURRENT_STEPS = 8  # jobs whose node 0 is queried: each query is a step of Slurm
 
 
-@dataclass(frozen=True)
-class QueuedJob:
+class QueuedJob(Struct, frozen=True):
     """A submitted job and its state."""
 
     job: SubmittedJob

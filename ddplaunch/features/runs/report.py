@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.status_request import StatusQuery

@@ -14,9 +14,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import click
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.features.runs import history_store, run_lookup
 from ddplaunch.features.runs.html_report import content_security_policy, render_page
 from ddplaunch.features.runs.html_report.page_inputs import collect_inputs, with_live_state

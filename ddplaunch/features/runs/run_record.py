@@ -14,11 +14,14 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
-from ddplaunch.base.codec import convert
 from ddplaunch.base.errors import EXIT_PREEMPTED, host_name, sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.base.field_types import (
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.safe_files import read_file_and_owner
+from ddplaunch.base.text import signal_name
+from ddplaunch.base.types import (
     MAX_PATH,
     Count,
     ExitCode,
@@ -32,10 +35,8 @@ from ddplaunch.base.field_types import (
     Size,
     TextLine,
     Timestamp,
+    convert,
 )
-from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.safe_files import read_file_and_owner
-from ddplaunch.base.text import signal_name
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport
@@ -59,8 +60,7 @@ class RunState(Enum):
     LOST = "lost"  # its launcher was killed, or the machine went down
 
 
-@dataclass(frozen=True)
-class RankRecord:
+class RankRecord(Struct, frozen=True):
     """One rank of one attempt; times in seconds since the epoch, None where unknown."""
 
     rank: Count
@@ -73,8 +73,7 @@ class RankRecord:
     cpu: NonNegativeFloat = 0.0  # seconds of CPU time of it and its children
 
 
-@dataclass(frozen=True)
-class AttemptRecord:
+class AttemptRecord(Struct, frozen=True):
     """One attempt, as recorded on this node."""
 
     number: Count  # 0 is the first
@@ -85,8 +84,7 @@ class AttemptRecord:
     verdict: FailureReport | None = None  # the failure that ended it, without the ``others`` where a restart followed
 
 
-@dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Struct, frozen=True):
     """One node's record of a run; times in seconds since the epoch."""
 
     run: TextLine  # its name in the history: the run id, or RUN_ID.2 where an earlier run had that one
@@ -275,6 +273,6 @@ def is_launcher_alive(record: RunRecord) -> bool:
 def record_to_json(record: RunRecord, runs: Sequence[RunRecord], spent: TimeBreakdown) -> str:
     """Format a record for ``ddplaunch report --json``; ``runs``: all runs of its batch job, ``spent``: their time."""
     log_dir = sanitize_line(record.log_dir, MAX_PATH) if record.log_dir else None
-    fields: dict[str, object] = {name: getattr(record, name) for name in RunRecord.__match_args__}
+    fields: dict[str, object] = {name: getattr(record, name) for name in RunRecord.__struct_fields__}
     content = {**fields, "log_dir": log_dir, "spent": spent, "runs": [each.run for each in runs]}
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()

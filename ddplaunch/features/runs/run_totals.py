@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_TIMEOUT
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core.job.restart_policy import is_transient
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import TimeBreakdown, sum_breakdowns

@@ -7,14 +7,11 @@ import os
 from collections.abc import Callable
 from threading import Thread
 
-import msgspec
+from msgspec import Struct
 
-from ddplaunch.base import codec
-from ddplaunch.base.codec import convert
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, TextLine
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_file_and_owner
+from ddplaunch.base.types import Count, TextLine, as_dict, convert, parse
 from ddplaunch.features.samples.node import CounterSnapshot
 from ddplaunch.features.samples.sample import NodeSample, downsample
 from ddplaunch.system.plan.plan import Plan
@@ -34,8 +31,7 @@ def plan_file_name(node_rank: int) -> str:
     return f"plan-{node_rank}.json"
 
 
-@dataclass(frozen=True)
-class SavedPlan:
+class SavedPlan(Struct, frozen=True):
     """The recorded part of a node's plan, from its last attempt."""
 
     facts: tuple[tuple[TextLine, TextLine, TextLine], ...]  # name, value, source
@@ -91,7 +87,7 @@ class SampleFile:
     def _write_plan(self, folder: int, plan: Plan) -> None:
         name = plan_file_name(plan.node_rank)
         with os.fdopen(os.open(name, _FLAGS | os.O_TRUNC, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
-            json.dump(vars(SavedPlan.from_plan(plan)), file)
+            json.dump(as_dict(SavedPlan.from_plan(plan)), file)
 
     def _compact(self, folder: int, name: str) -> None:
         """Replace the file by one with half of its samples."""
@@ -115,8 +111,8 @@ def parse_samples(data: bytes) -> list[NodeSample]:
     samples = []
     for line in data.splitlines():
         try:
-            samples.append(codec.parse(line, NodeSample))
-        except (msgspec.MsgspecError, RecursionError):
+            samples.append(parse(line, NodeSample))
+        except ProtocolError:
             continue
     return [each for each in samples if 0 <= each.seconds <= each.time <= _MAX_TIME]
 
@@ -135,7 +131,7 @@ def read_plan(path: str) -> SavedPlan | None:
 
     try:
         data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
-        plan: SavedPlan = convert(json.loads(data), SavedPlan)
+        plan = convert(json.loads(data), SavedPlan)
     except (OSError, ValueError, ProtocolError, RecursionError):
         return None
     return plan if owner == os.geteuid() else None

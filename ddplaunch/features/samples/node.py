@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from msgspec import Struct, field
+
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
-from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.feature import NodeSide
@@ -32,8 +33,7 @@ LATER, AFTER = 60.0, 3600.0  # the interval once the job is older than the secon
 FIRST_COLLECTIVE_LIMIT = 500  # collectives; a rank takes 12 ms to report that number
 
 
-@dataclass(frozen=True)
-class CounterSnapshot:
+class CounterSnapshot(Struct, frozen=True):
     """Counters at one moment, since the start of each process; by rank, of those that run."""
 
     plan: Plan

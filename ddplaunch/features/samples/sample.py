@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 SAMPLE_SPAN_S = 15.0  # seconds that a sample covers normally, in the first hour
@@ -40,8 +41,7 @@ class GpuSample(NamedTuple):
 _Row = tuple[float | None, ...]
 
 
-@dataclass(frozen=True)
-class NodeSample:
+class NodeSample(Struct, frozen=True):
     """Usage of a node's ranks and GPUs in the ``seconds`` before ``time`` (seconds since the epoch)."""
 
     time: float

@@ -111,9 +111,7 @@ class SidecarRunner:
             self._temp_dir.create(self._zygote.remove_on_exit)  # TensorBoard leaves files in TMPDIR when it is killed
 
     def on_import_failed(self, message: str) -> None: ...  # nothing is imported
-
     def on_zygote_signalled(self, number: int, rank: int | None) -> None: ...  # signals are not forwarded to sidecars
-
     def on_store_exited(self, pid: int, code: int) -> None: ...  # there is no store
 
     def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 
+from msgspec import Struct
+
 from ddplaunch.base import rlimits
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.node.launcher_signals import InspectKey
 from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMessage, MessageKind, without_node_fields
@@ -55,8 +56,7 @@ class FleetState(Enum):
     ENDING = "ending"
 
 
-@dataclass(frozen=True)
-class HostProblem:
+class HostProblem(Struct, frozen=True):
     """Why the job cannot run on a host."""
 
     host: str

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.safe_files import MAX_HOSTFILE_BYTES, read_user_file
 from ddplaunch.system.clusters.nodelist import expand_hosts
 
@@ -38,8 +40,7 @@ _MAX_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
 _EXAMPLE = "write one host a line: n1, n1:4, n1 slots=4 or n[01-04] slots=8; # begins a comment"
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True):
     """A machine of the job."""
 
     name: str  # a name, an address (IPv6 without brackets), or an alias in the user's ssh configuration
@@ -88,8 +89,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     return hosts
 
 
-@dataclass(frozen=True)
-class _HostfileEntry:
+class _HostfileEntry(Struct, frozen=True):
     """A host on a line of a hostfile. ``adds_slots``: its slots are added to those of other lines of the host."""
 
     source: str

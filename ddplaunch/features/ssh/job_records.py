@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
-from ddplaunch.base.codec import parse
 from ddplaunch.base.errors import host_name, sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass, replace
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
+from ddplaunch.base.types import as_dict, parse
 from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.runs import run_lookup
 
@@ -26,8 +27,7 @@ MAX_JOBS = 100  # on record
 MAX_BYTES = 1 << 20  # of a file
 
 
-@dataclass(frozen=True)
-class SshJob:
+class SshJob(Struct, frozen=True):
     """A job that was started over SSH, as recorded on the machine it was started from."""
 
     run_id: str
@@ -117,7 +117,7 @@ def _write(job: SshJob) -> None:
     with suppress(OSError):
         folder = open_history_dir(_folder(), create=True)
         try:
-            data = json.dumps({**vars(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}).encode()
+            data = json.dumps({**as_dict(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}).encode()
             new = f".{_name(job)}.new"
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
                 file.write(data)
@@ -145,5 +145,5 @@ def _read(path: str) -> SshJob | None:
     try:
         data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
         return parse(data, SshJob) if owner == os.geteuid() else None
-    except (OSError, msgspec.MsgspecError, ValueError):
+    except (OSError, ProtocolError):
         return None

@@ -17,13 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct
 
 from ddplaunch import __version__
-from ddplaunch.base.codec import convert
 from ddplaunch.base.errors import (
     EXIT_SIGNAL,
     EXIT_SOFTWARE,
@@ -33,9 +32,9 @@ from ddplaunch.base.errors import (
     escape_control_chars,
 )
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.base.types import as_dict, parse
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.messages import Versions
 from ddplaunch.core.net.addresses import machine_id, resolve
@@ -58,8 +57,7 @@ def output_mark(nonce: str) -> bytes:
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-@dataclass(frozen=True)
-class HostJob:
+class HostJob(Struct, frozen=True):
     """What one host checks and runs; times in seconds."""
 
     nonce: str  # a secret of this job, see `output_mark`
@@ -78,7 +76,7 @@ class HostJob:
 
     def line(self) -> bytes:
         """Encode as one line of JSON; bytes of paths that are not UTF-8 are preserved."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return json.dumps(as_dict(self)).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> HostJob:
@@ -86,8 +84,7 @@ class HostJob:
         return msgspec.convert(json.loads(line), cls)
 
 
-@dataclass(frozen=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True):
     """A host's report before the job starts."""
 
     problems: tuple[str, ...]
@@ -98,10 +95,9 @@ class HostFacts:
     def read(cls, text: bytes) -> HostFacts:
         """Decode the report of a host. Raises ValueError if it is not JSON, or a field is missing or wrong."""
         try:
-            found: HostFacts = convert(msgspec.json.decode(text), cls)
-        except (msgspec.MsgspecError, RecursionError, ProtocolError) as error:
-            raise ValueError(type(error).__name__) from None
-        return found
+            return parse(text, cls)
+        except ProtocolError as error:
+            raise ValueError(str(error)) from None
 
 
 GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE = b"G", b".", b"?"

@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError, host_name
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import print_message

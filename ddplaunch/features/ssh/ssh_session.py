@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from msgspec import Struct, field
+
 from ddplaunch import __version__
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.core.output.line_assembler import LineAssembler
 from ddplaunch.features.ssh.remote_launcher import HELLO, HostFacts, HostJob, output_mark
 from ddplaunch.system.plan.launch_command import REMOTE_STATEMENT, python_command
@@ -58,8 +59,7 @@ _OVERRIDDEN_WHERE_KNOWN = {"SessionType": "default", "StdinNull": "no", "ForkAft
 """More of them, new in OpenSSH 8.7; an older client would refuse them."""
 
 
-@dataclass(frozen=True)
-class SshRoute:
+class SshRoute(Struct, frozen=True):
     """How ssh reaches a host, by the user's configuration."""
 
     address: str
@@ -146,8 +146,7 @@ def explain_exit(stderr_lines: Sequence[str], last: str, code: int) -> str:
     )  # of env(1), or of a shell
 
 
-@dataclass
-class SessionStream:
+class SessionStream(Struct):
     """stdout (1) or stderr (2) of an ssh process."""
 
     number: int

@@ -10,17 +10,16 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import click
+from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.cli import batch_command
 from ddplaunch.cli.batch_command import parsed_line, run_argv
 from ddplaunch.cli.target_args import current_directory
 from ddplaunch.core.options import OptionSource, value_source
 
 
-@dataclass(frozen=True)
-class SetupCommand:
+class SetupCommand(Struct, frozen=True):
     """One ``--setup`` or ``--teardown``: a file that the job's shell sources, or a command that it runs."""
 
     text: str
@@ -35,8 +34,7 @@ class SetupCommand:
         return self.text
 
 
-@dataclass(frozen=True)
-class RequeueOptions:
+class RequeueOptions(Struct, frozen=True):
     """``--requeue``: how often, and when the preemption signal comes."""
 
     max_times: int
@@ -58,8 +56,7 @@ class RequeueOptions:
         return f"{self.max_times}, warned by {self.warning} {self.warning_lead_s} s before the end"
 
 
-@dataclass(frozen=True)
-class BatchJob:
+class BatchJob(Struct, frozen=True):
     """One job. None leaves a value to the scheduler's or the site's default."""
 
     command: Sequence[str]  # the words after `ddplaunch run`: its options, the target and the target's arguments

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 
 import click
+from msgspec.structs import asdict, replace
 
 from ddplaunch.base.errors import LaunchError, UsageError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.cli.batch_command import parsed_line, print_sources
 from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
 from ddplaunch.system.schedulers import submitted_jobs
@@ -111,7 +111,7 @@ def submit_job(scheduler: BatchScheduler, ctx: click.Context, target: str, job: 
     dry_run: bool = ctx.params["dry_run"]
     script = scheduler.render_script(job)
     values = {name: value for name, value in ctx.params.items() if name != "follow"}
-    values |= {**vars(job), "output": scheduler.log_name(job)}
+    values |= {**asdict(job), "output": scheduler.log_name(job)}
     default_sources = {"job-name": "the target", "output": "default", "nodes": "default"}
     whose = "of the image" if job.container_image else "this one"
     more = (f"chdir: {job.chdir} (the current directory)", f"interpreter: {job.interpreter} ({whose})")

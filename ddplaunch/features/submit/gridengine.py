@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import click
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_SIGNAL, UsageError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.hosts_scheduler import (
     REQUEUE_EXIT_CODE,

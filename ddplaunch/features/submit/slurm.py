@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import click
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError, UsageError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.text import join_names
 from ddplaunch.core.options import OptionSource, value_source
 from ddplaunch.features.runs.run_totals import suggest_excludes

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId, ended_state
 
 _FINAL_STATES: dict[str, tuple[str, int | None]] = {

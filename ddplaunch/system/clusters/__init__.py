@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping
 from importlib import import_module
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.system.clusters import systems
 from ddplaunch.system.clusters.cluster_env import REGISTERED_SYSTEMS, ClusterEnv, ClusterSystem
 from ddplaunch.system.clusters.env_builders import port_for_job

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.system.clusters.env_variables import EnvVariables
 
 Detector = Callable[[EnvVariables], "ClusterEnv | None"]
 AllocationReader = Callable[[EnvVariables], "Allocation | None"]
 
 
-@dataclass(frozen=True)
-class RankAssignment:
+class RankAssignment(Struct, frozen=True):
     """Rank of this process if the system has started all ranks; None: the system does not supply the local size."""
 
     rank: int
@@ -22,8 +22,7 @@ class RankAssignment:
     local_world_size: int | None = None
 
 
-@dataclass(frozen=True)
-class ClusterEnv:
+class ClusterEnv(Struct, frozen=True):
     """The place of this process in a job, according to the environment variables of its cluster system.
 
     Without a ``rank_assignment`` this process is one node of the job and starts the node's ranks. With one, the system
@@ -54,8 +53,7 @@ class ClusterEnv:
         assert self.rank_assignment or (self.nnodes is not None and self.node_rank is not None), self
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """The hosts that a batch system has allocated to a job; says nothing about this process.
 
     ``hosts``: in the system's order, each once; empty if they cannot be read here.
@@ -78,8 +76,7 @@ class DetectionPriority(IntEnum):
     HOSTS = 6  # it supplies only the hosts
 
 
-@dataclass(frozen=True)
-class ClusterSystem:
+class ClusterSystem(Struct, frozen=True):
     """A system that starts processes. It always sets one of the ``marker_variables``."""
 
     name: str

@@ -9,8 +9,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError, host_name
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.base.safe_files import MAX_HOSTFILE_BYTES, read_regular_file
 from ddplaunch.system.clusters.cluster_env import Allocation, ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.env_variables import IGNORE_HINT, EnvVariables, check_below, contradiction_error

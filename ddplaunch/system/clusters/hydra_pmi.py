@@ -14,8 +14,9 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import host_name
-from ddplaunch.base.fast_dataclass import dataclass
 
 FD_VARIABLE = "PMI_FD"  # 5
 HOST_VARIABLES = ("PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")  # n1, as on the command line: MPICH's variable and Intel's
@@ -29,8 +30,7 @@ MAX_REPLY_BYTES = 1 << 16
 _ITEM = r"\((\d+),(\d+),(\d+)\)|\[([^]]*)\]x(\d+)|(\d+)"
 
 
-@dataclass(frozen=True)
-class HydraJob:
+class HydraJob(Struct, frozen=True):
     """A job according to Hydra: its name, the host index of each rank (() if unknown), and rank 0's host name."""
 
     name: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.system.devices.sysfs import read_int, read_text
 
 _NO_LIMIT = 1 << 60  # version 1 shows about 2**63 for "unlimited"
@@ -12,8 +13,7 @@ _USAGE_FILES = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory
 """File of the limit -> file of the usage."""
 
 
-@dataclass(frozen=True)
-class Cgroup:
+class Cgroup(Struct, frozen=True):
     """The memory of one control group and those below it."""
 
     path: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Number, Size, TextLine
+from msgspec import Struct
+
+from ddplaunch.base.types import Count, Number, Size, TextLine
 from ddplaunch.system.devices.nvidia import open_nvml
 from ddplaunch.system.plan.hardware import Gpu, GpuProcess
 
@@ -22,8 +23,7 @@ THROTTLE_REASONS = {
 """Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that mean trouble; the others are normal."""
 
 
-@dataclass(frozen=True)
-class GpuHealth:
+class GpuHealth(Struct, frozen=True):
     """The health of one GPU; None is unknown."""
 
     index: Count

@@ -6,7 +6,8 @@ import importlib
 import os
 from typing import Any
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.system.plan.hardware import GpuProcess
 
 MAX_PROCESSES = 256  # read at most, of one tree
@@ -27,8 +28,7 @@ def describe_process(pid: int, memory: int | None) -> GpuProcess:
     return GpuProcess(pid, name, user, memory)
 
 
-@dataclass(frozen=True)
-class ProcessUsage:
+class ProcessUsage(Struct, frozen=True):
     """What one or several processes use."""
 
     cpu: float = 0.0  # seconds, including children that have ended

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from ddplaunch.system.devices.sysfs import Folder
 from ddplaunch.system.plan.hardware import Gpu, LostGpu, MigInstance
 
@@ -16,8 +18,7 @@ UUID_KINDS = ("gpu-", "mig-")
 SOURCE_SEPARATOR = " and "  # between the variables that a source names
 
 
-@dataclass(frozen=True)
-class VisibleGpu:
+class VisibleGpu(Struct, frozen=True):
     """One device as torch numbers it: a whole GPU, or one MIG instance.
 
     ``token`` identifies the device in its vendor's mask variable: a UUID if it has one, else an index.
@@ -28,8 +29,7 @@ class VisibleGpu:
     token: str
 
 
-@dataclass(frozen=True)
-class VisibleGpus:
+class VisibleGpus(Struct, frozen=True):
     """The devices that ranks will see, in torch's order.
 
     ``source``: what selected them ("--gpus", "CUDA_VISIBLE_DEVICES", "NVML"). ``environ``: variables to set in the
@@ -46,8 +46,7 @@ class VisibleGpus:
     by_index: bool = False  # list indices in the mask variable instead of UUIDs: programs like vLLM parse integers
 
 
-@dataclass(frozen=True)
-class KernelTrees:
+class KernelTrees(Struct, frozen=True):
     """The folders that a vendor's reader reads, the kernel's or a test's, and what it reads."""
 
     sysfs: Folder = "/sys"
@@ -63,8 +62,7 @@ def _as_one_device(gpu: Gpu) -> list[VisibleGpu]:
     return [as_whole_gpu(gpu)]
 
 
-@dataclass(frozen=True)
-class Vendor:
+class Vendor(Struct, frozen=True):
     """A GPU vendor: how its GPUs are found, and how its environment variables mask them.
 
     To add a vendor, write a file with an instance and add that to ``VENDORS``.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.system.devices import VENDORS
 from ddplaunch.system.devices.nvidia import NVIDIA, drop_hidden_mig
 from ddplaunch.system.devices.vendor import (

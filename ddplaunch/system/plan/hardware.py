@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count, Pid, Size, TextLine
+from msgspec import Struct
+
+from ddplaunch.base.types import Count, Pid, Size, TextLine
 
 
-@dataclass(frozen=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True):
     """A process that holds memory on a GPU; ``name`` and ``user`` are None if the kernel does not disclose them."""
 
     pid: Pid
@@ -26,8 +26,7 @@ class GpuProcess:
         return f"{self.name or 'process'} {self.pid}" + (f" of {self.user}" if self.user else "")
 
 
-@dataclass(frozen=True)
-class MigInstance:
+class MigInstance(Struct, frozen=True):
     """A slice of an NVIDIA GPU in MIG mode; ``uuid`` is what CUDA_VISIBLE_DEVICES takes ("MIG-...")."""
 
     uuid: str
@@ -37,8 +36,7 @@ class MigInstance:
     compute_instance: int | None = None
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One accelerator as its driver numbers it (NVIDIA: NVML's order, which is that of the PCI bus)."""
 
     vendor: str  # "nvidia", "amd", "intel"
@@ -56,8 +54,7 @@ class Gpu:
     driver: str | None = None  # "570.86.15"
 
 
-@dataclass(frozen=True)
-class LostGpu:
+class LostGpu(Struct, frozen=True):
     """A GPU that its driver lists but cannot access: off its bus, or in need of a reset; ``why`` is its text."""
 
     index: Count
@@ -68,8 +65,7 @@ class LostGpu:
         return f"NVIDIA GPU {self.index} could not be read and is left out: {self.why}."
 
 
-@dataclass(frozen=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True):
     """One NUMA node; ``cpus`` are those online, ``memory_total`` is in bytes."""
 
     index: int
@@ -77,8 +73,7 @@ class NumaNode:
     memory_total: int | None = None
 
 
-@dataclass(frozen=True)
-class Cpu:
+class Cpu(Struct, frozen=True):
     """The processors; ``allowed`` are those this process may run on (affinity: also a container's or Slurm's share).
 
     ``quota`` is how many CPUs' time it may use of them together with others of its container; None means unlimited.
@@ -99,8 +94,7 @@ class Cpu:
         return len(self.allowed) if self.quota is None else max(1, min(len(self.allowed), int(self.quota)))
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(Struct, frozen=True):
     """One machine: its processors and accelerators, with a note on what could not be read.
 
     ``gpu_evidence``: why it should have GPUs, if its driver lists none. ``lost_gpus``: GPUs that could not be

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
-from ddplaunch.base.field_types import Count, Name
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.base.types import Count, Name
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import MAX_RANKS_PER_NODE, Node, NodeAssignment, Rank
 
 SOURCE_JOINED = "joined"  # the source of a count that comes from the node itself
 
 
-@dataclass(frozen=True)
-class NodeSpec:
+class NodeSpec(Struct, frozen=True):
     """What a node brings to the job: its node rank as given on it, its host name, and the device of each local rank.
 
     ``threads`` is OMP_NUM_THREADS of its ranks. ``kind`` is its name in messages: a task if another launcher has

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from ddplaunch.base.fast_dataclass import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from ddplaunch.base.types import as_dict
 from ddplaunch.system.plan import rank_layout
 from ddplaunch.system.plan.rank_layout import Node, NodeAssignment, Rank
 from ddplaunch.system.target.target import Target
@@ -17,8 +20,7 @@ from ddplaunch.system.target.target import Target
 DEFAULT_ROLE = "default"  # without --role; only a name: ranks are not numbered by role
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """One value of the plan with its source ("--nproc", "MASTER_ADDR", "assumed", …)."""
 
     name: str
@@ -26,8 +28,7 @@ class Fact:
     source: str
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True, dict=True):
     """One job as it will run.
 
     ``started_rank`` are variables of a rank that another launcher has started, where they differ; None if not set.
@@ -179,15 +180,15 @@ class Plan:
             "target": self.target.text,
             "backend": self.backend,
             "init_method": self.init_method,
-            "facts": [vars(fact) for fact in self.facts],
+            "facts": [as_dict(fact) for fact in self.facts],
             "notes": list(self.notes),
             "nodes": [
-                {name: value for name, value in vars(node).items() if name != "threads"}
+                {name: value for name, value in as_dict(node).items() if name != "threads"}
                 for node in (() if self.started_rank else self.nodes)
             ],
             "ranks": [
                 {
-                    **vars(rank),
+                    **as_dict(rank),
                     "local_rank": self.node_and_local_rank(rank)[1],
                     "node_rank": self.node_and_local_rank(rank)[0],
                     "env": self.environment(rank),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from msgspec import Struct, field
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.base.text import format_count
 from ddplaunch.system.plan import rank_layout, rendezvous
 from ddplaunch.system.plan.numbers import parse_int
@@ -15,8 +16,7 @@ from ddplaunch.system.plan.rendezvous import SOURCE_ASSUMED, SOURCE_MISSING, Sou
 from ddplaunch.system.target.target import Target, TargetKind
 
 
-@dataclass(frozen=True)
-class PlanSpec:
+class PlanSpec(Struct, frozen=True):
     """The input of the planner from the options; None if not given. ``--nnodes 2:4`` is ``min_nodes`` 2, ``nnodes`` 4.
 
     ``started_rank`` is set if this process is one of the ranks that another launcher started; each is a node here.
@@ -47,8 +47,7 @@ class PlanSpec:
         return SourcedValue(sourced.value, self.sources.get(name, sourced.source))
 
 
-@dataclass(frozen=True)
-class MachineInfo:
+class MachineInfo(Struct, frozen=True):
     """This machine: its name, allowed CPUs, cores, NUMA nodes, and the devices that the job may use.
 
     ``usable_cpus``: fewer than ``allowed_cpus`` if a container has a CPU quota; None is all of them.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import Count
+from ddplaunch.base.types import Count
 from ddplaunch.system.plan.numbers import parse_int
 
 Cpus = tuple[int, ...]  # CPUs by number, ascending
@@ -15,8 +16,7 @@ MAX_NODES = 65536  # of a job; beyond any cluster, and still planned in seconds
 MAX_RANKS_TOTAL = 262144  # likewise
 
 
-@dataclass(frozen=True)
-class DeviceSlot:
+class DeviceSlot(Struct, frozen=True):
     """A device for one local rank: torch's name ("cuda:0"), the vendor's name, and the CPUs near it."""
 
     device: str
@@ -25,8 +25,7 @@ class DeviceSlot:
     backend: str = "gloo"  # torch's default backend for it
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Struct, frozen=True):
     """One machine of the job; ``source`` is where its number of ranks comes from, "assumed" for another machine.
 
     ``threads`` is OMP_NUM_THREADS of its ranks.
@@ -39,8 +38,7 @@ class Node:
     threads: str = "1"
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """One process of the job; ``cpus`` is None if it may use all CPUs of its node."""
 
     rank: int
@@ -51,8 +49,7 @@ class Rank:
     cpus: Cpus | None
 
 
-@dataclass(frozen=True)
-class NodeAssignment:
+class NodeAssignment(Struct, frozen=True):
     """Node rank, first rank and world size that a node gets for one attempt of a multi-node job."""
 
     node_rank: Count  # differs from --node-rank if an elastic job runs without some nodes
@@ -64,8 +61,7 @@ class NodeAssignment:
     nodes_on_host: Count = 1  # number of the job's nodes, or tasks, on its host
 
 
-@dataclass(frozen=True)
-class ExternalRank:
+class ExternalRank(Struct, frozen=True):
     """Place of one rank among those that another launcher, like mpirun, has started; None is unknown.
 
     ``kept_variables`` are variables of that launcher which stay as they are: torchrun's, which holds the store itself.

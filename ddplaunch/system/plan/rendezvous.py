@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.system.plan.numbers import parse_int
 
 LOOPBACK = "127.0.0.1"
@@ -23,8 +24,7 @@ _HOST = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?"
 _MAX_LABEL = 63  # letters between two dots (RFC 1035): a longer name never resolves
 
 
-@dataclass(frozen=True)
-class SourcedValue:
+class SourcedValue(Struct, frozen=True):
     """A value and its source ("--master-addr", "MASTER_ADDR", "assumed")."""
 
     value: str

@@ -7,8 +7,9 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 QUICK_TIMEOUT_S = 10.0  # for commands that query once
@@ -21,8 +22,7 @@ Grid Engine's default flush_time is 15 s (reporting_params in sge_conf(5)), and 
 """
 
 
-@dataclass(frozen=True)
-class JobId:
+class JobId(Struct, frozen=True):
     """A job's number as its scheduler gave it, like 4711 or 4711.pbs01, and the cluster where there are several."""
 
     number: str
@@ -36,8 +36,7 @@ class JobId:
         return f"{number}_{self.index}{dot}{server}" if self.index else self.number
 
 
-@dataclass(frozen=True)
-class BatchJobState:
+class BatchJobState(Struct, frozen=True):
     """The state of a job by its scheduler."""
 
     description: str  # completes the sentence "job 7 …"

@@ -6,19 +6,17 @@ import os
 import re
 from collections.abc import Mapping
 
-from ddplaunch.base.fast_dataclass import dataclass, field
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True)
-class JobEnd:
+class JobEnd(Struct, frozen=True):
     """How a job ended: a description, and its exit code."""
 
     words: str
     code: int
 
 
-@dataclass(frozen=True)
-class SubmittedJob:
+class SubmittedJob(Struct, frozen=True):
     """The record of a submitted job."""
 
     number: str  # the scheduler's, like 4711, or 4711.pbs01

@@ -10,13 +10,13 @@ import json
 import os
 from contextlib import suppress
 
-import msgspec
+from msgspec.structs import replace
 
-from ddplaunch.base.codec import parse
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import replace
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
+from ddplaunch.base.types import as_dict, parse
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
 from ddplaunch.system.schedulers.submitted_job import JobEnd, SubmittedJob
 
@@ -29,9 +29,7 @@ def save_job(job: SubmittedJob) -> None:
     with suppress(OSError):
         folder = open_history_dir(_jobs_dir(), create=True)
         try:
-            data = json.dumps(
-                {**vars(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}, default=vars
-            ).encode()
+            data = json.dumps({**as_dict(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}).encode()
             name, new = _name(job), f".{_name(job)}.{os.getpid()}"
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
                 file.write(data)
@@ -86,5 +84,5 @@ def _read_job(path: str) -> SubmittedJob | None:
         data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
         job = parse(data, SubmittedJob)
         return job if owner == os.geteuid() and job.scheduler in SCHEDULER_TITLES else None
-    except (OSError, msgspec.MsgspecError, ValueError):
+    except (OSError, ProtocolError):
         return None

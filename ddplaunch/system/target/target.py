@@ -10,8 +10,9 @@ import zipimport
 from enum import Enum
 from functools import cached_property
 
+from msgspec import Struct
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import closest_match
 from ddplaunch.system.target import source
 from ddplaunch.system.target.function_lookup import find_function
@@ -28,8 +29,7 @@ class TargetKind(Enum):
     PROGRAM = "program"  # --no-python ./prog, as the shell would
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Struct, frozen=True, dict=True):
     """One target with its arguments."""
 
     kind: TargetKind
@@ -173,7 +173,6 @@ def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...
 
 
 def _signature(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
-
     return find_function(typed, where, function, module)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.base.codec import encode
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.types import encode
 from ddplaunch.core.control_socket import client, socket_dir
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.job_status import JobState, RankState, Status
@@ -149,7 +149,7 @@ GARBAGE = [
     struct.pack("!I", 100) + b"[" * 100,
     encode(StopJobRequest())[:-1] + b"\xff",
     encode(StopJobRequest(now=True)).replace(b"true", b'"no"'),
-    struct.pack("!I", 40) + b'{"op": "Started", "body": {"rank": 1}}  ',
+    struct.pack("!I", 40) + b'{"op": "RankStarted", "rank": 1}        ',
 ]
 
 

@@ -162,7 +162,7 @@ def test_another_version_answers(nodes):
     with socket.create_server(("127.0.0.1", job.port + 1)) as server:
         launcher = job.start(1)
         caller, _ = server.accept()
-        body = json.dumps({"op": "Welcome", "body": {"ddplaunch": PROTOCOL_VERSION + 1, "nonce": "x"}}).encode()
+        body = json.dumps({"op": "Welcome", "ddplaunch": PROTOCOL_VERSION + 1, "nonce": "x"}).encode()
         caller.send(struct.pack("!I", len(body)) + body)
         assert launcher.wait(20) == 2
     assert f"it speaks protocol {PROTOCOL_VERSION + 1}, this one {PROTOCOL_VERSION}" in launcher.stderr()
@@ -251,7 +251,7 @@ def test_strangers_do_no_harm(nodes, tmp_path):
     huge = job.call()
     huge.send(struct.pack("!I", 1 << 30))
     liar = job.call()
-    body = b'{"op": "Start", "body": {"attempt": 0, "run_id": "x"}}'
+    body = b'{"op": "StartAttempt", "attempt": 0, "run_id": "x"}'
     liar.send(struct.pack("!I", len(body)) + body)
     idle = [job.call() for _ in range(200)]
     subprocess.run([sys.executable, "-c", STORE_CLIENT, str(job.port + 1)], cwd=tmp_path, capture_output=True)

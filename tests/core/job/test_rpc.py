@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.base.codec import decode, encode
 from ddplaunch.base.frames import LENGTH, ProtocolError
+from ddplaunch.base.types import decode, encode
 from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload, find_kind
 from ddplaunch.core.messages import FROM_NODE, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
-from ddplaunch.base.fast_dataclass import replace
+from msgspec.structs import replace
+
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired

@@ -21,11 +21,11 @@ class FakePeer:
         sock.settimeout(scaled_timeout(30))
 
     def send(self, op: str, body: dict[str, Any] | None = None, **fields: Any) -> None:
-        text = json.dumps({"op": op, "body": {**(body or {}), **fields}}).encode()
+        text = json.dumps({"op": op, **(body or {}), **fields}).encode()
         self.socket.sendall(struct.pack("!I", len(text)) + text)
 
     def receive(self, *wanted: str) -> dict[str, Any] | None:
-        """Return the body of the next message of these kinds; None if the peer has closed."""
+        """Return the fields of the next message of these kinds; None if the peer has closed."""
         while True:
             try:
                 text = self._read(struct.unpack("!I", self._read(4))[0])
@@ -33,7 +33,7 @@ class FakePeer:
                 return None
             message = json.loads(text)
             if message["op"] in wanted:
-                return dict(message["body"])
+                return {name: value for name, value in message.items() if name != "op"}
 
     def ended(self) -> bool:
         """Wait until the peer has closed."""

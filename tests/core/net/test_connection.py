@@ -12,9 +12,9 @@ from functools import partial
 
 import pytest
 
-from ddplaunch.base.codec import decode, encode
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import decode, encode
 from ddplaunch.core import messages
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import FailureReported, HeartbeatMessage, StartAttempt, StopRequested, Versions
@@ -34,13 +34,13 @@ SHARE = NodeSpec(1, "n1", ("cuda:0", "cuda:1"), "4")
         b"[1]",
         b"\xff\xfe",
         b"[" * 100_000,
-        b'{"op": "HeartbeatMessage", "body": []}',
-        b'{"op": [], "body": {}}',
-        b'{"op": "Failed", "body": {"attempt": "1"}}',
-        b'{"op": "StopRequested", "body": {"signal": 99}}',
-        b'{"op": "Start", "body": {"attempt": 0, "run_id": "", "place": {"node_rank": 0}}}',
-        b'{"op": "End", "body": {"outcome": {"code": 0}}}',  # known, but not accepted here
-        b'{"op": "os.system", "body": "true"}',
+        b'{"op": "HeartbeatMessage", "clock": []}',
+        b'{"op": []}',
+        b'{"op": "FailureReported", "attempt": "1"}',
+        b'{"op": "StopRequested", "signal": 99}',
+        b'{"op": "StartAttempt", "attempt": 0, "run_id": "", "assignment": {"node_rank": 0}}',
+        b'{"op": "EndJob", "outcome": {"code": 0}}',  # known, but not accepted here
+        b'{"op": "os.system", "command": "true"}',
     ],
 )
 def test_anything_else_is_a_protocol_error(body):
@@ -91,7 +91,7 @@ def test_frames_in_pieces_and_many_at_once():
     [
         (b"GET / HTTP/1.1\r\n\r\n", "it speaks another protocol"),
         (struct.pack("!I", (1 << 20) + 1), "it speaks another protocol"),
-        (struct.pack("!I", 2) + b"{}", "it sent a message that is not expected here (KeyError)"),
+        (struct.pack("!I", 2) + b"{}", "it sent a message that is not expected here (ValidationError)"),
         (b"", "its connection closed"),
         (struct.pack("!I", 100) + b"half a", "its connection closed"),
     ],
@@ -152,15 +152,15 @@ AT_ONCE = """
 import sys, threading, time
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import FailureReported
-from ddplaunch.base import codec, frames
+from ddplaunch.base import frames, types
 
 failure = RankFailure(0, 0, "n0", 1, 1, 3, None, None, None, 0.0, None)
-frame = codec.encode(FailureReported(1, failure, time.time()))[frames.LENGTH.size :]
+frame = types.encode(FailureReported(1, failure, time.time()))[frames.LENGTH.size :]
 together = threading.Barrier(8)
 
 def decode():
     together.wait()
-    assert codec.decode(frame, [FailureReported]).attempt == 1
+    assert types.decode(frame, [FailureReported]).attempt == 1
 
 sys.setswitchinterval(1e-6)
 threads = [threading.Thread(target=decode) for _ in range(8)]

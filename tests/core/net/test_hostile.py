@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 
-from ddplaunch.base.codec import decode
 from ddplaunch.base.errors import escape_control_chars
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import decode
 from ddplaunch.core.messages import FROM_NODE, FROM_NODE_ZERO
 from tests.conftest import wait_until, write_program
 from tests.core.job.test_coordinator import joined
@@ -71,7 +71,7 @@ def assert_clean(text: str) -> None:
 
 def decode_message(op: str, body: dict, accepted) -> object:
     """Decode a message as on arrival."""
-    return decode(json.dumps({"op": op, "body": body}).encode(), accepted)
+    return decode(json.dumps({"op": op, **body}).encode(), accepted)
 
 
 @pytest.mark.parametrize(

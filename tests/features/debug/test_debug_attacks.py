@@ -98,7 +98,7 @@ def attached(awaited: bytes = b"") -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(scaled_timeout(10))
         client.connect(debug_socket())
-        client.sendall(frame({"op": "DebugRanks", "body": {}}))
+        client.sendall(frame({"op": "DebugRanks"}))
         found = client.recv(1 << 16)
         while awaited not in found:
             found += client.recv(1 << 16)
@@ -122,7 +122,7 @@ def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_
     job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(3):.0f}"))
     wait_for_stops(job)
     with attached(b"(rank 1)") as client:
-        client.sendall(frame({"op": "LineInput", "body": {"rank": 1, "line": "n"}}))
+        client.sendall(frame({"op": "LineInput", "rank": 1, "line": "n"}))
     assert job.wait() == 124
     assert "expired" in job.stderr()
 
@@ -182,7 +182,7 @@ PLAYS = """
 import json, os, socket, struct, sys
 
 def say(op, **fields):
-    body = json.dumps({"op": op, "body": {"rank": 1, **fields}}).encode()
+    body = json.dumps({"op": op, "rank": 1, **fields}).encode()
     talk.sendall(struct.pack("!I", len(body)) + body)
 
 def receive():
@@ -198,7 +198,7 @@ if os.environ["RANK"] == "1":
         pass
     say("RankResumed", is_stepping=True)
     say("TerminalRequest")
-    path = receive()["body"]["path"]
+    path = receive()["path"]
     say("RankStopped", file="train.py", line=2, function="", tool="pudb")
     print(receive()["op"], "of", os.path.basename(os.path.dirname(path)), flush=True)
     say("RankResumed")
@@ -222,8 +222,8 @@ def test_a_rank_whose_user_leaves_as_it_asks_for_a_terminal_does_not_stop(tmp_pa
         talk = DebugConnection(str(tmp_path / "talk"), 1)
         assert talk.connect()
         connection = launcher.accept()[0]
-        connection.sendall(frame({"op": "DetachUser", "body": {"rank": 1}}))
-        connection.sendall(frame({"op": "TerminalRequest", "body": {"rank": 1, "path": "/dev/tty"}}))
+        connection.sendall(frame({"op": "DetachUser", "rank": 1}))
+        connection.sendall(frame({"op": "TerminalRequest", "rank": 1, "path": "/dev/tty"}))
         assert talk.request_terminal() == ""
         connection.close()
 
@@ -231,12 +231,12 @@ def test_a_rank_whose_user_leaves_as_it_asks_for_a_terminal_does_not_stop(tmp_pa
 NONSENSE = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x00\x00\x00\x05{nope",
-    {"op": "LineInput", "body": {"rank": "one", "line": 4}},
-    {"op": "LineInput", "body": {"rank": 77, "line": "q"}},
-    {"op": "KeyInput", "body": {"rank": 1, "data": "no base64"}},
-    {"op": "TerminalResized", "body": {"rank": 1, "columns": -1, "rows": 24}},
-    {"op": "CompletionRequest", "body": {"rank": 1, "line": "p lo\udcff"}},
-    {"op": "DetachUser", "body": {"rank": 1}},
+    {"op": "LineInput", "rank": "one", "line": 4},
+    {"op": "LineInput", "rank": 77, "line": "q"},
+    {"op": "KeyInput", "rank": 1, "data": "no base64"},
+    {"op": "TerminalResized", "rank": 1, "columns": -1, "rows": 24},
+    {"op": "CompletionRequest", "rank": 1, "line": "p lo\udcff"},
+    {"op": "DetachUser", "rank": 1},
     b"\x7f\xff\xff\xff",
 )
 

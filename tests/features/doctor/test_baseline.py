@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.doctor.baseline import Baseline, find_slower_than_baseline, list_measurements
 from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode

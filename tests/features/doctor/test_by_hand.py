@@ -72,7 +72,7 @@ def test_a_closed_port_and_ctrl_c_while_node_0_waits(doctor, hosts):
 STRANGERS = """
 import socket, sys
 from ddplaunch.core.messages import NodeHello, JoinAccepted, Versions, Welcome
-from ddplaunch.base.codec import encode
+from ddplaunch.base.types import encode
 from ddplaunch.features.doctor.messages import DescribeNode, Ready
 from ddplaunch.system.plan.node_spec import NodeSpec
 
@@ -92,7 +92,7 @@ guest.sendall(encode(hello))
 print(read(guest), flush=True)
 guest.sendall(encode(Ready(sys.argv[1])))
 print(read(guest), flush=True)
-answer = b'{"op":"NodeFacts","body":{"cpus":' + b"9" * 400 + b"}}"
+answer = b'{"op":"NodeFacts","cpus":' + b"9" * 400 + b"}"
 guest.sendall(len(answer).to_bytes(4, "big") + answer)
 guest.recv(1)
 """

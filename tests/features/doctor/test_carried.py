@@ -19,7 +19,7 @@ input()
 """
 MEASURES = """
 import json, sys
-from dataclasses import asdict
+from msgspec.structs import asdict
 from ddplaunch.features.doctor.connectivity import measure_ping, measure_stream
 place = sys.argv[1], int(sys.argv[2])
 pinged = measure_ping(place, "0" * 16)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.features.doctor.examination import (
     CollectiveResult,
     DoctorResults,

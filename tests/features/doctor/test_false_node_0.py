@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from ddplaunch.base.codec import encode
+from ddplaunch.base.types import encode
 from ddplaunch.core.messages import PROTOCOL_VERSION, JoinAccepted, Welcome
 from ddplaunch.features.doctor.manual_rendezvous import RUN_ID
 from ddplaunch.features.doctor.messages import DescribeNode, Exit, GetTime
@@ -44,7 +44,7 @@ def false_node_0(tmp_path):
 
             def receive():
                 message = json.loads(stream.read(int.from_bytes(stream.read(4), "big")))
-                return message["op"], message["body"]
+                return message["op"], message
 
             send(Welcome(PROTOCOL_VERSION, "1"))
             name, hello = receive()

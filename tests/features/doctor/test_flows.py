@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.doctor.examination import DoctorResults, ExaminedNode, PathResult
 from ddplaunch.features.doctor.findings import find_all

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.core import events
@@ -47,7 +47,7 @@ class Node:
             processes={number: SimpleNamespace(pid=100 + number) for number in (0, 1)},
         )
         monkeypatch.setattr(
-            "ddplaunch.features.inspect.node.tree_usage.read_tree_usage",
+            "ddplaunch.features.inspect.node.stall_detector.read_tree_usage",
             lambda roots, store: {pid: TreeUsage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
         )
         self.notes: list[str] = []

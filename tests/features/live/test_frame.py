@@ -3,9 +3,9 @@
 import re
 import signal
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status

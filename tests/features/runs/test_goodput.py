@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core import events
 from ddplaunch.core.events import (
     AttemptsOmitted,

@@ -8,8 +8,8 @@ import re
 import time
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core import events
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
 from ddplaunch.system.schedulers import submitted_jobs

@@ -197,7 +197,7 @@ def test_the_nodes_of_a_job_on_one_file_system(state):
 
 def keep(what: str = "", node: int = 0, run_id: str = "r", code: int = 0, printed: bytes = b"") -> HistoryRecorder:
     """Keep a run as its observer does."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     kept = HistoryRecorder(replace(plan(run_id), node_rank=node), lambda rank: printed, lambda: None, pytest.fail)
     ranks = tuple(replace(rank, node_rank=node) for rank in plan().ranks)

@@ -1,6 +1,5 @@
 """Tests of the HTML report of a run: complete, safe with any input, and readable in a real browser."""
 
-import dataclasses
 import os
 import re
 import time
@@ -8,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
@@ -53,12 +53,12 @@ def evil(ranks: int = 4) -> RunRecord:
     """A run in which everything that can be named has a bad name."""
     base = record(ranks, target=EVIL, message=EVIL)
     (only,) = base.attempts
-    rows = tuple(dataclasses.replace(each, host=EVIL) for each in only.ranks)
+    rows = tuple(replace(each, host=EVIL) for each in only.ranks)
     seen = inspection(ranks, 2, BEGAN + 59, where=EVIL)
-    thread = dataclasses.replace(seen.ranks[2].threads[0], name=EVIL)
-    output = dataclasses.replace(seen.ranks[2], threads=(thread, thread), host=EVIL)
-    quiet = dataclasses.replace(seen.ranks[3], threads=(), no_stack=EVIL)
-    return dataclasses.replace(
+    thread = replace(seen.ranks[2].threads[0], name=EVIL)
+    output = replace(seen.ranks[2], threads=(thread, thread), host=EVIL)
+    quiet = replace(seen.ranks[3], threads=(), no_stack=EVIL)
+    return replace(
         base,
         run=EVIL,
         run_id=EVIL,
@@ -67,8 +67,8 @@ def evil(ranks: int = 4) -> RunRecord:
         cwd=EVIL,
         log_dir=EVIL,
         notes=(EVIL, "a\x1b[31mred\x00\u202eone"),
-        attempts=(dataclasses.replace(only, ranks=rows, why=EVIL),),
-        inspections=(dataclasses.replace(seen, ranks=(*seen.ranks[:2], output, quiet), silent=(EVIL,)),),
+        attempts=(replace(only, ranks=rows, why=EVIL),),
+        inspections=(replace(seen, ranks=(*seen.ranks[:2], output, quiet), silent=(EVIL,)),),
     )
 
 
@@ -94,7 +94,7 @@ def gpu(at: int) -> GpuSample:
 
 
 def test_what_was_over_time():
-    text = render_page([dataclasses.replace(record(4, 3), stalls=((BEGAN + 30, BEGAN + 55),))], lived(4, 3))
+    text = render_page([replace(record(4, 3), stalls=((BEGAN + 30, BEGAN + 55),))], lived(4, 3))
     elements = Elements(text)
     for part in (
         "collectives a second: 12.5, at most 12.5",
@@ -120,9 +120,9 @@ def test_the_last_lines_of_the_first_to_fail_come_first():
 
 def test_last_lines_of_an_earlier_attempt_say_so():
     """Of ranks that end well the history keeps none."""
-    earlier = dataclasses.replace(lived(4, 3), printed_in=1)
+    earlier = replace(lived(4, 3), printed_in=1)
     assert "Last lines of the ranks, in attempt 1" in Elements(render_page([record(4, 3)], earlier)).text
-    assert "in attempt" not in Elements(render_page([record(4, 3)], dataclasses.replace(earlier, printed_in=2))).text
+    assert "in attempt" not in Elements(render_page([record(4, 3)], replace(earlier, printed_in=2))).text
 
 
 def test_a_page_stays_below_a_megabyte():
@@ -178,14 +178,14 @@ def test_no_name_becomes_markup():
 
 def test_who_only_waited_is_not_called_the_first():
     whole = record(4)
-    blamed = dataclasses.replace(whole.verdict, blame="rank 2 did not enter all_reduce #41", alike=(0, 1))
-    attempt = dataclasses.replace(whole.attempts[0], verdict=blamed)
+    blamed = replace(whole.verdict, blame="rank 2 did not enter all_reduce #41", alike=(0, 1))
+    attempt = replace(whole.attempts[0], verdict=blamed)
     ended = tuple(
-        dataclasses.replace(each, condition=ProcessCondition.EXITED, code=1, groups=(), last=())
+        replace(each, condition=ProcessCondition.EXITED, code=1, groups=(), last=())
         for each in whole.inspections[0].ranks
     )
-    seen = dataclasses.replace(whole.inspections[0], ranks=ended)
-    run = dataclasses.replace(whole, attempts=(attempt,), verdict=blamed, inspections=(seen,))
+    seen = replace(whole.inspections[0], ranks=ended)
+    run = replace(whole, attempts=(attempt,), verdict=blamed, inspections=(seen,))
     elements = Elements(render_page([run]))
     assert elements.count("rect", "failed") == 0
     assert elements.count("rect", "fell") == 3
@@ -196,11 +196,11 @@ def test_who_only_waited_is_not_called_the_first():
 def test_whom_a_time_limit_blames():
     """It failed first, and its end was our doing, not anybody's outside."""
     whole = record(4)
-    first = dataclasses.replace(whole.verdict.first, exit_code=124, message="the job stalled")
-    blamed = dataclasses.replace(whole.verdict, first=first, blame="no progress for 5m00s")
-    rows = tuple(dataclasses.replace(each, code=-15) for each in whole.attempts[0].ranks)
-    attempt = dataclasses.replace(whole.attempts[0], verdict=blamed, ranks=rows)
-    text = render_page([dataclasses.replace(whole, attempts=(attempt,), verdict=blamed)])
+    first = replace(whole.verdict.first, exit_code=124, message="the job stalled")
+    blamed = replace(whole.verdict, first=first, blame="no progress for 5m00s")
+    rows = tuple(replace(each, code=-15) for each in whole.attempts[0].ranks)
+    attempt = replace(whole.attempts[0], verdict=blamed, ranks=rows)
+    text = render_page([replace(whole, attempts=(attempt,), verdict=blamed)])
     elements = Elements(text)
     assert (elements.count("rect", "failed"), elements.count("rect", "fell")) == (1, 0)
     assert "rank 2 on n0: was stopped (SIGTERM)" in elements.text
@@ -208,7 +208,7 @@ def test_whom_a_time_limit_blames():
 
 
 def test_of_a_run_that_ended_well_the_timeline_comes_first():
-    well = dataclasses.replace(record(4), verdict=None, code=0, fate=RunState.DONE)
+    well = replace(record(4), verdict=None, code=0, fate=RunState.DONE)
     for run, first in (well, "timeline"), (record(4), "failure"):
         ids = [attributes["id"] for name, attributes in Elements(render_page([run])).found if "id" in attributes]
         assert (ids[0], ids.index("timeline") < ids.index("stacks-0")) == (first, first == "timeline")
@@ -216,7 +216,7 @@ def test_of_a_run_that_ended_well_the_timeline_comes_first():
 
 @pytest.mark.parametrize("fate", RunState)
 def test_a_run_that_is_hardly_there(fate):
-    bare = dataclasses.replace(
+    bare = replace(
         record(2), attempts=(), inspections=(), verdict=None, notes=(), ended=None, code=None, fate=fate, world_size=0
     )
     text = Elements(render_page([bare])).text
@@ -227,9 +227,9 @@ def test_a_run_that_is_hardly_there(fate):
 
 def test_a_run_that_goes_on_or_was_lost():
     whole = record(2)
-    ranks = tuple(dataclasses.replace(each, ended=None, code=None) for each in whole.attempts[0].ranks)
-    attempt = dataclasses.replace(whole.attempts[0], ranks=ranks, ended=None, why="", verdict=None)
-    lost = dataclasses.replace(whole, attempts=(attempt,), verdict=None, ended=None, code=None, fate=RunState.LOST)
+    ranks = tuple(replace(each, ended=None, code=None) for each in whole.attempts[0].ranks)
+    attempt = replace(whole.attempts[0], ranks=ranks, ended=None, why="", verdict=None)
+    lost = replace(whole, attempts=(attempt,), verdict=None, ended=None, code=None, fate=RunState.LOST)
     elements = Elements(render_page([lost]))
     assert elements.count("rect", "running") == 2
     assert "was running" in elements.text
@@ -240,8 +240,8 @@ def test_an_attempt_that_goes_on(monkeypatch):
     whole = record(2)
     (only,) = whole.attempts
     begun = tuple(RankRecord(each.rank, each.host, 70 + each.rank, BEGAN + 5) for each in only.ranks)
-    attempts = (only, dataclasses.replace(only, number=1, ranks=begun, ended=None))
-    kept = dataclasses.replace(whole, attempts=attempts, ended=None, code=None, verdict=None, fate=RunState.RUNNING)
+    attempts = (only, replace(only, number=1, ranks=begun, ended=None))
+    kept = replace(whole, attempts=attempts, ended=None, code=None, verdict=None, fate=RunState.RUNNING)
     states = (RankStatus(0, 70, RankState.RUNNING), RankStatus(1, 71, RankState.EXITED, 3))
     now = Status("r", "t.py", whole.pid, 0, 2, BEGAN, BEGAN + 70, 1, JobState.RUNNING, states)
     monkeypatch.setattr(
@@ -261,10 +261,10 @@ def test_an_attempt_that_goes_on(monkeypatch):
 def test_nodes_are_put_together():
     whole = record(16)
     first, second = (
-        dataclasses.replace(
+        replace(
             whole,
             node_rank=node,
-            attempts=(dataclasses.replace(whole.attempts[0], ranks=whole.attempts[0].ranks[8 * node : 8 * node + 8]),),
+            attempts=(replace(whole.attempts[0], ranks=whole.attempts[0].ranks[8 * node : 8 * node + 8]),),
         )
         for node in (0, 1)
     )
@@ -282,7 +282,7 @@ def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
 
 
 def test_odd_times_are_no_trouble():
-    odd = dataclasses.replace(record(2), began=1e18, ended=-1e18)
+    odd = replace(record(2), began=1e18, ended=-1e18)
     assert "at an unknown time" in render_page([odd])
 
 

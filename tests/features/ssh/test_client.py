@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import ddplaunch
 from ddplaunch.features.ssh.remote_launcher import HostJob

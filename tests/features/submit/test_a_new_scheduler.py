@@ -18,6 +18,8 @@ from tests.scaled_timeouts import scaled_timeout
 TOY = '''
 """Toy: a scheduler with one queue and one host."""
 
+from msgspec.structs import asdict
+
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler
 from ddplaunch.system.schedulers.scheduler import JobId, BatchJobState, ended_state
 
@@ -50,7 +52,7 @@ class Toy(BatchScheduler):
             record = ended_state(143, "was killed")
             if state == "running":
                 record = BatchJobState("is running", is_running=True)
-            found.append(BatchJobState(**{**vars(record), "job": JobId(number), "number": number}))
+            found.append(BatchJobState(**{**asdict(record), "job": JobId(number), "number": number}))
         return found
 '''
 

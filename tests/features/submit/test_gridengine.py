@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.gridengine import GridEngine, describe_state, parse_qacct, parse_qstat

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions, SetupCommand

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.submit.pbs import Pbs, parse_qstat
 from ddplaunch.system.schedulers.scheduler import JobId

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.submit.slurm import Slurm
 from ddplaunch.system.plan.launch_command import python_command

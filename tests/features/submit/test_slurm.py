@@ -10,10 +10,10 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.features.submit import slurm

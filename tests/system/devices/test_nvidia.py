@@ -7,11 +7,11 @@ import getpass
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.system.devices.nvidia import read_nvidia
 from ddplaunch.system.devices.vendor import KernelTrees

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import FrozenInstanceError, replace
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.system.plan.launch_command import node_command
@@ -37,7 +37,7 @@ def fact(plan: Plan, name: str) -> Fact:
 
 
 def test_a_plan_is_frozen():
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         plan().master_port = 1  # type: ignore[misc]
 
 

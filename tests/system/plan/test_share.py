@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.system.plan.node_spec import NodeSpec, assign_nodes, make_node_spec, with_all_nodes, with_assignment
 from tests.system.plan.test_plan import plan

@@ -156,7 +156,7 @@ class DebugConnection:
         return False
 
     def send(self, kind: str, **fields: object) -> None:
-        message = {"op": kind, "body": {"rank": self._rank, **fields}}
+        message = {"op": kind, "rank": self._rank, **fields}
         body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")  # file names may be any bytes
         try:
             if self._socket is not None:
@@ -171,7 +171,7 @@ class DebugConnection:
         except (OSError, EOFError):
             self._on_closed()
             return "DetachUser", {}
-        return message["op"], message["body"]
+        return message["op"], message
 
     def _receive_exactly(self, size: int) -> bytes:
         data = bytearray()

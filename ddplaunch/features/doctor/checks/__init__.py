@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
-from ddplaunch.base.fast_dataclass import dataclass, field
+from msgspec import Struct, field
+
 from ddplaunch.features.doctor.node_facts import NodeFacts
 from ddplaunch.features.doctor.probe import HelperProbe
 
@@ -21,8 +22,7 @@ class Severity(Enum):
     NOTE = "note"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One problem."""
 
     severity: Severity
@@ -36,8 +36,7 @@ FactReader = Callable[[], dict[str, object]]
 """Waits for a started check; returns fields of NodeFacts."""
 
 
-@dataclass(frozen=True)
-class CheckContext:
+class CheckContext(Struct, frozen=True):
     """The inputs of a check."""
 
     cwd: str
@@ -46,8 +45,7 @@ class CheckContext:
     benchmark_process: HelperProbe  # runs ``benchmark``; its first line is a TorchFacts, so torch is imported once
 
 
-@dataclass(frozen=True)
-class HealthCheck:
+class HealthCheck(Struct, frozen=True):
     """One check: reads facts of its subject, and turns them into findings and rows of the report."""
 
     read: Callable[[CheckContext], FactReader]

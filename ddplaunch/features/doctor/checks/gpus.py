@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import TextLine
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from ddplaunch.base.text import format_size
+from ddplaunch.base.types import TextLine
 from ddplaunch.features.check.node import GPU_BUSY_BYTES
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NodeFacts
@@ -14,8 +16,7 @@ from ddplaunch.system.devices.gpu_health import GpuHealth, read_health
 from ddplaunch.system.plan.hardware import LostGpu
 
 
-@dataclass(frozen=True)
-class GpuFacts:
+class GpuFacts(Struct, frozen=True):
     """Fields of ``NodeFacts``."""
 
     gpus: tuple[GpuHealth, ...]
@@ -26,7 +27,7 @@ class GpuFacts:
 def _read(_: CheckContext) -> FactReader:
     probe = HelperProbe.for_function(read_gpus)
     silent = GpuFacts((), f"the GPU driver did not answer within {REPLY_TIMEOUT_S:g} s", ())
-    return lambda: vars(probe.read_result(GpuFacts, REPLY_TIMEOUT_S) or silent)
+    return lambda: asdict(probe.read_result(GpuFacts, REPLY_TIMEOUT_S) or silent)
 
 
 def read_gpus() -> GpuFacts:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import socket
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import TextLine
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from ddplaunch.base.types import TextLine
 from ddplaunch.core.net.addresses import NameLookup, find_interface, list_networks
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NetworkAddress, NodeFacts, RouteToNodeZero
@@ -17,8 +19,7 @@ LOOPBACK_TIMEOUT_S = 2.0  # for a connection within the machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
-@dataclass(frozen=True)
-class NetworkFacts:
+class NetworkFacts(Struct, frozen=True):
     """Fields of ``NodeFacts``."""
 
     link: RouteToNodeZero | None = None
@@ -31,7 +32,7 @@ class NetworkFacts:
 def _read(context: CheckContext) -> FactReader:
     probe = HelperProbe.for_function(read_network, context.node_zero_address)
     silent = NetworkFacts(link_error="the network check timed out")
-    return lambda: vars(probe.read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S) or silent)
+    return lambda: asdict(probe.read_result(NetworkFacts, 3 * REPLY_TIMEOUT_S) or silent)
 
 
 def read_network(toward: str) -> NetworkFacts:

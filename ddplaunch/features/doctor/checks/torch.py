@@ -7,16 +7,17 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import TextLine
+from ddplaunch.base.types import TextLine
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NodeFacts, TorchInfo
 from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
 
 
-@dataclass(frozen=True)
-class TorchFacts:
+class TorchFacts(Struct, frozen=True):
     """Fields of ``NodeFacts``."""
 
     torch: TorchInfo | None
@@ -25,7 +26,7 @@ class TorchFacts:
 
 def _read(context: CheckContext) -> FactReader:
     return lambda: (
-        vars(_facts_from_benchmark(context.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+        asdict(_facts_from_benchmark(context.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
     )
 
 

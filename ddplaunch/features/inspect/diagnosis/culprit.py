@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddplaunch.base.fast_dataclass import dataclass
+from msgspec import Struct
+
 from ddplaunch.base.text import format_ranks
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import (
@@ -39,8 +40,7 @@ _EXIT_DELAY_S = 1.0  # from the moment when a rank closes its connections until 
 _MAX_NAMED = 3
 
 
-@dataclass(frozen=True)
-class Culprit:
+class Culprit(Struct, frozen=True):
     """The ranks that the others waited for, or that did something else than the others."""
 
     ranks: tuple[int, ...]
@@ -50,8 +50,7 @@ class Culprit:
     text: str  # the sentence of the report
 
 
-@dataclass(frozen=True)
-class _TimedOutRank:
+class _TimedOutRank(Struct, frozen=True):
     """A rank that failed only because it had waited for others."""
 
     rank: int

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.features.inspect.diagnosis.inspection import ActiveCall, Collective, Group, GroupState
 
 MAX_GROUPS = 1024

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from enum import Enum
 from itertools import accumulate
 from typing import Any
 
-from ddplaunch.base.fast_dataclass import dataclass
-from ddplaunch.base.field_types import (
+from msgspec import Struct
+
+from ddplaunch.base.types import (
     Count,
     ExitStatus,
     MicrosecondGaps,
@@ -20,6 +20,7 @@ from ddplaunch.base.field_types import (
     Size,
     TextLine,
     Timestamp,
+    as_dict,
 )
 
 
@@ -44,8 +45,7 @@ class ProcessCondition(Enum):
     PENDING = "pending"  # no process yet
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One call in a stack."""
 
     function: TextLine
@@ -54,8 +54,7 @@ class Frame:
     own: bool  # user code, not from the standard library or an installed package
 
 
-@dataclass(frozen=True)
-class Thread:
+class Thread(Struct, frozen=True):
     """One thread of a rank, or a task of asyncio that waits."""
 
     frames: tuple[Frame, ...]  # the innermost first
@@ -67,8 +66,7 @@ class Thread:
         return self.name if self.name.startswith("task ") else f"thread {self.name}".rstrip()
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(Struct, frozen=True):
     """A child process that a rank waits for: a DataLoader worker, or one started by multiprocessing."""
 
     pid: Pid
@@ -77,8 +75,7 @@ class Worker:
     stopped: bool = False  # by SIGSTOP or a debugger; then it has no frames
 
 
-@dataclass(frozen=True)
-class GroupState:
+class GroupState(Struct, frozen=True):
     """How far a rank is in a process group, in torch's own count, which on gloo includes send and recv."""
 
     group: TextLine  # torch's name of the group: "0" is the default one
@@ -86,8 +83,7 @@ class GroupState:
     completed: Number  # the last that has completed
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Struct, frozen=True):
     """A process group, as reported by one of its members."""
 
     group: TextLine
@@ -95,8 +91,7 @@ class Group:
     ranks: tuple[Count, ...]  # its members; () if unknown
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """The collective that a rank entered last in a process group."""
 
     group: TextLine
@@ -109,8 +104,7 @@ class Collective:
     alone: bool  # no send or recv is counted in ``number``: then ``GroupState`` has the same numbers
 
 
-@dataclass(frozen=True)
-class ActiveCall:
+class ActiveCall(Struct, frozen=True):
     """A function of torch.distributed that a rank is in, as reported by the rank."""
 
     function: TextLine  # the one that the user or a library called: "broadcast_object_list"
@@ -119,8 +113,7 @@ class ActiveCall:
     members: tuple[Count, ...] = ()  # of the group that it creates or waits in; () for all ranks
 
 
-@dataclass(frozen=True)
-class CollectiveArrivals:
+class CollectiveArrivals(Struct, frozen=True):
     """When a rank arrived at consecutive collectives of a process group."""
 
     rank: Count
@@ -136,8 +129,7 @@ class CollectiveArrivals:
             yield number, self.began + elapsed / 1e6
 
 
-@dataclass(frozen=True)
-class RankInspection:
+class RankInspection(Struct, frozen=True):
     """One rank at the moment of an inspection."""
 
     rank: Count
@@ -169,8 +161,7 @@ class RankInspection:
     lock_holder: Count | None = None  # the rank that holds this file lock
 
 
-@dataclass(frozen=True)
-class Inspection:
+class Inspection(Struct, frozen=True):
     """All ranks at one moment."""
 
     moment: Timestamp  # seconds since the epoch
@@ -186,4 +177,4 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that stacks.json holds."""
-        return asdict(self, dict_factory=lambda fields: {k: v.value if isinstance(v, Enum) else v for k, v in fields})
+        return as_dict(self)

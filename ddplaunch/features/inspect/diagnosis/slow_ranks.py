@@ -14,8 +14,9 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ddplaunch.base import text
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 
 MIN_COLLECTIVES = 10  # fewer are not evaluated
@@ -36,8 +37,7 @@ class RankClock(NamedTuple):
     error_s: float = 0.0  # maximum error of ``offset_s``, either way; infinite if it was not measured
 
 
-@dataclass(frozen=True)
-class RankLateness:
+class RankLateness(Struct, frozen=True):
     """How late one rank arrived at the collectives of a process group."""
 
     rank: int
@@ -53,8 +53,7 @@ class RankLateness:
         return self.usual_fraction if self.usual_fraction > self.excused_fraction else 0.0
 
 
-@dataclass(frozen=True)
-class GroupLateness:
+class GroupLateness(Struct, frozen=True):
     """How late the ranks of one process group arrived at its collectives."""
 
     group: str

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     describe_other_wait,
@@ -17,8 +19,7 @@ from ddplaunch.features.inspect.diagnosis.waits import Wait, find_waits, main_st
 RUNNING = "running"
 
 
-@dataclass(frozen=True)
-class StackGroup:
+class StackGroup(Struct, frozen=True):
     """Ranks in the same state whose main threads have equal stacks."""
 
     ranks: tuple[int, ...]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ddplaunch.base.fast_dataclass import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.features.inspect.diagnosis.inspection import (
     Collective,
     Frame,
@@ -46,8 +48,7 @@ _COMPARED_OPERATIONS = {
 """Operations that require tensors of equal sizes on all ranks."""
 
 
-@dataclass(frozen=True)
-class MissingRank:
+class MissingRank(Struct, frozen=True):
     """A rank that others wait for."""
 
     rank: int
@@ -55,8 +56,7 @@ class MissingRank:
     calls: str = ""  # what it waits in: "all_reduce #1 of tail", "recv"
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """Ranks that wait for others in one collective, or in one function of torch.distributed."""
 
     operation: str  # "all_reduce", "init_process_group"; "" if unknown

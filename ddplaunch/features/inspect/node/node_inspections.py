@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
@@ -20,8 +22,7 @@ LOCAL_TIMEOUT_S = 3.0  # for an inspection of this node's ranks
 _REPLY_MARGIN_S = 0.1  # for the transfer of a reply
 
 
-@dataclass(frozen=True)
-class _QueuedInspection:
+class _QueuedInspection(Struct, frozen=True):
     ranks: NodeRanks
     detail: Detail
     on_done: Callable[[Inspection], None]
@@ -71,7 +72,6 @@ class NodeInspections:
             self._start_next()
 
     def _start_next(self) -> None:
-
         request = self._queue[0]
         ranks, timeout_s = request.ranks, max(0.0, request.deadline - time.monotonic())
         if self._broken:

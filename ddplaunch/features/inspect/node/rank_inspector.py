@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.base.fast_dataclass import replace
+from msgspec.structs import replace
+
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel, RankReply
 from ddplaunch.core.output.isolation import IsolatedLoop

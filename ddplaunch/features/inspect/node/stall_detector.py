@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.core import events
 from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT, JobConfig
 from ddplaunch.core.messages import FromNode, ProgressResumed, StallSuspected
@@ -32,8 +34,7 @@ CPU_NOISE_S = 0.02  # CPU time that inspections may cost a rank, and the kernel'
 InspectRanks = Callable[["NodeRanks", Callable[["Inspection"], None]], None]
 
 
-@dataclass(frozen=True)
-class _UsageSnapshot:
+class _UsageSnapshot(Struct, frozen=True):
     """What the ranks had used at one moment: CPU time, bytes of files and of the network."""
 
     moment: float

@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import LaunchError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import RankState, RankStatus
 from ddplaunch.features.inspect.diagnosis.inspection import Detail

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 
+from msgspec import Struct, field
+
 from ddplaunch.base.errors import EXIT_TIMEOUT
-from ddplaunch.base.fast_dataclass import dataclass, field
 from ddplaunch.base.text import signal_name
 from ddplaunch.core.failures import FailureReport, describe_exit
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord
@@ -27,8 +28,7 @@ class RankOutcome(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class RankRow:
+class RankRow(Struct, frozen=True):
     """One rank in one attempt."""
 
     attempt: int
@@ -46,8 +46,7 @@ class RankRow:
         return "ended" if self.rank.code is None else describe_exit(self.rank.code)
 
 
-@dataclass(frozen=True)
-class PageAttempt:
+class PageAttempt(Struct, frozen=True):
     """One attempt, with the ranks of all nodes with a record; ``ended`` may be an estimate."""
 
     number: int
@@ -58,8 +57,7 @@ class PageAttempt:
     verdict: FailureReport | None
 
 
-@dataclass(frozen=True)
-class PageInputs:
+class PageInputs(Struct, frozen=True):
     """The inputs of the page besides the records of a run."""
 
     readings: tuple[Sequence[NodeSample], ...] = ()  # those of each node
@@ -71,8 +69,7 @@ class PageInputs:
     printed_in: int | None = None  # the attempt of that output, if known
 
 
-@dataclass(frozen=True)
-class PageRun:
+class PageRun(Struct, frozen=True):
     """A run for the page; times in seconds since the epoch."""
 
     first: RunRecord  # node 0's, or the lowest node's with a record here

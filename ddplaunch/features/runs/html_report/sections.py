@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import median
 
+from msgspec import Struct
+
 from ddplaunch import __version__
 from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.fast_dataclass import dataclass
 from ddplaunch.base.text import format_count, format_elapsed, format_ranks, format_size, join_names, signal_name
 from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection
@@ -217,8 +218,7 @@ def _build_frame(frame: Frame) -> Markup:
     return element("li", element("code", frame.function), " ", place, class_="own" if frame.own else None)
 
 
-@dataclass(frozen=True)
-class RankUsage:
+class RankUsage(Struct, frozen=True):
     """The usage of one rank over all of its attempts."""
 
     last: RankRow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError, host_name
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, register_system
 from ddplaunch.system.clusters.env_builders import (
     env_for_array_task,

@@ -5,8 +5,10 @@ Each says where its variables are documented.
 
 from __future__ import annotations
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import dataclass, replace
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, register_system
 from ddplaunch.system.clusters.env_builders import (
@@ -173,8 +175,7 @@ def determined(environ: EnvVariables) -> ClusterEnv | None:
     return env_for_node("determined", names, len(hosts), node_rank, hosts[0], job=job)
 
 
-@dataclass(frozen=True)
-class NodeVariables:
+class NodeVariables(Struct, frozen=True):
     """A system whose variables number the nodes and need no thought besides, by their names."""
 
     cluster: str

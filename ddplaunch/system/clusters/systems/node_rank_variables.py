@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, register_system
 from ddplaunch.system.clusters.env_builders import env_for_node, env_from_node_variables, parse_json
 from ddplaunch.system.clusters.env_variables import IGNORE_HINT, EnvVariables, parse_number

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.system.clusters import hydra_pmi, openmpi_pmix
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, RankAssignment, register_system
 from ddplaunch.system.clusters.env_builders import count_nodes, env_for_started_ranks, env_from_node_variables

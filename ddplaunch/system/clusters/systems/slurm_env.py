@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ddplaunch.base.errors import host_name
-from ddplaunch.base.fast_dataclass import replace
 from ddplaunch.system.clusters.cluster_env import (
     Allocation,
     ClusterEnv,

@@ -1,9 +1,10 @@
 """Reads the inspections of real hangs that ``capture.py`` has written."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ddplaunch.core.node.rank_channel import RankReply
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread

@@ -1,8 +1,7 @@
 """Tests of the culprit in a failure report where all ranks that failed had only waited."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition

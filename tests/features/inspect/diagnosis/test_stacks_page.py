@@ -1,10 +1,10 @@
 """Tests of the page that ``ddplaunch stacks`` prints, and its JSON."""
 
 import json
-from dataclasses import replace
 
 import click
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.inspect.diagnosis.inspection import (
     Frame,

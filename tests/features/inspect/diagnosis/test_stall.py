@@ -1,8 +1,7 @@
 """Tests of what counts as a stall, and what only looks like one."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.inspect.diagnosis.inspection import (
     Collective,

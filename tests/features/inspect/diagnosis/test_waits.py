@@ -2,9 +2,9 @@
 
 import random
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.inspect.diagnosis.culprit import find_culprit
 from ddplaunch.features.inspect.diagnosis.inspection import (

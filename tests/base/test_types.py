@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import math
 import random
+import re
 import types
 import typing
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
-from ddplaunch.base.codec import decode, encode, field_types
+import ddplaunch
 from ddplaunch.base.errors import MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
-from ddplaunch.base.field_types import MAX_COUNT
 from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import MAX_COUNT, as_dict, decode, encode
 from ddplaunch.core import messages
 from ddplaunch.core.control_socket.request import all_requests
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.joining import format_join_status
+from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.features.doctor.messages import Exit, NodeAnswer, Question
 from ddplaunch.features.runs.run_record import RunRecord
@@ -30,6 +35,9 @@ from tests.core.job.test_coordinator import Job
 
 KINDS = [kind for kind in typing.get_args(messages.Message) if kind is not messages.ConnectingToNodeZero]
 """All that nodes ever send."""
+
+RPC_KINDS = [import_module(module).KIND for module in load_features().rpc_modules()]
+"""The requests to all nodes, each with the types of its payloads."""
 
 AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
 """All that a running job is asked, and answers."""
@@ -40,6 +48,14 @@ IN_THE_HISTORY = [RunRecord, *EVENT_TYPES.values()]
 """All that is read of a run that is over."""
 
 
+PAYLOADS = [each for kind in RPC_KINDS for each in (kind.request, kind.reply) if issubclass(each, Struct)]
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a class's fields, with their bounds."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def classes(kind: type) -> Iterator[type]:
     """A class, and those of its fields."""
     yield kind
@@ -47,9 +63,13 @@ def classes(kind: type) -> Iterator[type]:
         yield from _within(hint)
 
 
+def is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Struct)
+
+
 def _within(hint: Any) -> Iterator[type]:
-    if dataclasses.is_dataclass(hint):
-        yield from classes(hint)  # type: ignore[arg-type]
+    if is_struct(hint):
+        yield from classes(hint)
     for inner in typing.get_args(hint):
         yield from _within(inner)
 
@@ -64,7 +84,7 @@ def unbounded(hint: Any) -> bool:
 def test_every_field_has_its_bounds():
     found = {
         f"{each.__name__}.{name}": hint
-        for kind in [*KINDS, *AT_THE_DOOR, *IN_THE_HISTORY, *OF_THE_DOCTOR]
+        for kind in [*KINDS, *AT_THE_DOOR, *IN_THE_HISTORY, *OF_THE_DOCTOR, *PAYLOADS]
         for each in classes(kind)
         for name, hint in field_types(each).items()
     }
@@ -102,6 +122,19 @@ TEXTS = [
 ]  # fmt: skip
 
 
+def test_a_message_is_one_object_without_its_defaults():
+    message = messages.StopRequested(2)
+    assert encode(message)[4:] == b'{"op":"StopRequested","signal":2}'
+    assert as_dict(message) == {"signal": 2, "again": False, "reason": ""}, "what users read has all fields"
+
+
+def test_data_is_converted_to_types_in_one_place():
+    """Elsewhere bounds would be checked, but texts would not be sanitized."""
+    paths = [path for path in Path(ddplaunch.__file__).parent.rglob("*.py") if path.name != "types.py"]
+    found = {path.name for path in paths if re.search(r"msgspec\.convert\(|json\.decode\(.*type=", path.read_text())}
+    assert found == {"remote_launcher.py"}, "its types have no texts to sanitize"
+
+
 class Maker:
     """Well-formed messages out of chance."""
 
@@ -111,7 +144,7 @@ class Maker:
     def value(self, hint: Any) -> Any:
         """Something of this type, as JSON has it."""
         pick = self.random.choice
-        if dataclasses.is_dataclass(hint):
+        if is_struct(hint):
             return {name: self.value(inner) for name, inner in field_types(hint).items()}
         if typing.get_origin(hint) is typing.Annotated:
             return self.value(typing.get_args(hint)[0])
@@ -124,7 +157,7 @@ class Maker:
             return [self.value(each) for each in inner]
         if typing.get_origin(hint) is typing.Literal:
             return pick((*typing.get_args(hint), "x"))
-        if hint is type(None):
+        if hint in (type(None), Any):
             return None
         if hint is bytes:
             return pick(("", "eA==", "AAECAw==", "x", "日"))
@@ -136,17 +169,29 @@ class Maker:
             return pick(REALS[: pick((5, 5, 5, len(REALS)))])
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return pick([each.value for each in hint])
+        if received := getattr(hint, "received", None):
+            return [self.value(str) for _ in range(pick((0, 1, 20)))] if received is list else self.value(received)
         assert hint is str
         return pick(TEXTS[: pick((4, 4, 4, len(TEXTS)))])
 
-    def body(self, kind: type) -> bytes:
-        return json.dumps({"op": kind.__name__, "body": self.value(kind)}).encode()
+    def body(self, kind: type[Struct]) -> bytes:
+        fields = {"op": kind.__struct_config__.tag, **self.value(kind)}
+        if kind in (messages.RpcRequest, messages.RpcReply):
+            rpc = self.random.choice(RPC_KINDS)
+            payload = rpc.request if kind is messages.RpcRequest else self.random.choice((rpc.reply, None))
+            fields |= {"kind": rpc.name, "payload": payload and self.value(payload)}
+        return json.dumps(fields).encode()
+
+
+def receive(body: bytes, kind: Any) -> Any:
+    """The message in a body, as a node gets it."""
+    return check_payload(decode(body, [kind]))
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name))
+    if isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            yield from leaves(getattr(value, name))
     elif isinstance(value, tuple):
         for each in value:
             yield from leaves(each)
@@ -161,12 +206,12 @@ def test_a_message_is_understood_or_none(kind):
         if understood == 20:
             break
         try:
-            message = decode(maker.body(kind), [kind])
+            message = receive(maker.body(kind), kind)
         except ProtocolError:
             continue
         understood += 1
         assert type(message) is kind
-        assert decode(encode(message)[4:], [kind]) == message, "a message that was understood stays as it is"
+        assert receive(encode(message)[4:], kind) == message, "a message that was understood stays as it is"
         for leaf in leaves(message):
             if isinstance(leaf, str):
                 assert escape_control_chars(leaf) == leaf
@@ -202,7 +247,7 @@ def test_a_coordinator_accepts_any_message():
         for _ in range(20):
             kind = maker.random.choice(typing.get_args(messages.FromNode))
             try:
-                job.send(1, decode(maker.body(kind), [kind]))
+                job.send(1, receive(maker.body(kind), kind))
             except ProtocolError:
                 if maker.random.random() < 0.2:
                     job.coordinator.on_node_lost(1, "it sent that")
