@@ -234,12 +234,15 @@ def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_p
         tmp_path,
         "ends.py",
         """
-        import os, sys
+        import os, sys, time
         rank = int(os.environ["RANK"])
         print("start")
         for step in range(100 * rank):
             print("of", rank)
-        print("end")
+        print("end", flush=True)
+        open(f"printed-{rank}", "w").close()
+        while not all(os.path.exists(f"printed-{each}") for each in range(3)):
+            time.sleep(0.01)  # the first rank that fails has the others stopped
         sys.exit(3)
         """,
     )
