@@ -368,6 +368,7 @@ def test_a_number_that_a_name_has_within_stops_nothing(running, run_in_fork):
 
 def test_wait_for_a_run_whose_launcher_was_killed(running, run_in_fork):
     job = running()
+    wait_until(lambda: NAME in history_store.list_runs(), "the record of the run")
     waiting = subprocess.Popen(
         ddplaunch_command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment()
     )
