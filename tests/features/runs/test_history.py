@@ -18,7 +18,7 @@ from ddplaunch.features.runs import history_recorder, history_store, run_record
 from ddplaunch.features.runs.history_recorder import HistoryRecorder, redact_token
 from ddplaunch.features.runs.history_store import MAX_RUNS
 from ddplaunch.features.runs.run_record import RunState
-from tests.conftest import run_command, write_program
+from tests.conftest import run_command, wait_until, write_program
 from tests.features.runs.recorded_events import plan
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import FORKED, LIGHT
@@ -112,6 +112,7 @@ def test_a_launcher_that_is_killed_is_lost(start_ddplaunch, tmp_path, state):
     write_program(tmp_path, "waits.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "waits.py")
     job.wait_for("up", 2)
+    wait_until(history_store.list_runs, "the record of the run")
     assert only().fate is RunState.RUNNING
     job.signal(signal.SIGKILL)
     job.wait()

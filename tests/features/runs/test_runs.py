@@ -234,12 +234,15 @@ def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_p
         tmp_path,
         "ends.py",
         """
-        import os, sys
+        import os, sys, time
         rank = int(os.environ["RANK"])
         print("start")
         for step in range(100 * rank):
             print("of", rank)
-        print("end")
+        print("end", flush=True)
+        open(f"printed-{rank}", "w").close()
+        while not all(os.path.exists(f"printed-{each}") for each in range(3)):
+            time.sleep(0.01)  # the first rank that fails has the others stopped
         sys.exit(3)
         """,
     )
@@ -365,6 +368,7 @@ def test_a_number_that_a_name_has_within_stops_nothing(running, run_in_fork):
 
 def test_wait_for_a_run_whose_launcher_was_killed(running, run_in_fork):
     job = running()
+    wait_until(lambda: NAME in history_store.list_runs(), "the record of the run")
     waiting = subprocess.Popen(
         ddplaunch_command("wait", NAME), stderr=subprocess.PIPE, text=True, env=clean_environment()
     )
