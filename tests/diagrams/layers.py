@@ -15,7 +15,7 @@ from tests.test_imports import LAYERS
 PICTURE = Path(__file__).parent.parent.parent / "docs" / "layers.svg"
 
 CONTENTS = {
-    "base": {"base": "event loop, errors, text, files, sockets, message codec: knows nothing of jobs"},
+    "base": {"base": "event loop, errors, text, files, sockets, message types: knows nothing of jobs"},
     "system": {
         "target": "what to run",
         "plan": "what runs where",

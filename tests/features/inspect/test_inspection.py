@@ -270,10 +270,9 @@ def test_groups_that_were_made_anew(start_ddplaunch, tmp_path, found):
 
 
 SLEEPS = """
-    import threading, time
+    import sys, threading, time
 
     def load_batch():
-        print("there", flush=True)
         time.sleep(600)
 
     def begin():
@@ -285,7 +284,13 @@ SLEEPS = """
     def send():
         time.sleep(600)
 
+    def announce():
+        while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "load_batch":
+            time.sleep(0.01)
+        print("there", flush=True)
+
     threading.Thread(target=send, daemon=True).start()
+    threading.Thread(target=announce).start()
     on_train_epoch_end()
 """
 
@@ -591,9 +596,11 @@ def test_ctrl_backslash_shows_stacks_and_twice_stops(tmp_path):
         tmp_path, "run", *LIGHT, "--no-merge", "--nproc", "2", str(write_program(tmp_path, "train.py", SLEEPS))
     )
     try:
-        read_until(ours, "[1] there")
+        shown = read_until(ours, "there")
+        while "[0] there" not in shown or "[1] there" not in shown:
+            shown += read_until(ours, "there")
         os.write(ours, b"\x1c")
-        page = read_until(ours, "load_batch at train.py:5")
+        page = read_until(ours, "load_batch at train.py:4")
         assert "inspecting the ranks; press Ctrl-\\ again to stop the job" in page
         assert "ranks 0, 1" in page
         assert process.poll() is None
