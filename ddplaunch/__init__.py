@@ -1,10 +1,6 @@
 """ddplaunch: a launcher for PyTorch distributed training."""
 
-import os
-
 __version__ = "0.1.0"
-
-PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 
 TYPE_CHECKING = False
 """What ``typing.TYPE_CHECKING`` is: to load typing takes 3 ms, and a start needs none of it."""

@@ -2,3 +2,8 @@
 
 Every package may import this one; it imports only the standard library and msgspec.
 """
+
+import os
+
+PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+"""The folder of the package ``ddplaunch``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 from collections.abc import Iterable, Sequence
@@ -142,3 +143,8 @@ def format_size(count: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:.1f} {unit}" if unit in ("GiB", "TiB") else f"{amount:.0f} {unit}"
+
+
+def normalize_name(name: str) -> str:
+    """Return the normalized name of a distribution (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()

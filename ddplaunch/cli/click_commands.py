@@ -17,7 +17,8 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from ddplaunch import PACKAGE_DIR, __version__
+from ddplaunch import __version__
+from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import closest_match, join_alternatives
 from ddplaunch.core.feature import Command, load_features

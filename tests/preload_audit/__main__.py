@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ddplaunch.features.preload.known_packages import normalize_name
+from ddplaunch.base.text import normalize_name
 from tests.preload_audit import harmless
 from tests.preload_audit.audit import Audit, Finding
 from tests.preload_audit.installed import Installed

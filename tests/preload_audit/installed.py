@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from ddplaunch.features.preload.known_packages import normalize_name
+from ddplaunch.base.text import normalize_name
 
 
 class Installed:

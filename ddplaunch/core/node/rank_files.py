@@ -8,7 +8,7 @@ import re
 
 from msgspec import Struct
 
-from ddplaunch import PACKAGE_DIR
+from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS

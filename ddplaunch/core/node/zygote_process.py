@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from ddplaunch import PACKAGE_DIR
+from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.child_processes import ChildProcess

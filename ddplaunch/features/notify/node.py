@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from ddplaunch import PACKAGE_DIR
+from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import format_count

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ddplaunch.base.safe_files import list_dir
+from ddplaunch.base.text import normalize_name
 
 TABLE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known.json")
 SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # names of folders that packages are installed in
@@ -154,11 +155,6 @@ def entry_points(info: str) -> frozenset[str]:
 def is_site_dir(folder: str) -> bool:
     """Whether a folder is a site-packages folder, by its name."""
     return os.path.basename(folder) in SITE_DIR_NAMES
-
-
-def normalize_name(name: str) -> str:
-    """Return the normalized name of a distribution (PEP 503), as in the table."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def is_audited_version(version: str | None, audited: Collection[str]) -> bool:

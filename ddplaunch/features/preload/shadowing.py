@@ -7,7 +7,8 @@ import re
 import sys
 
 from ddplaunch.base.safe_files import list_dir
-from ddplaunch.features.preload.known_packages import entry_points, normalize_name
+from ddplaunch.base.text import normalize_name
+from ddplaunch.features.preload.known_packages import entry_points
 
 _INFO = re.compile(r"(.+?)(?:-[^-]*)?\.(?:dist|egg)-info")
 _SCRIPT_GROUPS = frozenset({"console_scripts", "gui_scripts"})  # entry points that are commands, not plugins

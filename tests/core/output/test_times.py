@@ -77,7 +77,10 @@ print("early", rank, flush=True)
 while not os.path.exists("on" + attempt):
     time.sleep(0.01)
 print("late", rank, flush=True)
+open(f"late{rank}-{attempt}", "w").close()
 if rank + attempt == "10":
+    while not os.path.exists("late0-0"):
+        time.sleep(0.01)  # the failure has the other rank stopped
     sys.exit(3)
 while not os.path.exists("over"):
     time.sleep(0.01)

@@ -95,5 +95,5 @@ def test_what_only_running_shows(run_ddplaunch, tmp_path):
     done = run_ddplaunch("run", "--nproc", "2", "train.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] 2", "[1] 2"]), done.stderr
     (note,) = [line for line in done.stderr.splitlines() if "imports torch itself" in line]
-    reason = "because of train.py:2, which sets OMP_NUM_THREADS "
-    assert f"{reason}; faster: set it" in note
+    assert "because of train.py:2, which sets OMP_NUM_THREADS " in note
+    assert "; faster: set it" in note

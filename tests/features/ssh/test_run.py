@@ -239,7 +239,7 @@ def test_a_signal_for_the_ranks_reaches_them_everywhere_once(job, tmp_path):
     write_program(tmp_path, "train.py", LISTENS)
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
     run.wait_for("up", 2)
-    (guard,) = run.hosts[1].find(r"ddplaunch\.ssh\.remote")
+    (guard,) = run.hosts[1].find(r"ddplaunch\.features\.ssh\.remote_launcher")
     os.kill(guard, signal.SIGUSR1)  # is for a launcher, and ends no process
     run.process.send_signal(signal.SIGUSR1)
     run.wait_for("again", 2)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from ddplaunch import PACKAGE_DIR
+from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Thread
 
