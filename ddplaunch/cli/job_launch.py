@@ -109,11 +109,23 @@ class NodeJob:
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.preload.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        context = partial(FeatureContext, plan, node_config, self, self._screen, self._log, observers.emit)
-        self._sides = NodeSides(loop, context, self._report_bug)
+        parts = (os.environ, loop, self._screen, self._log, observers)
+        self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
+        context = partial(
+            FeatureContext,
+            plan,
+            node_config,
+            job_config,
+            self,
+            supervisor.context,
+            supervisor.tree,
+            self._screen,
+            self._log,
+            observers.emit,
+            supervisor.send,
+        )
+        self._sides = supervisor.sides = NodeSides(loop, context, self._report_bug)
         observers.add(self._sides)
-        parts = (os.environ, loop, self._screen, self._log, observers, self._sides.on_inspect_key)
-        self._supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
         self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
 
     def _make_screen(self, *, reports_job: bool) -> Screen:

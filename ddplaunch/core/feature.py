@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
+    from ddplaunch.core.job_config import JobConfig
+    from ddplaunch.core.messages import FromNode, Message
+    from ddplaunch.core.node.node_context import NodeContext
+    from ddplaunch.core.node.node_ranks import NodeRanks
+    from ddplaunch.core.node.process_tree import ProcessTree
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
@@ -44,6 +49,15 @@ class NodeSide:
     def observe(self, event: Event) -> None:
         """Called with every event of the job, in the launcher's own thread; must not block."""
 
+    def on_message(self, message: Message) -> None:
+        """Called with every message of node 0, once the core has handled it."""
+
+    def on_attempt_start(self, ranks: NodeRanks) -> None:
+        """Called when an attempt begins, before its ranks are requested from the zygote."""
+
+    def on_output(self, rank: int) -> None:
+        """Called for each chunk that a rank prints; must be cheap."""
+
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
 
@@ -59,10 +73,14 @@ class FeatureContext(Struct, frozen=True):
 
     plan: Plan  # of this node, before it has joined the others
     config: NodeConfig
+    job_config: JobConfig
     job: ServedJob
+    node: NodeContext
+    tree: ProcessTree
     screen: Screen
     log: RunLog
     emit: Callable[[Event], None]
+    send: Callable[[FromNode], None]  # sends a control message to node 0
     loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone
     earlier: tuple[NodeSide, ...]  # the sides of features above this one in the list
 

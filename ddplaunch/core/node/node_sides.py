@@ -7,7 +7,12 @@ from collections.abc import Callable
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.events import Event
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, load_features
+from ddplaunch.core.messages import Message
+from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
+
+HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "on_inspect_key")
+"""The hooks that are called on all sides that override them."""
 
 
 class NodeSides:
@@ -22,8 +27,7 @@ class NodeSides:
         """``make_context`` gets the loop of a feature and the sides made before; ``report`` gets messages on bugs."""
         self._loop, self._report = loop, report
         self._sides: list[tuple[str, NodeSide]] = []
-        self._observe: list[Callable[[Event], None]] = []
-        self._on_inspect_key: list[Callable[[], None]] = []
+        self._guarded: dict[str, list[Callable[..., None]]] = {hook: [] for hook in HOOKS}
         for name, feature in load_features():
             context = make_context(self._isolated(name), tuple(side for _, side in self._sides))
             context.loop.guard(self._add)(name, feature, context)
@@ -31,19 +35,31 @@ class NodeSides:
     def _add(self, name: str, feature: Feature, context: FeatureContext) -> None:
         if (side := feature.make_node_side(context)) is not None:
             self._sides.append((name, side))
-            self._observe.append(context.loop.guard(side.observe))
-            self._on_inspect_key.append(context.loop.guard(side.on_inspect_key))
+            for hook, guarded in self._guarded.items():
+                if getattr(type(side), hook) is not getattr(NodeSide, hook):  # else it has no such part
+                    guarded.append(context.loop.guard(getattr(side, hook)))
 
     def _isolated(self, name: str) -> IsolatedLoop:
         return IsolatedLoop(self._loop, f"the feature {name}", self._report)
 
+    def _call(self, hook: str, *arguments: object) -> None:
+        for guarded in self._guarded[hook]:
+            guarded(*arguments)
+
     def observe(self, event: Event) -> None:
-        for observe in self._observe:
-            observe(event)
+        self._call("observe", event)
+
+    def on_message(self, message: Message) -> None:
+        self._call("on_message", message)
+
+    def on_attempt_start(self, ranks: NodeRanks) -> None:
+        self._call("on_attempt_start", ranks)
+
+    def on_output(self, rank: int) -> None:
+        self._call("on_output", rank)
 
     def on_inspect_key(self) -> None:
-        for on_key in self._on_inspect_key:
-            on_key()
+        self._call("on_inspect_key")
 
     def close(self) -> None:
         """Close all sides, also those that have raised."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
-from ddplaunch.base.event_loop import Callback, EventLoop
+from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import events, messages
 from ddplaunch.core.failures import JobResult, RankFailure, describe_exit
@@ -40,6 +40,7 @@ from ddplaunch.core.node.launcher_signals import (
 from ddplaunch.core.node.node_context import NodeContext
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
+from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
@@ -78,26 +79,25 @@ class Supervisor:
         screen: Screen,
         log: RunLog,
         observers: events.Observers,
-        on_inspect_key: Callback,
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder.
 
-        ``on_inspect_key`` is called for the first Ctrl-\\ in the terminal. ``listener_socket`` listens on the control
-        port, if that was bound before.
+        ``listener_socket`` listens on the control port, if that was bound before.
 
         Raises:
             UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
         """
         self._node_config, self._job_config = node_config, job_config
-        self._loop, self._screen, self._on_inspect_key = loop, screen, on_inspect_key
+        self._loop, self._screen = loop, screen
+        self.sides: NodeSides | None = None  # of all features, made by the caller before ``run``
         process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
         self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
         if plan.hosts_store or job_config.port is None:
             log.open(plan.run_id, plan.node_rank)
-        self._tree = ProcessTree(loop, node_config, environ, plan.run_id, screen.show_note)
+        self.tree = ProcessTree(loop, node_config, environ, plan.run_id, screen.show_note)
         self._observers, self._emit = observers, observers.emit
         self.streams = Streams(
             loop,
@@ -106,7 +106,7 @@ class Supervisor:
             lambda: self._teardown.on_output_drained(),
             full_tracebacks=node_config.show.full_tracebacks,
         )
-        self._context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self._tree.temp_dir))
+        self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self.tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self._signals = LauncherSignals(node_config.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
@@ -125,11 +125,11 @@ class Supervisor:
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
         """Replace the state of the previous attempt; -1: none has started."""
         send, config = self._link.send, self._job_config
-        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self._tree.temp_dir)
+        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir)
         inspect, timeout_s = partial(self.inspect_local, "stacks"), config.straggler_timeout
         stragglers = StragglerMonitor(self._loop, ranks, timeout_s, inspect, send, self._screen.show_note)
         self._teardown = Teardown(
-            ranks, self._tree, self._context, config, self._emit, send, self._on_drained, stragglers
+            ranks, self.tree, self.context, config, self._emit, send, self._on_drained, stragglers
         )
 
     def inspect_local(self, detail: str, ranks: NodeRanks | None, done: Callable[[Inspection], None]) -> None:
@@ -143,6 +143,8 @@ class Supervisor:
         return self._stall_detector.add_idle_times(inspection, ranks) if self._stall_detector else inspection
 
     def _on_output(self, rank: int) -> None:
+        if self.sides:
+            self.sides.on_output(rank)
         if self._stall_detector:
             self._stall_detector.on_output(rank)
 
@@ -153,7 +155,7 @@ class Supervisor:
             STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
         )
         self._loop.add_signal_handlers(FORWARDED_SIGNALS - {preempt_signal}, self._on_forwardable_signal)
-        self._tree.ensure_zygote(self._plan, self._context.store.path, self)
+        self.tree.ensure_zygote(self._plan, self.context.store.path, self)
         proc_utils.adopt_orphans()  # not before: a warm zygote is a detached process
         try:
             with tty.restore_terminal():
@@ -166,9 +168,9 @@ class Supervisor:
             self._link.close()
             if self.debugging:
                 self.debugging.close()
-            self._tree.close()
-            self._tree.temp_dir.remove()
-            self._context.store.close()
+            self.tree.close()
+            self.tree.temp_dir.remove()
+            self.context.store.close()
         self._screen.end()
         while (outcome := self._result) is None or not (
             self._loop.is_idle and self._screen.is_drained and self._link.is_closed
@@ -178,7 +180,16 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------------- control messages
 
+    def send(self, message: messages.FromNode) -> None:
+        """Send a control message to node 0."""
+        self._link.send(message)
+
     def _on_message(self, message: Message) -> None:
+        self._handle_message(message)
+        if self.sides:
+            self.sides.on_message(message)
+
+    def _handle_message(self, message: Message) -> None:
         match message:
             case messages.JoinAccepted():
                 self._on_joined(message)
@@ -194,7 +205,7 @@ class Supervisor:
             case messages.CheckNode():
                 self._on_check(message)
             case messages.StartAttempt() if (
-                not self._context.log.failed
+                not self.context.log.failed
             ):  # else NodeStartError was sent, and node 0 ends the job
                 self._on_start(message)
             case messages.StopAttempt(attempt=attempt) if attempt == self._ranks.number:
@@ -235,7 +246,7 @@ class Supervisor:
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
         try:
-            self._context.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
+            self.context.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
 
@@ -247,13 +258,13 @@ class Supervisor:
         if self._node_check is not None:
             self._node_check.close()
         self._screen.show_footer("")  # all nodes have joined
-        environ, log_dir = {**self._tree.environ, **self._plan.shared_environment}, self._context.log.path
+        environ, log_dir = {**self.tree.environ, **self._plan.shared_environment}, self.context.log.path
         footer, send = self._screen.show_footer, self._link.send
         self._node_check = NodeCheck(self._loop, order, self._plan, environ, log_dir, footer, send)
 
     def _on_start(self, order: messages.StartAttempt) -> None:
         self._stop_missing_check()
-        plan, environ = self._plan, self._tree.environ
+        plan, environ = self._plan, self.tree.environ
         if self._node_check is not None:
             self._node_check.close()
         if order.assignment:
@@ -263,25 +274,27 @@ class Supervisor:
         self._new_attempt(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.AttemptPlanned(plan, order.attempt))
-        zygote = self._tree.ensure_zygote(plan, self._context.store.path, self)
+        zygote = self.tree.ensure_zygote(plan, self.context.store.path, self)
         ranks.set_phase(AttemptPhase.RUNNING if zygote.ready else AttemptPhase.LOADING)
-        self._context.store.start_attempt()
+        self.context.store.start_attempt()
         self._open_store()
         ranks.not_spawned = len(plan.local_ranks)
+        if self.sides:
+            self.sides.on_attempt_start(ranks)
         if self._node_config.waits_for_debugger:  # before the ranks start: after a restart they do at once
             self._start_debug_server(ranks)
-        zygote.spawn((rank.rank, partial(self._context.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
+        zygote.spawn((rank.rank, partial(self.context.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
         self._start_stall_detector(ranks)
         if self._node_config.sidecars and self.sidecars is None:
             from ddplaunch.features.sidecars.node import SidecarRunner
 
-            self.sidecars = SidecarRunner(self._loop, self._context, self._emit, self._tree, self._job_config.grace)
+            self.sidecars = SidecarRunner(self._loop, self.context, self._emit, self.tree, self._job_config.grace)
             self.sidecars.start()
 
     def _open_store(self) -> None:
         """Open the store of this attempt; again once the zygote is ready, when it is known whether it has torch."""
         try:
-            self._context.store.open(self._tree.zygote, self._ranks)
+            self.context.store.open(self.tree.zygote, self._ranks)
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
 
@@ -311,14 +324,14 @@ class Supervisor:
         if self.debugging is None:
             from ddplaunch.features.debug.debug_server import DebugServer
 
-            loop, where, timeout = self._loop, self._tree.temp_dir, self._node_config.debug_timeout
+            loop, where, timeout = self._loop, self.tree.temp_dir, self._node_config.debug_timeout
             send, note, reset = self._link.send, self._screen.show_note, self._reset_stall_detector
             self.debugging = DebugServer(loop, where, timeout, self.rpc, note, send, reset)
         self.debugging.start_attempt(ranks)
 
     def _on_preempt(self) -> None:
         """Notify the ranks of the preemption. They end by themselves, or node 0 stops them after the grace."""
-        error = self._context.preemption_file.create()
+        error = self.context.preemption_file.create()
         if error and self._ranks.processes:
             self._screen.show_note(f"cannot notify the ranks of the preemption: {error}")
         self._emit(events.JobPreempted())
@@ -334,7 +347,7 @@ class Supervisor:
 
     def _forward_preempt_signal(self, number: int, send: Callable[[int], object]) -> None:
         if self._ranks.any_catches(number):
-            self._context.preemption_file.mark_seen()
+            self.context.preemption_file.mark_seen()
         if not self._group_signals.consume(number):
             send(number)
 
@@ -352,14 +365,14 @@ class Supervisor:
     # -------------------------------------------------------------------------------------------------- zygote messages
 
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
-        if self._tree.zygote:
-            self._tree.temp_dir.create(self._tree.zygote.remove_on_exit)
+        if self.tree.zygote:
+            self.tree.temp_dir.create(self.tree.zygote.remove_on_exit)
         preload_plan = self._node_config.preload
         fallback_reason, excluded = preload_plan.explain(failed)
         modules = (preload_plan.fallback if failed else preload_plan.modules) if forks else ()
         self._emit(
             events.ZygoteReady(
-                forks, unsafe, seconds, modules, fallback_reason, excluded, self._tree.warm_unavailable_reason
+                forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.warm_unavailable_reason
             )
         )
         note = partial(reminders.note_slow_start, self._screen.show_note, self._plan.target.source)
@@ -373,18 +386,18 @@ class Supervisor:
 
     def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
         process = self._ranks.add_process(rank, pid, pidfd)
-        self._tree.add_session(pid)
+        self.tree.add_session(pid)
         self._emit(events.RankStarted(rank, pid, self._ranks.number))
         if self._ranks.spawned_count == 1:
             self._link.send(messages.RanksStarted(self._ranks.number))
-        if self._context.preemption_file.is_preempted:
-            self._context.preemption_file.create()  # the folder exists only since the zygote is ready
+        if self.context.preemption_file.is_preempted:
+            self.context.preemption_file.create()  # the folder exists only since the zygote is ready
         if self._ranks.phase in (AttemptPhase.STOPPING, AttemptPhase.SWEEPING):
             process.stop(signal.SIGTERM)
 
     def on_spawn_failed(self, rank: int, errno: int) -> None:
         """Report that a rank could not be started; the others of this attempt are not started either."""
-        self._ranks.not_spawned -= self._tree.cancel_pending()
+        self._ranks.not_spawned -= self.tree.cancel_pending()
         self._emit(events.RankStartFailed(rank, errno, self._ranks.number))
         self._on_rank_end(self._ranks.spawn_failure(rank, errno))
 
@@ -394,8 +407,8 @@ class Supervisor:
             return
         self._emit(events.RankExited(rank, pid, code, self._ranks.number, *usage))
         failure = None
-        if code == EXIT_PREEMPTED and self._context.preemption_file.is_preempted:
-            self._context.preemption_file.mark_seen()
+        if code == EXIT_PREEMPTED and self.context.preemption_file.is_preempted:
+            self.context.preemption_file.mark_seen()
         elif code == 0:
             self._ranks.on_rank_done(rank)
         else:
@@ -428,7 +441,8 @@ class Supervisor:
                 os._exit(self._result.code if self._result else EXIT_SIGNAL + number)
             return
         if not reason and self._signals.is_inspect_request(number):
-            self._on_inspect_key()
+            if self.sides:
+                self.sides.on_inspect_key()
             return
         self._emit(events.SignalReceived(number))
         first = not self._signals.interrupted
@@ -458,7 +472,7 @@ class Supervisor:
 
     def on_sample(self) -> None:
         """Called at each sample of usage: note the ranks' memory, in case one runs out; report a stopped zygote."""
-        self._tree.report_stopped_zygote()
+        self.tree.report_stopped_zygote()
         if self._ranks.memory:
             self._ranks.memory.sample()
 
