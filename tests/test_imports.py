@@ -64,7 +64,6 @@ ALLOWED = {
     ("core.rank.zygote", "features.preload.rank.fork_fixups"),
     ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
-    ("system.schedulers.log_follower", "features.runs.job_resolver"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 

@@ -141,7 +141,7 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
         if stored is None:
             raise
         return stored
-    store_end(job, which, state)
+    submitted_jobs.store_end(job, which, state)
     if log is None or "%" not in log:  # with a % in it, the path that Slurm reports is wrong
         log, errors = state.log_path or log, state.stderr_path or errors
     return replace(state, log_path=log, stderr_path=errors)
@@ -185,12 +185,6 @@ def mark_lost(shares: Sequence[RunRecord], state: BatchJobState | None) -> list[
 
 def _runs_elsewhere(share: RunRecord) -> bool:
     return share.fate is RunState.RUNNING and share.host != host_name()
-
-
-def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
-    """Store how the job ended, if ``state`` says that it has."""
-    if state and state.code is not None:
-        submitted_jobs.save_end(job, which.index, state.description, state.code)
 
 
 def mark_forgotten(job: SubmittedJob, index: str | None = None) -> str:

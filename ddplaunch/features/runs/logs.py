@@ -33,7 +33,6 @@ from ddplaunch.features.runs.job_resolver import (
     resolve_job,
     resolve_job_id,
     run_name,
-    store_end,
 )
 from ddplaunch.features.runs.rank_logs import Part
 from ddplaunch.features.runs.run_lookup import FoundRun
@@ -45,6 +44,7 @@ from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.log_follower import LogFollower, print_line
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+from ddplaunch.system.schedulers.submitted_jobs import store_end
 
 MAX_LINE = 1 << 20  # bytes; a longer line is split
 LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to another rank's next one
