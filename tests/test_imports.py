@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ddplaunch
 from ddplaunch.core.feature import load_features
+from ddplaunch.features import FEATURES
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
@@ -66,23 +67,18 @@ ALLOWED = {
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 
 FEATURE_IMPORTS = {
-    "debug": {"inspect", "runs", "ssh"},
+    "debug": {"inspect", "ssh"},
     "doctor": {"check", "ssh"},
-    "inspect": {"runs", "ssh"},
-    "live": {"inspect", "runs", "samples", "ssh"},
+    "live": {"inspect", "runs", "samples"},
     "manifest": {"submit"},
     "metrics": {"samples"},
-    "profile": {"inspect", "runs", "ssh"},
+    "profile": {"inspect"},
     "python": {"preload"},
-    "runs": {"inspect", "samples", "ssh"},
+    "runs": {"inspect", "samples"},
     "samples": {"inspect"},
-    "ssh": {"runs"},
     "submit": {"runs"},
 }
 """Features that import from other features."""
-
-LATE_IMPORTS = {"inspect": {"runs"}}
-"""Features that import one that requires them: the command ``stacks`` finds its run by ``runs``."""
 
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
@@ -232,9 +228,9 @@ def test_features_import_known_features():
 
 def test_features_require_those_that_they_import():
     registered = {name: feature for name, feature in load_features()}
+    assert [*registered] == [*FEATURES]  # else one is above a feature that it requires
     for name, feature in registered.items():
-        known = {*registered} & FEATURE_IMPORTS.get(name, set())
-        assert known - {*feature.requires} <= LATE_IMPORTS.get(name, set()), name
+        assert {*feature.requires} == {*registered} & FEATURE_IMPORTS.get(name, set()), name
 
 
 def test_what_runs_in_user_processes_stands_alone():

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
+    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.job_config import JobConfig
@@ -102,6 +103,10 @@ class Feature:
 
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
+
+    def make_locator(self) -> RunLocator | None:
+        """Return its part in finding the run that a command means; None if it has none."""
+        return None
 
     def make_screen(
         self, loop: EventLoop, config: NodeConfig, options: ScreenOptions, *, reports_job: bool

@@ -7,6 +7,7 @@ change a feature.
 """
 
 FEATURES = (
+    "ssh",
     "inspect",
     "samples",
     "runs",

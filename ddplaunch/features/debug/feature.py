@@ -6,7 +6,7 @@ from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
 
 
 class Debug(Feature):
-    requires = ("inspect", "runs")
+    requires = ("inspect", "ssh")
     commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank."),)
     requests = ("request",)
 

@@ -10,7 +10,8 @@ from math import inf
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, host_name
-from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.core.control_socket import locate
+from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.scheduler import (
@@ -32,7 +33,7 @@ def resolve_job(word: str | None) -> SubmittedJob | None:
     job = submitted_jobs.find_job(word) or _find_slurm_job(word)
     if job is None or (history_store.has_run(word) and not _has_prefix(job.run_prefix, word)):
         return None
-    if any(word == str(run.pid) or _has_prefix(job.run_prefix, run.run_id) for run in run_lookup.list_running()):
+    if any(word == str(run.pid) or _has_prefix(job.run_prefix, run.run_id) for run in locate.list_running()):
         return None  # this is a node of the job: use the local run
     return job
 
@@ -43,7 +44,7 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
     slurm = make_scheduler("slurm")
     if not (number.isdecimal() and index.isdecimal() >= bool(index)) or shutil.which(slurm.query_program) is None:
         return None
-    if any(word == str(run.pid) for run in run_lookup.list_running()) or slurm.why_unavailable():
+    if any(word == str(run.pid) for run in locate.list_running()) or slurm.why_unavailable():
         return None
     try:
         state = slurm.query_one(JobId(number, index=index or None), QUICK_TIMEOUT_S)
