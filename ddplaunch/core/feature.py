@@ -16,7 +16,6 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
-    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.job_config import JobConfig
@@ -104,9 +103,8 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
-    def make_locator(self) -> RunLocator | None:
-        """Return its part in finding the run that a command means; None if it has none."""
-        return None
+    locators: tuple[str, ...] = ()
+    """Its modules that find runs, as ``LOCATOR``, a ``RunLocator``. Imported when a command looks for its run."""
 
     def make_screen(
         self, loop: EventLoop, config: NodeConfig, options: ScreenOptions, *, reports_job: bool
@@ -149,6 +147,10 @@ class FeatureRegistry:
     def rpc_modules(self) -> list[str]:
         """List the full names of all modules with a kind of request to all nodes."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.rpc_kinds]
+
+    def locator_modules(self) -> list[str]:
+        """List the full names of all modules that find runs."""
+        return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.locators]
 
 
 @cache

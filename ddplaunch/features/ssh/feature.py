@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ddplaunch.core.feature import Feature
-
-if TYPE_CHECKING:
-    from ddplaunch.core.control_socket.run_locator import RunLocator
 
 
 class Ssh(Feature):
-    def make_locator(self) -> RunLocator:
-        from ddplaunch.features.ssh.job_records import SshJobLocator
-
-        return SshJobLocator()
+    locators = ("job_records",)
 
 
 FEATURE = Ssh()
