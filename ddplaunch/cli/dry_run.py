@@ -9,17 +9,15 @@ from msgspec.structs import replace
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
-from ddplaunch.cli.feature_options import SSH_OPTIONS, Inspecting
 from ddplaunch.cli.plan_text import print_layout
 from ddplaunch.cli.zygote_options import choose_preload
 from ddplaunch.core.options import Options
+from ddplaunch.features.inspect.options import Inspecting
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
 
 _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
 """Options that the command of each node has anyway."""
-
-_LOCAL_OPTIONS = {"stdin", "ui", "dry_run", "as_json", "token", *SSH_OPTIONS}
 
 
 def print_plan(plan: Plan, options: Options, alternative_command: str | None, *, is_remote: bool) -> None:
@@ -49,7 +47,7 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
     if options[DryRun].as_json:
         write_text(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
-        print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS | _LOCAL_OPTIONS)))
+        print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS)))
     if alternative_command:
         write_text(
             f"--dry-run was read as ddplaunch's; to pass it to the program: {alternative_command}\n",

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
-from ddplaunch.cli.core_options import Output, Preemption
-from ddplaunch.cli.feature_options import Debugging, Inspecting, LiveDisplay, MemoryReport, Metrics, Recording
+from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.cli.zygote_options import choose_preload, read_warm_timeout
 from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, NotifyCommand, ShowRules, Sidecar
@@ -18,6 +17,13 @@ from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
+from ddplaunch.features.checkpoint.options import Checkpoints
+from ddplaunch.features.debug.options import Debugging
+from ddplaunch.features.inspect.options import Inspecting
+from ddplaunch.features.live.options import LiveDisplay
+from ddplaunch.features.memory.options import MemoryReport
+from ddplaunch.features.metrics.options import MetricsFile
+from ddplaunch.features.runs.options import History
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
@@ -38,9 +44,9 @@ def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env:
         preload=choose_preload(options, plan),
         show=show,
         stdin=options[Output].stdin,
-        log_dir=options[Output].log_dir,
+        log_dir=options[Logging].log_dir,
         inspect=not options[Inspecting].no_inspect and plan.target.kind is not TargetKind.PROGRAM,
-        history=not options[Recording].no_history,
+        history=not options[History].no_history,
         colour=is_colour_allowed(),
         debug=options[Debugging].debug,
         debug_timeout=options[Debugging].debug_timeout,
@@ -55,8 +61,8 @@ def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env:
         preempt_signal=options[Preemption].preempt_signal,
         preempt_forward=options[Preemption].preempt_forward,
         sidecars=sidecars,
-        metrics=_check_metrics_path(options[Metrics].metrics),
-        checkpoint=options[Recording].checkpoint,
+        metrics=_check_metrics_path(options[MetricsFile].metrics),
+        checkpoint=options[Checkpoints].checkpoint,
         notify=notify_commands,
         warm_idle_timeout_s=warm_timeout,
         warm_unavailable_reason=why_not_warm,

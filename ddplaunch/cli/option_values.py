@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.errors import UsageError
 from ddplaunch.core.options import Option, Read
 from ddplaunch.core.output.prefix import check_template as check_prefix
 from ddplaunch.system.plan.numbers import parse_float, parse_int
@@ -122,12 +122,3 @@ def split_command(text: str, option: str) -> list[str]:
     if not words or not words[0]:
         raise UsageError(f"{option} {text!r}: expected a program", f"{option} 'PROGRAM ARGUMENTS'")
     return words
-
-
-def check_prom_path(option: Option, text: str | None) -> str | None:
-    """Check the name of a file for Prometheus' textfile collector, which ignores other extensions."""
-    if text is not None and not text.endswith(".prom"):
-        raise UsageError(
-            f"--metrics {sanitize_line(text, 60)}: expected a file that ends in .prom", "--metrics job.prom"
-        )
-    return text

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.feature_options import Notifications, Sidecars
 from ddplaunch.cli.option_values import split_command
 from ddplaunch.core.node_config import NotifyCommand, Sidecar
 from ddplaunch.core.options import Options
+from ddplaunch.features.notify.options import Notifications
+from ddplaunch.features.sidecars.options import SidecarPrograms
 
 _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
 """TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
@@ -21,7 +22,7 @@ _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTI
 
 def has_side_programs(options: Options) -> bool:
     """Whether node 0 runs sidecars or --notify commands."""
-    sidecars = options[Sidecars]
+    sidecars = options[SidecarPrograms]
     return bool(sidecars.sidecar or options[Notifications].notify) or sidecars.tensorboard is not None
 
 
@@ -32,10 +33,10 @@ def read_sidecars(options: Options, *, is_remote: bool = False) -> tuple[Sidecar
         UsageError: a program or TensorBoard is not installed, or the folder is a file.
     """
     found: list[Sidecar] = []
-    if (folder := options[Sidecars].tensorboard) is not None:
+    if (folder := options[SidecarPrograms].tensorboard) is not None:
         check_tensorboard(folder, remote=is_remote)
         found.append(_tensorboard_sidecar(folder))
-    for text in options[Sidecars].sidecar:
+    for text in options[SidecarPrograms].sidecar:
         words, path = _find_program(text, "--sidecar", remote=is_remote)
         found.append(Sidecar(_unique_name(words[0], found), words, path))
     return tuple(found)

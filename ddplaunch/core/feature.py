@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
     from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.options import OptionGroup
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
@@ -95,6 +96,9 @@ class Feature:
     requires: tuple[str, ...] = ()
     """Features that it cannot do without, above it in the list: where one is missing, it is left out too."""
 
+    options: tuple[type[OptionGroup], ...] = ()
+    """Groups of its options of ``run``, declared in its options.py."""
+
     commands: tuple[Command, ...] = ()
 
     requests: tuple[str, ...] = ()
@@ -128,6 +132,10 @@ class FeatureRegistry:
 
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
         return iter(self._features.items())
+
+    def option_groups(self) -> list[type[OptionGroup]]:
+        """List the groups of options of all features."""
+        return [group for _, feature in self for group in feature.options]
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+from ddplaunch.features.checkpoint.options import Checkpoints
 
 
 class Checkpoint(Feature):
+    options = (Checkpoints,)
+
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         if not context.config.checkpoint:
             return None

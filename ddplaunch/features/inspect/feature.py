@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.features.inspect.options import Hangs, Inspecting
 
 
 class Inspect(Feature):
+    requires = ("ssh",)
+    options = (Inspecting, Hangs)
     commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which."),)
     requests = ("request",)
     rpc_kinds = ("rpc",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.features.live.options import LiveDisplay
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Live(Feature):
-    requires = ("inspect", "samples", "runs")
+    requires = ("ssh", "inspect", "samples", "runs")
+    options = (LiveDisplay,)
     commands = (Command("top", "Show the live status of a running job and its ranks."),)
 
     def make_screen(

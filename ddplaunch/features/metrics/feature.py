@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+from ddplaunch.features.metrics.options import MetricsFile
 
 
 class Metrics(Feature):
     requires = ("samples",)
+    options = (MetricsFile,)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         if not context.config.metrics:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+from ddplaunch.features.notify.options import Notifications
 
 
 class Notify(Feature):
+    options = (Notifications,)
+
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         if not context.config.notify:
             return None
