@@ -11,8 +11,8 @@ from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
 from ddplaunch.cli.plan_text import print_layout
 from ddplaunch.cli.zygote_options import choose_preload
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.options import Options
-from ddplaunch.features.inspect.options import Inspecting
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
 
@@ -23,17 +23,11 @@ _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc
 def print_plan(plan: Plan, options: Options, alternative_command: str | None, *, is_remote: bool) -> None:
     """Print the plan; then ``alternative_command``, which passes ``--dry-run`` to the target."""
     notes = list(plan.notes)
-    if plan.node_rank == 0 and side_programs.has_side_programs(options):
-        notes += [
-            f"sidecar on node 0: {each.command_text}"
-            for each in side_programs.read_sidecars(options, is_remote=is_remote)
-        ]
-        notes += [
-            f"notified of events: {each.command_text}"
-            for each in side_programs.read_notify_commands(options, remote=is_remote)
-        ]
-    if options[Inspecting].no_inspect:
-        notes.append("--no-inspect: `ddplaunch stacks` will not work")
+    if plan.node_rank == 0:
+        sidecars = side_programs.read_sidecars(options, is_remote=is_remote)
+        notes += [f"sidecar on node 0: {each.command_text}" for each in sidecars]
+    for _, feature in load_features():
+        notes += feature.describe(options, plan, is_remote=is_remote)
     if plan.nnodes > 1 and not plan.started_rank and not is_remote:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options[Nodes].token:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -122,3 +123,13 @@ def split_command(text: str, option: str) -> list[str]:
     if not words or not words[0]:
         raise UsageError(f"{option} {text!r}: expected a program", f"{option} 'PROGRAM ARGUMENTS'")
     return words
+
+
+def find_program(text: str, option: str, *, is_remote: bool) -> tuple[tuple[str, ...], str]:
+    """Split a command line, and find the path of its program; ``is_remote``: it is on another machine, unchecked."""
+    words = split_command(text, option)
+    path = shutil.which(words[0])
+    if path is None and not is_remote:
+        hint = f"name one on PATH, or ./NAME; for a shell: {option} \"sh -c '…'\""
+        raise UsageError(f"{option} {text}: program {words[0]} not found", hint)
+    return tuple(words), path or words[0]

@@ -20,7 +20,7 @@ class Runs(Feature):
     )
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if not context.config.history:
+        if context.options[History].no_history:
             return None
         from ddplaunch.features.runs.history_recorder import HistoryRecorder
         from ddplaunch.features.runs.sample_file import SampleFile
