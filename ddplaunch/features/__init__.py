@@ -7,6 +7,9 @@ change a feature.
 """
 
 FEATURES = (
+    "ssh",
+    "preload",
+    "check",
     "inspect",
     "samples",
     "runs",
@@ -21,5 +24,7 @@ FEATURES = (
     "manifest",
     "devices",
     "warm",
+    "sidecars",
+    "memory",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""
