@@ -20,7 +20,7 @@ from ddplaunch.cli.core_options import Starting, TargetOptions
 from ddplaunch.cli.feature_options import Preloading
 from ddplaunch.cli.torchrun.translator import translate
 from ddplaunch.core.options import Options
-from ddplaunch.system.target.arguments import check_arguments, function_help, is_help_request
+from ddplaunch.system.target.argument_parser import check_arguments, function_help, is_help_request
 from ddplaunch.system.target.target import Target, TargetKind, find_target
 
 TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
