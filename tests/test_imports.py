@@ -18,10 +18,21 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
+    ("cli.declining", "features.ssh.options"),
+    ("cli.job_config_options", "features.check.options"),
+    ("cli.job_config_options", "features.inspect.options"),
     ("cli.job_launch", "features.debug.debug_server"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
+    ("cli.node_config_options", "features.debug.options"),
+    ("cli.node_config_options", "features.inspect.options"),
+    ("cli.node_config_options", "features.live.options"),
+    ("cli.node_config_options", "features.memory.options"),
+    ("cli.run_command", "features.ssh.options"),
     ("cli.run_command", "features.ssh.ssh_launch"),
+    ("cli.side_programs", "features.sidecars.options"),
+    ("cli.zygote_options", "features.preload.options"),
     ("cli.zygote_options", "features.preload.preload_plan"),
+    ("cli.zygote_options", "features.warm.options"),
     ("core.control_socket.served_job", "features.debug.debug_server"),
     ("core.control_socket.served_job", "features.inspect.diagnosis.inspection"),
     ("core.job.coordinator", "features.check.job"),
@@ -76,7 +87,7 @@ FEATURE_IMPORTS = {
     "python": {"preload"},
     "runs": {"inspect", "samples"},
     "samples": {"inspect"},
-    "submit": {"runs"},
+    "submit": {"runs", "sidecars"},
 }
 """Features that import from other features."""
 

@@ -8,6 +8,8 @@ change a feature.
 
 FEATURES = (
     "ssh",
+    "preload",
+    "check",
     "inspect",
     "samples",
     "runs",
@@ -18,9 +20,11 @@ FEATURES = (
     "notify",
     "checkpoint",
     "doctor",
+    "sidecars",
     "submit",
     "manifest",
     "devices",
     "warm",
+    "memory",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

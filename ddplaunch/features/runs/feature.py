@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.features.runs.options import History
 
 
 class Runs(Feature):
     requires = ("inspect", "samples")
+    options = (History,)
     locators = ("run_lookup",)
     commands = (
         Command("stop", "Stop a running job.", module="stop"),
@@ -19,7 +21,7 @@ class Runs(Feature):
     )
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if not context.config.history:
+        if context.options[History].no_history:
             return None
         from ddplaunch.features.runs.history_recorder import HistoryRecorder
         from ddplaunch.features.runs.sample_file import SampleFile

@@ -6,7 +6,7 @@ from ddplaunch.core.feature import Command, Feature
 
 
 class Submit(Feature):
-    requires = ("runs",)
+    requires = ("runs", "sidecars")
     commands = (Command("submit", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),)
 
 
