@@ -25,7 +25,6 @@ ALLOWED = {
     ("core.control_socket.served_job", "features.debug.debug_server"),
     ("core.control_socket.served_job", "features.inspect.diagnosis.inspection"),
     ("core.control_socket.status_tracker", "features.runs.goodput"),
-    ("core.job.coordinator", "features.check.job"),
     ("core.job.job_attempt", "features.inspect.diagnosis.culprit"),
     ("core.job.job_attempt", "features.inspect.diagnosis.inspection"),
     ("core.job.job_attempt", "features.inspect.diagnosis.stall_check"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import FromNode, Message
+    from ddplaunch.core.messages import CheckNode, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
@@ -89,6 +89,23 @@ class FeatureContext(Struct, frozen=True):
         return next((side for side in self.earlier if isinstance(side, kind)), None)
 
 
+class JobSide:
+    """A feature's part in the coordinator, on node 0, for one job: no sockets, no clock of its own.
+
+    A side that raises is reported once as a bug, and is not called again.
+    """
+
+    def before_start(self, attempt: int) -> CheckNode | None:
+        """Return what to send to every node before the attempt, which waits for the replies; one feature has one."""
+        return None
+
+
+class JobContext(Struct, frozen=True):
+    """What the job side of a feature may use of the coordinator."""
+
+    config: JobConfig
+
+
 class Feature:
     """Base class of features. A subclass overrides only what it has."""
 
@@ -111,6 +128,10 @@ class Feature:
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         """Return its part in the launcher of this job; None if the job does not use the feature."""
+        return None
+
+    def make_job_side(self, context: JobContext) -> JobSide | None:
+        """Return its part in the coordinator; None if the job does not use the feature."""
         return None
 
 

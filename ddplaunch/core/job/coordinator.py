@@ -1,7 +1,7 @@
 """The coordinator: the state machine of the whole job, which runs in node 0's launcher (also in a job of one node).
 
-It has no sockets. ``node_zero`` calls it with what nodes send (``on_message``, ``on_node_lost``) and passes on what it
-sends. Its phases are JOINING, CHECKING (with --check), RUNNING, STOPPING, PAUSING (between attempts) and ENDED.
+It has no sockets. ``CoordinatorServer`` calls it with what nodes send (``on_message``, ``on_node_lost``) and sends its
+messages. Its phases are JOINING, CHECKING (optional), RUNNING, STOPPING, PAUSING (between attempts) and ENDED.
 
 The usual course: nodes join (``check_hello``, ``add_node``); ``_launch_attempt`` assigns the ranks and sends
 StartAttempt; a failure, a lost node, a signal or a time limit calls ``_stop_ranks``; each node sends an AttemptReport
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
@@ -21,6 +21,7 @@ from ddplaunch.base.event_loop import Callback, Timer, Timers
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure, format_early_report
+from ddplaunch.core.feature import Feature
 from ddplaunch.core.job import compatibility
 from ddplaunch.core.job.job_attempt import (
     JOB_PHASE_TRANSITIONS,
@@ -32,8 +33,10 @@ from ddplaunch.core.job.job_attempt import (
     StopInspection,
     TimeLimitExpired,
 )
+from ddplaunch.core.job.job_sides import JobSides
 from ddplaunch.core.job.joining import Joining, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
+from ddplaunch.core.job.node_checks import NodeChecks
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.restart_policy import RestartPolicy
 from ddplaunch.core.job.rpc import Rpc
@@ -49,9 +52,9 @@ DRAIN_TIMEOUT_S = 30.0  # beyond the grace, for a node's AttemptReport: twice wh
 
 
 class Coordinator:
-    """The job's state machine. A node is identified by its node rank as given on its command line (--node-rank).
+    """The job's state machine. It identifies a node by the node rank given on its command line (--node-rank).
 
-    That number stays. The node rank that its processes get may change from attempt to attempt (``NodeAssignment``).
+    The node rank that its processes get may change from attempt to attempt (``NodeAssignment``).
     """
 
     def __init__(
@@ -64,8 +67,9 @@ class Coordinator:
         call_later: Callable[[float, Callback], Timer],
         clock: Callable[[], float] = time.monotonic,
         clock_of: GetOffset = lambda node: UNKNOWN,
+        features: Iterable[tuple[str, Feature]] | None = None,
     ) -> None:
-        """``hello`` is node 0's own; ``call_later`` and ``clock`` are the loop's.
+        """``hello`` is node 0's own; ``call_later`` and ``clock`` are the loop's; ``features``: by name, None for all.
 
         ``send(node_rank, message)`` sends a control message; ``disconnect(node_rank)`` closes a node's connection.
         """
@@ -85,12 +89,10 @@ class Coordinator:
         self._preemption_seen = False  # whether a rank has called runtime.preempted() and got True
         timers = Timers(call_later)
         self._call_later, self._cancel_timers = timers.call_later, timers.cancel_all
-        kind = hello.node_spec.kind
-        self._wait_notices = SlowNodeNotices(nodes, kind, self._call_later, lambda: self._phase is JobPhase.RUNNING)
-        if config.checks_nodes:
-            from ddplaunch.features.check.job import NodeChecks
-
-            self._checks = NodeChecks(nodes, self._membership, self._call_later, self._launch_attempt, self._end)
+        kind, is_running = hello.node_spec.kind, lambda: self._phase is JobPhase.RUNNING
+        self._wait_notices = SlowNodeNotices(nodes, kind, self._call_later, is_running)
+        sides, actions = JobSides(config, send, features), (self._call_later, self._launch_attempt, self._end)
+        self._checks = NodeChecks(nodes, self._membership, sides.before_start, *actions)
         self._previous_failure: FailureReport | None = None  # the result if a node fails the check before the restart
         self._joining = Joining(nodes, kind, self._call_later, clock, self._start_attempt, self._end_unavailable)
 
@@ -129,7 +131,7 @@ class Coordinator:
             self._nodes.broadcast_note(warning)
         if self._phase is JobPhase.JOINING:
             self._joining.check()
-        elif self._phase is JobPhase.CHECKING or (self._config.checks_nodes and self._may_grow):
+        elif self._phase is JobPhase.CHECKING or (self._checks.are_required and self._may_grow):
             self._checks.send_check(hello.node_spec.node_rank)
         elif self._may_grow:
             self._stop_to_grow(hello.node_spec.name)
@@ -152,12 +154,12 @@ class Coordinator:
     # --------------------------------------------------------------------------------------------------- an attempt
 
     def _start_attempt(self) -> None:
-        """Begin the next attempt: first the node checks (--check), if any."""
+        """Begin the next attempt: first the node checks, if any."""
         self._cancel_timers()
-        if not self._config.checks_nodes:
+        if not self._checks.prepare(self._attempt.number + 1):
             return self._launch_attempt()
         self._set_phase(JobPhase.CHECKING)
-        self._checks.begin(self._attempt.number + 1)
+        self._checks.begin()
 
     def _on_check_passed(self, node: JoinedNode, attempt: int) -> None:
         if self._phase is JobPhase.CHECKING:
@@ -214,7 +216,7 @@ class Coordinator:
                 self._limits.on_message(node_rank, message)
 
     def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
-        if self._phase is JobPhase.CHECKING or (self._config.checks_nodes and self._phase is JobPhase.PAUSING):
+        if self._phase is JobPhase.CHECKING or (self._checks.are_required and self._phase is JobPhase.PAUSING):
             return self._checks.on_check_failed(node, message, self._previous_failure, first=self._attempt.number < 0)
         text = f"{node.name}: {message.message}" if self._config.is_multi_node else message.message
         if node.phase is not NodePhase.IDLE or self._phase not in (JobPhase.RUNNING, JobPhase.STOPPING):
@@ -227,11 +229,10 @@ class Coordinator:
         self._attempt.add_failure(failure, clock)
         if self._phase is not JobPhase.RUNNING or self._preempted_by:  # others may be writing a checkpoint
             return
-        # A rank that only lost its connection is not the cause: wait for the failure of the rank that is.
         if not failure.is_secondary:
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)
             self._stop_ranks(signal.SIGTERM)
-        elif len(self._attempt.failures) == 1:
+        elif len(self._attempt.failures) == 1:  # it only lost its connection: wait for the rank that is the cause
             self._stop_inspection.begin(self._attempt, self._check_reports)
             self._call_later(SECONDARY_FAILURE_DELAY_S, lambda: self._stop_ranks(signal.SIGTERM))
 
