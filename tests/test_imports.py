@@ -30,8 +30,6 @@ ALLOWED = {
     ("core.job.job_attempt", "features.inspect.diagnosis.stall_check"),
     ("core.job.job_attempt", "features.inspect.diagnosis.wait_sentences"),
     ("core.job.job_attempt", "features.inspect.diagnosis.waits"),
-    ("core.job.restart_policy", "features.inspect.diagnosis.inspection"),
-    ("core.job.restart_policy", "features.inspect.diagnosis.stack_parser"),
     ("core.job.time_limits", "features.inspect.diagnosis.culprit"),
     ("core.job.time_limits", "features.inspect.diagnosis.inspection"),
     ("core.job.time_limits", "features.inspect.diagnosis.slow_ranks"),

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import ddplaunch
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.features.devices.command import devices_json
 from ddplaunch.features.inspect.diagnosis.inspection import (
     ActiveCall,
     Collective,
-    Frame,
     Group,
     GroupState,
     Inspection,
