@@ -30,7 +30,6 @@ from ddplaunch.core.job.job_attempt import (
     JobAttempt,
     JobPhase,
     NodeFailure,
-    StopInspection,
     TimeLimitExpired,
 )
 from ddplaunch.core.job.job_sides import JobSides
@@ -42,7 +41,7 @@ from ddplaunch.core.job.restart_policy import RestartPolicy
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import ArrivalsReported, ForwardSignal, HeartbeatMessage, Message, NodeHello
+from ddplaunch.core.messages import ForwardSignal, HeartbeatMessage, Message, NodeHello
 from ddplaunch.core.net.clock_offset import UNKNOWN
 from ddplaunch.core.rpc_kind import GetOffset
 from ddplaunch.system.plan import node_spec
@@ -77,11 +76,11 @@ class Coordinator:
         self._disconnect, self._clock = disconnect, clock
         self._nodes = nodes = NodeTable(config, send)
         self._rpc = Rpc(nodes, call_later, clock_of)
-        self._stop_inspection = StopInspection(nodes, self._rpc)
         self._phase, self._attempt = JobPhase.JOINING, JobAttempt()
         self._membership = Membership(nodes)  # which of the nodes get ranks
         self._restarts = RestartPolicy(config)  # whether a failed attempt is repeated, and when
-        self._limits = TimeLimits(run_id, nodes, self._rpc, call_later, self._on_time_limit, clock)
+        self._limits = limits = TimeLimits(nodes, call_later, self._on_time_limit, clock)
+        self._sides = JobSides(run_id, nodes, limits, self._rpc, clock_of, self._on_time_limit, call_later, features)
         self._stop_signal: int | None = None
         self._stop_reason: str | None = None  # set if a rank or a command requested the stop
         self._stop_repeated = False  # whether the stop was requested a second time, so without grace
@@ -91,8 +90,8 @@ class Coordinator:
         self._call_later, self._cancel_timers = timers.call_later, timers.cancel_all
         kind, is_running = hello.node_spec.kind, lambda: self._phase is JobPhase.RUNNING
         self._wait_notices = SlowNodeNotices(nodes, kind, self._call_later, is_running)
-        sides, actions = JobSides(config, send, features), (self._call_later, self._launch_attempt, self._end)
-        self._checks = NodeChecks(nodes, self._membership, sides.before_start, *actions)
+        actions = (self._call_later, self._launch_attempt, self._end)
+        self._checks = NodeChecks(nodes, self._membership, self._sides.before_start, *actions)
         self._previous_failure: FailureReport | None = None  # the result if a node fails the check before the restart
         self._joining = Joining(nodes, kind, self._call_later, clock, self._start_attempt, self._end_unavailable)
 
@@ -175,8 +174,10 @@ class Coordinator:
         specs = self._nodes.assign_ranks(active)
         numbers = {node.node_rank for node in active}
         attempt = self._attempt.number + 1
-        self._attempt = JobAttempt(attempt, active[-1].ranks.stop, self._clock(), numbers, set(numbers))
+        world_size, blame = active[-1].ranks.stop, self._sides.blame
+        self._attempt = JobAttempt(attempt, world_size, self._clock(), numbers, set(numbers), blame=blame)
         self._limits.begin(attempt)
+        self._sides.on_attempt_start(attempt)
         for node, assignment in zip(active, node_spec.assign_nodes(specs), strict=True):
             # Node 0 comes first: it removes an old FileStore before another node can open it.
             node_specs = () if node.node_rank else specs
@@ -198,7 +199,7 @@ class Coordinator:
             return self._on_check_passed(node, message.attempt)
         if isinstance(message, messages.RpcRequest | messages.RpcReply):
             return self._rpc.on_message(node_rank, message)
-        if isinstance(message, HeartbeatMessage | ArrivalsReported | ForwardSignal):
+        if isinstance(message, HeartbeatMessage | ForwardSignal):
             return  # handled by ``node_zero``
         if message.attempt != self._attempt.number:
             return
@@ -214,6 +215,7 @@ class Coordinator:
                 self._on_attempt_report(node, message)
             case _:
                 self._limits.on_message(node_rank, message)
+        self._sides.on_message(node_rank, message)
 
     def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
         if self._phase is JobPhase.CHECKING or (self._checks.are_required and self._phase is JobPhase.PAUSING):
@@ -233,7 +235,7 @@ class Coordinator:
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)
             self._stop_ranks(signal.SIGTERM)
         elif len(self._attempt.failures) == 1:  # it only lost its connection: wait for the rank that is the cause
-            self._stop_inspection.begin(self._attempt, self._check_reports)
+            self._sides.before_stop(self._attempt, self._check_reports)
             self._call_later(SECONDARY_FAILURE_DELAY_S, lambda: self._stop_ranks(signal.SIGTERM))
 
     def _report_failure_early(self) -> None:
@@ -253,7 +255,6 @@ class Coordinator:
         if not self._attempt.running_nodes:  # the nodes end leftover processes, then report
             self._wait_for_reports(self._config.grace)
         else:
-            self._limits.on_ranks_finished()
             self._wait_notices.on_node_finished(self._attempt.number)
 
     def _on_attempt_report(self, node: JoinedNode, message: messages.AttemptReport) -> None:
@@ -358,12 +359,12 @@ class Coordinator:
     def _stop_ranks(self, signal_number: int, grace_s: float | None = None) -> None:
         """Send all ranks a signal, SIGKILL after ``grace_s`` seconds (None: --grace).
 
-        If there is time, the ranks are inspected first, for the failure report; the inspection calls this again. While
-        they are being stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
+        If there is time, the requests of features come first; their replies call this again. While the ranks are being
+        stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
         """
-        later = partial(self._stop_after_inspection, self._attempt, signal_number, grace_s)
+        later = partial(self._stop_after_replies, self._attempt, signal_number, grace_s)
         in_time = self._phase is JobPhase.RUNNING and grace_s != 0 and not self._preempted_by
-        if in_time and self._stop_inspection.begin(self._attempt, later):
+        if in_time and self._sides.before_stop(self._attempt, later):
             return
         if self._phase is JobPhase.RUNNING:
             self._set_phase(JobPhase.STOPPING)
@@ -376,8 +377,8 @@ class Coordinator:
                 self._nodes.send(node.node_rank, stop)
         self._wait_for_reports(grace_s)
 
-    def _stop_after_inspection(self, attempt: JobAttempt, signal_number: int, grace_s: float | None) -> None:
-        """Called when the inspection that ``_stop_ranks`` has started is done."""
+    def _stop_after_replies(self, attempt: JobAttempt, signal_number: int, grace_s: float | None) -> None:
+        """Called when the requests of features that ``_stop_ranks`` has sent are answered."""
         if attempt is self._attempt:
             self._stop_ranks(signal_number, grace_s)
             self._check_reports()
@@ -395,13 +396,11 @@ class Coordinator:
             self.on_node_lost(number, f"it did not report the end of its ranks within {limit:g} s")
 
     def _on_time_limit(self, expired: TimeLimitExpired) -> None:
-        """Called when --timeout, --stall-timeout or --straggler-timeout has expired: stop the ranks, or end."""
+        """Called when --timeout or the time limit of a feature has expired: stop the ranks, or end."""
         if self._phase in PHASES_WITHOUT_RANKS:
             self._end(JobResult(EXIT_TIMEOUT, remark=expired.reason))
-        elif self._phase is JobPhase.RUNNING and not (self._preempted_by or self._attempt.is_inspecting):
+        elif self._phase is JobPhase.RUNNING and not (self._preempted_by or self._attempt.sides_to_reply):
             self._attempt.time_limit = expired
-            if expired.inspection is not None:
-                self._stop_inspection.store(self._attempt, expired.inspection)
             if expired.failure is None:
                 self._nodes.broadcast_note(f"{expired.reason}: stopping the ranks")
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)
@@ -410,8 +409,8 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------ after an attempt
 
     def _check_reports(self) -> None:
-        """Decide what comes next once every node has sent its AttemptReport, and the inspection is done."""
-        if self._attempt.is_inspecting:
+        """Decide what comes next once every node has sent its AttemptReport, and features have their replies."""
+        if self._attempt.sides_to_reply:
             return
         if self._phase in (JobPhase.RUNNING, JobPhase.STOPPING) and not self._attempt.unreported_nodes:
             self._cancel_timers()
@@ -425,7 +424,7 @@ class Coordinator:
         attempt, report = self._attempt, self._attempt.failure_report
         succeeded = self._phase is JobPhase.RUNNING and attempt.is_clean
         if self._stop_signal is not None:
-            why = "; ".join(filter(None, (self._stop_reason, attempt.wait_summary)))
+            why = "; ".join(filter(None, (self._stop_reason, self._sides.remark(time_limit=False))))
             self._end(JobResult(EXIT_SIGNAL + self._stop_signal, remark=why or None))
         elif self._preempted_by and not (succeeded and not self._preemption_seen):
             advice = f"the same command may be run again (exit code {EXIT_PREEMPTED})"
@@ -436,7 +435,7 @@ class Coordinator:
         elif cause := attempt.first_lost_node:
             self._restart_with_changed_nodes(cause.reason)
         elif attempt.time_limit and not attempt.time_limit.may_restart:
-            self._end(attempt.time_limit_result)
+            self._end(attempt.time_limit_result(self._sides.remark(time_limit=True)))
         elif report is None and attempt.stopping_to_change_nodes:
             self._restart_with_changed_nodes("")
         elif report is None:
@@ -493,6 +492,7 @@ class Coordinator:
         self._set_phase(JobPhase.ENDED)
         self._cancel_timers()
         self._limits.end()
+        self._sides.on_job_end(outcome)
         self._nodes.broadcast(messages.EndJob(outcome))
 
     def _set_phase(self, phase: JobPhase) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.core.feature import Command, Feature, FeatureContext, JobContext, JobSide, NodeSide
 
 
 class Inspect(Feature):
@@ -14,6 +14,11 @@ class Inspect(Feature):
         from ddplaunch.features.inspect.inspect_key import InspectOnKey
 
         return InspectOnKey(context)
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        from ddplaunch.features.inspect.job.inspect_job import InspectJob
+
+        return InspectJob(context)
 
 
 FEATURE = Inspect()
