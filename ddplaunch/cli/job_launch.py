@@ -109,7 +109,8 @@ class NodeJob:
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.preload.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        parts = (os.environ, loop, self._screen, self._log, observers)
+        self._sides = sides = NodeSides(loop, self._report_bug)
+        parts = (os.environ, loop, self._screen, self._log, observers, sides)
         self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
         context = partial(
             FeatureContext,
@@ -124,8 +125,8 @@ class NodeJob:
             observers.emit,
             supervisor.send,
         )
-        self._sides = supervisor.sides = NodeSides(loop, context, self._report_bug)
-        observers.add(self._sides)
+        sides.make(context)
+        observers.add(sides)
         self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
 
     def _make_screen(self, *, reports_job: bool) -> Screen:

@@ -20,16 +20,15 @@ HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "explain_end"
 class NodeSides:
     """Makes the sides, and passes calls on to them; one that raises is reported once, and the job goes on."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        make_context: Callable[[IsolatedLoop, tuple[NodeSide, ...]], FeatureContext],
-        report: Callable[[str], object],
-    ) -> None:
-        """``make_context`` gets the loop of a feature and the sides made before; ``report`` gets messages on bugs."""
+    def __init__(self, loop: EventLoop, report: Callable[[str], object]) -> None:
+        """``report`` gets messages on bugs."""
         self._loop, self._report = loop, report
         self._sides: list[tuple[str, NodeSide]] = []
         self._guarded: dict[str, list[Callable[..., Any]]] = {hook: [] for hook in HOOKS}
+        self._on_output = self._guarded["on_output"]  # called for each chunk of output
+
+    def make(self, make_context: Callable[[IsolatedLoop, tuple[NodeSide, ...]], FeatureContext]) -> None:
+        """Make the sides of all features; ``make_context`` gets the loop of a feature and the sides made before."""
         for name, feature in load_features():
             context = make_context(self._isolated(name), tuple(side for _, side in self._sides))
             context.loop.guard(self._add)(name, feature, context)
@@ -58,7 +57,8 @@ class NodeSides:
         self._call("on_attempt_start", ranks)
 
     def on_output(self, rank: int) -> None:
-        self._call("on_output", rank)
+        for guarded in self._on_output:
+            guarded(rank)
 
     def explain_end(self, end: RankEnd) -> str | None:
         """Return the first hint for a rank's failure."""

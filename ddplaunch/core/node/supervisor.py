@@ -22,7 +22,7 @@ from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import events, messages
-from ddplaunch.core.failures import JobResult, RankEnd, RankFailure, describe_exit
+from ddplaunch.core.failures import JobResult, RankFailure, describe_exit
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
@@ -79,18 +79,19 @@ class Supervisor:
         screen: Screen,
         log: RunLog,
         observers: events.Observers,
+        sides: NodeSides,
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder.
 
-        ``listener_socket`` listens on the control port, if that was bound before.
+        ``sides``: those of all features, made by the caller before ``run``. ``listener_socket`` listens on the control
+        port, if that was bound before.
 
         Raises:
             UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
         """
         self._node_config, self._job_config = node_config, job_config
-        self._loop, self._screen = loop, screen
-        self.sides: NodeSides | None = None  # of all features, made by the caller before ``run``
+        self._loop, self._screen, self.sides = loop, screen, sides
         process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
@@ -125,7 +126,7 @@ class Supervisor:
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
         """Replace the state of the previous attempt; -1: none has started."""
         send, config = self._link.send, self._job_config
-        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self._explain_end)
+        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self.sides.explain_end)
         inspect, timeout_s = partial(self.inspect_local, "stacks"), config.straggler_timeout
         stragglers = StragglerMonitor(self._loop, ranks, timeout_s, inspect, send, self._screen.show_note)
         self._teardown = Teardown(
@@ -142,12 +143,8 @@ class Supervisor:
     def _add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
         return self._stall_detector.add_idle_times(inspection, ranks) if self._stall_detector else inspection
 
-    def _explain_end(self, end: RankEnd) -> str | None:
-        return self.sides.explain_end(end) if self.sides else None
-
     def _on_output(self, rank: int) -> None:
-        if self.sides:
-            self.sides.on_output(rank)
+        self.sides.on_output(rank)
         if self._stall_detector:
             self._stall_detector.on_output(rank)
 
@@ -189,8 +186,7 @@ class Supervisor:
 
     def _on_message(self, message: Message) -> None:
         self._handle_message(message)
-        if self.sides:
-            self.sides.on_message(message)
+        self.sides.on_message(message)
 
     def _handle_message(self, message: Message) -> None:
         match message:
@@ -282,8 +278,7 @@ class Supervisor:
         self.context.store.start_attempt()
         self._open_store()
         ranks.not_spawned = len(plan.local_ranks)
-        if self.sides:
-            self.sides.on_attempt_start(ranks)
+        self.sides.on_attempt_start(ranks)
         if self._node_config.waits_for_debugger:  # before the ranks start: after a restart they do at once
             self._start_debug_server(ranks)
         zygote.spawn((rank.rank, partial(self.context.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
@@ -444,8 +439,7 @@ class Supervisor:
                 os._exit(self._result.code if self._result else EXIT_SIGNAL + number)
             return
         if not reason and self._signals.is_inspect_request(number):
-            if self.sides:
-                self.sides.on_inspect_key()
+            self.sides.on_inspect_key()
             return
         self._emit(events.SignalReceived(number))
         first = not self._signals.interrupted
