@@ -46,7 +46,6 @@ from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun kills all when the first process fails
 
@@ -181,9 +180,6 @@ class NodeJob:
     @property
     def rpc(self) -> NodeRpc:
         return self._supervisor.rpc
-
-    def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
-        self._supervisor.inspect_local(detail, None, on_done)
 
     def debug_server(self) -> DebugServer | None:
         return self._supervisor.debugging

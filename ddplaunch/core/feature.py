@@ -63,6 +63,9 @@ class NodeSide:
         """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
         return None
 
+    def on_resume(self) -> None:
+        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or had a rank in a debugger."""
+
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
 

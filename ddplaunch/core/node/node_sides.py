@@ -13,7 +13,7 @@ from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 
-HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "explain_end", "on_inspect_key")
+HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "explain_end", "on_resume", "on_inspect_key")
 """The hooks that are called on all sides that override them."""
 
 
@@ -63,6 +63,9 @@ class NodeSides:
     def explain_end(self, end: RankEnd) -> str | None:
         """Return the first hint for a rank's failure."""
         return next(filter(None, self._call("explain_end", end)), None)
+
+    def on_resume(self) -> None:
+        self._call("on_resume")
 
     def on_inspect_key(self) -> None:
         self._call("on_inspect_key")

@@ -11,9 +11,9 @@ class Inspect(Feature):
     rpc_kinds = ("rpc",)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
-        from ddplaunch.features.inspect.inspect_key import InspectOnKey
+        from ddplaunch.features.inspect.node.inspect_side import InspectSide
 
-        return InspectOnKey(context)
+        return InspectSide(context)
 
 
 FEATURE = Inspect()
