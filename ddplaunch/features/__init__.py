@@ -20,6 +20,7 @@ FEATURES = (
     "submit",
     "manifest",
     "devices",
+    "preload",
     "warm",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

@@ -55,7 +55,6 @@ from ddplaunch.core.rank.zygote_messages import Usage
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
-from ddplaunch.features.preload import reminders
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -375,8 +374,6 @@ class Supervisor:
                 forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.warm_unavailable_reason
             )
         )
-        note = partial(reminders.note_slow_start, self._screen.show_note, self._plan.target.source)
-        note(modules, fallback_reason, forks=forks, failed=failed, unsafe=unsafe)
         if self._ranks.phase is AttemptPhase.LOADING:
             self._ranks.set_phase(AttemptPhase.RUNNING)
             self._open_store()

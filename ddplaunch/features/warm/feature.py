@@ -6,6 +6,7 @@ from ddplaunch.core.feature import Command, Feature
 
 
 class Warm(Feature):
+    requires = ("preload",)
     commands = (Command("warm", "List or stop warm zygotes, which make later runs start faster."),)
 
 
