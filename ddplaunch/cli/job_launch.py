@@ -107,7 +107,7 @@ class NodeJob:
         self._screen = self._make_screen(reports_job=speaks)
         self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
-        starting = StartupNotice(loop, self._screen, node_config.preload.modules)
+        starting = StartupNotice(loop, self._screen, node_config.zygote_plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
         parts = (os.environ, loop, self._screen, self._log, observers)
         self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)

@@ -10,7 +10,8 @@ from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.core_options import Output, Preemption
 from ddplaunch.cli.feature_options import Debugging, Inspecting, LiveDisplay, MemoryReport, Metrics, Recording
-from ddplaunch.cli.zygote_options import choose_preload, read_warm_timeout
+from ddplaunch.cli.planning import plan_zygote
+from ddplaunch.cli.zygote_options import read_warm_timeout
 from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, NotifyCommand, ShowRules, Sidecar
 from ddplaunch.core.options import Options
@@ -35,7 +36,7 @@ def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env:
     warm_timeout, why_not_warm = read_warm_timeout(options)
     sidecars, notify_commands = _read_side_programs(options, plan)
     return NodeConfig(
-        preload=choose_preload(options, plan),
+        zygote_plan=plan_zygote(options, plan),
         show=show,
         stdin=options[Output].stdin,
         log_dir=options[Output].log_dir,

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
     from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.options import Options
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
+    from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
 
 S = TypeVar("S", bound="NodeSide")
@@ -108,6 +110,13 @@ class Feature:
     ) -> Screen | None:
         """Return a screen to use in place of the default one; None if the job does not use the feature."""
         return None
+
+    def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
+        """Return what this node's zygote does before the ranks start; ``zygote_plan``: without this feature.
+
+        Not called with ``--start exec``.
+        """
+        return zygote_plan
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         """Return its part in the launcher of this job; None if the job does not use the feature."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from ddplaunch.base.text import shell_quote
-from ddplaunch.features.preload.preload_plan import PreloadPlan
+from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.plan.rank_layout import Rank
 
 
@@ -66,7 +66,7 @@ class NotifyCommand(Struct, frozen=True):
 class NodeConfig(Struct, frozen=True):
     """The options that apply to this node alone."""
 
-    preload: PreloadPlan  # what the zygote imports, if it forks
+    zygote_plan: ZygotePlan
     show: ShowRules
     stdin: int | None  # the rank that reads standard input; None: none, but a single rank does
     log_dir: str | None

@@ -66,7 +66,7 @@ class ProcessTree:
             self._loop,
             listener=listener,
             environment={**self.environ, **plan.shared_environment},
-            preload=self._policy.preload,
+            plan=self._policy.zygote_plan,
             first=plan.target.sys_path_0 or os.getcwd(),
             remove=[path for path in (self.temp_dir.path, store_file) if path],
             title=" ".join(plan.target.argv),

@@ -269,7 +269,7 @@ class Supervisor:
         if order.assignment:
             extra = self._lookup_check.rank_environment() if self._lookup_check else {}
             plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
-        plan = plan.with_store(torch=self._node_config.preload.imports_torch)
+        plan = plan.with_store(torch=self._node_config.zygote_plan.imports_torch)
         self._new_attempt(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.AttemptPlanned(plan, order.attempt))
@@ -366,9 +366,9 @@ class Supervisor:
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self.tree.zygote:
             self.tree.temp_dir.create(self.tree.zygote.remove_on_exit)
-        preload_plan = self._node_config.preload
-        fallback_reason, excluded = preload_plan.explain(failed)
-        modules = (preload_plan.fallback if failed else preload_plan.modules) if forks else ()
+        zygote_plan = self._node_config.zygote_plan
+        fallback_reason, excluded = zygote_plan.explain(failed)
+        modules = (zygote_plan.fallback if failed else zygote_plan.modules) if forks else ()
         self._emit(
             events.ZygoteReady(
                 forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.warm_unavailable_reason

@@ -15,7 +15,7 @@ from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
 from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, Usage, ZygoteConfig
-from ddplaunch.features.preload.preload_plan import PreloadPlan
+from ddplaunch.core.zygote_plan import ZygotePlan
 
 if TYPE_CHECKING:
     from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
@@ -57,7 +57,7 @@ class ZygoteClient:
         *,
         listener: ZygoteListener,
         environment: Mapping[str, str],
-        preload: PreloadPlan | None = None,  # what to import before forking; None: every rank is a new interpreter
+        plan: ZygotePlan | None = None,  # None: it imports nothing, and every rank is a new interpreter
         first: str = "",  # the folder that ranks have in front of ``sys.path``
         remove: Sequence[str] = (),  # paths that it removes if the launcher is killed
         title: str = "",  # the longest command line that ``ps`` is to show for a rank
@@ -67,25 +67,25 @@ class ZygoteClient:
     ) -> None:
         """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
         self._loop, self._listener = loop, listener
-        preload = preload or PreloadPlan()
+        plan = plan or ZygotePlan()
         self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
         config: ZygoteConfig = {
             "supervisor_pid": os.getpid(),
-            "forks": preload.forks,
-            "modules": list(preload.modules),
-            "user_modules": list(preload.user_modules),
-            "fallback": list(preload.fallback),
-            "allowed": preload.allowed,
-            "environment_reads": list(preload.environment_reads),
-            "import_environment": dict(preload.settings),
+            "forks": plan.forks,
+            "modules": list(plan.modules),
+            "user_modules": list(plan.user_modules),
+            "fallback": list(plan.fallback),
+            "allowed": plan.allowed,
+            "environment_reads": list(plan.environment_reads),
+            "import_environment": dict(plan.settings),
             "sys_path_0": first,
-            "import_dirs": list(preload.import_dirs),
+            "import_dirs": list(plan.import_dirs),
             "remove_on_exit": list(remove),
             "shielded_signals": list(shielded),
             "blocked_signals": sorted(blocked),
             "ignores_sigchld": AT_START.ignores_children,
             "failed": None,
-            "unsafe": preload.unsafe,
+            "unsafe": plan.unsafe,
             "warm": None,
             "has_guardian": False,
         }

@@ -10,7 +10,7 @@ from ddplaunch.base.safe_files import open_for_writing, read_regular_file
 from ddplaunch.base.text import join_names
 from ddplaunch.core.events import Event, ZygoteReady
 from ddplaunch.core.feature import NodeSide
-from ddplaunch.features.preload.preload_plan import PreloadPlan
+from ddplaunch.core.zygote_plan import ZygotePlan
 
 _MAX_SOURCE_BYTES, _MAX_STATE_BYTES = 64 << 20, 1 << 20
 
@@ -39,9 +39,9 @@ def is_new(path: str | None, note: str) -> bool:
 class SlowStartNotes(NodeSide):
     """Observer that shows why the zygote did not preload all imports, or does not fork."""
 
-    def __init__(self, preload_plan: PreloadPlan, source: str | None, show_note: Callable[[str], None]) -> None:
+    def __init__(self, zygote_plan: ZygotePlan, source: str | None, show_note: Callable[[str], None]) -> None:
         """``source``: the program's file."""
-        self._plan, self._source, self._show_note = preload_plan, source, show_note
+        self._plan, self._source, self._show_note = zygote_plan, source, show_note
 
     def observe(self, event: Event) -> None:
         if not isinstance(event, ZygoteReady):
