@@ -33,7 +33,9 @@ from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.supervisor import Supervisor
+from ddplaunch.core.node.zygote_process import ZygoteSource
 from ddplaunch.core.node_config import NodeConfig, ShowRules
+from ddplaunch.core.options import Options
 from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
@@ -84,14 +86,25 @@ def build_node_job(
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
-    return NodeJob(plan, read_node_config(options, plan, show_rules, planning.cluster_env), job_config, listener_socket)
+    node_config = read_node_config(options, plan, show_rules, planning.cluster_env)
+    return NodeJob(plan, node_config, job_config, listener_socket, _make_zygote_source(options))
+
+
+def _make_zygote_source(options: Options) -> ZygoteSource | None:
+    """Return the first source of zygotes that a feature has for this run."""
+    return next(filter(None, (feature.make_zygote_source(options) for _, feature in load_features())), None)
 
 
 class NodeJob:
     """This node's part of a job: the supervisor, and what observes it; also the target of control socket requests."""
 
     def __init__(
-        self, plan: Plan, node_config: NodeConfig, job_config: JobConfig, listener_socket: socket.socket | None
+        self,
+        plan: Plan,
+        node_config: NodeConfig,
+        job_config: JobConfig,
+        listener_socket: socket.socket | None,
+        zygote_source: ZygoteSource | None,
     ) -> None:
         """Bind the ports and open the log folder; ``listener_socket`` is that of ``bind_control_port``.
 
@@ -109,8 +122,8 @@ class NodeJob:
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote_plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        parts = (os.environ, loop, self._screen, self._log, observers)
-        self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
+        parts = (os.environ, loop, self._screen, self._log, observers, listener_socket, zygote_source)
+        self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts)
         context = partial(
             FeatureContext,
             plan,

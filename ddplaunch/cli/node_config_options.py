@@ -11,7 +11,6 @@ from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.core_options import Output, Preemption
 from ddplaunch.cli.feature_options import Debugging, Inspecting, LiveDisplay, MemoryReport, Metrics, Recording
 from ddplaunch.cli.planning import plan_zygote
-from ddplaunch.cli.zygote_options import read_warm_timeout
 from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, NotifyCommand, ShowRules, Sidecar
 from ddplaunch.core.options import Options
@@ -33,7 +32,6 @@ QUIET_WAIT_S = 5.0
 def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env: ClusterEnv | None) -> NodeConfig:
     """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
     by_ssh = OVER_SSH_VARIABLE in os.environ
-    warm_timeout, why_not_warm = read_warm_timeout(options)
     sidecars, notify_commands = _read_side_programs(options, plan)
     return NodeConfig(
         zygote_plan=plan_zygote(options, plan),
@@ -59,8 +57,6 @@ def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env:
         metrics=_check_metrics_path(options[Metrics].metrics),
         checkpoint=options[Recording].checkpoint,
         notify=notify_commands,
-        warm_idle_timeout_s=warm_timeout,
-        warm_unavailable_reason=why_not_warm,
         in_slurm_step=in_step(options, cluster_env, plan.node_rank),
         has_live_view=options[LiveDisplay].ui and not why_no_live_view(options),
     )

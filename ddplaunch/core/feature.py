@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.options import Options
     from ddplaunch.core.output.isolation import IsolatedLoop
@@ -117,6 +118,14 @@ class Feature:
         Not called with ``--start exec``.
         """
         return zygote_plan
+
+    def make_zygote_source(self, options: Options) -> ZygoteSource | None:
+        """Return what provides the zygotes of this node; None if the job does not use the feature.
+
+        Raises:
+            UsageError: the options of the feature are wrong.
+        """
+        return None
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         """Return its part in the launcher of this job; None if the job does not use the feature."""

@@ -89,7 +89,5 @@ class NodeConfig(Struct, frozen=True):
     metrics: str | None  # the file to write metrics to, for Prometheus
     checkpoint: str | None = None  # a pattern of the program's checkpoints
     notify: tuple[NotifyCommand, ...] = ()  # run on events; on node 0
-    warm_idle_timeout_s: float | None = None  # an idle warm zygote ends after this; None: no warm zygote
-    warm_unavailable_reason: str | None = None  # why there is none although --warm was given
     in_slurm_step: bool = False  # whether the tasks of a Slurm step are the job's nodes
     has_live_view: bool = False  # whether a live view below the output reads the terminal's keys

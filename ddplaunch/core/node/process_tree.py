@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
@@ -17,13 +16,10 @@ from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.node import child_processes, node_context
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
+from ddplaunch.core.node.zygote_process import ZygoteSource
 from ddplaunch.core.node_config import NodeConfig
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
-
 
 STOPPED_S = 1.0  # seconds before a stop is reported: a scheduler resumes the processes of a job one by one
 
@@ -38,8 +34,9 @@ class ProcessTree:
         environ: Mapping[str, str],
         run_id: str,
         note: Callable[[str], object],
+        zygote_source: ZygoteSource | None,
     ) -> None:
-        """``note`` shows a message to the user."""
+        """``note`` shows a message to the user; ``zygote_source`` provides zygotes, if it can."""
         self._loop, self._policy, self._note = loop, policy, note
         self._unrelated_pids = frozenset(proc_utils.list_children())
         self._sessions: set[int] = set()
@@ -48,11 +45,7 @@ class ProcessTree:
         self.zygote: ZygoteClient | None = None
         self._stopped = 0  # the pid of a zygote whose stop was reported
         self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
-        self._warm: WarmZygoteStarter | None = None
-        if policy.warm_idle_timeout_s is not None:
-            from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
-
-            self._warm = WarmZygoteStarter(policy.warm_idle_timeout_s)
+        self._zygote_source = zygote_source
         self.sidecar_zygote: int | None = None  # the parent of all sidecars
         loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
@@ -72,14 +65,14 @@ class ProcessTree:
             title=" ".join(plan.target.argv),
             shielded=node_context.signals_to_block(self._policy.preempt_signal),
             blocked=AT_START.blocked - {self._policy.preempt_signal},  # which may have waited for the launcher
-            warm=self._warm,
+            source=self._zygote_source,
         )
         return self.zygote
 
     @property
-    def warm_unavailable_reason(self) -> str | None:
-        """Why the zygote is not a fork of a warm one, if --warm was given."""
-        return self._warm.unavailable_reason if self._warm else self._policy.warm_unavailable_reason
+    def source_unavailable_reason(self) -> str | None:
+        """Why the zygote is a child of the launcher, although there is a source."""
+        return self._zygote_source.unavailable_reason if self._zygote_source else None
 
     def _on_child(self, number: int) -> None:
         """A child has ended, or a signal has stopped or continued it."""

@@ -45,6 +45,7 @@ from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node.teardown import Teardown
+from ddplaunch.core.node.zygote_process import ZygoteSource
 from ddplaunch.core.node_config import NodeConfig
 from ddplaunch.core.output import tty
 from ddplaunch.core.output.run_log import RunLog
@@ -79,10 +80,12 @@ class Supervisor:
         log: RunLog,
         observers: events.Observers,
         listener_socket: socket.socket | None,
+        zygote_source: ZygoteSource | None,
     ) -> None:
         """Bind the ports and open the log folder.
 
-        ``listener_socket`` listens on the control port, if that was bound before.
+        ``listener_socket`` listens on the control port, if that was bound before. ``zygote_source`` provides zygotes,
+        if it can.
 
         Raises:
             UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
@@ -96,7 +99,7 @@ class Supervisor:
         self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
         if plan.hosts_store or job_config.port is None:
             log.open(plan.run_id, plan.node_rank)
-        self.tree = ProcessTree(loop, node_config, environ, plan.run_id, screen.show_note)
+        self.tree = ProcessTree(loop, node_config, environ, plan.run_id, screen.show_note, zygote_source)
         self._observers, self._emit = observers, observers.emit
         self.streams = Streams(
             loop,
@@ -371,7 +374,7 @@ class Supervisor:
         modules = (zygote_plan.fallback if failed else zygote_plan.modules) if forks else ()
         self._emit(
             events.ZygoteReady(
-                forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.warm_unavailable_reason
+                forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.source_unavailable_reason
             )
         )
         if self._ranks.phase is AttemptPhase.LOADING:

@@ -7,18 +7,15 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.node import process_limits
-from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess
+from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
 from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, Usage, ZygoteConfig
 from ddplaunch.core.zygote_plan import ZygotePlan
-
-if TYPE_CHECKING:
-    from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
 
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
 LEFTOVER_GRACE_S = 5.0  # seconds at most between SIGTERM and SIGKILL for leftover processes of ranks that succeeded
@@ -63,7 +60,7 @@ class ZygoteClient:
         title: str = "",  # the longest command line that ``ps`` is to show for a rank
         shielded: Sequence[int] = (),  # signals for the launcher that all descendants get too; ranks may handle them
         blocked: Iterable[int] = (),  # signals that a rank inherits as blocked
-        warm: WarmZygoteStarter | None = None,  # provides a zygote that has imported already
+        source: ZygoteSource | None = None,  # provides a zygote, if it can
     ) -> None:
         """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
         self._loop, self._listener = loop, listener
@@ -89,10 +86,10 @@ class ZygoteClient:
             "warm": None,
             "has_guardian": False,
         }
-        warm_zygote = warm.get_zygote(config, environment) if warm else None
+        provided = source.get_zygote(config, environment) if source else None
         self._process: ZygoteProcess
-        if warm_zygote:
-            self._process, our_socket = warm_zygote
+        if provided:
+            self._process, our_socket = provided
         else:
             our_socket, child_socket = socket.socketpair()
             title_bytes = min(len(title.encode(errors="replace")), _MAX_TITLE_BYTES)
@@ -158,7 +155,7 @@ class ZygoteClient:
 
     @property
     def unkillable(self) -> list[str]:
-        """After ``close``: descendants of a warm zygote that its guardian could not kill."""
+        """After ``close``: its descendants that could not be killed, except those that the launcher adopts."""
         return list(self._process.unkillable)
 
     def _request_next(self) -> None:

@@ -1,7 +1,6 @@
-"""How long a warm zygote is kept for later runs.
+"""How long an idle warm zygote is kept: ``--warm``, or ``[run] warm`` of the user's own file.
 
-This is ``--warm``, or ``[run] warm`` of the user's own file. A project's file cannot set it: which processes stay
-on a machine is the user's choice.
+A project's file cannot set it: which processes stay on a machine is the user's choice.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from ddplaunch.cli.option_values import WEEK_S, parse_seconds
 from ddplaunch.core.options import Options
 from ddplaunch.system.clusters import find_marker
 
-DEFAULT_WARM_TIMEOUT_S = 600.0
+DEFAULT_IDLE_TIMEOUT_S = 600.0
 """How long ``--warm`` keeps an idle zygote by default."""
 
 
-def read_warm_timeout(options: Options) -> tuple[float | None, str | None]:
-    """Return how long an idle zygote is kept, None for not at all; and why not, if it was requested.
+def read_idle_timeout(options: Options) -> tuple[float, str | None]:
+    """Return how long an idle zygote is kept, 0 for not at all; and why not, if it was requested.
 
     Raises:
         UsageError: the value in the file is not a time.
     """
     if options[Warming].warm is False:
-        return None, None
+        return 0.0, None
     seconds = _read_warm_from_file()
     if not seconds and not options[Warming].warm:
-        return None, None
+        return 0.0, None
     why = _why_not_warm(typed=bool(options[Warming].warm))
-    return (None, why) if why else (seconds or DEFAULT_WARM_TIMEOUT_S, None)
+    return (0.0, why) if why else (seconds or DEFAULT_IDLE_TIMEOUT_S, None)
 
 
 def _why_not_warm(*, typed: bool) -> str | None:
