@@ -52,10 +52,7 @@ ALLOWED = {
     ("core.node.supervisor", "features.sidecars.node"),
     ("core.node.supervisor", "features.slurm_step.node"),
     ("core.node.teardown", "features.inspect.node.straggler_monitor"),
-    ("core.rank.preload_runner", "features.preload.rank.import_auditor"),
     ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
-    ("core.rank.zygote", "features.preload.rank.fork_fixups"),
-    ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
     ("system.schedulers.log_follower", "features.runs.job_resolver"),
 }

@@ -73,6 +73,8 @@ class ZygoteClient:
             "user_modules": list(plan.user_modules),
             "fallback": list(plan.fallback),
             "allowed": plan.allowed,
+            "import_auditor": plan.import_auditor,
+            "fork_fixups": plan.fork_fixups,
             "environment_reads": list(plan.environment_reads),
             "import_environment": dict(plan.settings),
             "sys_path_0": first,

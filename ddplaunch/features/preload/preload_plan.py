@@ -34,6 +34,9 @@ _DYNAMO_READS = re.compile(
 )
 """Variables that the import of torch._dynamo reads; some for a cache folder, whose name it puts in the environment."""
 
+_IMPORT_AUDITOR, _FORK_FIXUPS = "features/preload/rank/import_auditor", "features/preload/rank/fork_fixups"
+"""Files of this feature that the zygote loads."""
+
 
 def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
     """Choose what the zygote imports; with one rank and no restarts it forks only if that is faster."""
@@ -41,9 +44,9 @@ def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
     by_default = options[Starting].start == "auto" and preload == AUTO_PRELOAD
     is_single = by_default and len(plan.local_ranks) == 1 and not options[Stopping].max_restarts
     own = plan.environment(plan.local_ranks[0])
-    return make_preload_plan(
-        plan.target, preload, {**os.environ, **plan.shared_environment}, own, is_single_process=is_single
-    )
+    environ = {**os.environ, **plan.shared_environment}
+    zygote_plan = make_preload_plan(plan.target, preload, environ, own, is_single_process=is_single)
+    return replace(zygote_plan, import_auditor=_IMPORT_AUDITOR, fork_fixups=_FORK_FIXUPS)
 
 
 def make_preload_plan(
