@@ -10,7 +10,6 @@ from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.core_options import Output, Preemption
 from ddplaunch.cli.feature_options import Debugging, Inspecting, LiveDisplay, MemoryReport, Metrics, Recording
-from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, NotifyCommand, ShowRules, Sidecar
 from ddplaunch.core.options import Options
@@ -18,6 +17,7 @@ from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
+from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
@@ -29,12 +29,14 @@ QUIET_WAIT_S = 5.0
 """Nodes that are started together report only after this time that they wait for others."""
 
 
-def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env: ClusterEnv | None) -> NodeConfig:
+def read_node_config(
+    options: Options, plan: Plan, show: ShowRules, zygote: ZygoteSettings, cluster_env: ClusterEnv | None
+) -> NodeConfig:
     """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
     by_ssh = OVER_SSH_VARIABLE in os.environ
     sidecars, notify_commands = _read_side_programs(options, plan)
     return NodeConfig(
-        zygote_plan=plan_zygote(options, plan),
+        zygote=zygote,
         show=show,
         stdin=options[Output].stdin,
         log_dir=options[Output].log_dir,
@@ -51,7 +53,6 @@ def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env:
         prefix=options[Output].prefix,
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
-        preempt_signal=options[Preemption].preempt_signal,
         preempt_forward=options[Preemption].preempt_forward,
         sidecars=sidecars,
         metrics=_check_metrics_path(options[Metrics].metrics),

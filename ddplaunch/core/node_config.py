@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from ddplaunch.base.text import shell_quote
-from ddplaunch.core.zygote_plan import ZygotePlan
+from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.rank_layout import Rank
 
 
@@ -66,7 +66,7 @@ class NotifyCommand(Struct, frozen=True):
 class NodeConfig(Struct, frozen=True):
     """The options that apply to this node alone."""
 
-    zygote_plan: ZygotePlan
+    zygote: ZygoteSettings
     show: ShowRules
     stdin: int | None  # the rank that reads standard input; None: none, but a single rank does
     log_dir: str | None
@@ -83,7 +83,6 @@ class NodeConfig(Struct, frozen=True):
     prefix: str  # before each line of a rank: core/output/prefix.py
     output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
     quiet_s: float  # seconds after which a wait for the other nodes is reported
-    preempt_signal: int | None  # the scheduler's preemption signal, if any
     preempt_forward: int | None  # the signal that ranks get then, if any
     sidecars: tuple[Sidecar, ...]  # empty on other nodes than node 0
     metrics: str | None  # the file to write metrics to, for Prometheus

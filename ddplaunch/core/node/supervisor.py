@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,6 @@ from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node.teardown import Teardown
-from ddplaunch.core.node.zygote_process import ZygoteSource
 from ddplaunch.core.node_config import NodeConfig
 from ddplaunch.core.output import tty
 from ddplaunch.core.output.run_log import RunLog
@@ -74,18 +73,16 @@ class Supervisor:
         plan: Plan,
         node_config: NodeConfig,
         job_config: JobConfig,
-        environ: Mapping[str, str],
         loop: EventLoop,
         screen: Screen,
         log: RunLog,
         observers: events.Observers,
+        tree: ProcessTree,
         listener_socket: socket.socket | None,
-        zygote_source: ZygoteSource | None,
     ) -> None:
         """Bind the ports and open the log folder.
 
-        ``listener_socket`` listens on the control port, if that was bound before. ``zygote_source`` provides zygotes,
-        if it can.
+        ``tree`` may have started the zygote; ``listener_socket`` listens on the control port, if that was bound before.
 
         Raises:
             UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
@@ -99,7 +96,8 @@ class Supervisor:
         self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
         if plan.hosts_store or job_config.port is None:
             log.open(plan.run_id, plan.node_rank)
-        self.tree = ProcessTree(loop, node_config, environ, plan.run_id, screen.show_note, zygote_source)
+        self.tree = tree
+        tree.attach(self, screen.show_note)
         self._observers, self._emit = observers, observers.emit
         self.streams = Streams(
             loop,
@@ -110,7 +108,7 @@ class Supervisor:
         )
         self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self.tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
-        self._signals = LauncherSignals(node_config.preempt_signal)
+        self._signals = LauncherSignals(node_config.zygote.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
         node_only = job_config.port is None and plan.nnodes > 1
         self._inspections = NodeInspections(loop, self._add_idle_times, screen.show_note, node_only=node_only)
@@ -152,12 +150,12 @@ class Supervisor:
 
     def run(self) -> JobResult:
         """Run the job; return when nothing of it but its sidecars is left on this node."""
-        preempt_signal = self._node_config.preempt_signal
+        preempt_signal = self._node_config.zygote.preempt_signal
         self._loop.add_signal_handlers(
             STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
         )
         self._loop.add_signal_handlers(FORWARDED_SIGNALS - {preempt_signal}, self._on_forwardable_signal)
-        self.tree.ensure_zygote(self._plan, self.context.store.path, self)
+        self.tree.ensure_zygote(self._plan)
         proc_utils.adopt_orphans()  # not before: a warm zygote is a detached process
         try:
             with tty.restore_terminal():
@@ -272,11 +270,11 @@ class Supervisor:
         if order.assignment:
             extra = self._lookup_check.rank_environment() if self._lookup_check else {}
             plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
-        plan = plan.with_store(torch=self._node_config.zygote_plan.imports_torch)
+        plan = plan.with_store(torch=self._node_config.zygote.plan.imports_torch)
         self._new_attempt(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.AttemptPlanned(plan, order.attempt))
-        zygote = self.tree.ensure_zygote(plan, self.context.store.path, self)
+        zygote = self.tree.ensure_zygote(plan)
         ranks.set_phase(AttemptPhase.RUNNING if zygote.ready else AttemptPhase.LOADING)
         self.context.store.start_attempt()
         self._open_store()
@@ -337,7 +335,7 @@ class Supervisor:
         if error and self._ranks.processes:
             self._screen.show_note(f"cannot notify the ranks of the preemption: {error}")
         self._emit(events.JobPreempted())
-        forward, preempt_signal = self._node_config.preempt_forward, self._node_config.preempt_signal
+        forward, preempt_signal = self._node_config.preempt_forward, self._node_config.zygote.preempt_signal
         if forward is not None:
             self._loop.call_later(
                 ZYGOTE_REPORT_DELAY_S, partial(self._forward_preempt_signal, forward, self._ranks.signal_all)
@@ -369,7 +367,7 @@ class Supervisor:
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self.tree.zygote:
             self.tree.temp_dir.create(self.tree.zygote.remove_on_exit)
-        zygote_plan = self._node_config.zygote_plan
+        zygote_plan = self._node_config.zygote.plan
         fallback_reason, excluded = zygote_plan.explain(failed)
         modules = (zygote_plan.fallback if failed else zygote_plan.modules) if forks else ()
         self._emit(

@@ -21,7 +21,7 @@ class Preload(Feature):
     def make_node_side(self, context: FeatureContext) -> NodeSide:
         from ddplaunch.features.preload.node import SlowStartNotes
 
-        return SlowStartNotes(context.config.zygote_plan, context.plan.target.source, context.screen.show_note)
+        return SlowStartNotes(context.config.zygote.plan, context.plan.target.source, context.screen.show_note)
 
 
 FEATURE = Preload()
