@@ -7,6 +7,9 @@ change a feature.
 """
 
 FEATURES = (
+    "ssh",
+    "preload",
+    "check",
     "inspect",
     "samples",
     "runs",
@@ -20,7 +23,8 @@ FEATURES = (
     "submit",
     "manifest",
     "devices",
-    "preload",
     "warm",
+    "sidecars",
+    "memory",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+from ddplaunch.features.preload.options import Preloading
 
 if TYPE_CHECKING:
     from ddplaunch.core.options import Options
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 
 class Preload(Feature):
+    options = (Preloading,)
+
     def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
         from ddplaunch.features.preload.preload_plan import choose_preload
 

@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping
 from msgspec.structs import replace
 
 from ddplaunch.cli.core_options import Starting, Stopping
-from ddplaunch.cli.feature_options import Preloading
 from ddplaunch.core.options import Options
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.preload import program_source, site_hooks
 from ddplaunch.features.preload.import_selector import TORCH_READS, ImportSelector
 from ddplaunch.features.preload.known_packages import PackageTable
+from ddplaunch.features.preload.options import Preloading
 from ddplaunch.features.preload.program_source import TORCH
 from ddplaunch.features.preload.shadowing import ShadowedPackages
 from ddplaunch.features.preload.statements import Assignment, Barrier

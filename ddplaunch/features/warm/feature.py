@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.core.feature import Command, Feature
+from ddplaunch.features.warm.options import Warming
 
 if TYPE_CHECKING:
     from ddplaunch.core.node.zygote_process import ZygoteSource
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 class Warm(Feature):
     requires = ("preload",)
+    options = (Warming,)
     commands = (Command("warm", "List or stop warm zygotes, which make later runs start faster."),)
 
     def make_zygote_source(self, options: Options) -> ZygoteSource | None:

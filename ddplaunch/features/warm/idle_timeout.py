@@ -12,9 +12,9 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import user_config_path
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.config_defaults import USER_TABLE, read_user_table
-from ddplaunch.cli.feature_options import Warming
 from ddplaunch.cli.option_values import WEEK_S, parse_seconds
 from ddplaunch.core.options import Options
+from ddplaunch.features.warm.options import Warming
 from ddplaunch.system.clusters import find_marker
 
 DEFAULT_IDLE_TIMEOUT_S = 600.0
