@@ -16,6 +16,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
+    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.job_config import JobConfig
@@ -117,6 +118,10 @@ class Feature:
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> Iterable[str]:
         """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
         return ()
+
+    def make_locator(self) -> RunLocator | None:
+        """Return its part in finding the run that a command means; None if it has none."""
+        return None
 
     def make_screen(
         self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
