@@ -118,7 +118,7 @@ class NodeJob:
         self._screen = self._make_screen(options, reports_job=speaks)
         self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
-        starting = StartupNotice(loop, self._screen, node_config.zygote.preload.modules)
+        starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
         self._sides = sides = NodeSides(loop, self._report_bug)
         parts = (loop, self._screen, self._log, observers, sides, start.tree)

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.options import OptionGroup, Options
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.core.rpc_kind import GetOffset
+    from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
 
 S = TypeVar("S", bound="NodeSide")
@@ -197,6 +199,21 @@ class Feature:
         self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
     ) -> Screen | None:
         """Return a screen to use in place of the default one; None if the job does not use the feature."""
+        return None
+
+    def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
+        """Return what this node's zygote does before the ranks start; ``zygote_plan``: without this feature.
+
+        Not called with ``--start exec``.
+        """
+        return zygote_plan
+
+    def make_zygote_source(self, options: Options) -> ZygoteSource | None:
+        """Return what provides the zygotes of this node; None if the job does not use the feature.
+
+        Raises:
+            UsageError: the options of the feature are wrong.
+        """
         return None
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
