@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.click_commands import COMMANDS
+from ddplaunch.core.feature import load_features
 from tests.conftest import assert_refused, clean_environment, run_command, write_program
 from tests.package_copy import PACKAGE, copy_package
 from tests.start_modes import FORKED
@@ -29,12 +30,17 @@ time.sleep(600 if sys.argv[1] == "wait" else 0)
 """
 
 
+REQUIRED = {name: {*FEATURE_IMPORTS.get(name, ())} for name in FOLDERS}
+for registered, feature in load_features():
+    REQUIRED[registered] |= {*feature.requires}
+
+
 def dependents_of(name: str) -> set[str]:
-    """A feature, and those that import it, also by others."""
+    """A feature, and those that require it, also by others."""
     found, before = {name}, set[str]()
     while found != before:
         before = found
-        found = found | {other for other, imported in FEATURE_IMPORTS.items() if imported & found}
+        found = found | {other for other, required in REQUIRED.items() if required & found}
     return found
 
 
