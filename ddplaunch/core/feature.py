@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
+
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import Callback, EventLoop, Timer
     from ddplaunch.core.control_socket.served_job import ServedJob
@@ -46,6 +48,15 @@ class Command(NamedTuple):
     name: str
     summary: str  # in `ddplaunch --help`
     module: str = "command"  # in the feature's folder: command.py
+
+
+class SchedulerEntry(NamedTuple):
+    """A batch scheduler: the value of ``--scheduler``, and its class in ``module``, which is imported on use."""
+
+    name: str
+    title: str
+    module: str  # in the feature's folder
+    kind: str
 
 
 class NodeSide:
@@ -182,6 +193,8 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
+    schedulers: tuple[SchedulerEntry, ...] = ()
+
     locators: tuple[str, ...] = ()
     """Its modules that find runs, as ``LOCATOR``, a ``RunLocator``. Imported when a command looks for its run."""
 
@@ -234,6 +247,8 @@ class FeatureRegistry:
             feature: Feature = import_module(f"{package}.{name}.feature").FEATURE
             if all(other in self._features for other in feature.requires):
                 self._features[name] = feature
+                for entry in feature.schedulers:
+                    register_scheduler(*entry._replace(module=f"{package}.{name}.{entry.module}"))
 
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
         return iter(self._features.items())
