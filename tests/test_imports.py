@@ -53,7 +53,6 @@ ALLOWED = {
     ("core.node.supervisor", "features.inspect.node.straggler_monitor"),
     ("core.node.supervisor", "features.preload.reminders"),
     ("core.node.supervisor", "features.sidecars.node"),
-    ("core.node.supervisor", "features.slurm_step.node"),
     ("core.node.teardown", "features.inspect.node.straggler_monitor"),
     ("core.node.zygote_client", "features.preload.preload_plan"),
     ("core.node.zygote_client", "features.warm.warm_starter"),

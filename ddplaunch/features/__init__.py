@@ -20,6 +20,7 @@ FEATURES = (
     "submit",
     "manifest",
     "devices",
+    "slurm_step",
     "warm",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
     from ddplaunch.features.inspect.node.stall_detector import StallDetector
     from ddplaunch.features.sidecars.node import SidecarRunner
-    from ddplaunch.features.slurm_step.node import MissingNodes
 
 
 class Supervisor:
@@ -116,7 +115,6 @@ class Supervisor:
         self.rpc.handlers["inspect"] = self._inspections.answer
         self._stall_detector: StallDetector | None = None
         self._node_check: NodeCheck | None = None
-        self._missing_nodes: MissingNodes | None = None  # in Slurm, while the job waits for nodes
         self._result: JobResult | None = None  # set once node 0 has ended the job
         self.debugging: DebugServer | None = None
         self.sidecars: SidecarRunner | None = None  # stopped by the caller, after the result of the job is shown
@@ -195,11 +193,8 @@ class Supervisor:
                 self._on_joined(message)
             case messages.JoinStatus():
                 self._screen.show_footer(format_join_status(message), of_job=True)
-                if not self._plan.node_rank and message.min_nodes == message.max_nodes:
-                    self._check_missing_nodes(message.missing)
             case messages.ConnectingToNodeZero(reason=error):
                 self._screen.show_footer(f"waiting for node 0: {error}")
-                self._check_missing_nodes((0,))
             case messages.CoordinatorLost():
                 self._screen.reports_job = True  # node 0 no longer prints what concerns the whole job
             case messages.CheckNode():
@@ -227,22 +222,7 @@ class Supervisor:
             case _ if event := events.event_from_message(message):  # a note, a restart: shown by observers
                 self._emit(event)
 
-    def _check_missing_nodes(self, missing: Sequence[int]) -> None:
-        """Check whether the Slurm tasks of nodes that have not joined are still alive."""
-        if self._node_config.in_slurm_step:
-            from ddplaunch.features.slurm_step.node import MissingNodes
-
-            if self._missing_nodes is None:
-                self._missing_nodes = MissingNodes(self._loop, os.environ, self._plan, self._link.send)
-            self._missing_nodes.set_missing(missing)
-
-    def _stop_missing_check(self) -> None:
-        if self._missing_nodes:
-            self._missing_nodes.close()
-            self._missing_nodes = None
-
     def _on_joined(self, joined: messages.JoinAccepted) -> None:
-        self._stop_missing_check()
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
         try:
@@ -254,7 +234,6 @@ class Supervisor:
         """Check whether this machine has what its ranks need; a check in progress is cancelled."""
         from ddplaunch.features.check.node import NodeCheck
 
-        self._stop_missing_check()
         if self._node_check is not None:
             self._node_check.close()
         self._screen.show_footer("")  # all nodes have joined
@@ -263,7 +242,6 @@ class Supervisor:
         self._node_check = NodeCheck(self._loop, order, self._plan, environ, log_dir, footer, send)
 
     def _on_start(self, order: messages.StartAttempt) -> None:
-        self._stop_missing_check()
         plan, environ = self._plan, self.tree.environ
         if self._node_check is not None:
             self._node_check.close()
@@ -352,7 +330,6 @@ class Supervisor:
             send(number)
 
     def _on_job_end(self, outcome: JobResult) -> None:
-        self._stop_missing_check()
         self._result = outcome
         match self._ranks.phase:
             case AttemptPhase.WAITING:
