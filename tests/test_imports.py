@@ -45,7 +45,6 @@ ALLOWED = {
     ("core.node.process_tree", "features.warm.warm_starter"),
     ("core.node.rank_files", "features.inspect.diagnosis.flight_recorder_arrivals"),
     ("core.node.rank_files", "features.inspect.diagnosis.inspection"),
-    ("core.node.supervisor", "features.check.node"),
     ("core.node.supervisor", "features.debug.debug_server"),
     ("core.node.supervisor", "features.inspect.diagnosis.inspection"),
     ("core.node.supervisor", "features.inspect.node.node_inspections"),

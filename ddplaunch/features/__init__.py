@@ -16,6 +16,7 @@ FEATURES = (
     "metrics",
     "notify",
     "checkpoint",
+    "check",
     "doctor",
     "submit",
     "manifest",

@@ -59,7 +59,6 @@ from ddplaunch.features.preload import reminders
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from ddplaunch.features.check.node import NodeCheck
     from ddplaunch.features.debug.debug_server import DebugServer
     from ddplaunch.features.inspect.node.stall_detector import StallDetector
     from ddplaunch.features.sidecars.node import SidecarRunner
@@ -114,7 +113,6 @@ class Supervisor:
         self.rpc = NodeRpc(loop, self._link.send, find_kind)
         self.rpc.handlers["inspect"] = self._inspections.answer
         self._stall_detector: StallDetector | None = None
-        self._node_check: NodeCheck | None = None
         self._result: JobResult | None = None  # set once node 0 has ended the job
         self.debugging: DebugServer | None = None
         self.sidecars: SidecarRunner | None = None  # stopped by the caller, after the result of the job is shown
@@ -161,8 +159,6 @@ class Supervisor:
                 while self._ranks.phase is not AttemptPhase.ENDED:
                     self._loop.run_once()
         finally:
-            if self._node_check is not None:
-                self._node_check.close()
             self._link.close()
             if self.debugging:
                 self.debugging.close()
@@ -197,8 +193,6 @@ class Supervisor:
                 self._screen.show_footer(f"waiting for node 0: {error}")
             case messages.CoordinatorLost():
                 self._screen.reports_job = True  # node 0 no longer prints what concerns the whole job
-            case messages.CheckNode():
-                self._on_check(message)
             case messages.StartAttempt() if (
                 not self.context.log.failed
             ):  # else NodeStartError was sent, and node 0 ends the job
@@ -230,21 +224,8 @@ class Supervisor:
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
 
-    def _on_check(self, order: messages.CheckNode) -> None:
-        """Check whether this machine has what its ranks need; a check in progress is cancelled."""
-        from ddplaunch.features.check.node import NodeCheck
-
-        if self._node_check is not None:
-            self._node_check.close()
-        self._screen.show_footer("")  # all nodes have joined
-        environ, log_dir = {**self.tree.environ, **self._plan.shared_environment}, self.context.log.path
-        footer, send = self._screen.show_footer, self._link.send
-        self._node_check = NodeCheck(self._loop, order, self._plan, environ, log_dir, footer, send)
-
     def _on_start(self, order: messages.StartAttempt) -> None:
         plan, environ = self._plan, self.tree.environ
-        if self._node_check is not None:
-            self._node_check.close()
         if order.assignment:
             extra = self._lookup_check.rank_environment() if self._lookup_check else {}
             plan = make_attempt_plan(plan, order, self._job_config, environ, extra)

@@ -1,0 +1,16 @@
+"""The check of every node before an attempt: ``--check``."""
+
+from __future__ import annotations
+
+from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+
+
+class Check(Feature):
+    def make_node_side(self, context: FeatureContext) -> NodeSide:
+        """Return the side on each node: node 0 alone decides whether nodes are checked."""
+        from ddplaunch.features.check.node import NodeChecker
+
+        return NodeChecker(context)
+
+
+FEATURE = Check()
