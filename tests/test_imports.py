@@ -51,7 +51,6 @@ ALLOWED = {
     ("core.node.supervisor", "features.inspect.node.stall_detector"),
     ("core.node.supervisor", "features.inspect.node.straggler_monitor"),
     ("core.node.supervisor", "features.preload.reminders"),
-    ("core.node.supervisor", "features.sidecars.node"),
     ("core.node.teardown", "features.inspect.node.straggler_monitor"),
     ("core.node.zygote_client", "features.preload.preload_plan"),
     ("core.node.zygote_client", "features.warm.warm_starter"),

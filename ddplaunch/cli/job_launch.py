@@ -161,8 +161,6 @@ class NodeJob:
         try:
             self._print_result(result)
         finally:  # these may take some seconds
-            if self._supervisor.sidecars:
-                self._isolated("the end of the sidecars").guard(self._supervisor.sidecars.stop)()
             self._sides.finish()
         if self._log.path:
             host = host_name()

@@ -14,6 +14,7 @@ FEATURES = (
     "debug",
     "profile",
     "metrics",
+    "sidecars",
     "notify",
     "checkpoint",
     "check",

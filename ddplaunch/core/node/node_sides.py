@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.events import Event
@@ -11,7 +12,7 @@ from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 
-HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "on_inspect_key")
+HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "on_inspect_key", "on_signal_after_end")
 """The hooks that are called on all sides that override them."""
 
 
@@ -27,7 +28,7 @@ class NodeSides:
         """``make_context`` gets the loop of a feature and the sides made before; ``report`` gets messages on bugs."""
         self._loop, self._report = loop, report
         self._sides: list[tuple[str, NodeSide]] = []
-        self._guarded: dict[str, list[Callable[..., None]]] = {hook: [] for hook in HOOKS}
+        self._guarded: dict[str, list[Callable[..., Any]]] = {hook: [] for hook in HOOKS}
         for name, feature in load_features():
             context = make_context(self._isolated(name), tuple(side for _, side in self._sides))
             context.loop.guard(self._add)(name, feature, context)
@@ -42,9 +43,9 @@ class NodeSides:
     def _isolated(self, name: str) -> IsolatedLoop:
         return IsolatedLoop(self._loop, f"the feature {name}", self._report)
 
-    def _call(self, hook: str, *arguments: object) -> None:
-        for guarded in self._guarded[hook]:
-            guarded(*arguments)
+    def _call(self, hook: str, *arguments: object) -> list[Any]:
+        """Call a hook of all sides and return the results; None for a side that has raised."""
+        return [guarded(*arguments) for guarded in self._guarded[hook]]
 
     def observe(self, event: Event) -> None:
         self._call("observe", event)
@@ -60,6 +61,9 @@ class NodeSides:
 
     def on_inspect_key(self) -> None:
         self._call("on_inspect_key")
+
+    def on_signal_after_end(self) -> bool:
+        return any(self._call("on_signal_after_end"))
 
     def close(self) -> None:
         """Close all sides, also those that have raised."""

@@ -53,7 +53,7 @@ class ProcessTree:
             from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
 
             self._warm = WarmZygoteStarter(policy.warm_idle_timeout_s)
-        self.sidecar_zygote: int | None = None  # the parent of all sidecars
+        self.other_zygotes: set[int] = set()  # of features: what is below them does not end with the ranks
         loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
     def ensure_zygote(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
@@ -131,8 +131,8 @@ class ProcessTree:
 
     def _is_unrelated(self, pid: int) -> bool:
         """Whether a child of this process, own or adopted, does not descend from the ranks; in doubt True."""
-        if pid == self.sidecar_zygote or not self._unrelated_pids:
-            return pid == self.sidecar_zygote
+        if pid in self.other_zygotes or not self._unrelated_pids:
+            return pid in self.other_zygotes
         return pid in self._unrelated_pids or not (
             self._get_session(pid) in self._sessions or self._has_run_marker(pid)
         )

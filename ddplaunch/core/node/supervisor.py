@@ -61,7 +61,6 @@ from ddplaunch.system.plan.plan import Plan
 if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
     from ddplaunch.features.inspect.node.stall_detector import StallDetector
-    from ddplaunch.features.sidecars.node import SidecarRunner
 
 
 class Supervisor:
@@ -115,7 +114,6 @@ class Supervisor:
         self._stall_detector: StallDetector | None = None
         self._result: JobResult | None = None  # set once node 0 has ended the job
         self.debugging: DebugServer | None = None
-        self.sidecars: SidecarRunner | None = None  # stopped by the caller, after the result of the job is shown
         self._new_attempt(-1, self._plan)
 
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
@@ -145,7 +143,7 @@ class Supervisor:
             self._stall_detector.on_output(rank)
 
     def run(self) -> JobResult:
-        """Run the job; return when nothing of it but its sidecars is left on this node."""
+        """Run the job; return when nothing of its ranks is left on this node."""
         preempt_signal = self._node_config.preempt_signal
         self._loop.add_signal_handlers(
             STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
@@ -244,11 +242,6 @@ class Supervisor:
             self._start_debug_server(ranks)
         zygote.spawn((rank.rank, partial(self.context.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
         self._start_stall_detector(ranks)
-        if self._node_config.sidecars and self.sidecars is None:
-            from ddplaunch.features.sidecars.node import SidecarRunner
-
-            self.sidecars = SidecarRunner(self._loop, self.context, self._emit, self.tree, self._job_config.grace)
-            self.sidecars.start()
 
     def _open_store(self) -> None:
         """Open the store of this attempt; again once the zygote is ready, when it is known whether it has torch."""
@@ -394,8 +387,8 @@ class Supervisor:
         if number == signal.SIGTSTP:
             self._screen.suspend(self._ranks.suspend)
             return self._reset_stall_detector()
-        if self._ranks.phase is AttemptPhase.ENDED:  # only sidecars, a blocked reader of output or a peer are left
-            if not (self.sidecars and self.sidecars.stop_now()):
+        if self._ranks.phase is AttemptPhase.ENDED:  # only features, a blocked reader of output or a peer are left
+            if not (self.sides and self.sides.on_signal_after_end()):
                 os._exit(self._result.code if self._result else EXIT_SIGNAL + number)
             return
         if not reason and self._signals.is_inspect_request(number):
@@ -406,8 +399,6 @@ class Supervisor:
         first = not self._signals.interrupted
         request = self._signals.interpret(number, reason)
         if isinstance(request, messages.StopRequested):
-            if self.sidecars:
-                self.sidecars.stop_expected = True
             self._teardown.on_stop_requested(request, first=first)
         self._link.send(request)
 
