@@ -28,7 +28,6 @@ from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
-from ddplaunch.core.net.reserved_port import check_loopback
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.process_limits import check_proc
@@ -41,6 +40,7 @@ from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
 from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
+from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 

@@ -28,7 +28,6 @@ from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message
-from ddplaunch.core.net.addresses import ReverseLookupCheck
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.launcher_signals import (
@@ -56,6 +55,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.preload import reminders
+from ddplaunch.system.network.addresses import ReverseLookupCheck
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
