@@ -16,6 +16,7 @@ from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
+from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.cli.node_config_options import read_node_config, why_no_live_view
 from ddplaunch.cli.planning import PlanInputs
@@ -33,7 +34,6 @@ from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.supervisor import Supervisor
 from ddplaunch.core.node_config import NodeConfig, ShowRules
-from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog

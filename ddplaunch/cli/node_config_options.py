@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
+from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Output, Preemption
 from ddplaunch.cli.feature_options import Debugging, Inspecting, LiveDisplay, MemoryReport, Metrics, Recording
 from ddplaunch.cli.zygote_options import choose_preload, read_warm_timeout
 from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, NotifyCommand, ShowRules, Sidecar
 from ddplaunch.core.options import Options
-from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import click
 
 from ddplaunch.base.errors import host_name
+from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.core.control_socket import client
-from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.features.inspect import py_spy
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.features.inspect.diagnosis.stack_groups import group_ranks
