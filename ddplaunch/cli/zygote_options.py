@@ -15,10 +15,11 @@ from ddplaunch.base.safe_files import user_config_path
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.config_defaults import USER_TABLE, read_user_table
 from ddplaunch.cli.core_options import Starting, Stopping
-from ddplaunch.cli.feature_options import Preloading, Warming
 from ddplaunch.cli.option_values import WEEK_S, parse_seconds
 from ddplaunch.core.options import Options
+from ddplaunch.features.preload.options import Preloading
 from ddplaunch.features.preload.preload_plan import AUTO_PRELOAD, PreloadPlan, make_preload_plan
+from ddplaunch.features.warm.options import Warming
 from ddplaunch.system.clusters import find_marker
 from ddplaunch.system.plan.plan import Plan
 

@@ -7,6 +7,9 @@ change a feature.
 """
 
 FEATURES = (
+    "ssh",
+    "preload",
+    "check",
     "inspect",
     "samples",
     "runs",
@@ -17,12 +20,12 @@ FEATURES = (
     "sidecars",
     "notify",
     "checkpoint",
-    "check",
     "doctor",
     "submit",
     "manifest",
     "devices",
     "slurm_step",
     "warm",
+    "memory",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

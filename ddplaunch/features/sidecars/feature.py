@@ -1,11 +1,14 @@
-"""Programs that run beside the ranks: ``--sidecar`` and ``--tensorboard``."""
+"""Programs beside the ranks: ``--sidecar`` and ``--tensorboard``."""
 
 from __future__ import annotations
 
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+from ddplaunch.features.sidecars.options import SidecarPrograms
 
 
-class SidecarsFeature(Feature):
+class Sidecars(Feature):
+    options = (SidecarPrograms,)
+
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         if not context.config.sidecars:
             return None
@@ -14,4 +17,4 @@ class SidecarsFeature(Feature):
         return SidecarRunner(context)
 
 
-FEATURE = SidecarsFeature()
+FEATURE = Sidecars()
