@@ -16,9 +16,10 @@ from ddplaunch.base.event_loop import Timer
 from ddplaunch.core.events import Event, JobPreempted, SidecarExited, SidecarListening, SidecarStarted, SignalReceived
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.feature import FeatureContext, NodeSide
-from ddplaunch.core.node import node_context, process_limits, rank_files
+from ddplaunch.core.node import process_limits, rank_files
 from ddplaunch.core.node.launcher_signals import STOP_SIGNALS
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
 from ddplaunch.core.node_config import Sidecar
@@ -40,7 +41,7 @@ class SidecarRunner(NodeSide):
         self._grace = min(MAX_GRACE_S, context.job_config.grace)
         self._sidecars = context.config.sidecars
         self._names = ", ".join(each.name for each in self._sidecars)
-        self._preempt_signal = context.config.preempt_signal
+        self._preempt_signal = context.config.zygote.preempt_signal
         self._zygote: ZygoteClient | None = None
         self._temp_dir = RunTempDir("ddplaunch-sidecars")
         self._announced: set[str] = set()
@@ -63,7 +64,7 @@ class SidecarRunner(NodeSide):
                 self._was_preempted = True
 
     def _start(self) -> None:
-        shielded = node_context.signals_to_block(self._preempt_signal)
+        shielded = signals_to_block(self._preempt_signal)
         try:
             self._zygote = ZygoteClient(self._loop, listener=self, environment=self._tree.environ, shielded=shielded)
         except process_limits.ResourceLimitError as error:
