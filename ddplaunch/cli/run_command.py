@@ -18,6 +18,7 @@ from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
+from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
 from ddplaunch.cli.show_option import read_show_rules
@@ -102,8 +103,6 @@ def run(ctx: click.Context, /, **_: object) -> int:
             planned = _make_plan(options, parse_notes, file_notes)
             if isinstance(planned, int):
                 return planned
-            from ddplaunch.cli.node_start import NodeStart
-
             start = NodeStart(planned[0].options, planned[0].plan)
             undo.callback(start.close)
             from ddplaunch.cli import job_launch

@@ -12,6 +12,7 @@ FEATURES = (
     "check",
     "inspect",
     "samples",
+    "memory",
     "runs",
     "live",
     "debug",
@@ -26,6 +27,5 @@ FEATURES = (
     "devices",
     "slurm_step",
     "warm",
-    "memory",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

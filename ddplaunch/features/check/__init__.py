@@ -1,4 +1,5 @@
 """``--check``: verifies memory and GPUs of every node before ranks start.
 
-``node.py`` starts the check on a node, ``machine_check.py`` is what runs, ``job.py`` collects the results on node 0.
+``node.py`` starts the check on a node, ``machine_check.py`` is what runs; the coordinator collects the results
+(``core/job/node_checks.py``).
 """
