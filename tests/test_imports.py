@@ -17,10 +17,21 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
+    ("cli.declining", "features.ssh.options"),
+    ("cli.job_config_options", "features.check.options"),
+    ("cli.job_config_options", "features.inspect.options"),
     ("cli.job_launch", "features.debug.debug_server"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
+    ("cli.node_config_options", "features.debug.options"),
+    ("cli.node_config_options", "features.inspect.options"),
+    ("cli.node_config_options", "features.live.options"),
+    ("cli.node_config_options", "features.memory.options"),
+    ("cli.run_command", "features.ssh.options"),
     ("cli.run_command", "features.ssh.ssh_launch"),
+    ("cli.side_programs", "features.sidecars.options"),
+    ("cli.zygote_options", "features.preload.options"),
     ("cli.zygote_options", "features.preload.preload_plan"),
+    ("cli.zygote_options", "features.warm.options"),
     ("core.control_socket.job_status", "features.runs.goodput"),
     ("core.control_socket.served_job", "features.debug.debug_server"),
     ("core.control_socket.served_job", "features.inspect.diagnosis.inspection"),
@@ -44,7 +55,7 @@ ALLOWED = {
     ("core.node.zygote_client", "features.preload.preload_plan"),
     ("core.node.zygote_client", "features.warm.warm_starter"),
     ("core.node.zygote_process", "features.warm.warm_client"),
-    ("core.node_config", "features.preload.preload_plan"),
+    ("core.zygote_settings", "features.preload.preload_plan"),
     ("core.rank.preload_runner", "features.preload.rank.import_auditor"),
     ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
     ("core.rank.zygote", "features.preload.rank.fork_fixups"),
@@ -66,12 +77,12 @@ FEATURE_IMPORTS = {
     "runs": {"inspect", "samples", "ssh"},
     "samples": {"inspect"},
     "ssh": {"runs"},
-    "submit": {"runs"},
+    "submit": {"runs", "sidecars"},
 }
 """Features that import from other features."""
 
-LATE_IMPORTS = {"inspect": {"runs"}}
-"""Features that import one that requires them: the command ``stacks`` finds its run by ``runs``."""
+LATE_IMPORTS = {"inspect": {"runs"}, "ssh": {"runs"}, "submit": {"sidecars"}}
+"""Features that import one that requires them, or inside a command only: ``stacks`` finds its run by ``runs``."""
 
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""

@@ -17,8 +17,7 @@ from ddplaunch.cli.cluster_detection import (
     ignored_rank_variables,
     to_started_rank,
 )
-from ddplaunch.cli.core_options import Connections, DryRun, Elastic, Nodes, Ranks, Starting, Stopping, TargetOptions
-from ddplaunch.cli.feature_options import Checking, Inspecting
+from ddplaunch.cli.core_options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
 from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core.options import Options
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
@@ -49,8 +48,7 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
     options, cluster_env = detect_cluster(options)
     if options[Elastic].spares and (remote or cluster_env) and not options.is_set("nnodes"):
         options = subtract_spares(options)
-    for group in (options[Elastic], options[Connections], options[Checking], options[Inspecting]):
-        group.check_contradictions(options)
+    options.check_contradictions()
     if cluster_env:
         all_notes[:0] = cluster_notes(cluster_env)
     spec = _build_plan_spec(options, cluster_env)
@@ -116,7 +114,7 @@ def _build_plan_spec(options: Options, cluster_env: ClusterEnv | None) -> PlanSp
         started_rank=to_started_rank(cluster_env),
         sources=dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
         has_node_rank=nodes.node_rank != AUTO,
-        role=options[Starting].role,
+        role=options[Role].role,
         pass_local_rank=options[TargetOptions].pass_local_rank,
         virtual_local_rank=ranks.virtual_local_rank,
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
     from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.options import OptionGroup, Options
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
@@ -79,6 +80,7 @@ class FeatureContext(Struct, frozen=True):
     plan: Plan  # of this node, before it has joined the others
     config: NodeConfig
     job_config: JobConfig
+    options: Options
     job: ServedJob
     node: NodeContext
     tree: ProcessTree
@@ -160,6 +162,9 @@ class Feature:
     requires: tuple[str, ...] = ()
     """Features that it cannot do without, above it in the list: where one is missing, it is left out too."""
 
+    options: tuple[type[OptionGroup], ...] = ()
+    """Groups of its options of ``run``, declared in its options.py."""
+
     commands: tuple[Command, ...] = ()
 
     requests: tuple[str, ...] = ()
@@ -168,8 +173,16 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
+    def check(self, options: Options, plan: Plan) -> Iterable[str]:
+        """Raise UsageError if this node cannot do what the options request; return notes for the user."""
+        return ()
+
+    def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> Iterable[str]:
+        """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
+        return ()
+
     def make_screen(
-        self, loop: EventLoop, config: NodeConfig, options: ScreenOptions, *, reports_job: bool
+        self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
     ) -> Screen | None:
         """Return a screen to use in place of the default one; None if the job does not use the feature."""
         return None
@@ -197,6 +210,10 @@ class FeatureRegistry:
 
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
         return iter(self._features.items())
+
+    def option_groups(self) -> list[type[OptionGroup]]:
+        """List the groups of options of all features."""
+        return [group for _, feature in self for group in feature.options]
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""

@@ -7,6 +7,9 @@ change a feature.
 """
 
 FEATURES = (
+    "ssh",
+    "preload",
+    "check",
     "inspect",
     "samples",
     "runs",
@@ -16,11 +19,12 @@ FEATURES = (
     "metrics",
     "notify",
     "checkpoint",
-    "check",
     "doctor",
     "submit",
     "manifest",
     "devices",
     "warm",
+    "sidecars",
+    "memory",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

@@ -1,9 +1,10 @@
-"""The check of every node before its ranks start: ``--check``."""
+"""The check of every node before an attempt: ``--check``."""
 
 from __future__ import annotations
 
 from ddplaunch.core.feature import Feature, JobContext, JobSide
 from ddplaunch.core.messages import CheckNode
+from ddplaunch.features.check.options import Checking
 
 
 class CheckJob(JobSide):
@@ -17,6 +18,8 @@ class CheckJob(JobSide):
 
 
 class Check(Feature):
+    options = (Checking,)
+
     def make_job_side(self, context: JobContext) -> JobSide | None:
         return CheckJob(context.config.gpu_memory_timeout) if context.config.checks_nodes else None
 

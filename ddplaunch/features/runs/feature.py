@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.features.runs.options import History
 
 
 class Runs(Feature):
-    requires = ("inspect", "samples")
+    requires = ("ssh", "inspect", "samples")
+    options = (History,)
     commands = (
         Command("stop", "Stop a running job.", module="stop"),
         Command("wait", "Wait for a job to end and return its exit code.", module="stop"),
@@ -18,7 +20,7 @@ class Runs(Feature):
     )
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if not context.config.history:
+        if context.options[History].no_history:
             return None
         from ddplaunch.features.runs.history_recorder import HistoryRecorder
         from ddplaunch.features.runs.sample_file import SampleFile
