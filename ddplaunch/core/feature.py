@@ -16,9 +16,10 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
-    from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
+    from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
     from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.options import OptionGroup, Options
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.core.rpc_kind import GetOffset
+    from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
 
 S = TypeVar("S", bound="NodeSide")
@@ -63,6 +66,13 @@ class NodeSide:
 
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
+
+    def explain_end(self, end: RankEnd) -> str | None:
+        """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
+        return None
+
+    def on_resume(self) -> None:
+        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or had a rank in a debugger."""
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
@@ -181,10 +191,29 @@ class Feature:
         """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
         return ()
 
+    def make_locator(self) -> RunLocator | None:
+        """Return its part in finding the run that a command means; None if it has none."""
+        return None
+
     def make_screen(
         self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
     ) -> Screen | None:
         """Return a screen to use in place of the default one; None if the job does not use the feature."""
+        return None
+
+    def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
+        """Return what this node's zygote does before the ranks start; ``zygote_plan``: without this feature.
+
+        Not called with ``--start exec``.
+        """
+        return zygote_plan
+
+    def make_zygote_source(self, options: Options) -> ZygoteSource | None:
+        """Return what provides the zygotes of this node; None if the job does not use the feature.
+
+        Raises:
+            UsageError: the options of the feature are wrong.
+        """
         return None
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:

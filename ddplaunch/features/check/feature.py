@@ -1,4 +1,4 @@
-"""The check of every node before an attempt: ``--check``."""
+"""The check of every node before its ranks start: ``--check``."""
 
 from __future__ import annotations
 
