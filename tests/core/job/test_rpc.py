@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch.base.frames import LENGTH, ProtocolError
 from ddplaunch.base.types import decode, encode
-from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload, find_kind
-from ddplaunch.core.messages import FROM_NODE, RpcReply, RpcRequest
+from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload, find_kind
+from ddplaunch.core.messages import FROM_NODE, NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
 from ddplaunch.core.rpc_kind import Kind
@@ -236,6 +236,23 @@ def test_a_job_without_ranks_replies_at_once():
     job, done = Job(min_nodes=2), []
     Rpc(job.coordinator._nodes, job.after, find={"merged": Merged()}.__getitem__).gather("merged", None, done.append)
     assert done == [([], ())]
+
+
+@pytest.mark.parametrize("hook", ["claimed_ranks", "to_local_clock", "merge", "for_client"])
+def test_a_kind_that_raises_is_reported_once_and_refused_from_then_on(nodes, hook, monkeypatch):
+    def fail(*arguments):
+        raise ValueError(hook)
+
+    monkeypatch.setattr(Merged, hook, fail)
+    for serial in (1, 2):
+        nodes.request(2, "merged", serial=serial)
+        if serial == 1:
+            for node in range(3):
+                nodes.reply(node, (2 * node,))
+    sent = [message for _, message in nodes.take() if not isinstance(message, RpcRequest)]
+    (note,) = [message.text for message in sent if isinstance(message, NoteMessage)]
+    assert note.startswith("bug in ddplaunch: the request merged failed and is left out, the job goes on")
+    assert sent[1:] == [RpcReply(serial, "merged", refusal=BUG_ERROR) for serial in (1, 2)]
 
 
 def test_a_payload_is_checked_on_arrival():
