@@ -37,7 +37,6 @@ ALLOWED = {
     ("core.job.time_limits", "features.inspect.diagnosis.stall_check"),
     ("core.messages", "features.inspect.diagnosis.inspection"),
     ("core.net.coordinator_server", "features.inspect.slow_rank_detector"),
-    ("core.node.node_ranks", "features.inspect.node.in_flight"),
     ("core.node.process_tree", "features.warm.warm_starter"),
     ("core.node.supervisor", "features.check.node"),
     ("core.node.supervisor", "features.debug.debug_server"),

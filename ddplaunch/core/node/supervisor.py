@@ -119,7 +119,10 @@ class Supervisor:
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
         """Replace the state of the previous attempt; -1: none has started."""
         send = self._link.send
-        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self.sides.explain_end)
+        sides = self.sides
+        ranks = self._ranks = NodeRanks(
+            attempt, plan, self._loop, self.tree.temp_dir, sides.explain_end, sides.find_exception
+        )
         self._teardown = Teardown(ranks, self.tree, self.context, self._job_config, self._emit, send, self._on_drained)
 
     def run(self) -> JobResult:
