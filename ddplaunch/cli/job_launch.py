@@ -16,7 +16,7 @@ from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
 from ddplaunch.cli.job_config_options import read_job_config
-from ddplaunch.cli.node_config_options import read_node_config, why_no_live_view
+from ddplaunch.cli.node_config_options import read_node_config
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
@@ -33,6 +33,7 @@ from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.supervisor import Supervisor
 from ddplaunch.core.node_config import NodeConfig, ShowRules
+from ddplaunch.core.options import Options
 from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
@@ -79,14 +80,16 @@ def build_node_job(
     if listener_socket is None and not plan.has_node_rank:
         plan = planning.plan_for_node_rank(1)  # any node but 0, until node 0 assigns its rank
     check_store_file(plan.init_method, plan.run_id)
-    notes = [*plan.notes, show_note, why_no_live_view(options)]
+    notes = [*plan.notes, show_note]
+    for _, feature in load_features():
+        notes += feature.check(options, plan)
     if plan.nnodes > 1 and job_config.port is None and not plan.started_rank:
         notes.append("--control none: nodes do not notice failures of other nodes")
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
-    node_config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
-    return NodeJob(plan, start, node_config, job_config, listener_socket)
+    config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
+    return NodeJob(plan, start, config, job_config, options, listener_socket)
 
 
 class NodeJob:
@@ -98,6 +101,7 @@ class NodeJob:
         start: NodeStart,
         node_config: NodeConfig,
         job_config: JobConfig,
+        options: Options,
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder; ``listener_socket`` is that of ``bind_control_port``.
@@ -111,10 +115,10 @@ class NodeJob:
         alone = job_config.port is None
         speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
-        self._screen = self._make_screen(reports_job=speaks)
+        self._screen = self._make_screen(options, reports_job=speaks)
         self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
-        starting = StartupNotice(loop, self._screen, node_config.zygote.preload.modules)
+        starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
         self._sides = sides = NodeSides(loop, self._report_bug)
         parts = (loop, self._screen, self._log, observers, sides, start.tree)
@@ -124,6 +128,7 @@ class NodeJob:
             plan,
             node_config,
             job_config,
+            options,
             self,
             supervisor.context,
             supervisor.tree,
@@ -136,13 +141,14 @@ class NodeJob:
         observers.add(sides)
         self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
 
-    def _make_screen(self, *, reports_job: bool) -> Screen:
+    def _make_screen(self, options: Options, *, reports_job: bool) -> Screen:
         config = self._config
-        options = ScreenOptions(config.output_timeout_s, config.quiet_s, config.prefix, config.show.merge)
+        how = ScreenOptions(config.output_timeout_s, config.quiet_s, config.prefix, config.show.merge)
         for _, feature in load_features():
-            if screen := feature.make_screen(self._loop, config, options, reports_job=reports_job):
+            screen = feature.make_screen(self._loop, options, how, reports_job=reports_job, colour=config.colour)
+            if screen is not None:
                 return screen
-        return make_screen(self._loop, options, reports_job=reports_job, colour=config.colour)
+        return make_screen(self._loop, how, reports_job=reports_job, colour=config.colour)
 
     def _isolated(self, feature: str) -> IsolatedLoop:
         """Return a loop whose errors only disable ``feature``."""

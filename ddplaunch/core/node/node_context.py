@@ -38,7 +38,7 @@ class NodeContext(Struct, frozen=True):
             OSError: too many files are open.
         """
         plan = ranks.plan
-        reads = rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.policy.has_live_view)
+        reads = rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.screen.reads_keys)
         log = self.log.rank_file(rank.rank, ranks.number)
         self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.policy.show.streams_for(rank), log=log)
         if self.policy.inspect:

@@ -52,7 +52,6 @@ from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import Usage
-from ddplaunch.features.preload import reminders
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ class Supervisor:
         if order.assignment:
             extra = self._lookup_check.rank_environment() if self._lookup_check else {}
             plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
-        plan = plan.with_store(torch=self._node_config.zygote.preload.imports_torch)
+        plan = plan.with_store(torch=self._node_config.zygote.plan.imports_torch)
         self._new_attempt(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.AttemptPlanned(plan, order.attempt))
@@ -320,16 +319,14 @@ class Supervisor:
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self.tree.zygote:
             self.tree.temp_dir.create(self.tree.zygote.remove_on_exit)
-        preload_plan = self._node_config.zygote.preload
-        fallback_reason, excluded = preload_plan.explain(failed)
-        modules = (preload_plan.fallback if failed else preload_plan.modules) if forks else ()
+        zygote_plan = self._node_config.zygote.plan
+        fallback_reason, excluded = zygote_plan.explain(failed)
+        modules = (zygote_plan.fallback if failed else zygote_plan.modules) if forks else ()
         self._emit(
             events.ZygoteReady(
-                forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.warm_unavailable_reason
+                forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.source_unavailable_reason
             )
         )
-        note = partial(reminders.note_slow_start, self._screen.show_note, self._plan.target.source)
-        note(modules, fallback_reason, forks=forks, failed=failed, unsafe=unsafe)
         if self._ranks.phase is AttemptPhase.LOADING:
             self._ranks.set_phase(AttemptPhase.RUNNING)
             self._open_store()

@@ -25,9 +25,9 @@ from ddplaunch.core.failures import FailureReport, describe_exit
 from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.node import child_processes, process_limits
 from ddplaunch.core.node.process_tree import LAUNCHER_VARIABLES
-from ddplaunch.core.node_config import NotifyCommand
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.rank import proc_utils
+from ddplaunch.features.notify.options import NotifyCommand
 from ddplaunch.system.plan.plan import Plan
 
 COMMAND_TIMEOUT_S = 30.0  # for a command and one event
