@@ -107,7 +107,7 @@ class Supervisor:
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self._signals = LauncherSignals(node_config.zygote.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
-        self.rpc = NodeRpc(loop, self._link.send, find_kind)
+        self.rpc = NodeRpc(loop, self._link.send, find_kind, screen.show_note)
         self._node_check: NodeCheck | None = None
         self._missing_nodes: MissingNodes | None = None  # in Slurm, while the job waits for nodes
         self._result: JobResult | None = None  # set once node 0 has ended the job
