@@ -30,7 +30,6 @@ ALLOWED = {
     ("cli.run_command", "features.ssh.ssh_launch"),
     ("cli.side_programs", "features.sidecars.options"),
     ("core.control_socket.served_job", "features.debug.debug_server"),
-    ("core.node.node_ranks", "features.inspect.node.in_flight"),
     ("core.node.supervisor", "features.debug.debug_server"),
     ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.options import OptionGroup, Options
@@ -69,6 +70,10 @@ class NodeSide:
 
     def explain_end(self, end: RankEnd) -> str | None:
         """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
+        return None
+
+    def find_exception(self, rank: int) -> RecordedError | None:
+        """Return an exception that a rank is handling, and that will end it; None if none is known."""
         return None
 
     def on_resume(self) -> None:
