@@ -17,7 +17,6 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.declining", "features.ssh.options"),
     ("cli.job_config_options", "features.check.options"),
     ("cli.job_config_options", "features.inspect.options"),
     ("cli.job_launch", "features.debug.debug_server"),
@@ -26,8 +25,6 @@ ALLOWED = {
     ("cli.node_config_options", "features.inspect.options"),
     ("cli.node_config_options", "features.live.options"),
     ("cli.node_config_options", "features.memory.options"),
-    ("cli.run_command", "features.ssh.options"),
-    ("cli.run_command", "features.ssh.ssh_launch"),
     ("cli.side_programs", "features.sidecars.options"),
     ("cli.zygote_options", "features.preload.options"),
     ("cli.zygote_options", "features.preload.preload_plan"),

@@ -7,6 +7,7 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.system.plan.plan import Plan
+    from ddplaunch.system.target.target import Target
 
 S = TypeVar("S", bound="NodeSide")
 
@@ -91,6 +93,26 @@ class FeatureContext(Struct, frozen=True):
         return next((side for side in self.earlier if isinstance(side, kind)), None)
 
 
+class RunInstead(ABC):
+    """What runs the job in place of this launcher, as on other hosts."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise UsageError if the options are invalid, or contradict each other."""
+
+    @abstractmethod
+    def run(self, target: Target, run_id: str) -> int:
+        """Run the job, and return its exit code."""
+
+    @abstractmethod
+    def options_for_dry_run(self) -> tuple[Options, str]:
+        """Return the options with what it supplies, and a note on that."""
+
+    @abstractmethod
+    def complete_plan(self, plan: Plan, options: Options) -> Plan:
+        """Return the plan of a dry run with what is known of the machines."""
+
+
 class Feature:
     """Base class of features. A subclass overrides only what it has."""
 
@@ -115,6 +137,10 @@ class Feature:
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> Iterable[str]:
         """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
         return ()
+
+    def run_instead(self, options: Options) -> RunInstead | None:
+        """Return what runs the job in place of this launcher; None if the options do not request it."""
+        return None
 
     def make_screen(
         self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
@@ -145,6 +171,10 @@ class FeatureRegistry:
     def option_groups(self) -> list[type[OptionGroup]]:
         """List the groups of options of all features."""
         return [group for _, feature in self for group in feature.options]
+
+    def run_instead(self, options: Options) -> RunInstead | None:
+        """Return what runs the job in place of this launcher; None if it runs the job itself."""
+        return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""
