@@ -66,7 +66,7 @@ ALLOWED = {
     ("core.node.zygote_client", "features.preload.preload_plan"),
     ("core.node.zygote_client", "features.warm.warm_starter"),
     ("core.node.zygote_process", "features.warm.warm_client"),
-    ("core.node_config", "features.preload.preload_plan"),
+    ("core.zygote_settings", "features.preload.preload_plan"),
     ("core.rank.preload_runner", "features.preload.rank.import_auditor"),
     ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
     ("core.rank.zygote", "features.preload.rank.fork_fixups"),

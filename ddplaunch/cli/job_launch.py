@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
-from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.cli.node_config_options import read_node_config
+from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
 from ddplaunch.core.control_socket.job_status import Status
@@ -31,7 +31,6 @@ from ddplaunch.core.net.link import check_link, listen_on_node_zero
 from ddplaunch.core.net.reserved_port import check_loopback
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
-from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.supervisor import Supervisor
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
@@ -59,7 +58,6 @@ def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | 
         UsageError: this node cannot run its ranks, or the port is taken.
         NameTimeout: this is node 0, and its own name does not resolve in time.
     """
-    check_proc()
     plan = planning.plan
     job_config = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
     check_link(plan, job_config, print_notes)
@@ -67,7 +65,11 @@ def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | 
 
 
 def build_node_job(
-    planning: PlanInputs, show_rules: ShowRules, job_config: JobConfig, listener_socket: socket.socket | None
+    planning: PlanInputs,
+    show_rules: ShowRules,
+    start: NodeStart,
+    job_config: JobConfig,
+    listener_socket: socket.socket | None,
 ) -> NodeJob:
     """Print the notes on the plan, and return this node's part of the job, ready to run.
 
@@ -87,8 +89,8 @@ def build_node_job(
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
-    config = read_node_config(options, plan, show_rules, planning.cluster_env)
-    return NodeJob(plan, config, job_config, options, listener_socket)
+    config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
+    return NodeJob(plan, start, config, job_config, options, listener_socket)
 
 
 class NodeJob:
@@ -97,6 +99,7 @@ class NodeJob:
     def __init__(
         self,
         plan: Plan,
+        start: NodeStart,
         node_config: NodeConfig,
         job_config: JobConfig,
         options: Options,
@@ -109,16 +112,16 @@ class NodeJob:
         """
         self._plan, self._config = plan, node_config
         self._has_ended = False  # then notes go to stderr
-        self._loop = loop = EventLoop()
+        self._loop = loop = start.loop
         alone = job_config.port is None
         speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
         self._screen = self._make_screen(options, reports_job=speaks)
         self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
-        starting = StartupNotice(loop, self._screen, node_config.preload.modules)
+        starting = StartupNotice(loop, self._screen, node_config.zygote.preload.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        parts = (os.environ, loop, self._screen, self._log, observers)
+        parts = (loop, self._screen, self._log, observers, start.tree)
         self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
         context = partial(
             FeatureContext,

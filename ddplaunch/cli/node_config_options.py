@@ -9,7 +9,6 @@ from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.core_options import Logging, Output, Preemption
-from ddplaunch.cli.zygote_options import choose_preload, read_warm_timeout
 from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
@@ -17,6 +16,7 @@ from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
+from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.features.debug.options import Debugging
 from ddplaunch.features.inspect.options import Inspecting
 from ddplaunch.features.live.options import LiveDisplay
@@ -32,12 +32,13 @@ QUIET_WAIT_S = 5.0
 """Nodes that are started together report only after this time that they wait for others."""
 
 
-def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env: ClusterEnv | None) -> NodeConfig:
+def read_node_config(
+    options: Options, plan: Plan, show: ShowRules, zygote: ZygoteSettings, cluster_env: ClusterEnv | None
+) -> NodeConfig:
     """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
     by_ssh = OVER_SSH_VARIABLE in os.environ
-    warm_timeout, why_not_warm = read_warm_timeout(options)
     return NodeConfig(
-        preload=choose_preload(options, plan),
+        zygote=zygote,
         show=show,
         stdin=options[Output].stdin,
         log_dir=options[Logging].log_dir,
@@ -53,11 +54,8 @@ def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env:
         prefix=options[Output].prefix,
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
-        preempt_signal=options[Preemption].preempt_signal,
         preempt_forward=options[Preemption].preempt_forward,
         sidecars=() if plan.node_rank else side_programs.read_sidecars(options),
-        warm_idle_timeout_s=warm_timeout,
-        warm_unavailable_reason=why_not_warm,
         in_slurm_step=in_step(options, cluster_env, plan.node_rank),
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import ExitStack
 from itertools import takewhile
 
 import click
@@ -17,6 +18,7 @@ from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
+from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
 from ddplaunch.cli.show_option import read_show_rules
@@ -95,23 +97,27 @@ def run(ctx: click.Context, /, **_: object) -> int:
     FORMATTER.as_json = options[Logging].log_json
     listener_socket: socket.socket | None = None
     file_notes: tuple[str, ...] = ()
-    try:
-        options, file_notes = with_project_defaults(options, current_directory(), os.environ)
-        planned = _make_plan(options, parse_notes, file_notes)
-        if isinstance(planned, int):
-            return planned
-        from ddplaunch.cli import job_launch
+    with ExitStack() as undo:  # called unless the job starts
+        try:
+            options, file_notes = with_project_defaults(options, current_directory(), os.environ)
+            planned = _make_plan(options, parse_notes, file_notes)
+            if isinstance(planned, int):
+                return planned
+            start = NodeStart(planned[0].options, planned[0].plan)
+            undo.callback(start.close)
+            from ddplaunch.cli import job_launch
 
-        job_config, listener_socket = job_launch.bind_control_port(planned[0])
-        job = job_launch.build_node_job(*planned, job_config, listener_socket)
-    except UsageError as error:
-        from ddplaunch.cli import declining
+            job_config, listener_socket = job_launch.bind_control_port(planned[0])
+            job = job_launch.build_node_job(*planned, start, job_config, listener_socket)
+            undo.pop_all()
+        except UsageError as error:
+            from ddplaunch.cli import declining
 
-        # Before notifying the other nodes, which may take a while.
-        hints = [*filter(None, (error.hint or "").splitlines()), *file_notes]
-        print_error(error.message, "\n".join(hints) or None, error.exit_code)
-        declining.notify_other_nodes(error, options, listener_socket)
-        return error.exit_code
+            # Before notifying the other nodes, which may take a while.
+            hints = [*filter(None, (error.hint or "").splitlines()), *file_notes]
+            print_error(error.message, "\n".join(hints) or None, error.exit_code)
+            declining.notify_other_nodes(error, options, listener_socket)
+            return error.exit_code
     return job.run()
 
 

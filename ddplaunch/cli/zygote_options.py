@@ -14,9 +14,10 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import user_config_path
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.config_defaults import USER_TABLE, read_user_table
-from ddplaunch.cli.core_options import Starting, Stopping
+from ddplaunch.cli.core_options import Preemption, Starting, Stopping
 from ddplaunch.cli.option_values import WEEK_S, parse_seconds
 from ddplaunch.core.options import Options
+from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.features.preload.options import Preloading
 from ddplaunch.features.preload.preload_plan import AUTO_PRELOAD, PreloadPlan, make_preload_plan
 from ddplaunch.features.warm.options import Warming
@@ -25,6 +26,17 @@ from ddplaunch.system.plan.plan import Plan
 
 DEFAULT_WARM_TIMEOUT_S = 600.0
 """How long ``--warm`` keeps an idle zygote by default."""
+
+
+def read_zygote_settings(options: Options, plan: Plan) -> ZygoteSettings:
+    """Choose how the zygotes of this node are started.
+
+    Raises:
+        UsageError: the value of ``warm`` in the user's file is not a time.
+    """
+    warm_timeout, why_not_warm = _read_warm_timeout(options)
+    preempt_signal = options[Preemption].preempt_signal
+    return ZygoteSettings(choose_preload(options, plan), preempt_signal, warm_timeout, why_not_warm)
 
 
 def choose_preload(options: Options, plan: Plan) -> PreloadPlan:
@@ -40,7 +52,7 @@ def choose_preload(options: Options, plan: Plan) -> PreloadPlan:
     )
 
 
-def read_warm_timeout(options: Options) -> tuple[float | None, str | None]:
+def _read_warm_timeout(options: Options) -> tuple[float | None, str | None]:
     """Return how long an idle zygote is kept, None for not at all; and why not, if it was requested.
 
     Raises:

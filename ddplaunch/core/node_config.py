@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from ddplaunch.base.text import shell_quote
-from ddplaunch.features.preload.preload_plan import PreloadPlan
+from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.rank_layout import Rank
 
 
@@ -55,7 +55,7 @@ class Sidecar(Struct, frozen=True):
 class NodeConfig(Struct, frozen=True):
     """The options that apply to this node alone."""
 
-    preload: PreloadPlan  # what the zygote imports, if it forks
+    zygote: ZygoteSettings
     show: ShowRules
     stdin: int | None  # the rank that reads standard input; None: none, but a single rank does
     log_dir: str | None
@@ -71,9 +71,6 @@ class NodeConfig(Struct, frozen=True):
     prefix: str  # before each line of a rank: core/output/prefix.py
     output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
     quiet_s: float  # seconds after which a wait for the other nodes is reported
-    preempt_signal: int | None  # the scheduler's preemption signal, if any
     preempt_forward: int | None  # the signal that ranks get then, if any
     sidecars: tuple[Sidecar, ...]  # empty on other nodes than node 0
-    warm_idle_timeout_s: float | None = None  # an idle warm zygote ends after this; None: no warm zygote
-    warm_unavailable_reason: str | None = None  # why there is none although --warm was given
     in_slurm_step: bool = False  # whether the tasks of a Slurm step are the job's nodes

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -74,16 +74,16 @@ class Supervisor:
         plan: Plan,
         node_config: NodeConfig,
         job_config: JobConfig,
-        environ: Mapping[str, str],
         loop: EventLoop,
         screen: Screen,
         log: RunLog,
         observers: events.Observers,
+        tree: ProcessTree,
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder.
 
-        ``listener_socket`` listens on the control port, if that was bound before.
+        ``tree`` may have started the zygote; ``listener_socket`` listens on the control port, if that was bound before.
 
         Raises:
             UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
@@ -97,7 +97,8 @@ class Supervisor:
         self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
         if plan.hosts_store or job_config.port is None:
             log.open(plan.run_id, plan.node_rank)
-        self.tree = ProcessTree(loop, node_config, environ, plan.run_id, screen.show_note)
+        self.tree = tree
+        tree.attach(self, screen.show_note)
         self._observers, self._emit = observers, observers.emit
         self.streams = Streams(
             loop,
@@ -108,7 +109,7 @@ class Supervisor:
         )
         self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self.tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
-        self._signals = LauncherSignals(node_config.preempt_signal)
+        self._signals = LauncherSignals(node_config.zygote.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
         node_only = job_config.port is None and plan.nnodes > 1
         self._inspections = NodeInspections(loop, self._add_idle_times, screen.show_note, node_only=node_only)
@@ -150,12 +151,12 @@ class Supervisor:
 
     def run(self) -> JobResult:
         """Run the job; return when nothing of it but its sidecars is left on this node."""
-        preempt_signal = self._node_config.preempt_signal
+        preempt_signal = self._node_config.zygote.preempt_signal
         self._loop.add_signal_handlers(
             STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
         )
         self._loop.add_signal_handlers(FORWARDED_SIGNALS - {preempt_signal}, self._on_forwardable_signal)
-        self.tree.ensure_zygote(self._plan, self.context.store.path, self)
+        self.tree.ensure_zygote(self._plan)
         proc_utils.adopt_orphans()  # not before: a warm zygote is a detached process
         try:
             with tty.restore_terminal():
@@ -270,11 +271,11 @@ class Supervisor:
         if order.assignment:
             extra = self._lookup_check.rank_environment() if self._lookup_check else {}
             plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
-        plan = plan.with_store(torch=self._node_config.preload.imports_torch)
+        plan = plan.with_store(torch=self._node_config.zygote.preload.imports_torch)
         self._new_attempt(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.AttemptPlanned(plan, order.attempt))
-        zygote = self.tree.ensure_zygote(plan, self.context.store.path, self)
+        zygote = self.tree.ensure_zygote(plan)
         ranks.set_phase(AttemptPhase.RUNNING if zygote.ready else AttemptPhase.LOADING)
         self.context.store.start_attempt()
         self._open_store()
@@ -335,7 +336,7 @@ class Supervisor:
         if error and self._ranks.processes:
             self._screen.show_note(f"cannot notify the ranks of the preemption: {error}")
         self._emit(events.JobPreempted())
-        forward, preempt_signal = self._node_config.preempt_forward, self._node_config.preempt_signal
+        forward, preempt_signal = self._node_config.preempt_forward, self._node_config.zygote.preempt_signal
         if forward is not None:
             self._loop.call_later(
                 ZYGOTE_REPORT_DELAY_S, partial(self._forward_preempt_signal, forward, self._ranks.signal_all)
@@ -367,7 +368,7 @@ class Supervisor:
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self.tree.zygote:
             self.tree.temp_dir.create(self.tree.zygote.remove_on_exit)
-        preload_plan = self._node_config.preload
+        preload_plan = self._node_config.zygote.preload
         fallback_reason, excluded = preload_plan.explain(failed)
         modules = (preload_plan.fallback if failed else preload_plan.modules) if forks else ()
         self._emit(

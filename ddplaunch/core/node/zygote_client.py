@@ -55,7 +55,7 @@ class ZygoteClient:
         self,
         loop: EventLoop,
         *,
-        listener: ZygoteListener,
+        listener: ZygoteListener | None,  # None: set before the loop runs
         environment: Mapping[str, str],
         preload: PreloadPlan | None = None,  # what to import before forking; None: every rank is a new interpreter
         first: str = "",  # the folder that ranks have in front of ``sys.path``
@@ -66,7 +66,7 @@ class ZygoteClient:
         warm: WarmZygoteStarter | None = None,  # provides a zygote that has imported already
     ) -> None:
         """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
-        self._loop, self._listener = loop, listener
+        self._loop, self.listener = loop, listener
         preload = preload or PreloadPlan()
         self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
         config: ZygoteConfig = {
@@ -105,7 +105,7 @@ class ZygoteClient:
                 ) from None
             finally:
                 child_socket.close()
-        self._socket = ZygoteSocket(loop, our_socket, self._on_message, listener.on_zygote_lost)
+        self._socket = ZygoteSocket(loop, our_socket, self._on_message, self._on_lost)
         self._queue: deque[tuple[int, BuildRankJob]] = deque()
         self._in_flight = 0
 
@@ -180,27 +180,32 @@ class ZygoteClient:
             partial(self._on_message, {"op": "spawn_failed", "rank": rank, "errno": error.errno or 0}, [])
         )
 
+    def _on_lost(self) -> None:
+        assert self.listener
+        self.listener.on_zygote_lost()
+
     def _on_message(self, message: FromZygote, fds: list[int]) -> None:
+        assert self.listener
         if message["op"] == "ready":
             self.ready, self.stores = True, message["can_serve_store"]
             self._process.on_ready(message["pid"], fds[0] if fds else None)
-            self._listener.on_zygote_ready(message["forks"], message["failed"], message["unsafe"], message["import_s"])
+            self.listener.on_zygote_ready(message["forks"], message["failed"], message["unsafe"], message["import_s"])
         elif message["op"] == "import_failed":
-            self._listener.on_import_failed(message["message"])
+            self.listener.on_import_failed(message["message"])
         elif message["op"] == "spawned":
             self._in_flight -= 1
-            self._listener.on_spawned(message["rank"], message["pid"], fds[0] if fds else None)
+            self.listener.on_spawned(message["rank"], message["pid"], fds[0] if fds else None)
         elif message["op"] == "spawn_failed":
             self._in_flight -= 1
-            self._listener.on_spawn_failed(message["rank"], message["errno"])
+            self.listener.on_spawn_failed(message["rank"], message["errno"])
         elif message["op"] == "exited":
             code = os.waitstatus_to_exitcode(message["status"])
-            self._listener.on_exited(message["rank"], message["pid"], code, message["usage"])
+            self.listener.on_exited(message["rank"], message["pid"], code, message["usage"])
         elif message["op"] == "store_exited":
-            self._listener.on_store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
+            self.listener.on_store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
         elif message["op"] == "signalled":
-            self._listener.on_zygote_signalled(message["number"], message["rank"])
+            self.listener.on_zygote_signalled(message["number"], message["rank"])
         elif message["op"] == "swept":
-            self._listener.on_swept(message["found"], message["stuck"])
+            self.listener.on_swept(message["found"], message["stuck"])
         if not self._socket.is_closed:
             self._request_next()

@@ -1,0 +1,40 @@
+"""The start of the zygote on this node: it imports torch while the launcher imports the rest of itself.
+
+This module therefore imports little, and ``job_launch`` is imported once ``NodeStart`` is made.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.cli.zygote_options import read_zygote_settings
+from ddplaunch.core.node.process_limits import check_proc
+from ddplaunch.core.node.process_tree import ProcessTree
+from ddplaunch.core.options import Options
+from ddplaunch.system.plan.plan import Plan
+
+
+class NodeStart:
+    """The event loop and the process tree of a job that is about to start on this node."""
+
+    def __init__(self, options: Options, plan: Plan) -> None:
+        """Start the zygote, unless it depends on what node 0 has yet to assign.
+
+        Raises:
+            UsageError: the value of an option is wrong.
+            ResourceLimitError: /proc cannot be used, or a limit on processes or memory is reached.
+        """
+        check_proc()
+        self.loop = EventLoop()
+        self.settings = read_zygote_settings(options, plan)
+        if self.settings.preempt_signal is not None:  # the loop unblocks it once the launcher handles it
+            signal.pthread_sigmask(signal.SIG_BLOCK, (self.settings.preempt_signal,))
+        self.tree = ProcessTree(self.loop, self.settings, os.environ, plan.run_id)
+        if plan.has_node_rank:
+            self.tree.ensure_zygote(plan)
+
+    def close(self) -> None:
+        """End the zygote of a job that does not start after all."""
+        self.tree.close()
