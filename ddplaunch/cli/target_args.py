@@ -19,7 +19,7 @@ from ddplaunch.cli.argv_splitter import (
 from ddplaunch.cli.core_options import TargetOptions
 from ddplaunch.cli.torchrun.translator import translate
 from ddplaunch.core.options import Options
-from ddplaunch.system.target.arguments import check_arguments, function_help, is_help_request
+from ddplaunch.system.target.argument_parser import check_arguments, function_help, is_help_request
 from ddplaunch.system.target.target import Target, find_target
 
 TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
