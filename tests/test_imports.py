@@ -17,12 +17,9 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.job_config_options", "features.check.options"),
-    ("cli.job_config_options", "features.inspect.options"),
     ("cli.job_launch", "features.debug.debug_server"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
     ("cli.node_config_options", "features.debug.options"),
-    ("cli.node_config_options", "features.inspect.options"),
     ("cli.node_config_options", "features.live.options"),
     ("cli.node_config_options", "features.memory.options"),
     ("cli.side_programs", "features.sidecars.options"),

@@ -130,6 +130,10 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
+    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
+        """Return the job config with the settings of this feature."""
+        return config
+
     def check(self, options: Options, plan: Plan) -> Iterable[str]:
         """Raise UsageError if this node cannot do what the options request; return notes for the user."""
         return ()
