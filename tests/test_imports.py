@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ddplaunch
 from ddplaunch.core.feature import load_features
+from ddplaunch.features import FEATURES
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
@@ -26,10 +27,8 @@ ALLOWED = {
     ("cli.zygote_options", "features.preload.options"),
     ("cli.zygote_options", "features.preload.preload_plan"),
     ("cli.zygote_options", "features.warm.options"),
-    ("core.control_socket.job_status", "features.runs.goodput"),
     ("core.control_socket.served_job", "features.debug.debug_server"),
     ("core.control_socket.served_job", "features.inspect.diagnosis.inspection"),
-    ("core.control_socket.status_tracker", "features.runs.goodput"),
     ("core.job.coordinator", "features.check.job"),
     ("core.job.job_attempt", "features.inspect.diagnosis.culprit"),
     ("core.job.job_attempt", "features.inspect.diagnosis.inspection"),
@@ -63,34 +62,32 @@ ALLOWED = {
     ("core.node.zygote_client", "features.preload.preload_plan"),
     ("core.node.zygote_client", "features.warm.warm_starter"),
     ("core.node.zygote_process", "features.warm.warm_client"),
-    ("core.zygote_settings", "features.preload.preload_plan"),
     ("core.rank.preload_runner", "features.preload.rank.import_auditor"),
     ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
     ("core.rank.zygote", "features.preload.rank.fork_fixups"),
     ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
-    ("system.schedulers.log_follower", "features.runs.job_resolver"),
+    ("core.zygote_settings", "features.preload.preload_plan"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 
 FEATURE_IMPORTS = {
-    "debug": {"inspect", "runs", "ssh"},
+    "debug": {"inspect", "ssh"},
     "doctor": {"check", "ssh"},
-    "inspect": {"runs", "ssh"},
-    "live": {"inspect", "runs", "samples", "ssh"},
+    "live": {"inspect", "runs", "samples"},
     "manifest": {"submit"},
     "metrics": {"samples"},
-    "profile": {"inspect", "runs", "ssh"},
+    "profile": {"inspect"},
     "python": {"preload"},
-    "runs": {"inspect", "samples", "ssh"},
+    "runs": {"inspect", "samples"},
     "samples": {"inspect"},
     "ssh": {"runs"},
     "submit": {"runs", "sidecars"},
 }
 """Features that import from other features."""
 
-LATE_IMPORTS = {"inspect": {"runs"}, "ssh": {"runs"}, "submit": {"sidecars"}}
-"""Features that import one that requires them, or inside a command only: ``stacks`` finds its run by ``runs``."""
+LATE_IMPORTS = {"ssh": {"runs"}, "submit": {"sidecars"}}
+"""Features that import others inside a command only."""
 
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
@@ -240,9 +237,10 @@ def test_features_import_known_features():
 
 def test_features_require_those_that_they_import():
     registered = {name: feature for name, feature in load_features()}
+    assert [*registered] == [*FEATURES]  # else one is above a feature that it requires
     for name, feature in registered.items():
-        known = {*registered} & FEATURE_IMPORTS.get(name, set())
-        assert known - {*feature.requires} <= LATE_IMPORTS.get(name, set()), name
+        imported = {*registered} & FEATURE_IMPORTS.get(name, set())
+        assert {*feature.requires} == imported - LATE_IMPORTS.get(name, set()), name
 
 
 def test_what_runs_in_user_processes_stands_alone():

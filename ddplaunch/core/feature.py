@@ -17,6 +17,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
+    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.job_config import JobConfig
@@ -144,6 +145,10 @@ class Feature:
 
     def run_instead(self, options: Options) -> RunInstead | None:
         """Return what runs the job in place of this launcher; None if the options do not request it."""
+        return None
+
+    def make_locator(self) -> RunLocator | None:
+        """Return its part in finding the run that a command means; None if it has none."""
         return None
 
     def make_screen(

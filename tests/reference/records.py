@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ddplaunch
+from ddplaunch.core.control_socket.run_locator import RunningJob
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.features.devices.command import devices_json
@@ -25,7 +26,6 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
 from ddplaunch.features.inspect.stacks_text import stacks_to_json as stacks_json
 from ddplaunch.features.preload.preload_plan import PreloadPlan
 from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
-from ddplaunch.features.runs.run_lookup import RunningJob
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, record_to_json
 from ddplaunch.system.devices.vendor import VisibleGpu, VisibleGpus
 from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode

@@ -7,7 +7,7 @@ from ddplaunch.features.debug.options import Debugging
 
 
 class Debug(Feature):
-    requires = ("ssh", "inspect", "runs")
+    requires = ("inspect", "ssh")
     options = (Debugging,)
     commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank."),)
     requests = ("request",)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 class Inspect(Feature):
-    requires = ("ssh",)
     options = (Inspecting, Hangs)
     commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which."),)
     requests = ("request",)

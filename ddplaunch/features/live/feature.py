@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Live(Feature):
-    requires = ("ssh", "inspect", "samples", "runs")
+    requires = ("inspect", "samples", "runs")
     options = (LiveDisplay,)
     commands = (Command("top", "Show the live status of a running job and its ranks."),)
 

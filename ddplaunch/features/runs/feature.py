@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
 from ddplaunch.features.runs.options import History
 
+if TYPE_CHECKING:
+    from ddplaunch.core.control_socket.run_locator import RunLocator
+
 
 class Runs(Feature):
-    requires = ("ssh", "inspect", "samples")
+    requires = ("inspect", "samples")
     options = (History,)
     commands = (
         Command("stop", "Stop a running job.", module="stop"),
@@ -18,6 +23,11 @@ class Runs(Feature):
         Command("attach", "Follow the log of a submitted job.", module="attach"),
         Command("clean", "Delete the records of finished runs.", module="clean"),
     )
+
+    def make_locator(self) -> RunLocator:
+        from ddplaunch.features.runs.run_lookup import RecordedRunLocator
+
+        return RecordedRunLocator()
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         if context.options[History].no_history:
