@@ -6,7 +6,7 @@ names of options without the leading dashes.
 
 For ``run`` only the project's file is read, and only for options with ``in_project``: how ranks on this machine run,
 stop and are shown, but nothing that runs a command, connects to a host or names a run. Precedence: command line,
-environment variables, file, cluster detection. The user's own ``[run]`` is read by ``cli/zygote_options.py``.
+environment variables, file, cluster detection. The user's own ``[run]`` is read by the feature ``warm``.
 
 Values of these files run commands as the user (``setup``). So only files owned by the user or root are read, as git
 does with ``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.

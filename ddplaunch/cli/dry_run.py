@@ -10,7 +10,7 @@ from ddplaunch.cli import side_programs
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
 from ddplaunch.cli.plan_text import print_layout
-from ddplaunch.cli.zygote_options import choose_preload
+from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.options import Options
 from ddplaunch.system.plan.plan import Plan
@@ -32,11 +32,11 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options[Nodes].token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
-    choice = choose_preload(options, plan)
+    choice = plan_zygote(options, plan)
     if not is_remote and plan.target.kind is not TargetKind.PROGRAM:
         plan = replace(plan, facts=(*plan.facts, choice.to_fact()))
         notes += choice.excluded_notes()
-    on_node_zero = choice if plan.node_rank == 0 else choose_preload(options, replace(plan, node_rank=0))
+    on_node_zero = choice if plan.node_rank == 0 else plan_zygote(options, replace(plan, node_rank=0))
     plan = replace(plan.with_store(torch=on_node_zero.imports_torch), notes=tuple(notes))
     if options[DryRun].as_json:
         write_text(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")

@@ -9,10 +9,13 @@ import os
 import signal
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.cli.zygote_options import read_zygote_settings
+from ddplaunch.cli.core_options import Preemption
+from ddplaunch.cli.planning import plan_zygote
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.options import Options
+from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 
 
@@ -28,10 +31,11 @@ class NodeStart:
         """
         check_proc()
         self.loop = EventLoop()
-        self.settings = read_zygote_settings(options, plan)
+        self.settings = ZygoteSettings(plan_zygote(options, plan), options[Preemption].preempt_signal)
+        source = next(filter(None, (feature.make_zygote_source(options) for _, feature in load_features())), None)
         if self.settings.preempt_signal is not None:  # the loop unblocks it once the launcher handles it
             signal.pthread_sigmask(signal.SIG_BLOCK, (self.settings.preempt_signal,))
-        self.tree = ProcessTree(self.loop, self.settings, os.environ, plan.run_id)
+        self.tree = ProcessTree(self.loop, self.settings, os.environ, plan.run_id, source)
         if plan.has_node_rank:
             self.tree.ensure_zygote(plan)
 

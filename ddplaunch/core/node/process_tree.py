@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
@@ -17,12 +16,10 @@ from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.node import child_processes
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
+from ddplaunch.core.node.zygote_process import ZygoteSource
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
 
 LAUNCHER_VARIABLES = frozenset(
     {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
@@ -46,8 +43,10 @@ class ProcessTree:
         settings: ZygoteSettings,
         environ: Mapping[str, str],
         run_id: str,
+        zygote_source: ZygoteSource | None,
     ) -> None:
-        self._loop, self._settings = loop, settings
+        """``zygote_source`` provides zygotes, if it can."""
+        self._loop, self._settings, self._zygote_source = loop, settings, zygote_source
         self._listener: ZygoteListener | None = None
         self._show_note: Callable[[str], object] | None = None
         self._unrelated_pids = frozenset(proc_utils.list_children())
@@ -57,11 +56,6 @@ class ProcessTree:
         self.zygote: ZygoteClient | None = None
         self._stopped = 0  # the pid of a zygote whose stop was reported
         self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
-        self._warm: WarmZygoteStarter | None = None
-        if settings.warm_idle_timeout_s is not None:
-            from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
-
-            self._warm = WarmZygoteStarter(settings.warm_idle_timeout_s)
         self.sidecar_zygote: int | None = None  # the parent of all sidecars
         loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
@@ -81,20 +75,20 @@ class ProcessTree:
             self._loop,
             listener=self._listener,
             environment={**self.environ, **plan.shared_environment},
-            preload=self._settings.preload,
+            plan=self._settings.plan,
             first=plan.target.sys_path_0 or os.getcwd(),
             remove=[path for path in (self.temp_dir.path, plan.store_file) if path],
             title=" ".join(plan.target.argv),
             shielded=signals_to_block(self._settings.preempt_signal),
             blocked=AT_START.blocked - {self._settings.preempt_signal},  # which may have waited for the launcher
-            warm=self._warm,
+            source=self._zygote_source,
         )
         return self.zygote
 
     @property
-    def warm_unavailable_reason(self) -> str | None:
-        """Why the zygote is not a fork of a warm one, if --warm was given."""
-        return self._warm.unavailable_reason if self._warm else self._settings.warm_unavailable_reason
+    def source_unavailable_reason(self) -> str | None:
+        """Why the zygote is a child of the launcher, although there is a source."""
+        return self._zygote_source.unavailable_reason if self._zygote_source else None
 
     def _on_child(self, number: int) -> None:
         """A child has ended, or a signal has stopped or continued it."""

@@ -1,4 +1,4 @@
-"""The check of every node before an attempt: ``--check``."""
+"""The check of every node before its ranks start: ``--check``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch.core.feature import Feature
+from ddplaunch.core.feature import Feature, JobContext, JobSide
+from ddplaunch.core.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 
 if TYPE_CHECKING:
     from ddplaunch.core.job_config import JobConfig
     from ddplaunch.core.options import Options
+
+
+class CheckJob(JobSide):
+    """Requests the check of every node before each attempt."""
+
+    def __init__(self, gpu_memory_timeout: float) -> None:
+        self._gpu_memory_timeout = gpu_memory_timeout
+
+    def before_start(self, attempt: int) -> CheckNode:
+        return CheckNode(attempt, self._gpu_memory_timeout)
 
 
 class Check(Feature):
@@ -24,6 +35,9 @@ class Check(Feature):
             checks_nodes=options[Checking].check,
             gpu_memory_timeout=config.gpu_memory_timeout if timeout is None else timeout,
         )
+
+    def make_job_side(self, context: JobContext) -> JobSide | None:
+        return CheckJob(context.config.gpu_memory_timeout) if context.config.checks_nodes else None
 
 
 FEATURE = Check()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.core.feature import Command, Feature, FeatureContext, JobContext, JobSide, NodeSide
 from ddplaunch.features.inspect.options import Hangs, Inspecting
 
 if TYPE_CHECKING:
@@ -37,9 +37,14 @@ class Inspect(Feature):
         return ("--no-inspect: `ddplaunch stacks` will not work",) if options[Inspecting].no_inspect else ()
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
-        from ddplaunch.features.inspect.inspect_key import InspectOnKey
+        from ddplaunch.features.inspect.node.inspect_side import InspectSide
 
-        return InspectOnKey(context)
+        return InspectSide(context)
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        from ddplaunch.features.inspect.job.inspect_job import InspectJob
+
+        return InspectJob(context)
 
 
 FEATURE = Inspect()
