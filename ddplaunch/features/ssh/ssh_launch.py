@@ -33,7 +33,6 @@ from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.output.tty import is_interactive
 from ddplaunch.core.rank.proc_utils import start_ticks
-from ddplaunch.features.runs.options import History
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem, raise_fd_limit
 from ddplaunch.features.ssh.host_spec import Host
 from ddplaunch.features.ssh.host_spec import read_host_options as read_hosts
@@ -150,7 +149,7 @@ class SshLaunch(RunInstead):
             host=host_name(),
             began=time.time(),
         )
-        with record_job(job, history=not options[History].no_history) as end:
+        with record_job(job, history=not options.value("no_history")) as end:
             code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
             end.code = None if fleet.problems else code
         if fleet.problems:
