@@ -32,20 +32,6 @@ ALLOWED = {
     ("cli.side_programs", "features.sidecars.options"),
     ("core.control_socket.served_job", "features.debug.debug_server"),
     ("core.control_socket.served_job", "features.inspect.diagnosis.inspection"),
-    ("core.job.coordinator", "features.check.job"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.culprit"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.inspection"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.stall_check"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.wait_sentences"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.waits"),
-    ("core.job.restart_policy", "features.inspect.diagnosis.inspection"),
-    ("core.job.restart_policy", "features.inspect.diagnosis.stack_parser"),
-    ("core.job.time_limits", "features.inspect.diagnosis.culprit"),
-    ("core.job.time_limits", "features.inspect.diagnosis.inspection"),
-    ("core.job.time_limits", "features.inspect.diagnosis.slow_ranks"),
-    ("core.job.time_limits", "features.inspect.diagnosis.stall_check"),
-    ("core.messages", "features.inspect.diagnosis.inspection"),
-    ("core.net.coordinator_server", "features.inspect.slow_rank_detector"),
     ("core.node.node_ranks", "features.inspect.diagnosis.inspection"),
     ("core.node.node_ranks", "features.inspect.node.in_flight"),
     ("core.node.node_ranks", "features.memory.node"),
@@ -82,6 +68,9 @@ FEATURE_IMPORTS = {
 
 LATE_IMPORTS = {"ssh": {"runs"}, "submit": {"sidecars"}}
 """Features that import others inside a command only."""
+
+REQUIRED_WITHOUT_IMPORT = {"warm": {"preload"}}
+"""Features that need another one for what it does: a warm zygote is kept for what is preloaded."""
 
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
@@ -234,7 +223,8 @@ def test_features_require_those_that_they_import():
     assert [*registered] == [*FEATURES]  # else one is above a feature that it requires
     for name, feature in registered.items():
         imported = {*registered} & FEATURE_IMPORTS.get(name, set())
-        assert {*feature.requires} == imported - LATE_IMPORTS.get(name, set()), name
+        needed = imported - LATE_IMPORTS.get(name, set()) | REQUIRED_WITHOUT_IMPORT.get(name, set())
+        assert {*feature.requires} == needed, name
 
 
 def test_what_runs_in_user_processes_stands_alone():

@@ -11,7 +11,7 @@ PACKAGE = Path(ddplaunch.__file__).parent
 LONGEST_FILE = 500
 """Lines of a file."""
 
-SMALL, SMALL_FILES = 60, 48
+SMALL, SMALL_FILES = 60, 49
 """A file below SMALL lines is small, and there may be SMALL_FILES beside the declarations."""
 
 DECLARATIONS = ("__init__.py", "/feature.py", "/options.py")

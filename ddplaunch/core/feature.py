@@ -7,20 +7,24 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from ddplaunch.base.event_loop import EventLoop
+    from ddplaunch.base.event_loop import Callback, EventLoop, Timer
     from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
+    from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
+    from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+    from ddplaunch.core.job.node_table import NodeTable
+    from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import FromNode, Message
+    from ddplaunch.core.messages import CheckNode, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
+    from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
 
@@ -94,6 +99,66 @@ class FeatureContext(Struct, frozen=True):
         return next((side for side in self.earlier if isinstance(side, kind)), None)
 
 
+class RpcCall(NamedTuple):
+    """A request to all nodes with ranks."""
+
+    kind: str  # its name: ``Feature.rpc_kinds``
+    request: object
+    timeout_s: float
+
+
+class JobSide:
+    """A feature's part in the coordinator, on node 0, for one job: no sockets, no clock of its own.
+
+    A side that raises is reported once as a bug, and is not called again.
+    """
+
+    def on_message(self, node: int, message: FromNode) -> None:
+        """Called with a node's messages about the running attempt, once the core has handled them.
+
+        Raises:
+            ProtocolError: the node cannot have sent this; then it counts as lost.
+        """
+
+    def before_start(self, attempt: int) -> CheckNode | None:
+        """Return what to send to every node before the attempt, which waits for the replies; one feature has one."""
+        return None
+
+    def on_attempt_start(self, attempt: int) -> None:
+        """Called when an attempt begins, before the nodes start its ranks."""
+
+    def before_stop(self, attempt: JobAttempt) -> RpcCall | None:
+        """Return a request to the nodes that precedes the stop of the ranks; None for none."""
+        return None
+
+    def on_stop_reply(self, reply: Any) -> None:
+        """Called with the merged reply to the request of ``before_stop``; then the ranks are stopped."""
+
+    def blame(self, report: FailureReport, failures: Sequence[RankFailure]) -> FailureReport:
+        """Return the report of ranks that failed only because of another rank, with what is known of that rank."""
+        return report
+
+    def remark(self, *, time_limit: bool) -> str | None:
+        """Return what to add to the result of a job that was stopped: by a time limit, else by a signal."""
+        return None
+
+    def on_job_end(self, result: JobResult) -> None:
+        """Called when the job ends, before the nodes get the result."""
+
+
+class JobContext(Struct, frozen=True):
+    """What the job side of a feature may use of the coordinator."""
+
+    config: JobConfig
+    run_id: str
+    nodes: NodeTable
+    limits: TimeLimits
+    clock_of: GetOffset
+    stop_attempt: Callable[[TimeLimitExpired], None]  # stops the ranks, if they run
+    call_later: Callable[[float, Callback], Timer]  # an exception in one of its callbacks ends this side alone
+    gather: Callable[[str, object, Callable[[Any], None]], None]  # sends a request of a kind to all nodes with ranks
+
+
 class Feature:
     """Base class of features. A subclass overrides only what it has."""
 
@@ -146,6 +211,10 @@ class Feature:
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         """Return its part in the launcher of this job; None if the job does not use the feature."""
+        return None
+
+    def make_job_side(self, context: JobContext) -> JobSide | None:
+        """Return its part in the coordinator; None if the job does not use the feature."""
         return None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ddplaunch
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.control_socket.run_locator import RunningJob
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
@@ -15,7 +16,6 @@ from ddplaunch.features.devices.command import devices_json
 from ddplaunch.features.inspect.diagnosis.inspection import (
     ActiveCall,
     Collective,
-    Frame,
     Group,
     GroupState,
     Inspection,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.core.feature import Command, Feature, FeatureContext, JobContext, JobSide, NodeSide
 from ddplaunch.features.inspect.options import Hangs, Inspecting
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ class Inspect(Feature):
         from ddplaunch.features.inspect.inspect_key import InspectOnKey
 
         return InspectOnKey(context)
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        from ddplaunch.features.inspect.job.inspect_job import InspectJob
+
+        return InspectJob(context)
 
 
 FEATURE = Inspect()

@@ -175,7 +175,7 @@ class RecordBuilder:
             case events.NoteAdded(text=text) | events.JobStalled(text=text) if text:
                 self._notes.append(text)
             case events.RanksInspected(inspection=inspection):
-                self._inspections.append(inspection)
+                self._inspections.append(convert(inspection, Inspection))
             case events.JobEnded(code=code, verdict=verdict):
                 if verdict:
                     self._update_attempt(why=verdict.first.headline, verdict=verdict)

@@ -320,11 +320,9 @@ class WarmZygoteServer:
 
     def capture_output(self) -> bool:
         """Read what the imports have printed, for the first run to show; return whether there was output."""
-        import ctypes
-
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        ctypes.CDLL(None).fflush(None)
+        _load_libc().fflush(None)
         for number in self.captured_output:
             self.captured_output[number] = os.pread(number, os.fstat(number).st_size, 0)
         return any(self.captured_output.values())
@@ -351,22 +349,24 @@ class WarmZygoteServer:
         os._exit(0)
 
 
+def _load_libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None)
+
+
 def _on_signal_noop(number: int, frame: object) -> None:
     """A signal handler that does nothing: the wakeup descriptor gets the signal."""
 
 
 def _clear_death_signal(peer: socket.socket) -> None:
     """Clear O_ASYNC: during the imports it let the kernel kill this process when ``peer``'s other end closed."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
+    libc = _load_libc()
     libc.fcntl(peer.fileno(), _F_SETFL, libc.fcntl(peer.fileno(), _F_GETFL) & ~os.O_ASYNC)
 
 
 def _duplicate_fd(fd: int, least: int) -> int:
-    import ctypes
-
-    copy: int = ctypes.CDLL(None).fcntl(fd, _F_DUPFD_CLOEXEC, least)
+    copy: int = _load_libc().fcntl(fd, _F_DUPFD_CLOEXEC, least)
     if copy < 0:
         raise OSError
     return copy
