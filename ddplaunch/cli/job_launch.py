@@ -46,7 +46,6 @@ from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun kills all when the first process fails
 
@@ -121,7 +120,8 @@ class NodeJob:
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        parts = (loop, self._screen, self._log, observers, start.tree)
+        self._sides = sides = NodeSides(loop, self._report_bug)
+        parts = (loop, self._screen, self._log, observers, sides, start.tree)
         self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
         context = partial(
             FeatureContext,
@@ -137,8 +137,8 @@ class NodeJob:
             observers.emit,
             supervisor.send,
         )
-        self._sides = supervisor.sides = NodeSides(loop, context, self._report_bug)
-        observers.add(self._sides)
+        sides.make(context)
+        observers.add(sides)
         self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
 
     def _make_screen(self, options: Options, *, reports_job: bool) -> Screen:
@@ -194,12 +194,6 @@ class NodeJob:
     @property
     def rpc(self) -> NodeRpc:
         return self._supervisor.rpc
-
-    def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
-        self._supervisor.inspect_local(detail, None, on_done)
-
-    def on_sample(self) -> None:
-        self._supervisor.on_sample()
 
     def debug_server(self) -> DebugServer | None:
         return self._supervisor.debugging

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
-    from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
+    from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
     from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
@@ -66,6 +66,13 @@ class NodeSide:
 
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
+
+    def explain_end(self, end: RankEnd) -> str | None:
+        """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
+        return None
+
+    def on_resume(self) -> None:
+        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or had a rank in a debugger."""
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""

@@ -12,6 +12,7 @@ FEATURES = (
     "check",
     "inspect",
     "samples",
+    "memory",
     "runs",
     "live",
     "debug",
@@ -25,6 +26,5 @@ FEATURES = (
     "devices",
     "warm",
     "sidecars",
-    "memory",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from ddplaunch.base.errors import escape_control_chars, format_trace
@@ -34,13 +35,9 @@ class Isolation:
                     self._on_error()
             return None
 
-    def guard(self, callback: Callable[..., object]) -> Callable[..., None]:
-        """Wrap a callback of the feature that is called from elsewhere."""
-
-        def guarded(*arguments: object) -> None:
-            self.call(callback, *arguments)
-
-        return guarded
+    def guard(self, callback: Callable[..., R]) -> Callable[..., R | None]:
+        """Wrap a callback of the feature that is called from elsewhere; it returns None once it has raised."""
+        return partial(self.call, callback)
 
 
 class IsolatedLoop(Isolation, EventLoop):

@@ -22,9 +22,9 @@ class Inspect(Feature):
         return ("--no-inspect: `ddplaunch stacks` will not work",) if options[Inspecting].no_inspect else ()
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
-        from ddplaunch.features.inspect.inspect_key import InspectOnKey
+        from ddplaunch.features.inspect.node.inspect_side import InspectSide
 
-        return InspectOnKey(context)
+        return InspectSide(context)
 
     def make_job_side(self, context: JobContext) -> JobSide:
         from ddplaunch.features.inspect.job.inspect_job import InspectJob
