@@ -7,8 +7,12 @@ change a feature.
 """
 
 FEATURES = (
+    "ssh",
+    "preload",
+    "check",
     "inspect",
     "samples",
+    "memory",
     "runs",
     "live",
     "debug",
@@ -21,5 +25,6 @@ FEATURES = (
     "manifest",
     "devices",
     "warm",
+    "sidecars",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

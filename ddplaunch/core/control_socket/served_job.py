@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.node.node_rpc import NodeRpc
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
@@ -23,9 +22,6 @@ class ServedJob(Protocol):
     def status(self) -> Status:
         """Return the status of this node's part of the job."""
 
-    def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
-        """Inspect the ranks of this node alone."""
-
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
 
@@ -37,9 +33,6 @@ class ServedJob(Protocol):
 
     def output_times(self, rank: int, count: int) -> bytes:
         """Return the file with the times of the last ``count`` bytes of a rank's output."""
-
-    def on_sample(self) -> None:
-        """Called when the usage of the ranks was sampled."""
 
     def debug_server(self) -> DebugServer | None:
         """Return the debug server of this node; None in a job without debugger."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from msgspec import Struct
 
@@ -18,19 +17,8 @@ from ddplaunch.core.rank.zygote_messages import ArgumentValues, ProgramJob, Pyth
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
 
-LAUNCHER_VARIABLES = frozenset(
-    {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
-)
-"""Environment variables of the launcher that ranks do not get."""
-
-
 LONG_ATTEMPT_S = 300.0
 """A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
-
-
-def signals_to_block(preempt_signal: int | None) -> list[int]:
-    """The preemption signal, which may come to every process of the job; not SIGTERM, which also stops ranks."""
-    return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
 class NodeContext(Struct, frozen=True):
@@ -50,7 +38,7 @@ class NodeContext(Struct, frozen=True):
             OSError: too many files are open.
         """
         plan = ranks.plan
-        reads = rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.policy.has_live_view)
+        reads = rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.screen.reads_keys)
         log = self.log.rank_file(rank.rank, ranks.number)
         self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.policy.show.streams_for(rank), log=log)
         if self.policy.inspect:

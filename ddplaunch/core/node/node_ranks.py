@@ -7,14 +7,14 @@ import signal
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_OS
 from ddplaunch.base.event_loop import EventLoop, Timers
-from ddplaunch.core.failures import MAX_REPORT_CHARS, RankFailure, limit_text
+from ddplaunch.core.failures import MAX_REPORT_CHARS, RankEnd, RankFailure, limit_text
 from ddplaunch.core.messages import AttemptReport, LauncherFailure
 from ddplaunch.core.node import process_limits, rank_files
 from ddplaunch.core.node.launcher_signals import is_caught
@@ -22,13 +22,9 @@ from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.output.streams import REPORTED, Streams
 from ddplaunch.core.rank import proc_utils
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
-
-if TYPE_CHECKING:
-    from ddplaunch.features.memory.node import RankMemory
 
 NOT_BEGUN = "its program has not started yet"
 SIGINT_TIMEOUT_S = 3.0  # seconds between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
@@ -89,8 +85,15 @@ class RankDebugging(Protocol):
 class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
-    def __init__(self, attempt: int, plan: Plan, loop: EventLoop, folder: RunTempDir) -> None:
-        """``folder``: where ranks write error files."""
+    def __init__(
+        self,
+        attempt: int,
+        plan: Plan,
+        loop: EventLoop,
+        folder: RunTempDir,
+        explain_end: Callable[[RankEnd], str | None],
+    ) -> None:
+        """``folder``: where ranks write error files; ``explain_end`` returns the hint for the failure of a rank."""
         self.number, self.plan = attempt, plan  # number of the attempt: 0 is the first, -1 none yet
         self.phase = AttemptPhase.WAITING
         self.timers = Timers(loop.call_later)  # cancelled once no rank is left
@@ -100,15 +103,13 @@ class NodeRanks:
         self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
         self.not_spawned = 0  # requested, no process yet
         self.failures: list[RankFailure] = []  # not those that were stopped
-        self.arrivals: list[CollectiveArrivals] = []  # of ranks that succeeded, after a long run
         self.stopped_count = 0  # how many ended because of a stop signal
         self.stop_signals: set[int] = set()  # the stop signals sent so far
         self.spawned_count = 0  # how many have had a process
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
         self.debug_server: RankDebugging | None = None  # if they may be debugged
         self._launcher_failure: LauncherFailure | None = None
-        self.memory: RankMemory | None = None  # once one has been spawned
-        self._loop, self._folder = loop, folder
+        self._loop, self._folder, self._explain_end = loop, folder, explain_end
 
     def set_phase(self, phase: AttemptPhase) -> None:
         assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
@@ -154,11 +155,6 @@ class NodeRanks:
         self.not_spawned -= 1
         self.spawned_count += 1
         process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
-        if self.memory is None:  # imported while the first rank begins
-            from ddplaunch.features.memory.node import RankMemory
-
-            self.memory = RankMemory(self._loop, lambda: {each.rank.rank: each.pid for each in self.processes.values()})
-            self.memory.start_alarm()
         return process
 
     def remove_process(self, rank: int, pid: int, code: int) -> RankProcess | None:
@@ -170,12 +166,6 @@ class NodeRanks:
         if process.pidfd is not None:
             os.close(process.pidfd)
         return process
-
-    def on_rank_done(self, rank: int) -> None:
-        """A rank succeeded: store when it arrived at its last collectives."""
-        path = self.rank_file_path(rank, "trace.json")
-        if path and os.path.exists(path):
-            self.arrivals += rank_files.read_trace_file(path, rank, self.plan.world_size)
 
     def to_failure(self, process: RankProcess, code: int, peak: int = 0) -> RankFailure | None:
         """Return the failure of a rank, None if it ended because of a stop signal.
@@ -205,9 +195,7 @@ class NodeRanks:
     def _build_failure(
         self, rank: Rank, pid: int, code: int, recorded: rank_files.RecordedError, peak: int = 0
     ) -> RankFailure:
-        text = recorded.traceback or recorded.message or ""
-        gpu_oom = rank_files.read_oom_summary(self.rank_file_path(rank.rank, "oom"), text)
-        host_oom = self.memory.explain_kill(-code, text, rank.rank, pid, peak) if self.memory else None
+        explained = self._explain_end(RankEnd(rank.rank, pid, code, recorded.traceback or recorded.message or "", peak))
         failure = RankFailure(
             rank=rank.rank,
             local_rank=rank.local_rank,
@@ -219,7 +207,7 @@ class NodeRanks:
             message=recorded.message,
             traceback=recorded.traceback,
             moment=recorded.moment or time.time(),
-            hint=recorded.hint or gpu_oom or host_oom or rank_files.signal_hint(-code),
+            hint=recorded.hint or explained or rank_files.signal_hint(-code),
             refused=recorded.refused,
             collectives=recorded.collectives,
         )
@@ -306,8 +294,6 @@ class NodeRanks:
     def close(self) -> None:
         """Close the channels; no process is left."""
         self.timers.cancel_all()
-        if self.memory:
-            self.memory.close()
         for channel in self.channels.values():
             channel.close()
         self.channels.clear()

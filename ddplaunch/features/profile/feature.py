@@ -6,7 +6,7 @@ from ddplaunch.core.feature import Command, Feature
 
 
 class Profile(Feature):
-    requires = ("inspect", "runs")
+    requires = ("inspect",)
     commands = (Command("profile", "Profile the ranks of a running job."),)
     requests = ("request",)
     rpc_kinds = ("rpc",)

@@ -18,13 +18,13 @@ from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.feature import NodeSide
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.samples.sample import MAX_COMPARABLE_RATE, GpuSample, NodeSample, RankSample, ranks_behind
 from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
 from ddplaunch.system.devices.process_usage import ProcessUsage, read_tree_usage
 from ddplaunch.system.plan.plan import Plan
 
-Inspect = Callable[[str, Callable[[Inspection], None]], None]
+Inspect = Callable[[Detail, Callable[[Inspection], None]], None]
 OnSample = Callable[["CounterSnapshot", "NodeSample | None"], None]
 
 EARLY_INTERVALS_S = (1.0, 1.0, 2.0, 4.0, 7.0)  # in the first 15 s of an attempt, until its first collective
@@ -54,14 +54,11 @@ class SampleCollector(NodeSide):
         loop: EventLoop,
         inspect: Inspect | None,
         emit: Callable[[Event], None],
-        on_sampled: Callback = lambda: None,
     ) -> None:
-        """``inspect`` finds the state or the lateness of this node's ranks; None if they cannot be inspected.
-
-        ``on_sampled`` is called after the subscribers.
-        """
-        self._loop, self._inspect, self._emit, self._on_sampled = loop, inspect, emit, on_sampled
+        """``inspect`` finds the state or the lateness of this node's ranks; None if they cannot be inspected."""
+        self._loop, self._inspect, self._emit = loop, inspect, emit
         self._subscribers: list[OnSample] = []
+        self._listeners: list[Callback] = []
         self._began, self._late_interval_s = time.monotonic(), LATER
         self._plan: Plan | None = None
         self._attempt = -1
@@ -79,6 +76,10 @@ class SampleCollector(NodeSide):
         """
         self._subscribers.append(on_sample)
         self._late_interval_s = min(self._late_interval_s, late_interval_s)
+
+    def add_listener(self, on_sampled: Callback) -> None:
+        """Call ``on_sampled`` after each sample; without a subscriber no samples are taken."""
+        self._listeners.append(on_sampled)
 
     def observe(self, event: Event) -> None:
         if not self._subscribers:
@@ -108,7 +109,8 @@ class SampleCollector(NodeSide):
     def _publish(self, snapshot: CounterSnapshot, sample: NodeSample | None = None) -> None:
         for on_sample in self._subscribers:
             on_sample(snapshot, sample)
-        self._on_sampled()
+        for on_sampled in self._listeners:
+            on_sampled()
 
     def _schedule(self, seconds: float) -> None:
         if self._timer is not None:
@@ -149,7 +151,7 @@ class SampleCollector(NodeSide):
         if not self._is_sampling or self._before is None:
             return
         if self._inspect:
-            self._inspect("state", partial(self._on_ranks_inspected, self._attempt))
+            self._inspect(Detail.STATE, partial(self._on_ranks_inspected, self._attempt))
         else:
             self._on_ranks_inspected(self._attempt, None)
 
@@ -181,7 +183,7 @@ class SampleCollector(NodeSide):
             return
         self._first_known = True
         if max(entered) <= min(FIRST_COLLECTIVE_LIMIT, operations_per_rank(inspection.world_size)):
-            self._inspect("pace", partial(self._emit_first_collective, attempt, now))
+            self._inspect(Detail.LATENESS, partial(self._emit_first_collective, attempt, now))
         else:
             self._emit(events.FirstCollective(now))
 

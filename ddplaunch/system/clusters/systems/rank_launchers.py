@@ -120,10 +120,6 @@ def submitit(environ: EnvVariables) -> ClusterEnv | None:
 OWN_HOST_VARIABLE = "PMIX_HOSTNAME"  # n1
 
 
-def _world_variables(prefix: str) -> tuple[str, ...]:
-    return tuple(f"{prefix}_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-
-
 @register_system("openmpi", "OMPI_COMM_WORLD_RANK", priority=DetectionPriority.RANK, has_shared_log=True)
 def openmpi(environ: EnvVariables) -> ClusterEnv | None:
     """Open MPI 4 and 5: each process has its rank in OMPI_COMM_WORLD_*, and no variable says which node it is on.
@@ -135,7 +131,12 @@ def openmpi(environ: EnvVariables) -> ClusterEnv | None:
     """
     if environ.is_set("JSM_NAMESPACE_RANK"):  # jsrun's; it sets Open MPI's too, which have less
         return None
-    names = _world_variables("OMPI")
+    names: tuple[str, ...] = (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    )
     rank, size, local_rank, local_size = environ.numbers(*names)
     most_nodes = environ.optional_number("OMPI_MCA_orte_num_nodes")  # 2, those given, used or not; version 4 only
     address = _first_host(environ, rank, size, local_rank, most_nodes) if local_size < size else None
@@ -232,7 +233,11 @@ def mpich(environ: EnvVariables) -> ClusterEnv | None:
 )
 def mvapich(environ: EnvVariables) -> ClusterEnv | None:
     """MVAPICH: ``mpirun_rsh`` sets MV2_COMM_WORLD_* (version 2) or MVP_COMM_WORLD_* (version 3 and later)."""
-    names = _world_variables("MV2" if environ.is_set("MV2_COMM_WORLD_RANK") else "MVP")
+    versions = (
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+        ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_SIZE"),
+    )
+    names = next(each for each in versions if environ.is_set(each[0]))
     return env_for_started_ranks("mvapich", names, RankAssignment(*environ.numbers(*names)))
 
 
