@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.feature import Feature
+from typing import TYPE_CHECKING
+
+from ddplaunch.core.feature import Feature, RunInstead
 from ddplaunch.features.ssh.options import SshHosts
+
+if TYPE_CHECKING:
+    from ddplaunch.core.options import Options
 
 
 class Ssh(Feature):
     options = (SshHosts,)
     locators = ("job_records",)
+
+    def run_instead(self, options: Options) -> RunInstead | None:
+        if not options[SshHosts].is_used:
+            return None
+        from ddplaunch.features.ssh.ssh_launch import SshLaunch
+
+        return SshLaunch(options)
 
 
 FEATURE = Ssh()
