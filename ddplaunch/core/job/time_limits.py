@@ -16,8 +16,8 @@ from ddplaunch.core.job.node_table import NodePhase, NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT
 from ddplaunch.core.messages import (
-    DebuggerActive,
     FromNode,
+    HoldChanged,
     JobStalled,
     ProgressResumed,
     RanksStarted,
@@ -69,7 +69,7 @@ class TimeLimits:
         self._job_timer: Timer | None = None
         self._remaining_s = self._config.timeout  # of --timeout, at ``_set_at``, when its timer was last set
         self._clock, self._set_at = clock, clock()
-        self._debugging: set[int] = set()  # nodes with a rank in a debugger: no time limit counts
+        self._holding: set[int] = set()  # nodes with a rank that waits for a user: no time limit counts
 
     def begin(self, attempt: int) -> None:
         """Called when an attempt starts: reset what belongs to the previous one."""
@@ -80,8 +80,8 @@ class TimeLimits:
         self._reported = ()
         self._report_after_s.clear()
         self._straggler_nodes.clear()
-        for node in list(self._debugging):
-            self.on_debugger_active(node, busy=False)
+        for node in list(self._holding):
+            self.on_hold_changed(node, is_holding=False)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -97,8 +97,8 @@ class TimeLimits:
                 self.on_progress_resumed()
             case StragglersFound():
                 self.on_stragglers_found(node)
-            case DebuggerActive(is_active=busy):
-                self.on_debugger_active(node, busy=busy)
+            case HoldChanged(is_holding=is_holding):
+                self.on_hold_changed(node, is_holding=is_holding)
 
     def on_ranks_started(self) -> None:
         """Called when the first rank of a node has started: --timeout counts from the first one."""
@@ -110,25 +110,25 @@ class TimeLimits:
     def _start_job_timer(self) -> None:
         if self._job_timer is not None:
             self._job_timer.cancel()
-        if self._remaining_s is not None and not self.timeout_expired and not self._debugging:
+        if self._remaining_s is not None and not self.timeout_expired and not self._holding:
             self._set_at = self._clock()
             self._job_timer = self._call_later(self._remaining_s, self._on_job_timeout)
 
-    def on_debugger_active(self, node: int, *, busy: bool) -> None:
-        """Called when a rank of this node enters a debugger, or the last one leaves it: pauses the time limits."""
-        before = bool(self._debugging)
-        (self._debugging.add if busy else self._debugging.discard)(node)
-        if before == bool(self._debugging):
+    def on_hold_changed(self, node: int, *, is_holding: bool) -> None:
+        """Called when a rank of this node waits for a user, or none does any more: pauses the time limits."""
+        before = bool(self._holding)
+        (self._holding.add if is_holding else self._holding.discard)(node)
+        if before == bool(self._holding):
             return
-        if self._debugging:
+        if self._holding:
             self._nodes.broadcast(JobStalled(time.time(), ""))
         else:
             self._stalled = False
             self._nodes.broadcast(ProgressResumed(self._attempt))
-        if self._debugging and self._job_timer is not None and self._remaining_s is not None:
+        if self._holding and self._job_timer is not None and self._remaining_s is not None:
             self._job_timer.cancel()
             self._remaining_s = max(0.0, self._remaining_s - (self._clock() - self._set_at))
-        elif not self._debugging:
+        elif not self._holding:
             self._start_job_timer()
 
     def end(self) -> None:
@@ -165,7 +165,7 @@ class TimeLimits:
         if attempt != self._attempt:
             return
         config = self._config
-        if self._debugging:
+        if self._holding:
             self._set_timer("stall check", config.stall_check_interval_s / 2, self._on_check_interval)
             return
         stall, check_again_s = check_stall(inspection, config.stall_timeout, strict=config.stall_strict)
@@ -230,7 +230,7 @@ class TimeLimits:
 
     def on_progress_resumed(self) -> None:
         """Called when the ranks of a node, which had stalled, make progress again."""
-        if self._stalled and not self._debugging:
+        if self._stalled and not self._holding:
             self._stalled = False
             self._nodes.broadcast(ProgressResumed(self._attempt))
 
@@ -258,7 +258,7 @@ class TimeLimits:
     def _check_stragglers(self, attempt: int, inspection: Inspection) -> None:
         if attempt != self._attempt:
             return
-        if self._debugging:
+        if self._holding:
             return self._set_timer("stragglers", self._config.straggler_timeout or 0.0, self._inspect_stragglers)
         working = [node for node in self._nodes.values() if node.phase is NodePhase.RUNNING]
         ours = {rank for node in working for rank in node.ranks}

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
-from ddplaunch.core.messages import DebuggerActive, FromNode, StopRequested
+from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.node.launcher_signals import is_caught
 from ddplaunch.core.node.node_ranks import NodeRanks
@@ -303,7 +303,7 @@ class DebugServer:
     def _report_active(self) -> None:
         if self.is_active != self._reported_active:
             self._reported_active = self.is_active
-            self._send(DebuggerActive(max(0, self._ranks.number if self._ranks else 0), self._reported_active))
+            self._send(HoldChanged(max(0, self._ranks.number if self._ranks else 0), self._reported_active))
             self._on_active_changed()
 
     def _inspect_timeouts(self, stopped: RankStopped) -> None:
