@@ -184,9 +184,6 @@ class NodeJob:
     def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
         self._supervisor.inspect_local(detail, None, on_done)
 
-    def on_sample(self) -> None:
-        self._supervisor.on_sample()
-
     def debug_server(self) -> DebugServer | None:
         return self._supervisor.debugging
 

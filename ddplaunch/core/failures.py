@@ -60,6 +60,16 @@ _TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # the place in torch's source with whic
 _TIMED_OUT = r"(?i)timed out|timeout"
 
 
+class RankEnd(Struct, frozen=True):
+    """How a rank has ended, as far as is known when its failure is described."""
+
+    rank: int
+    pid: int  # 0 if it could not be started
+    code: int  # exit code, -N for signal N
+    error: str  # the traceback or the message of its exception; "" without one
+    peak_bytes: int  # most memory that it or one of its children used; 0 is unknown
+
+
 class RankFailure(Struct, frozen=True):
     """A rank that ended unexpectedly: with an exit code but 0, or by a signal that ddplaunch did not send."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
+    from ddplaunch.core.failures import RankEnd
     from ddplaunch.core.job_config import JobConfig
     from ddplaunch.core.messages import FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
@@ -57,6 +58,10 @@ class NodeSide:
 
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
+
+    def explain_end(self, end: RankEnd) -> str | None:
+        """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
+        return None
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""

@@ -9,6 +9,7 @@ change a feature.
 FEATURES = (
     "inspect",
     "samples",
+    "memory",
     "runs",
     "live",
     "debug",

@@ -38,9 +38,6 @@ class ServedJob(Protocol):
     def output_times(self, rank: int, count: int) -> bytes:
         """Return the file with the times of the last ``count`` bytes of a rank's output."""
 
-    def on_sample(self) -> None:
-        """Called when the usage of the ranks was sampled."""
-
     def debug_server(self) -> DebugServer | None:
         """Return the debug server of this node; None in a job without debugger."""
 

@@ -7,14 +7,14 @@ import signal
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_OS
 from ddplaunch.base.event_loop import EventLoop, Timers
-from ddplaunch.core.failures import MAX_REPORT_CHARS, RankFailure, limit_text
+from ddplaunch.core.failures import MAX_REPORT_CHARS, RankEnd, RankFailure, limit_text
 from ddplaunch.core.messages import AttemptReport, LauncherFailure
 from ddplaunch.core.node import process_limits, rank_files
 from ddplaunch.core.node.launcher_signals import is_caught
@@ -26,9 +26,6 @@ from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
-
-if TYPE_CHECKING:
-    from ddplaunch.features.memory.node import RankMemory
 
 NOT_BEGUN = "its program has not started yet"
 SIGINT_TIMEOUT_S = 3.0  # seconds between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
@@ -89,8 +86,15 @@ class RankDebugging(Protocol):
 class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
-    def __init__(self, attempt: int, plan: Plan, loop: EventLoop, folder: RunTempDir) -> None:
-        """``folder``: where ranks write error files."""
+    def __init__(
+        self,
+        attempt: int,
+        plan: Plan,
+        loop: EventLoop,
+        folder: RunTempDir,
+        explain_end: Callable[[RankEnd], str | None],
+    ) -> None:
+        """``folder``: where ranks write error files; ``explain_end`` returns the hint for the failure of a rank."""
         self.number, self.plan = attempt, plan  # number of the attempt: 0 is the first, -1 none yet
         self.phase = AttemptPhase.WAITING
         self.timers = Timers(loop.call_later)  # cancelled once no rank is left
@@ -107,8 +111,7 @@ class NodeRanks:
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
         self.debug_server: RankDebugging | None = None  # if they may be debugged
         self._launcher_failure: LauncherFailure | None = None
-        self.memory: RankMemory | None = None  # once one has been spawned
-        self._loop, self._folder = loop, folder
+        self._loop, self._folder, self._explain_end = loop, folder, explain_end
 
     def set_phase(self, phase: AttemptPhase) -> None:
         assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
@@ -154,11 +157,6 @@ class NodeRanks:
         self.not_spawned -= 1
         self.spawned_count += 1
         process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
-        if self.memory is None:  # imported while the first rank begins
-            from ddplaunch.features.memory.node import RankMemory
-
-            self.memory = RankMemory(self._loop, lambda: {each.rank.rank: each.pid for each in self.processes.values()})
-            self.memory.start_alarm()
         return process
 
     def remove_process(self, rank: int, pid: int, code: int) -> RankProcess | None:
@@ -205,9 +203,7 @@ class NodeRanks:
     def _build_failure(
         self, rank: Rank, pid: int, code: int, recorded: rank_files.RecordedError, peak: int = 0
     ) -> RankFailure:
-        text = recorded.traceback or recorded.message or ""
-        gpu_oom = rank_files.read_oom_summary(self.rank_file_path(rank.rank, "oom"), text)
-        host_oom = self.memory.explain_kill(-code, text, rank.rank, pid, peak) if self.memory else None
+        explained = self._explain_end(RankEnd(rank.rank, pid, code, recorded.traceback or recorded.message or "", peak))
         failure = RankFailure(
             rank=rank.rank,
             local_rank=rank.local_rank,
@@ -219,7 +215,7 @@ class NodeRanks:
             message=recorded.message,
             traceback=recorded.traceback,
             moment=recorded.moment or time.time(),
-            hint=recorded.hint or gpu_oom or host_oom or rank_files.signal_hint(-code),
+            hint=recorded.hint or explained or rank_files.signal_hint(-code),
             refused=recorded.refused,
             collectives=recorded.collectives,
         )
@@ -306,8 +302,6 @@ class NodeRanks:
     def close(self) -> None:
         """Close the channels; no process is left."""
         self.timers.cancel_all()
-        if self.memory:
-            self.memory.close()
         for channel in self.channels.values():
             channel.close()
         self.channels.clear()

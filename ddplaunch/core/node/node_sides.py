@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.events import Event
+from ddplaunch.core.failures import RankEnd
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, load_features
 from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 
-HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "on_inspect_key")
+HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "explain_end", "on_inspect_key")
 """The hooks that are called on all sides that override them."""
 
 
@@ -27,7 +29,7 @@ class NodeSides:
         """``make_context`` gets the loop of a feature and the sides made before; ``report`` gets messages on bugs."""
         self._loop, self._report = loop, report
         self._sides: list[tuple[str, NodeSide]] = []
-        self._guarded: dict[str, list[Callable[..., None]]] = {hook: [] for hook in HOOKS}
+        self._guarded: dict[str, list[Callable[..., Any]]] = {hook: [] for hook in HOOKS}
         for name, feature in load_features():
             context = make_context(self._isolated(name), tuple(side for _, side in self._sides))
             context.loop.guard(self._add)(name, feature, context)
@@ -46,6 +48,10 @@ class NodeSides:
         for guarded in self._guarded[hook]:
             guarded(*arguments)
 
+    def _answers(self, hook: str, *arguments: object) -> Iterator[Any]:
+        """Call a hook on one side after the other; yield what it returns, None for one that raises."""
+        return (guarded(*arguments) for guarded in self._guarded[hook])
+
     def observe(self, event: Event) -> None:
         self._call("observe", event)
 
@@ -57,6 +63,10 @@ class NodeSides:
 
     def on_output(self, rank: int) -> None:
         self._call("on_output", rank)
+
+    def explain_end(self, end: RankEnd) -> str | None:
+        """Return the first hint for a rank's failure."""
+        return next(filter(None, self._answers("explain_end", end)), None)
 
     def on_inspect_key(self) -> None:
         self._call("on_inspect_key")

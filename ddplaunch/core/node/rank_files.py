@@ -57,21 +57,6 @@ def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveAr
         return ()
 
 
-def read_oom_summary(path: str | None, exception_text: str) -> str | None:
-    """Read what ``oom_report.py`` wrote about CUDA memory; None unless the exception is an OutOfMemoryError."""
-    if path is None or "OutOfMemoryError" not in exception_text:
-        return None
-    try:
-        lines = (
-            read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False)
-            .decode(errors="replace")
-            .splitlines()[:4]
-        )
-    except OSError:
-        return None
-    return "\n".join(sanitize_line(line, MAX_LINE_CHARS) for line in lines) or None
-
-
 def _parse_error(content: object) -> RecordedError:
     """Parse leniently: a user's program may have written values of any type."""
     if not isinstance(content, dict):

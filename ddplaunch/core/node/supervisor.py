@@ -22,7 +22,7 @@ from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import events, messages
-from ddplaunch.core.failures import JobResult, RankFailure, describe_exit
+from ddplaunch.core.failures import JobResult, RankEnd, RankFailure, describe_exit
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
@@ -125,7 +125,7 @@ class Supervisor:
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
         """Replace the state of the previous attempt; -1: none has started."""
         send, config = self._link.send, self._job_config
-        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir)
+        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self._explain_end)
         inspect, timeout_s = partial(self.inspect_local, "stacks"), config.straggler_timeout
         stragglers = StragglerMonitor(self._loop, ranks, timeout_s, inspect, send, self._screen.show_note)
         self._teardown = Teardown(
@@ -141,6 +141,9 @@ class Supervisor:
 
     def _add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
         return self._stall_detector.add_idle_times(inspection, ranks) if self._stall_detector else inspection
+
+    def _explain_end(self, end: RankEnd) -> str | None:
+        return self.sides.explain_end(end) if self.sides else None
 
     def _on_output(self, rank: int) -> None:
         if self.sides:
@@ -469,12 +472,6 @@ class Supervisor:
     def _forward_signal(self, number: int) -> None:
         if not self._group_signals.consume(number):
             self._ranks.forward_signal(number)
-
-    def on_sample(self) -> None:
-        """Called at each sample of usage: note the ranks' memory, in case one runs out; report a stopped zygote."""
-        self.tree.report_stopped_zygote()
-        if self._ranks.memory:
-            self._ranks.memory.sample()
 
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""

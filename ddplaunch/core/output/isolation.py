@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import TypeVar
 
 from ddplaunch.base.errors import escape_control_chars, format_trace
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+
+T = TypeVar("T")
 
 
 class IsolatedLoop(EventLoop):
@@ -26,20 +29,21 @@ class IsolatedLoop(EventLoop):
         self._loop, self._feature, self._report, self._on_error = loop, feature, report, on_error
         self.failed = False
 
-    def guard(self, callback: Callable[..., object]) -> Callable[..., None]:
-        """Wrap a callback of the feature that is called from elsewhere."""
+    def guard(self, callback: Callable[..., T]) -> Callable[..., T | None]:
+        """Wrap a callback of the feature that is called from elsewhere; it returns None once one has failed."""
 
-        def guarded(*arguments: object) -> None:
+        def guarded(*arguments: object) -> T | None:
             if self.failed:
-                return
+                return None
             try:
-                callback(*arguments)
+                return callback(*arguments)
             except Exception as error:
                 self.failed = True
                 with suppress(Exception):
                     self._report(describe_bug(self._feature, error))
                     if self._on_error is not None:
                         self._on_error()
+                return None
 
         return guarded
 

@@ -1,6 +1,6 @@
 """Memory of this node's ranks: samples it when it gets short, and finds out which process the OOM killer killed.
 
-``diagnosis.memory`` turns the findings into text.
+``memory_report`` turns the findings into text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ from contextlib import suppress
 
 from msgspec import Struct
 
+from ddplaunch.base.errors import MAX_LINE_CHARS, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.base.text import format_size
+from ddplaunch.core.events import AttemptSwept, Event, RankStarted
+from ddplaunch.core.failures import RankEnd
+from ddplaunch.core.feature import NodeSide
+from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
 from ddplaunch.system.devices import cgroups
@@ -39,6 +46,55 @@ _WORKER_KILLED = re.compile(
 )
 """How a rank fails when a worker of its DataLoader was killed: at times with no more than an EOFError."""
 _INIT_PID_NAMESPACE = 0xEFFFFFFC  # inode of the first PID namespace, whose pids are in the kernel log (proc_ns.h)
+
+
+class MemorySide(NodeSide):
+    """Explains the end of a rank by the memory of its GPU or of this machine."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._ranks: NodeRanks | None = None
+        self._memory: RankMemory | None = None  # of this attempt, once a rank has been spawned
+
+    def on_attempt_start(self, ranks: NodeRanks) -> None:
+        self._ranks, self._memory = ranks, None
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, RankStarted) and self._memory is None:
+            self._memory = RankMemory(self._loop, self._list_pids)
+            self._memory.start_alarm()
+        elif isinstance(event, AttemptSwept):
+            self.close()
+
+    def _list_pids(self) -> dict[int, int]:
+        return {rank: process.pid for rank, process in self._ranks.processes.items()} if self._ranks else {}
+
+    def on_sample(self) -> None:
+        """Note the memory of the ranks, in case one runs out."""
+        if self._memory:
+            self._memory.sample()
+
+    def explain_end(self, end: RankEnd) -> str | None:
+        path = self._ranks.rank_file_path(end.rank, "oom") if self._ranks else None
+        if of_gpu := read_oom_summary(path, end.error):
+            return of_gpu
+        memory = self._memory
+        return memory.explain_kill(-end.code, end.error, end.rank, end.pid, end.peak_bytes) if memory else None
+
+    def close(self) -> None:
+        if self._memory:
+            self._memory.close()
+
+
+def read_oom_summary(path: str | None, exception_text: str) -> str | None:
+    """Read what ``oom_report.py`` wrote about CUDA memory; None unless the exception is an OutOfMemoryError."""
+    if path is None or "OutOfMemoryError" not in exception_text:
+        return None
+    try:
+        summary = read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).decode(errors="replace")
+    except OSError:
+        return None
+    return "\n".join(sanitize_line(line, MAX_LINE_CHARS) for line in summary.splitlines()[:4]) or None
 
 
 class RankMemory:

@@ -12,7 +12,9 @@ class Samples(Feature):
         from ddplaunch.features.samples.node import SampleCollector
 
         inspect = context.job.inspect_node if context.config.inspect else None
-        return SampleCollector(context.loop, inspect, context.emit, context.job.on_sample)
+        samples = SampleCollector(context.loop, inspect, context.emit)
+        samples.add_listener(context.tree.report_stopped_zygote)
+        return samples
 
 
 FEATURE = Samples()

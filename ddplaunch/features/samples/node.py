@@ -54,14 +54,11 @@ class SampleCollector(NodeSide):
         loop: EventLoop,
         inspect: Inspect | None,
         emit: Callable[[Event], None],
-        on_sampled: Callback = lambda: None,
     ) -> None:
-        """``inspect`` finds the state or the lateness of this node's ranks; None if they cannot be inspected.
-
-        ``on_sampled`` is called after the subscribers.
-        """
-        self._loop, self._inspect, self._emit, self._on_sampled = loop, inspect, emit, on_sampled
+        """``inspect`` finds the state or the lateness of this node's ranks; None if they cannot be inspected."""
+        self._loop, self._inspect, self._emit = loop, inspect, emit
         self._subscribers: list[OnSample] = []
+        self._listeners: list[Callback] = []
         self._began, self._late_interval_s = time.monotonic(), LATER
         self._plan: Plan | None = None
         self._attempt = -1
@@ -79,6 +76,10 @@ class SampleCollector(NodeSide):
         """
         self._subscribers.append(on_sample)
         self._late_interval_s = min(self._late_interval_s, late_interval_s)
+
+    def add_listener(self, on_sampled: Callback) -> None:
+        """Call ``on_sampled`` after each sample; without a subscriber no samples are taken."""
+        self._listeners.append(on_sampled)
 
     def observe(self, event: Event) -> None:
         if not self._subscribers:
@@ -108,7 +109,8 @@ class SampleCollector(NodeSide):
     def _publish(self, snapshot: CounterSnapshot, sample: NodeSample | None = None) -> None:
         for on_sample in self._subscribers:
             on_sample(snapshot, sample)
-        self._on_sampled()
+        for on_sampled in self._listeners:
+            on_sampled()
 
     def _schedule(self, seconds: float) -> None:
         if self._timer is not None:

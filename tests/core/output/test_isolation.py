@@ -22,6 +22,7 @@ import ddplaunch.features.inspect.request as inspection, ddplaunch.core.control_
 from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 from ddplaunch.features.sidecars.node import SidecarRunner
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
+from ddplaunch.features.memory.node import MemorySide
 from ddplaunch.cli import main
 from ddplaunch.features.notify.feature import Notify
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
@@ -38,6 +39,7 @@ inspection.JobInspection = broken("an answer that comes later")
 RankInspector._poll_replies = broken("an inspection")
 StallDetector._on_rank_activity = broken("a clock")
 SidecarRunner.on_spawned = broken("a sidecar")
+MemorySide.explain_end = broken("a hint")
 del sys.argv[1:3]
 main()
 """
@@ -78,9 +80,10 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the inspection of ranks failed", 1),
         ("stall detection failed", 1),
         ("the sidecars failed", 1),
+        ("the feature memory failed", 1),
     ):
         assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
-    assert output.count("Traceback (most recent call last)") == 8
+    assert output.count("Traceback (most recent call last)") == 9
     assert "RuntimeError: an answer that comes later" in output
     assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
     job.assert_nothing_left()
