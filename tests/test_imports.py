@@ -17,12 +17,10 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.job_launch", "features.debug.debug_server"),
     ("cli.job_launch", "features.inspect.diagnosis.inspection"),
     ("cli.run_command", "features.ssh.ssh_launch"),
     ("cli.zygote_options", "features.preload.preload_plan"),
     ("core.control_socket.job_status", "features.runs.goodput"),
-    ("core.control_socket.served_job", "features.debug.debug_server"),
     ("core.control_socket.served_job", "features.inspect.diagnosis.inspection"),
     ("core.control_socket.status_tracker", "features.runs.goodput"),
     ("core.job.coordinator", "features.check.job"),
@@ -45,7 +43,6 @@ ALLOWED = {
     ("core.node.rank_files", "features.inspect.diagnosis.flight_recorder_arrivals"),
     ("core.node.rank_files", "features.inspect.diagnosis.inspection"),
     ("core.node.supervisor", "features.check.node"),
-    ("core.node.supervisor", "features.debug.debug_server"),
     ("core.node.supervisor", "features.inspect.diagnosis.inspection"),
     ("core.node.supervisor", "features.inspect.node.node_inspections"),
     ("core.node.supervisor", "features.inspect.node.stall_detector"),
@@ -59,7 +56,6 @@ ALLOWED = {
     ("core.node.zygote_process", "features.warm.warm_client"),
     ("core.node_config", "features.preload.preload_plan"),
     ("core.rank.preload_runner", "features.preload.rank.import_auditor"),
-    ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
     ("core.rank.zygote", "features.preload.rank.fork_fixups"),
     ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),

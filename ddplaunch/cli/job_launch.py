@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
@@ -45,8 +45,9 @@ from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
 if TYPE_CHECKING:
-    from ddplaunch.features.debug.debug_server import DebugServer
     from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+
+T = TypeVar("T")
 
 EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun kills all when the first process fails
 
@@ -184,8 +185,8 @@ class NodeJob:
     def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
         self._supervisor.inspect_local(detail, None, on_done)
 
-    def debug_server(self) -> DebugServer | None:
-        return self._supervisor.debugging
+    def find_side(self, kind: type[T]) -> T | None:
+        return self._sides.find(kind)
 
     def stop(self, now: bool, command: str = "") -> None:
         self._supervisor.stop(now, command)

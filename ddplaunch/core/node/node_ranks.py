@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -72,17 +71,6 @@ class RankProcess(Struct):
         proc_utils.send_signal(self.pid, number, self.pidfd)
 
 
-class RankDebugging(Protocol):
-    """The part of the debug server that concerns its ranks."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a rank here is in its debugger."""
-
-    def socket_path(self) -> str:
-        """Return the path of the socket that ranks connect to; "" if it cannot be created."""
-
-
 class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
@@ -109,7 +97,8 @@ class NodeRanks:
         self.stop_signals: set[int] = set()  # the stop signals sent so far
         self.spawned_count = 0  # how many have had a process
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
-        self.debug_server: RankDebugging | None = None  # if they may be debugged
+        self.is_holding = False  # whether one of them waits for a user: time limits are paused
+        self.on_hold_changed: Callable[[], object] = lambda: None
         self._launcher_failure: LauncherFailure | None = None
         self._loop, self._folder, self._explain_end = loop, folder, explain_end
 
@@ -144,10 +133,10 @@ class NodeRanks:
         channel.read_pending()
         return "" if channel.is_ready else NOT_BEGUN
 
-    @property
-    def has_debugged_rank(self) -> bool:
-        """Whether one of them is in a debugger."""
-        return self.debug_server is not None and self.debug_server.is_active
+    def set_holding(self, is_holding: bool) -> None:
+        """Set whether one of them waits for a user."""
+        self.is_holding = is_holding
+        self.on_hold_changed()
 
     @property
     def is_idle(self) -> bool:

@@ -55,7 +55,7 @@ class RankChannel:
         self.rank_fd = rank_socket.detach()  # the rank's end, to be sent to the zygote
         self.stack_signals = (0, 0)  # signals on which it dumps its stacks: from Python, and at once; 0 for none
         self.stacks_fd = 0  # the descriptor that it writes stack dumps to
-        self.debug_signal = 0  # the signal on which it stops in its debugger; 0 for none
+        self.signals: dict[str, int] = {}  # by purpose: other signals on which features act in it; 0 for none
         self.profile_signal = 0  # the signal for ticks of a profile; 0 for none
         self.profile_armed = False  # whether it was requested to handle that signal
         self.is_ready = False  # whether it has sent these
@@ -69,7 +69,7 @@ class RankChannel:
     @property
     def reserved_signals(self) -> tuple[int, ...]:
         """The signals that the launcher uses in this rank."""
-        return (*self.stack_signals, self.debug_signal, *([self.profile_signal] if self.profile_armed else []))
+        return (*self.stack_signals, *self.signals.values(), *([self.profile_signal] if self.profile_armed else []))
 
     def close(self) -> None:
         self._end()
@@ -136,8 +136,9 @@ class RankChannel:
                 first, second, self.stacks_fd, self.profile_signal = map(int, rest[0].split())
                 self.stack_signals = first, second
                 self.is_ready = True
-            elif word == b"b":
-                self.debug_signal = int(rest[0])
+            elif word == b"g":
+                purpose, number = rest[0].split()
+                self.signals[purpose.decode()] = int(number)
             elif word in (b"t", b"l"):
                 self.has_thread = word == b"t"
             elif word == b"f":

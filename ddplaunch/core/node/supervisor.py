@@ -60,7 +60,6 @@ from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
     from ddplaunch.features.check.node import NodeCheck
-    from ddplaunch.features.debug.debug_server import DebugServer
     from ddplaunch.features.inspect.node.stall_detector import StallDetector
     from ddplaunch.features.sidecars.node import SidecarRunner
     from ddplaunch.features.slurm_step.node import MissingNodes
@@ -118,7 +117,6 @@ class Supervisor:
         self._node_check: NodeCheck | None = None
         self._missing_nodes: MissingNodes | None = None  # in Slurm, while the job waits for nodes
         self._result: JobResult | None = None  # set once node 0 has ended the job
-        self.debugging: DebugServer | None = None
         self.sidecars: SidecarRunner | None = None  # stopped by the caller, after the result of the job is shown
         self._new_attempt(-1, self._plan)
 
@@ -169,8 +167,6 @@ class Supervisor:
             if self._node_check is not None:
                 self._node_check.close()
             self._link.close()
-            if self.debugging:
-                self.debugging.close()
             self.tree.close()
             self.tree.temp_dir.remove()
             self.context.store.close()
@@ -213,8 +209,6 @@ class Supervisor:
                 self._on_start(message)
             case messages.StopAttempt(attempt=attempt) if attempt == self._ranks.number:
                 self._teardown.on_stop(message)
-                if self.debugging:
-                    self.debugging.release_ranks()
             case messages.PreemptRanks(attempt=attempt) if attempt == self._ranks.number:
                 self._on_preempt()
             case messages.ForwardSignal():
@@ -282,11 +276,10 @@ class Supervisor:
         self.context.store.start_attempt()
         self._open_store()
         ranks.not_spawned = len(plan.local_ranks)
-        if self.sides:
-            self.sides.on_attempt_start(ranks)
-        if self._node_config.waits_for_debugger:  # before the ranks start: after a restart they do at once
-            self._start_debug_server(ranks)
-        zygote.spawn((rank.rank, partial(self.context.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
+        assert self.sides is not None
+        self.sides.on_attempt_start(ranks)
+        build_job = partial(self.context.build_rank_job, self.sides.make_rank_sides, ranks)
+        zygote.spawn((rank.rank, partial(build_job, rank)) for rank in plan.local_ranks)
         self._start_stall_detector(ranks)
         if self._node_config.sidecars and self.sidecars is None:
             from ddplaunch.features.sidecars.node import SidecarRunner
@@ -317,20 +310,11 @@ class Supervisor:
             )
             self._observers.add(self._stall_detector)
         self._stall_detector.start_attempt(ranks)
+        ranks.on_hold_changed = self._stall_detector.reset
 
     def _reset_stall_detector(self) -> None:
         if self._stall_detector:
             self._stall_detector.reset()
-
-    def _start_debug_server(self, ranks: NodeRanks) -> None:
-        """Accept connections of debuggers from ranks; imported while the zygote imports torch."""
-        if self.debugging is None:
-            from ddplaunch.features.debug.debug_server import DebugServer
-
-            loop, where, timeout = self._loop, self.tree.temp_dir, self._node_config.debug_timeout
-            send, note, reset = self._link.send, self._screen.show_note, self._reset_stall_detector
-            self.debugging = DebugServer(loop, where, timeout, self.rpc, note, send, reset)
-        self.debugging.start_attempt(ranks)
 
     def _on_preempt(self) -> None:
         """Notify the ranks of the preemption. They end by themselves, or node 0 stops them after the grace."""

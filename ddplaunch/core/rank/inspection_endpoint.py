@@ -10,7 +10,8 @@ lacks is left out. Part of the worker (``core/rank/rank_runner.py``) and bound b
 
 The protocol on the rank channel is lines. From the rank: ``h FIRST SECOND FD THIRD`` at its start, ``t`` when the
 thread runs, ``l`` when it has ended, ``x LEFT`` if the program has taken one of the signals or both, replies ``s7 …``
-with tab-separated parts, ``b SIGNAL`` on which it stops for a debugger, ``f WHAT`` when the program has failed, by an
+with tab-separated parts, ``g PURPOSE SIGNAL`` for a signal on
+which a feature acts, ``f WHAT`` when the program has failed, by an
 exception or ``sys.exit``. To the rank: ``s7`` (progress) and ``e7`` (also the last collectives), with the request's
 number; ``p …`` and ``q`` start and end a profile, by ticks of the third signal (``sampler``); ``n``: record the
 exception being handled (``in_flight``). A rank without the thread reads the last three when the first signal comes.
@@ -43,10 +44,8 @@ _C10D = "torch.distributed.distributed_c10d"
 class InspectionEndpoint:
     """The rank's end of the rank channel; one per process, from ``RankRunner.setup`` on."""
 
-    def __init__(self, fd: int, load_module: Callable[[str], Any], *, long_group_timeout: bool = False) -> None:
-        """``fd``: the rank's end of the socket, owned from now on. ``load_module`` loads a file of the package.
-        ``long_group_timeout``: process groups get a default timeout of one day.
-        """
+    def __init__(self, fd: int, load_module: Callable[[str], Any]) -> None:
+        """``fd``: the rank's end of the socket, owned from now on. ``load_module`` loads a file of the package."""
         global _endpoint
         _endpoint = self
         self._pid, self._main = os.getpid(), _thread.get_ident()
@@ -54,7 +53,7 @@ class InspectionEndpoint:
         self._inode = os.fstat(self._fd).st_ino
         self._thread = 0  # native thread id
         self._stacks: tuple[int, int, int, int] | None = None  # first and second signal, descriptor, third signal
-        self._long_group_timeout, self._load_module = long_group_timeout, load_module
+        self._load_module = load_module
         self.on_request: Callable[[], object] = lambda: None  # called in the thread
         self._sampler: Any = None  # of the current profile
         self._state: Any = None  # the module torch_state, once there is a process group
@@ -66,10 +65,10 @@ class InspectionEndpoint:
         except Exception:
             pass  # the launcher reports that the rank gives no reply
 
-    def set_debug_signal(self, number: int) -> None:
-        """Report the signal on which the rank stops for a debugger."""
+    def report_signal(self, purpose: str, number: int) -> None:
+        """Report a signal on which a feature acts in this rank."""
         try:
-            self._write_line(b"b %d" % number)
+            self._write_line(b"g %s %d" % (purpose.encode(), number))
         except OSError:
             pass
 
@@ -125,17 +124,10 @@ class InspectionEndpoint:
 
     def _hook_torch(self) -> None:
         """Hook into torch.distributed now or, if the program has not imported it yet, right after the import."""
-        module = sys.modules.get(_C10D)
-        if module is None:
-            sys.meta_path.insert(0, PostImportHook(_C10D, "init_process_group", self._wrap_init_process_group))
-        else:
-            self._wrap_init_process_group(module)
+        call_after_import(_C10D, "init_process_group", self._wrap_init_process_group)
 
     def _wrap_init_process_group(self, module: ModuleType) -> None:
         """Replace ``init_process_group`` in the closure cell of its decorator, so that no attribute changes."""
-        for name in ("default_pg_timeout", "default_pg_nccl_timeout") if self._long_group_timeout else ():
-            if getattr(module, name, None) is not None:
-                setattr(module, name, module.timedelta(days=1))
         for cell in getattr(module.init_process_group, "__closure__", None) or ():
             found = cell.cell_contents
             if getattr(found, "__name__", "") == "init_process_group":
@@ -251,21 +243,34 @@ class _CallOnce:
         return self._function
 
 
+def call_after_import(name: str, attribute: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call back with a module: now or, if the program has not imported it yet, once it has that attribute."""
+    module = sys.modules.get(name)
+    hooks = [each for each in sys.meta_path if isinstance(each, PostImportHook) and each.module == name]
+    if module is not None:
+        callback(module)
+    elif hooks:
+        hooks[0].callbacks.append(callback)
+    else:
+        sys.meta_path.insert(0, PostImportHook(name, attribute, callback))
+
+
 class PostImportHook:
     """Import finder that calls back at the first import after a module has got an attribute, then removes itself."""
 
     def __init__(self, module: str, attribute: str, callback: Callable[[ModuleType], None]) -> None:
-        self._module, self._attribute, self._callback = module, attribute, callback
+        self.module, self._attribute, self.callbacks = module, attribute, [callback]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        module = sys.modules.get(self._module)
+        module = sys.modules.get(self.module)
         if module is None or not hasattr(module, self._attribute):
             return None
         sys.meta_path.remove(self)
-        try:
-            self._callback(module)
-        except Exception:
-            pass
+        for callback in self.callbacks:
+            try:
+                callback(module)
+            except Exception:
+                pass
         return _find_spec(name, path, target)  # sys.meta_path has shrunk while it was being iterated
 
 

@@ -164,13 +164,7 @@ def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
     else:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name
-        if name == "BdbQuit" and "Caught BdbQuit in DataLoader worker" in message:  # torch/_utils.py, ExceptionWrapper
-            info["hint"] = "a DataLoader worker cannot be stopped in a debugger: use num_workers=0"
-        elif name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
-            other = f"pdb, ipdb, pudb and IPython wait for you; for other debuggers use --stdin {job['rank']}"
-            waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
-            info["hint"] = other if job["debugger"] else waits
-        elif name == "EOFError" and job["facts"]["world_size"] > 1:
+        if name == "EOFError" and job["facts"]["world_size"] > 1:
             info["hint"] = f"stdin of this rank is empty; with --stdin {job['rank']} it reads the launcher's stdin"
         elif name == "ModuleNotFoundError" and (hint := _other_environment()):
             info["hint"] = hint

@@ -5,7 +5,7 @@ Imported for type checking only: neither the zygote nor a rank may load ``typing
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 Usage = tuple[int, float, float]
 """Resource usage of an ended process and the children it waited for (getrusage(2)): peak memory in bytes (the maximum
@@ -95,11 +95,8 @@ class PythonJob(_Rank):
     trace_min_age_s: float  # minimum age of the first process group, in seconds
     oom_snapshot: str  # file for the CUDA allocator's state when out of memory; "" for none
     oom_summary: str  # file for its summary
-    debugger: str  # path of the debug server's socket; "" without --debug
-    debugpy: bool  # listen for an editor
-    post_mortem: bool  # enter the debugger at the exception that ends the rank
-    long_group_timeout: bool  # process groups without a timeout get one of a day
     title: str  # process title in ps
+    sides: list[tuple[str, dict[str, Any]]]  # of features: a file below the package, settings (``core/feature.py``)
 
 
 RankJob = ProgramJob | PythonJob

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
+    from ddplaunch.core.rank.rank_runner import RankRunner
     from ddplaunch.features.debug.rank.debugger_terminal import DebuggerTerminal
     from ddplaunch.features.debug.rank.rank_debugger import Debugger
 
@@ -32,6 +33,51 @@ _STOP_FUNCTIONS = {  # by module: the function that stops the program, and the d
 _OWN_DIR = os.path.dirname(__file__) + os.sep
 
 
+class Side:
+    """Lets the program of this rank stop for a user, or an editor attach to it."""
+
+    def __init__(self, rank: RankRunner, settings: dict[str, Any]) -> None:
+        """``settings``: "debugpy" (an editor may attach), "socket" (of the debug server; "" for none), "post_mortem"
+        (stop at the exception that ends the program), "long_timeouts" (of one day, for process groups without one).
+        """
+        self._rank, self._settings = rank, settings
+        self._hooks: BreakpointHooks | None = None
+        if settings["post_mortem"]:
+            self.failed = self._post_mortem
+
+    def begin(self) -> None:
+        rank, settings = self._rank, self._settings
+        if settings["long_timeouts"] and rank.endpoint is not None:
+            rank.load("core/rank/inspection_endpoint").call_after_import(
+                "torch.distributed.distributed_c10d", "init_process_group", _set_long_timeouts
+            )
+        if settings["debugpy"]:
+            start_debugpy(rank.job["rank"])
+        elif settings["socket"]:
+            self._hooks = BreakpointHooks(settings["socket"], rank.job["rank"], rank.load)
+            if rank.endpoint is not None:
+                rank.endpoint.report_signal("debug", self._hooks.signal)
+
+    def _post_mortem(self, error: BaseException) -> None:
+        if self._hooks is not None:
+            self._hooks.post_mortem(error)
+        elif os.isatty(0):
+            import pdb
+
+            pdb.post_mortem(error.__traceback__)
+
+    def leave(self) -> None:
+        if self._hooks is not None:
+            self._hooks.uninstall()
+
+
+def _set_long_timeouts(module: Any) -> None:
+    """Give process groups a default timeout of one day, in the module that makes them."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        if getattr(module, name, None) is not None:
+            setattr(module, name, module.timedelta(days=1))
+
+
 def start_debugpy(rank: int) -> None:
     """Let an editor attach by debugpy, which handles ``breakpoint()`` then; print the launch.json entry for it."""
     import debugpy  # type: ignore[import-not-found, unused-ignore]
@@ -43,7 +89,7 @@ def start_debugpy(rank: int) -> None:
 
 
 class BreakpointHooks:
-    """The breakpoint hooks of one rank, from ``RankRunner.setup`` on."""
+    """The breakpoint hooks of one rank, from its start on."""
 
     def __init__(self, socket_path: str, rank: int, load_module: Callable[[str], Any]) -> None:
         """``socket_path``: the debug server's socket. ``load_module``: ``rank_runner.load_private_module``."""
