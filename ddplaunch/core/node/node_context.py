@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,7 +12,7 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node_config import NodeConfig
-from ddplaunch.core.output.run_log import RunLog, snapshot_file
+from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.core.rank.zygote_messages import ArgumentValues, ProgramJob, PythonJob, RankJob
@@ -28,9 +27,6 @@ LAUNCHER_VARIABLES = frozenset(
 
 MakeRankSides = Callable[[NodeRanks, Rank], Iterable[tuple[str, dict[str, Any]]]]
 """Makes the parts of all features in the process of a rank: ``RankSide``."""
-
-LONG_ATTEMPT_S = 300.0
-"""A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
 
 
 def signals_to_block(preempt_signal: int | None) -> list[int]:
@@ -64,11 +60,6 @@ class NodeContext(Struct, frozen=True):
         if self.policy.inspect:
             fds["rank_channel"] = ranks.open_channel(rank.rank)
         return self._describe_job(ranks, rank, make_sides)
-
-    def _oom_snapshot_path(self, ranks: NodeRanks, rank: Rank) -> str:
-        """The file for the state of CUDA's allocator: in the log folder, else in the current folder."""
-        name = snapshot_file(rank.rank, ranks.number)
-        return self.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
 
     def _describe_job(self, ranks: NodeRanks, rank: Rank, make_sides: MakeRankSides) -> RankJob:
         plan, error_file = ranks.plan, ranks.rank_file_path(rank.rank, "json")
@@ -109,10 +100,6 @@ class NodeContext(Struct, frozen=True):
             "backend": plan.backend,
             "init_method": plan.init_method,
             "error_file": error_file,
-            "trace_file": ranks.rank_file_path(rank.rank, "trace.json"),
-            "trace_min_age_s": LONG_ATTEMPT_S,
-            "oom_snapshot": self._oom_snapshot_path(ranks, rank) if self.policy.oom_report else "",
-            "oom_summary": ranks.rank_file_path(rank.rank, "oom") or "",
             "title": " ".join(target.argv),
             "sides": [*make_sides(ranks, rank)],
         }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-    from ddplaunch.core.rank.zygote_messages import PythonJob
+    from ddplaunch.core.rank.zygote_messages import PythonJob, RankJob
 
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]
 
@@ -39,16 +39,30 @@ PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__
 
 
 def load_private_module(path: str) -> Any:
-    """Load a file of the package, as "core/rank/rank_exit", once, without adding its name to ``sys.modules``."""
+    """Load a file of the package, as "core/rank/rank_exit", once, without adding its name to ``sys.modules``.
+
+    The file may load others at its top: this function is a global name there.
+    """
     if path not in _private_modules:
-        _private_modules[path] = _load(path.rpartition("/")[2], os.path.join(PACKAGE_DIR, path + ".py"), {})
+        file = os.path.join(PACKAGE_DIR, path + ".py")
+        _private_modules[path] = _load(os.path.basename(path), file, {}, load_private_module=load_private_module)
     return _private_modules[path]
 
 
-def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
+def preload_sides(job: RankJob) -> None:
+    """Load the files of a rank's sides in the zygote, so that all its ranks share them."""
+    for file, _ in job["sides"] if job["kind"] != "program" else ():
+        try:
+            load_private_module(file)
+        except Exception:
+            return  # the rank fails in the same way, and shows it
+
+
+def _load(name: str, path: str, modules: dict[str, ModuleType], **names: object) -> ModuleType:
     """Load a file as module ``name``, added to ``modules`` before it runs; importlib.util is not imported."""
     spec: Any = spec_from_file_location(name, path)
     module = module_from_spec(spec)
+    module.__dict__.update(names)
     modules.setdefault(name, module)
     spec.loader.exec_module(module)
     return module
@@ -76,7 +90,6 @@ class RankRunner:
         self._error: BaseException | None = None
         self._code = 0
         self._interrupted = False
-        self.load = load_private_module
         self._clear_program()
 
     def _clear_program(self) -> None:
@@ -88,14 +101,7 @@ class RankRunner:
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
         if "rank_channel" in self._fds:
-            self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"], load_private_module)
-            if self.job["error_file"]:
-                path = f"{self.job['error_file']}.in-flight"
-                self.endpoint.on_request = (
-                    load_private_module("features/inspect/rank/in_flight").InFlight(path, rank_exit._to_json).note
-                )
-        if self.job["oom_snapshot"]:
-            self._install_oom_reporter()
+            self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"])
         for file, settings in self.job["sides"]:
             self._sides.append(load_private_module(file).Side(self, settings))
             self._call_sides("begin", self._sides[-1:])
@@ -111,13 +117,6 @@ class RankRunner:
         for side in sides:
             if (method := getattr(side, hook, None)) is not None:
                 method(*arguments)
-
-    def _install_oom_reporter(self) -> None:
-        files = self.job["oom_snapshot"], self.job["oom_summary"]
-        reporter = load_private_module("features/memory/rank/oom_report").OomReporter(
-            self.job["rank"], *files, rank_exit.is_user_file
-        )
-        inspection_endpoint.call_after_import("torch.cuda", "_lazy_call", reporter.install)
 
     def destroy_process_group(self) -> None:
         """Destroy the process group that ``setup`` initialised (--backend), after the program has returned."""
@@ -175,8 +174,8 @@ class RankRunner:
         except SystemExit as exit:  # from the user's own sys.excepthook
             self._code = rank_exit.exit_code(exit.code)
         self._error = None
-        if self.endpoint is not None and self._code == 0 and self.job["trace_file"]:
-            self.endpoint.write_trace(self.job["trace_file"], self.job["trace_min_age_s"])
+        if self._code == 0:
+            self._call_sides("done", self._sides)
         import atexit
 
         rank_exit.join_threads()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
+from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.rpc import inspect_job
+from ddplaunch.system.plan.rank_layout import Rank
+
+LONG_ATTEMPT_S = 300.0
+"""A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
 
 
 class InspectOnKey(NodeSide):
@@ -13,6 +18,15 @@ class InspectOnKey(NodeSide):
 
     def __init__(self, context: FeatureContext) -> None:
         self._context = context
+
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
+        if not self._context.config.inspect:
+            return None
+        files = {
+            "in_flight_file": ranks.rank_file_path(rank.rank, "json.in-flight") or "",
+            "trace_file": ranks.rank_file_path(rank.rank, "trace.json") or "",
+        }
+        return RankSide("features/inspect/rank/inspect_side", {**files, "trace_min_age_s": LONG_ATTEMPT_S})
 
     def on_inspect_key(self) -> None:
         context = self._context

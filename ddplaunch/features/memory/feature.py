@@ -12,7 +12,7 @@ class Memory(Feature):
         from ddplaunch.features.memory.node import MemorySide
         from ddplaunch.features.samples.node import SampleCollector
 
-        memory = MemorySide(context.loop)
+        memory = MemorySide(context)
         if samples := context.find(SampleCollector):
             samples.add_listener(context.loop.guard(memory.on_sample))
         return memory

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
-    from ddplaunch.core.rank.rank_runner import RankRunner
+    from ddplaunch.core.rank import inspection_endpoint
+    from ddplaunch.core.rank.rank_runner import RankRunner, load_private_module
     from ddplaunch.features.debug.rank.debugger_terminal import DebuggerTerminal
     from ddplaunch.features.debug.rank.rank_debugger import Debugger
+else:
+    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
 
 _STOP_FUNCTIONS = {  # by module: the function that stops the program, and the debugger's name if it needs a terminal
     "pdb": ("set_trace", ""),
@@ -48,13 +51,13 @@ class Side:
     def begin(self) -> None:
         rank, settings = self._rank, self._settings
         if settings["long_timeouts"] and rank.endpoint is not None:
-            rank.load("core/rank/inspection_endpoint").call_after_import(
+            inspection_endpoint.call_after_import(
                 "torch.distributed.distributed_c10d", "init_process_group", _set_long_timeouts
             )
         if settings["debugpy"]:
             start_debugpy(rank.job["rank"])
         elif settings["socket"]:
-            self._hooks = BreakpointHooks(settings["socket"], rank.job["rank"], rank.load)
+            self._hooks = BreakpointHooks(settings["socket"], rank.job["rank"])
             if rank.endpoint is not None:
                 rank.endpoint.report_signal("debug", self._hooks.signal)
 
@@ -91,9 +94,9 @@ def start_debugpy(rank: int) -> None:
 class BreakpointHooks:
     """The breakpoint hooks of one rank, from its start on."""
 
-    def __init__(self, socket_path: str, rank: int, load_module: Callable[[str], Any]) -> None:
-        """``socket_path``: the debug server's socket. ``load_module``: ``rank_runner.load_private_module``."""
-        self._path, self._rank, self._load_module = socket_path, rank, load_module
+    def __init__(self, socket_path: str, rank: int) -> None:
+        """``socket_path``: the debug server's socket."""
+        self._path, self._rank = socket_path, rank
         self._pid = os.getpid()
         self._debugger: Debugger | None = None
         self._terminal: DebuggerTerminal | None = None  # for debuggers that need one
@@ -109,15 +112,10 @@ class BreakpointHooks:
         self._register()
 
     def _register(self) -> None:
-        if not hasattr(_signal, "SIGRTMIN"):
-            return
-        blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
-        for number in range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1):
-            if number not in blocked and _signal.getsignal(number) == _signal.SIG_DFL:
-                _signal.signal(number, self._on_signal)
-                _signal.siginterrupt(number, False)  # system calls of the program must not fail with EINTR
-                self.signal = number
-                return
+        if free := inspection_endpoint.list_free_signals():
+            self.signal = free[0]
+            _signal.signal(self.signal, self._on_signal)
+            _signal.siginterrupt(self.signal, False)  # system calls of the program must not fail with EINTR
 
     def _restore(self) -> None:
         """In a process that the program forks: restore Python's own debuggers, without frames of this file."""
@@ -146,7 +144,9 @@ class BreakpointHooks:
     def _load_debugger(self) -> Debugger:
         with self._load_lock:
             if self._debugger is None:
-                self._debugger = self._load_module("features/debug/rank/rank_debugger").Debugger(self._path, self._rank)
+                self._debugger = load_private_module("features/debug/rank/rank_debugger").Debugger(
+                    self._path, self._rank
+                )
         return self._debugger
 
     def _on_breakpoint(self, *args: Any, **named: Any) -> Any:
@@ -176,7 +176,7 @@ class BreakpointHooks:
     def _stop_at_terminal(self, tool: str, function: Any, frame: FrameType, *args: Any, **named: Any) -> None:
         debugger = self._load_debugger()
         if self._terminal is None:
-            self._terminal = self._load_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
+            self._terminal = load_private_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
         self._terminal.stop(tool, function, frame, *args, **named)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
