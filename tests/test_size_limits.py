@@ -11,13 +11,16 @@ PACKAGE = Path(ddplaunch.__file__).parent
 LONGEST_FILE = 500
 """Lines of a file."""
 
-SMALL, SMALL_FILES = 60, 60
-"""A file below SMALL lines is small, and there may be SMALL_FILES beside the packages' first pages."""
+SMALL, SMALL_FILES = 60, 49
+"""A file below SMALL lines is small, and there may be SMALL_FILES beside the declarations."""
+
+DECLARATIONS = ("__init__.py", "/feature.py", "/options.py")
+"""The first page of a package, and what a feature declares: imported at every start, so the rest is elsewhere."""
 
 LONG, LONG_FUNCTIONS = 60, 5
 """A function above LONG lines is long, and there may be LONG_FUNCTIONS."""
 
-LOCAL_IMPORTS = 96
+LOCAL_IMPORTS = 110
 """Import statements inside functions."""
 
 REPEATED_NAMES = 10
@@ -50,7 +53,7 @@ def test_every_file_can_be_read_at_once():
 def test_few_files_are_small():
     assert_at_most(
         SMALL_FILES,
-        [f"{name}: {lines(name)} lines" for name in FILES if lines(name) < SMALL and not name.endswith("__init__.py")],
+        [f"{name}: {lines(name)} lines" for name in FILES if lines(name) < SMALL and not name.endswith(DECLARATIONS)],
     )
 
 

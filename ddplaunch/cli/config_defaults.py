@@ -4,9 +4,9 @@ A project's file is the nearest pyproject.toml, in the current folder or above, 
 user's file is ``ddplaunch.toml`` in XDG_CONFIG_HOME (XDG Base Directory Specification), with ``[submit]``. Keys are the
 names of options without the leading dashes.
 
-For ``run`` only the project's file is read, and only ``ALLOWED_RUN_KEYS``: how ranks on this machine run, stop and are
-shown, but nothing that runs a command, connects to a host or names a run. Precedence: command line, environment
-variables, file, cluster detection. The user's own ``[run]`` is read by ``cli/zygote_options.py``.
+For ``run`` only the project's file is read, and only for options with ``in_project``: how ranks on this machine run,
+stop and are shown, but nothing that runs a command, connects to a host or names a run. Precedence: command line,
+environment variables, file, cluster detection. The user's own ``[run]`` is read by the feature ``warm``.
 
 Values of these files run commands as the user (``setup``). So only files owned by the user or root are read, as git
 does with ``safe.directory`` (CVE-2022-24765), and none far above. ``--config FILE`` reads a file of any owner.
@@ -40,18 +40,6 @@ RUN = "run"
 COMMAND_TABLES = (RUN, "submit", "manifest")  # the commands that have a table
 USER_TABLE = RUN  # the table of the user's own file that ``ddplaunch run`` reads for itself
 MAX_FILE_BYTES = 1 << 20  # a larger file is not read
-
-
-# fmt: off
-ALLOWED_RUN_KEYS = frozenset({
-    "pass-local-rank", "nproc", "gpus", "oversubscribe", "virtual-local-rank", "bind", "join-timeout",
-    "heartbeat-timeout", "backend", "start", "check", "gpu-memory-timeout", "role", "grace", "max-restarts",
-    "restart-on", "restart-backoff", "min-uptime", "checkpoint", "timeout", "stall-timeout", "on-stall",
-    "straggler-timeout", "preempt-signal", "preempt-grace", "preempt-forward", "show", "prefix", "merge", "log-dir",
-    "no-history", "no-inspect",
-})
-# fmt: on
-"""The options of ``run`` that a project's file may set."""
 
 
 class FileDefault(Struct, frozen=True):
@@ -128,7 +116,7 @@ def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]
     if options[DryRun].no_config:
         return options, ()
     known = {option.opts[-1][2:]: option for option in OPTIONS if not option.is_argument}
-    found = _read_run({key: known[key] for key in ALLOWED_RUN_KEYS}, known, cwd, environ)
+    found = _read_run({key: option for key, option in known.items() if option.in_project}, known, cwd, environ)
     new: dict[str, Any] = {}
     used: list[str] = []
     for name, default in found.values.items():

@@ -50,38 +50,47 @@ _heartbeat_timeout = number_reader(
 class TargetOptions(OptionGroup, frozen=True):
     """What runs: the target and its arguments."""
 
+    heading = "Target"
+
     target: Annotated[str, Option("target")] = ""
     args: Annotated[tuple[str, ...], Option("args")] = ()
-    module: Annotated[bool, Option("-m --module", "Run TARGET as a module, like `python -m`.")] = False
+    module: Annotated[bool, Option("-m --module", "Run TARGET as a module, like `python -m`.", is_common=True)] = False
     no_python: Annotated[bool, Option("--no-python", "Run TARGET as a program that is not Python.")] = False
     pass_local_rank: Annotated[bool, Option("--pass-local-rank",
-        "Pass --local-rank=N to the script, or --local_rank=N if it has only that.")] = False
+        "Pass --local-rank=N to the script, or --local_rank=N if it has only that.", in_project=True)] = False
 
 
 class Ranks(OptionGroup, frozen=True):
     """How many ranks this node has, and their devices."""
 
+    heading = "Ranks and devices"
+
     nproc: Annotated[str | None, Option("--nproc N",
-        "Ranks on each node: a number, a list like 8,8,4, auto, gpu or cpu.  [default: auto: one per GPU, or 1]"
-    )] = None
+        "Ranks on each node: a number, a list like 8,8,4, auto, gpu or cpu.  [default: auto: one per GPU, or 1]",
+        is_common=True, in_project=True)] = None
     gpus: Annotated[str | None, Option("--gpus LIST",
-        "GPUs to use, in this order: indices from `ddplaunch devices`, UUIDs, or none for CPUs only.")] = None
-    oversubscribe: Annotated[bool, Option("--oversubscribe", "Allow several ranks per GPU.")] = False
+        "GPUs to use, in this order: indices from `ddplaunch devices`, UUIDs, or none for CPUs only.",
+        is_common=True, in_project=True)] = None
+    oversubscribe: Annotated[bool, Option("--oversubscribe", "Allow several ranks per GPU.", in_project=True)] = False
     virtual_local_rank: Annotated[bool, Option("--virtual-local-rank",
-        "Set LOCAL_RANK=0 in every rank and make only its own GPU visible.")] = False
-    bind: Annotated[str | None, Option("--bind numa", "Pin each rank to the CPUs near its GPU.")] = None
+        "Set LOCAL_RANK=0 in every rank and make only its own GPU visible.", in_project=True)] = False
+    bind: Annotated[str | None, Option("--bind numa",
+        "Pin each rank to the CPUs near its GPU.", in_project=True)] = None
 
 
 class Nodes(OptionGroup, frozen=True):
     """The nodes of the job and how they find each other."""
 
+    heading = "Several nodes"
+
     nnodes: Annotated[tuple[int, int], Option("--nnodes N",
-        "Number of nodes. 2:4 makes the job elastic, with 2 to 4 nodes.", parse_nnodes, format_nnodes)] = (1, 1)
+        "Number of nodes. 2:4 makes the job elastic, with 2 to 4 nodes.", parse_nnodes, format_nnodes,
+        is_common=True)] = (1, 1)
     node_rank: Annotated[int | str | None, Option("--node-rank I",
         "Rank of this node, from 0; auto: the node at --master-addr is node 0 and numbers the others.",
-        parse_node_rank)] = None
+        parse_node_rank, is_common=True)] = None
     master_addr: Annotated[str | None, Option("--master-addr HOST",
-        "Address of node 0.  [default: 127.0.0.1 on one node]")] = None
+        "Address of node 0.  [default: 127.0.0.1 on one node]", is_common=True)] = None
     master_port: Annotated[int | None, Option("--master-port PORT",
         "Port of torch's store on node 0.  [default: 29500; on one node any free port]", _any_port)] = None
     interface: Annotated[str | None, Option("--interface NAME",
@@ -92,19 +101,22 @@ class Nodes(OptionGroup, frozen=True):
         "Name of the run. Only nodes with the same name can join.", parse_name)] = None
     token: Annotated[str | None, Option("--token SECRET",
         "Secret that nodes need to join; better in DDPLAUNCH_TOKEN, outside the process list.",
-        envvar="DDPLAUNCH_TOKEN")] = None
+        envvar="DDPLAUNCH_TOKEN", is_local=True)] = None
 
 
 class Connections(OptionGroup, frozen=True):
     """The connections between the launchers of the nodes."""
 
+    heading = "Connections between nodes"
+
     control: Annotated[str, Option("--control tcp|none",
         "Protocol between the nodes; with none they do not notice failures of others.")] = "tcp"
     control_port: Annotated[int | None, Option("--control-port PORT",
         "Port on which node 0 listens for the other nodes.  [default: master port + 1]", _port)] = None
-    join_timeout: Annotated[float, Option("--join-timeout TIME", "How long to wait for all nodes.", seconds)] = 600.0
+    join_timeout: Annotated[float, Option("--join-timeout TIME",
+        "How long to wait for all nodes.", seconds, in_project=True)] = 600.0
     heartbeat_timeout: Annotated[float, Option("--heartbeat-timeout TIME",
-        "Treat a node as lost after this long without a heartbeat.", _heartbeat_timeout)] = 15.0
+        "Treat a node as lost after this long without a heartbeat.", _heartbeat_timeout, in_project=True)] = 15.0
     allow_mismatch: Annotated[bool, Option("--allow-mismatch", "Only warn if versions differ between nodes.")] = False
 
     def check_contradictions(self, options: Options) -> None:
@@ -114,6 +126,8 @@ class Connections(OptionGroup, frozen=True):
 
 class Elastic(OptionGroup, frozen=True):
     """How a job continues with another number of nodes."""
+
+    heading = "Elastic jobs (--nnodes 2:4) and spares"
 
     spares: Annotated[int, Option("--spares N",
         "Start N standby nodes, which replace nodes that are lost or fail.", _count)] = 0
@@ -145,62 +159,87 @@ class Elastic(OptionGroup, frozen=True):
 class Starting(OptionGroup, frozen=True):
     """How ranks are started."""
 
+    heading = "Starting ranks"
+
     backend: Annotated[str | None, Option("--backend NAME",
-        "Initialize the process group before the target runs: nccl, gloo, auto, …")] = None
+        "Initialize the process group before the target runs: nccl, gloo, auto, …", in_project=True)] = None
     init_method: Annotated[str | None, Option("--init-method URL",
         "Rendezvous of torch: env://, tcp://host:port or file:///path.  [default: env://]")] = None
     start: Annotated[str, Option("--start auto|zygote|exec",
-        "Fork ranks from a process that has imported torch (zygote), or start a Python for each (exec).")] = "auto"
-    role: Annotated[str, Option("--role NAME", "Value of ROLE_NAME in the ranks.")] = DEFAULT_ROLE
+        "Fork ranks from a process that has imported torch (zygote), or start a Python for each (exec).",
+        in_project=True)] = "auto"
+
+    def check_target(self, options: Options) -> None:
+        if self.start == "zygote" and options[TargetOptions].no_python:
+            what = "--start zygote does not work with --no-python: only Python can be forked"
+            raise UsageError(what, "leave --start zygote out")
+
+
+class Role(OptionGroup, frozen=True):
+    """The role of the ranks, in their variables."""
+
+    heading = "Starting ranks"
+
+    role: Annotated[str, Option("--role NAME", "Value of ROLE_NAME in the ranks.", in_project=True)] = DEFAULT_ROLE
 
 
 class Stopping(OptionGroup, frozen=True):
     """How ranks are stopped and restarted."""
 
+    heading = "Stopping and restarting"
+
     grace: Annotated[float, Option("--grace TIME",
-        "Time between SIGTERM and SIGKILL when ranks are stopped.", seconds)] = 30.0
+        "Time between SIGTERM and SIGKILL when ranks are stopped.", seconds, in_project=True)] = 30.0
     max_restarts: Annotated[int, Option("--max-restarts N",
-        "Restart all ranks after a failure, at most N times.", _count)] = 0
+        "Restart all ranks after a failure, at most N times.", _count, is_common=True, in_project=True)] = 0
     restart_on: Annotated[str, Option("--restart-on any|transient|always",
         "Failures to restart after: any, except the same one twice in a row; transient (a signal, a lost "
-        "connection, host memory exhaustion); or always.")] = "any"
+        "connection, host memory exhaustion); or always.", in_project=True)] = "any"
     restart_backoff: Annotated[float, Option("--restart-backoff TIME",
-        "Delay before a restart; doubled after each early failure.", seconds)] = 0.0
+        "Delay before a restart; doubled after each early failure.", seconds, in_project=True)] = 0.0
     min_uptime: Annotated[float, Option("--min-uptime TIME",
-        "Give up after three attempts in a row shorter than this.", seconds)] = 5.0
+        "Give up after three attempts in a row shorter than this.", seconds, in_project=True)] = 5.0
+
+
+class TimeLimit(OptionGroup, frozen=True):
+    """How long the job may run."""
+
+    heading = "Time limits"
+
     timeout: Annotated[float | None, Option("--timeout TIME",
-        "Stop the job after this time: 90 (seconds), 10m, 2h.", time_limit)] = None
+        "Stop the job after this time: 90 (seconds), 10m, 2h.", time_limit, in_project=True)] = None
 
 
 class Preemption(OptionGroup, frozen=True):
     """What happens when the scheduler preempts the job."""
 
+    heading = "Preemption"
+
     preempt_signal: Annotated[int | None, Option("--preempt-signal SIGNAL",
-        "Preemption signal of the scheduler, or none.", parse_signal, format_signal)] = signal.SIGUSR2.value
+        "Preemption signal of the scheduler, or none.", parse_signal, format_signal,
+        in_project=True)] = signal.SIGUSR2.value
     preempt_grace: Annotated[float, Option("--preempt-grace TIME",
-        "Time to save a checkpoint, between the preemption signal and SIGTERM.", seconds)] = 90.0
+        "Time to save a checkpoint, between the preemption signal and SIGTERM.", seconds, in_project=True)] = 90.0
     preempt_forward: Annotated[int | None, Option("--preempt-forward SIGNAL",
-        "Send this signal to each rank on preemption.", parse_signal, format_signal)] = None
+        "Send this signal to each rank on preemption.", parse_signal, format_signal, in_project=True)] = None
 
 
 class Output(OptionGroup, frozen=True):
     """Where the output of ranks goes."""
 
+    heading = "Output"
+
     show: Annotated[str, Option("--show RANKS",
-        "Ranks whose output is shown: all, none, 0,3, or local:0 for each node. 0/err is only stderr of rank 0."
-    )] = "all"
+        "Ranks whose output is shown: all, none, 0,3, or local:0 for each node. 0/err is only stderr of rank 0.",
+        in_project=True)] = "all"
     prefix: Annotated[str, Option("--prefix TEMPLATE",
         "Prefix of each output line: text with {rank}, {local_rank}, {node_rank}, {host} or {role}, or none.",
-        parse_prefix, envvar="DDPLAUNCH_PREFIX")] = DEFAULT_PREFIX
+        parse_prefix, envvar="DDPLAUNCH_PREFIX", in_project=True)] = DEFAULT_PREFIX
     merge: Annotated[bool | None, Option("--merge",
         "Merge equal lines that several ranks print within 0.2 seconds, as [0-7] LINE.  "
-        "[default: in a terminal only]", off="--no-merge")] = None
+        "[default: in a terminal only]", off="--no-merge", in_project=True)] = None
     stdin: Annotated[int | None, Option("--stdin RANK",
-        "Connect stdin to this rank, for pdb. A single rank always has it.", integer)] = None
-    log_dir: Annotated[str | None, Option("--log-dir DIR",
-        "Write a log folder to DIR: plan, events, output of each rank, failures.", completion="folder")] = None
-    log_json: Annotated[bool, Option("--log-json",
-        "Write ddplaunch's own messages to stderr as JSON, one object per line.", envvar=LOG_JSON_VARIABLE)] = False
+        "Connect stdin to this rank, for pdb. A single rank always has it.", integer, is_local=True)] = None
 
     def check_contradictions(self, options: Options) -> None:
         if self.merge and not uses_rank_only(self.prefix):
@@ -208,12 +247,26 @@ class Output(OptionGroup, frozen=True):
             raise UsageError(what, "--prefix '[{rank}]'")
 
 
+class Logging(OptionGroup, frozen=True):
+    """Where the log folder is, and the form of ddplaunch's own messages."""
+
+    heading = "Output"
+
+    log_dir: Annotated[str | None, Option("--log-dir DIR",
+        "Write a log folder to DIR: plan, events, output of each rank, failures.", completion="folder",
+        is_common=True, in_project=True)] = None
+    log_json: Annotated[bool, Option("--log-json",
+        "Write ddplaunch's own messages to stderr as JSON, one object per line.", envvar=LOG_JSON_VARIABLE)] = False
+
+
 class DryRun(OptionGroup, frozen=True):
     """Whether the plan is only printed, and what is read for it."""
 
+    heading = "Dry run and help"
+
     no_config: Annotated[bool, Option("--no-config", "Do not read defaults from pyproject.toml.")] = False
-    dry_run: Annotated[bool, Option("--dry-run", "Print the plan and exit.")] = False
-    as_json: Annotated[bool, Option("--json", "With --dry-run: print the plan as JSON.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", "Print the plan and exit.", is_common=True, is_local=True)] = False
+    as_json: Annotated[bool, Option("--json", "With --dry-run: print the plan as JSON.", is_local=True)] = False
 
     def check_contradictions(self, options: Options) -> None:
         if self.as_json and not self.dry_run:

@@ -8,11 +8,11 @@ import socket
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.cli.cluster_detection import detect_cluster
 from ddplaunch.cli.core_options import DryRun, Nodes, Starting
-from ddplaunch.cli.feature_options import SshHosts
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.core.net.decline import decline_to_join
 from ddplaunch.core.net.reserved_port import PortTaken
 from ddplaunch.core.options import Options
+from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.system.plan.rendezvous import SOURCE_MISSING, locate_store
 
 

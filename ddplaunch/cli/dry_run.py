@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
-from ddplaunch.cli.feature_options import SSH_OPTIONS, Inspecting
 from ddplaunch.cli.plan_text import print_layout
-from ddplaunch.cli.zygote_options import choose_preload
+from ddplaunch.cli.planning import plan_zygote
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.options import Options
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
@@ -19,37 +19,29 @@ from ddplaunch.system.target.target import TargetKind
 _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
 """Options that the command of each node has anyway."""
 
-_LOCAL_OPTIONS = {"stdin", "ui", "dry_run", "as_json", "token", *SSH_OPTIONS}
-
 
 def print_plan(plan: Plan, options: Options, alternative_command: str | None, *, is_remote: bool) -> None:
     """Print the plan; then ``alternative_command``, which passes ``--dry-run`` to the target."""
     notes = list(plan.notes)
-    if plan.node_rank == 0 and side_programs.has_side_programs(options):
-        notes += [
-            f"sidecar on node 0: {each.command_text}"
-            for each in side_programs.read_sidecars(options, is_remote=is_remote)
-        ]
-        notes += [
-            f"notified of events: {each.command_text}"
-            for each in side_programs.read_notify_commands(options, remote=is_remote)
-        ]
-    if options[Inspecting].no_inspect:
-        notes.append("--no-inspect: `ddplaunch stacks` will not work")
+    if plan.node_rank == 0:
+        sidecars = side_programs.read_sidecars(options, is_remote=is_remote)
+        notes += [f"sidecar on node 0: {each.command_text}" for each in sidecars]
+    for _, feature in load_features():
+        notes += feature.describe(options, plan, is_remote=is_remote)
     if plan.nnodes > 1 and not plan.started_rank and not is_remote:
         notes.append(f"nodes other than {plan.node_rank} are unknown and assumed to be like this one")
         if options[Nodes].token:
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
-    choice = choose_preload(options, plan)
+    choice = plan_zygote(options, plan)
     if not is_remote and plan.target.kind is not TargetKind.PROGRAM:
         plan = replace(plan, facts=(*plan.facts, choice.to_fact()))
         notes += choice.excluded_notes()
-    on_node_zero = choice if plan.node_rank == 0 else choose_preload(options, replace(plan, node_rank=0))
+    on_node_zero = choice if plan.node_rank == 0 else plan_zygote(options, replace(plan, node_rank=0))
     plan = replace(plan.with_store(torch=on_node_zero.imports_torch), notes=tuple(notes))
     if options[DryRun].as_json:
         write_text(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
-        print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS | _LOCAL_OPTIONS)))
+        print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS)))
     if alternative_command:
         write_text(
             f"--dry-run was read as ddplaunch's; to pass it to the program: {alternative_command}\n",

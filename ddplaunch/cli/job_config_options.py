@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.cluster_detection import has_shared_log
-from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Preemption, Stopping
-from ddplaunch.cli.feature_options import Checking, Inspecting
+from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Preemption, Stopping, TimeLimit
 from ddplaunch.core.job_config import DEFAULT_GPU_MEMORY_TIMEOUT_S, DEFAULT_STALL_TIMEOUT_S, JobConfig
 from ddplaunch.core.options import Options
+from ddplaunch.features.check.options import Checking
+from ddplaunch.features.inspect.options import Hangs, Inspecting
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 
 
@@ -30,8 +31,8 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         check_control_port(port, master_port)
         if port == master_port:
             raise UsageError(f"--control-port {port} is the master port", "leave --control-port out, or give another")
-    inspecting, gpu_memory_timeout = options[Inspecting], options[Checking].gpu_memory_timeout
-    strict = inspecting.stall_timeout is not None
+    hangs, gpu_memory_timeout = options[Hangs], options[Checking].gpu_memory_timeout
+    strict = hangs.stall_timeout is not None
     return JobConfig(
         min_nodes=lowest,
         max_nodes=highest + options[Elastic].spares,
@@ -58,11 +59,11 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         max_membership_changes=options[Elastic].max_membership_changes,
         grow=options[Elastic].grow,
         allow_mismatch=options[Connections].allow_mismatch,
-        inspect=not inspecting.no_inspect,
-        timeout=options[Stopping].timeout,
-        stall_timeout=inspecting.stall_timeout or DEFAULT_STALL_TIMEOUT_S,
+        inspect=not options[Inspecting].no_inspect,
+        timeout=options[TimeLimit].timeout,
+        stall_timeout=hangs.stall_timeout or DEFAULT_STALL_TIMEOUT_S,
         stall_strict=strict,
-        on_stall=inspecting.on_stall or ("stop" if strict else "report"),
-        straggler_timeout=inspecting.straggler_timeout,
+        on_stall=hangs.on_stall or ("stop" if strict else "report"),
+        straggler_timeout=hangs.straggler_timeout,
         shared_log=has_shared_log(cluster_env),
     )

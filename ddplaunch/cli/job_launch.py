@@ -10,14 +10,14 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
-from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
 from ddplaunch.cli.job_config_options import read_job_config
-from ddplaunch.cli.node_config_options import read_node_config, why_no_live_view
+from ddplaunch.cli.node_config_options import read_node_config
+from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
 from ddplaunch.core.control_socket.job_status import Status
@@ -31,9 +31,9 @@ from ddplaunch.core.net.link import check_link, listen_on_node_zero
 from ddplaunch.core.net.reserved_port import check_loopback
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
-from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.supervisor import Supervisor
 from ddplaunch.core.node_config import NodeConfig, ShowRules
+from ddplaunch.core.options import Options
 from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
@@ -43,9 +43,6 @@ from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
-
-if TYPE_CHECKING:
-    from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 T = TypeVar("T")
 
@@ -59,7 +56,6 @@ def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | 
         UsageError: this node cannot run its ranks, or the port is taken.
         NameTimeout: this is node 0, and its own name does not resolve in time.
     """
-    check_proc()
     plan = planning.plan
     job_config = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
     check_link(plan, job_config, print_notes)
@@ -67,7 +63,11 @@ def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | 
 
 
 def build_node_job(
-    planning: PlanInputs, show_rules: ShowRules, job_config: JobConfig, listener_socket: socket.socket | None
+    planning: PlanInputs,
+    show_rules: ShowRules,
+    start: NodeStart,
+    job_config: JobConfig,
+    listener_socket: socket.socket | None,
 ) -> NodeJob:
     """Print the notes on the plan, and return this node's part of the job, ready to run.
 
@@ -79,20 +79,29 @@ def build_node_job(
     if listener_socket is None and not plan.has_node_rank:
         plan = planning.plan_for_node_rank(1)  # any node but 0, until node 0 assigns its rank
     check_store_file(plan.init_method, plan.run_id)
-    notes = [*plan.notes, show_note, why_no_live_view(options)]
+    notes = [*plan.notes, show_note]
+    for _, feature in load_features():
+        notes += feature.check(options, plan)
     if plan.nnodes > 1 and job_config.port is None and not plan.started_rank:
         notes.append("--control none: nodes do not notice failures of other nodes")
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
-    return NodeJob(plan, read_node_config(options, plan, show_rules, planning.cluster_env), job_config, listener_socket)
+    config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
+    return NodeJob(plan, start, config, job_config, options, listener_socket)
 
 
 class NodeJob:
     """This node's part of a job: the supervisor, and what observes it; also the target of control socket requests."""
 
     def __init__(
-        self, plan: Plan, node_config: NodeConfig, job_config: JobConfig, listener_socket: socket.socket | None
+        self,
+        plan: Plan,
+        start: NodeStart,
+        node_config: NodeConfig,
+        job_config: JobConfig,
+        options: Options,
+        listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder; ``listener_socket`` is that of ``bind_control_port``.
 
@@ -101,22 +110,24 @@ class NodeJob:
         """
         self._plan, self._config = plan, node_config
         self._has_ended = False  # then notes go to stderr
-        self._loop = loop = EventLoop()
+        self._loop = loop = start.loop
         alone = job_config.port is None
         speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
-        self._screen = self._make_screen(reports_job=speaks)
+        self._screen = self._make_screen(options, reports_job=speaks)
         self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
-        starting = StartupNotice(loop, self._screen, node_config.preload.modules)
+        starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        parts = (os.environ, loop, self._screen, self._log, observers)
+        self._sides = sides = NodeSides(loop, self._report_bug)
+        parts = (loop, self._screen, self._log, observers, sides, start.tree)
         self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
         context = partial(
             FeatureContext,
             plan,
             node_config,
             job_config,
+            options,
             self,
             supervisor.context,
             supervisor.tree,
@@ -125,17 +136,18 @@ class NodeJob:
             observers.emit,
             supervisor.send,
         )
-        self._sides = supervisor.sides = NodeSides(loop, context, self._report_bug)
-        observers.add(self._sides)
+        sides.make(context)
+        observers.add(sides)
         self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
 
-    def _make_screen(self, *, reports_job: bool) -> Screen:
+    def _make_screen(self, options: Options, *, reports_job: bool) -> Screen:
         config = self._config
-        options = ScreenOptions(config.output_timeout_s, config.quiet_s, config.prefix, config.show.merge)
+        how = ScreenOptions(config.output_timeout_s, config.quiet_s, config.prefix, config.show.merge)
         for _, feature in load_features():
-            if screen := feature.make_screen(self._loop, config, options, reports_job=reports_job):
+            screen = feature.make_screen(self._loop, options, how, reports_job=reports_job, colour=config.colour)
+            if screen is not None:
                 return screen
-        return make_screen(self._loop, options, reports_job=reports_job, colour=config.colour)
+        return make_screen(self._loop, how, reports_job=reports_job, colour=config.colour)
 
     def _isolated(self, feature: str) -> IsolatedLoop:
         """Return a loop whose errors only disable ``feature``."""
@@ -181,9 +193,6 @@ class NodeJob:
     @property
     def rpc(self) -> NodeRpc:
         return self._supervisor.rpc
-
-    def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
-        self._supervisor.inspect_local(detail, None, on_done)
 
     def find_side(self, kind: type[T]) -> T | None:
         return self._sides.find(kind)

@@ -8,16 +8,19 @@ from importlib.util import find_spec
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
-from ddplaunch.cli.core_options import Output, Preemption
-from ddplaunch.cli.feature_options import Debugging, Inspecting, LiveDisplay, MemoryReport, Metrics, Recording
-from ddplaunch.cli.zygote_options import choose_preload, read_warm_timeout
+from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.core.net.hello import cpu_only_torch
-from ddplaunch.core.node_config import NodeConfig, NotifyCommand, ShowRules, Sidecar
+from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
 from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
+from ddplaunch.core.zygote_settings import ZygoteSettings
+from ddplaunch.features.debug.options import Debugging
+from ddplaunch.features.inspect.options import Inspecting
+from ddplaunch.features.live.options import LiveDisplay
+from ddplaunch.features.memory.options import MemoryReport
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
@@ -29,18 +32,17 @@ QUIET_WAIT_S = 5.0
 """Nodes that are started together report only after this time that they wait for others."""
 
 
-def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env: ClusterEnv | None) -> NodeConfig:
+def read_node_config(
+    options: Options, plan: Plan, show: ShowRules, zygote: ZygoteSettings, cluster_env: ClusterEnv | None
+) -> NodeConfig:
     """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
     by_ssh = OVER_SSH_VARIABLE in os.environ
-    warm_timeout, why_not_warm = read_warm_timeout(options)
-    sidecars, notify_commands = _read_side_programs(options, plan)
     return NodeConfig(
-        preload=choose_preload(options, plan),
+        zygote=zygote,
         show=show,
         stdin=options[Output].stdin,
-        log_dir=options[Output].log_dir,
+        log_dir=options[Logging].log_dir,
         inspect=not options[Inspecting].no_inspect and plan.target.kind is not TargetKind.PROGRAM,
-        history=not options[Recording].no_history,
         colour=is_colour_allowed(),
         debug=options[Debugging].debug,
         debug_timeout=options[Debugging].debug_timeout,
@@ -52,16 +54,9 @@ def read_node_config(options: Options, plan: Plan, show: ShowRules, cluster_env:
         prefix=options[Output].prefix,
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
-        preempt_signal=options[Preemption].preempt_signal,
         preempt_forward=options[Preemption].preempt_forward,
-        sidecars=sidecars,
-        metrics=_check_metrics_path(options[Metrics].metrics),
-        checkpoint=options[Recording].checkpoint,
-        notify=notify_commands,
-        warm_idle_timeout_s=warm_timeout,
-        warm_unavailable_reason=why_not_warm,
+        sidecars=() if plan.node_rank else side_programs.read_sidecars(options),
         in_slurm_step=in_step(options, cluster_env, plan.node_rank),
-        has_live_view=options[LiveDisplay].ui and not why_no_live_view(options),
     )
 
 
@@ -91,41 +86,3 @@ def _wants_oom_report(options: Options, plan: Plan) -> bool:
 def _has_interactive_terminal() -> bool:
     """Whether a user at this terminal can type commands to a rank's debugger."""
     return in_foreground(0) and (is_interactive(1) or is_interactive(2)) and can_move_cursor() and not FORMATTER.as_json
-
-
-def _read_side_programs(options: Options, plan: Plan) -> tuple[tuple[Sidecar, ...], tuple[NotifyCommand, ...]]:
-    """Return the sidecars and the commands of --notify; node 0 only."""
-    if plan.node_rank or not side_programs.has_side_programs(options):
-        return (), ()
-
-    return side_programs.read_sidecars(options), side_programs.read_notify_commands(options)
-
-
-def _check_metrics_path(path: str | None) -> str | None:
-    """Return the absolute path of ``--metrics``. The file need not exist; its folder must exist and be writable."""
-    if path is None:
-        return None
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise UsageError(
-            f"--metrics {sanitize_line(path, 60)}: there is no folder {sanitize_line(folder, 60)}", f"mkdir -p {folder}"
-        )
-    if os.path.isdir(path):
-        raise UsageError(f"--metrics {sanitize_line(path, 60)} is a folder, not a file", f"--metrics {path}/job.prom")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"--metrics {sanitize_line(path, 60)}: no permission to write to {sanitize_line(folder, 60)}",
-            "name another folder",
-        )
-    return os.path.abspath(path)
-
-
-def why_no_live_view(options: Options) -> str | None:
-    """Return why ``--ui`` cannot work here, None if it can."""
-    if not options[LiveDisplay].ui:
-        return None
-    if not (is_interactive(1) or is_interactive(2)):
-        return "--ui has no effect: the output is not a terminal"
-    if not can_move_cursor():
-        return f"--ui has no effect: TERM={os.environ.get('TERM', '')} cannot move the cursor"
-    return None

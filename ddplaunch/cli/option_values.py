@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import signal
 from collections.abc import Callable
 from typing import Any
 
-from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.errors import UsageError
 from ddplaunch.core.options import Option, Read
 from ddplaunch.core.output.prefix import check_template as check_prefix
 from ddplaunch.system.plan.numbers import parse_float, parse_int
@@ -124,10 +125,11 @@ def split_command(text: str, option: str) -> list[str]:
     return words
 
 
-def check_prom_path(option: Option, text: str | None) -> str | None:
-    """Check the name of a file for Prometheus' textfile collector, which ignores other extensions."""
-    if text is not None and not text.endswith(".prom"):
-        raise UsageError(
-            f"--metrics {sanitize_line(text, 60)}: expected a file that ends in .prom", "--metrics job.prom"
-        )
-    return text
+def find_program(text: str, option: str, *, is_remote: bool) -> tuple[tuple[str, ...], str]:
+    """Split a command line, and find the path of its program; ``is_remote``: it is on another machine, unchecked."""
+    words = split_command(text, option)
+    path = shutil.which(words[0])
+    if path is None and not is_remote:
+        hint = f"name one on PATH, or ./NAME; for a shell: {option} \"sh -c '…'\""
+        raise UsageError(f"{option} {text}: program {words[0]} not found", hint)
+    return tuple(words), path or words[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 
@@ -17,10 +18,11 @@ from ddplaunch.cli.cluster_detection import (
     ignored_rank_variables,
     to_started_rank,
 )
-from ddplaunch.cli.core_options import Connections, DryRun, Elastic, Nodes, Ranks, Starting, Stopping, TargetOptions
-from ddplaunch.cli.feature_options import Checking, Inspecting
+from ddplaunch.cli.core_options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
 from ddplaunch.cli.option_values import AUTO
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.options import Options
+from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.devices.machine import read_machine
 from ddplaunch.system.plan.plan import Plan
@@ -49,8 +51,7 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
     options, cluster_env = detect_cluster(options)
     if options[Elastic].spares and (remote or cluster_env) and not options.is_set("nnodes"):
         options = subtract_spares(options)
-    for group in (options[Elastic], options[Connections], options[Checking], options[Inspecting]):
-        group.check_contradictions(options)
+    options.check_contradictions()
     if cluster_env:
         all_notes[:0] = cluster_notes(cluster_env)
     spec = _build_plan_spec(options, cluster_env)
@@ -69,6 +70,17 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
         all_notes.append(note)
         plan = plan_as(0)
     return PlanInputs(plan, options, cluster_env, plan_as)
+
+
+def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:
+    """Plan what this node's zygote does before the ranks start: nothing, unless a feature has more to do."""
+    start = options[Starting].start
+    zygote_plan = ZygotePlan(forks=start == "zygote")
+    if start == "exec" or (start == "auto" and sys.platform != "linux"):
+        return zygote_plan
+    for _, feature in load_features():
+        zygote_plan = feature.plan_zygote(options, plan, zygote_plan)
+    return zygote_plan
 
 
 def _describe_spares(options: Options) -> str:
@@ -116,7 +128,7 @@ def _build_plan_spec(options: Options, cluster_env: ClusterEnv | None) -> PlanSp
         started_rank=to_started_rank(cluster_env),
         sources=dict.fromkeys(options.inferred_names, cluster_env.cluster) if cluster_env else {},
         has_node_rank=nodes.node_rank != AUTO,
-        role=options[Starting].role,
+        role=options[Role].role,
         pass_local_rank=options[TargetOptions].pass_local_rank,
         virtual_local_rank=ranks.virtual_local_rank,
     )

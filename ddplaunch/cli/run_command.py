@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import ExitStack
 from itertools import takewhile
 
 import click
@@ -16,8 +17,8 @@ from ddplaunch.cli.argv_splitter import HELP, ArgvGrammar, split_argv
 from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
-from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Nodes, Output
-from ddplaunch.cli.feature_options import Checking, Inspecting, SshHosts
+from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
+from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
 from ddplaunch.cli.show_option import read_show_rules
@@ -34,6 +35,7 @@ from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
 from ddplaunch.core.node_config import ShowRules
 from ddplaunch.core.options import Options
 from ddplaunch.core.output.log_message import FORMATTER
+from ddplaunch.features.ssh.options import SshHosts
 
 
 class _RunCommand(TargetCommand):
@@ -92,26 +94,30 @@ def run(ctx: click.Context, /, **_: object) -> int:
     """
     parse_notes = ctx.find_object(ParseNotes) or ParseNotes()
     options = Options.from_click(GROUPS, ctx, parse_notes.from_variables)
-    FORMATTER.as_json = options[Output].log_json
+    FORMATTER.as_json = options[Logging].log_json
     listener_socket: socket.socket | None = None
     file_notes: tuple[str, ...] = ()
-    try:
-        options, file_notes = with_project_defaults(options, current_directory(), os.environ)
-        planned = _make_plan(options, parse_notes, file_notes)
-        if isinstance(planned, int):
-            return planned
-        from ddplaunch.cli import job_launch
+    with ExitStack() as undo:  # called unless the job starts
+        try:
+            options, file_notes = with_project_defaults(options, current_directory(), os.environ)
+            planned = _make_plan(options, parse_notes, file_notes)
+            if isinstance(planned, int):
+                return planned
+            start = NodeStart(planned[0].options, planned[0].plan)
+            undo.callback(start.close)
+            from ddplaunch.cli import job_launch
 
-        job_config, listener_socket = job_launch.bind_control_port(planned[0])
-        job = job_launch.build_node_job(*planned, job_config, listener_socket)
-    except UsageError as error:
-        from ddplaunch.cli import declining
+            job_config, listener_socket = job_launch.bind_control_port(planned[0])
+            job = job_launch.build_node_job(*planned, start, job_config, listener_socket)
+            undo.pop_all()
+        except UsageError as error:
+            from ddplaunch.cli import declining
 
-        # Before notifying the other nodes, which may take a while.
-        hints = [*filter(None, (error.hint or "").splitlines()), *file_notes]
-        print_error(error.message, "\n".join(hints) or None, error.exit_code)
-        declining.notify_other_nodes(error, options, listener_socket)
-        return error.exit_code
+            # Before notifying the other nodes, which may take a while.
+            hints = [*filter(None, (error.hint or "").splitlines()), *file_notes]
+            print_error(error.message, "\n".join(hints) or None, error.exit_code)
+            declining.notify_other_nodes(error, options, listener_socket)
+            return error.exit_code
     return job.run()
 
 
@@ -124,14 +130,11 @@ def _make_plan(
     check_token(options[Nodes].token)
     notes = [*parse_notes.torchrun_notes, *file_notes]
     lookalikes = [f"note: {parse_notes.lookalike_note}"] if parse_notes.lookalike_note else []
-    options[SshHosts].check_contradictions(options)
     if remote := options[SshHosts].is_used:
         from ddplaunch.features.ssh import ssh_launch
 
         hosts = ssh_launch.read_ssh_hosts(options)
         if not options[DryRun].dry_run:
-            options[Checking].check_contradictions(options)
-            options[Inspecting].check_contradictions(options)
             FORMATTER.run_id = options[Nodes].run_id or new_run_id()
             print_notes(*notes, *lookalikes)
             return ssh_launch.run_on_hosts(hosts, options, target, FORMATTER.run_id)

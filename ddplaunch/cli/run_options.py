@@ -1,11 +1,12 @@
-"""The options of ``ddplaunch run``: all groups, and the headings of the help."""
+"""The options of ``ddplaunch run``: the groups of the core and of all features, and the headings of the help."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypedDict
 
 from ddplaunch.cli import core_options as core
-from ddplaunch.cli import feature_options as features
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.options import OptionGroup, declared_options
 
 
@@ -22,46 +23,49 @@ class Inferred(TypedDict, total=False):
     control: str
 
 
-SECTIONS = {
-    heading: names.split()
-    for heading, names in {
-        "Target": "--module --no-python --pass-local-rank",
-        "Ranks and devices": "--nproc --gpus --oversubscribe --virtual-local-rank --bind",
-        "Several nodes": "--nnodes --node-rank --master-addr --master-port --interface --cluster --run-id --token",
-        "Several nodes by SSH": "--hosts --hostfile --include --exclude --env --remote-python",
-        "Connections between nodes": "--control --control-port --join-timeout --heartbeat-timeout --allow-mismatch",
-        "Elastic jobs (--nnodes 2:4) and spares": "--spares --join-window --max-membership-changes --grow",
-        "Starting ranks": "--backend --init-method --start --preload --warm --check --gpu-memory-timeout --role",
-        "Stopping and restarting": "--grace --max-restarts --restart-on --restart-backoff --min-uptime --checkpoint",
-        "Time limits": "--timeout --stall-timeout --on-stall --straggler-timeout",
-        "Preemption": "--preempt-signal --preempt-grace --preempt-forward",
-        "Sidecars, notifications and metrics": "--tensorboard --sidecar --notify --metrics",
-        "Debugging": "--debug --debug-timeout --post-mortem --debugpy --oom-report",
-        "Output": "--show --prefix --merge --stdin --ui --log-dir --log-json --no-history --no-inspect",
-        "Dry run and help": "--no-config --dry-run --json --help --help-all",
-    }.items()
-}
-"""The headings of ``--help-all`` and the options under each."""
-
 # fmt: off
-COMMON_OPTIONS = (
-    "--module", "--nproc", "--gpus", "--nnodes", "--node-rank", "--master-addr", "--hosts", "--max-restarts",
-    "--log-dir", "--dry-run", "--help", "--help-all",
+CORE_GROUPS: tuple[type[OptionGroup], ...] = (
+    core.TargetOptions, core.Ranks, core.Nodes, core.Connections, core.Elastic, core.Starting, core.Role, core.Stopping,
+    core.TimeLimit, core.Preemption, core.Output, core.Logging, core.DryRun,
 )
 # fmt: on
-"""The options in ``--help``."""
 
-# fmt: off
-GROUPS: tuple[type[OptionGroup], ...] = (
-    core.TargetOptions, core.Ranks, core.Nodes, features.SshHosts, core.Connections, core.Elastic, core.Starting,
-    features.Preloading, features.Warming, features.Checking, core.Stopping, features.Recording, features.Inspecting,
-    core.Preemption, features.Sidecars, features.Notifications, features.Metrics, features.Debugging,
-    features.MemoryReport, core.Output, features.LiveDisplay, core.DryRun,
-)
-# fmt: on
+
+def arrange_groups(own: Iterable[type[OptionGroup]], added: Iterable[type[OptionGroup]]) -> list[type[OptionGroup]]:
+    """Insert each added group where its ``after`` says; else at the end of its heading, or before the last group."""
+    groups, left = list(own), list(added)
+    while left:
+        names = {name: place for place, kind in enumerate(groups) for name in kind.__struct_fields__}
+        kind = next((each for each in left if each.after in names), left[0])
+        under = [place for place, each in enumerate(groups) if each.heading == kind.heading]
+        groups.insert(names.get(kind.after, max(under, default=len(groups) - 2)) + 1, kind)
+        left.remove(kind)
+    return groups
+
+
+GROUPS = tuple(arrange_groups(CORE_GROUPS, load_features().option_groups()))
+"""All groups, in the order of the help."""
 
 OPTIONS = tuple(option for kind in GROUPS for option in declared_options(kind))
 """The options and arguments, in order."""
 
 PARAMS = [option.to_click() for option in OPTIONS]
 """The same as options and arguments of click: also those of ``submit`` and ``manifest``."""
+
+_HELP = ("--help", "--help-all")  # they are click's
+
+COMMON_OPTIONS = (*(option.opts[-1] for option in OPTIONS if option.is_common), *_HELP)
+"""The options in ``--help``."""
+
+
+def _find_sections() -> dict[str, list[str]]:
+    sections: dict[str, list[str]] = {}
+    for kind in GROUPS:
+        names = [option.opts[-1] for option in declared_options(kind) if not option.is_argument]
+        sections.setdefault(kind.heading, []).extend(names)
+    sections[core.DryRun.heading].extend(_HELP)
+    return sections
+
+
+SECTIONS = _find_sections()
+"""The headings of ``--help-all`` and the options under each."""

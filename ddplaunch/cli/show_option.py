@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import format_ranks
 from ddplaunch.cli.core_options import Output
-from ddplaunch.cli.feature_options import LiveDisplay
 from ddplaunch.core.node_config import ShowRule, ShowRules
 from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.core.output.prefix import uses_rank_only
@@ -30,14 +29,12 @@ def read_show_rules(options: Options, plan: Plan) -> ShowRules:
     if output.stdin is not None and plan.nnodes == 1 and output.stdin not in here:
         what = f"--stdin {output.stdin}: this node has {format_rank_range(here[0], here[-1])}"
         raise UsageError(what, f"--stdin {here[0]}")
-    options[LiveDisplay].check_contradictions(options)
     return shown
 
 
 def read_merge(options: Options) -> bool | None:
     """Return whether equal lines of several ranks are merged; None: only in a terminal."""
     output = options[Output]
-    output.check_contradictions(options)
     return output.merge if uses_rank_only(output.prefix) and (output.merge or output.stdin is None) else False
 
 

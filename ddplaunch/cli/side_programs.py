@@ -1,28 +1,21 @@
-"""Parses ``--sidecar``, ``--tensorboard`` and ``--notify`` and checks that their programs exist."""
+"""Parses ``--sidecar`` and ``--tensorboard`` and checks that their programs exist."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.feature_options import Notifications, Sidecars
-from ddplaunch.cli.option_values import split_command
-from ddplaunch.core.node_config import NotifyCommand, Sidecar
+from ddplaunch.cli.option_values import find_program
+from ddplaunch.core.node_config import Sidecar
 from ddplaunch.core.options import Options
+from ddplaunch.features.sidecars.options import SidecarPrograms
 
 _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
 """TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
-
-
-def has_side_programs(options: Options) -> bool:
-    """Whether node 0 runs sidecars or --notify commands."""
-    sidecars = options[Sidecars]
-    return bool(sidecars.sidecar or options[Notifications].notify) or sidecars.tensorboard is not None
 
 
 def read_sidecars(options: Options, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
@@ -32,32 +25,13 @@ def read_sidecars(options: Options, *, is_remote: bool = False) -> tuple[Sidecar
         UsageError: a program or TensorBoard is not installed, or the folder is a file.
     """
     found: list[Sidecar] = []
-    if (folder := options[Sidecars].tensorboard) is not None:
+    if (folder := options[SidecarPrograms].tensorboard) is not None:
         check_tensorboard(folder, remote=is_remote)
         found.append(_tensorboard_sidecar(folder))
-    for text in options[Sidecars].sidecar:
-        words, path = _find_program(text, "--sidecar", remote=is_remote)
+    for text in options[SidecarPrograms].sidecar:
+        words, path = find_program(text, "--sidecar", is_remote=is_remote)
         found.append(Sidecar(_unique_name(words[0], found), words, path))
     return tuple(found)
-
-
-def read_notify_commands(options: Options, *, remote: bool = False) -> tuple[NotifyCommand, ...]:
-    """Return the commands of --notify; ``remote`` like ``is_remote`` above.
-
-    Raises:
-        UsageError: a program does not exist.
-    """
-    commands = options[Notifications].notify
-    return tuple(NotifyCommand(*_find_program(text, "--notify", remote=remote)) for text in commands)
-
-
-def _find_program(text: str, option: str, *, remote: bool) -> tuple[tuple[str, ...], str]:
-    words = split_command(text, option)
-    path = shutil.which(words[0])
-    if path is None and not remote:
-        hint = f"name one on PATH, or ./NAME; for a shell: {option} \"sh -c '…'\""
-        raise UsageError(f"{option} {text}: program {words[0]} not found", hint)
-    return tuple(words), path or words[0]
 
 
 def check_tensorboard(logdir: str, *, remote: bool = False) -> None:

@@ -16,12 +16,11 @@ from ddplaunch.cli.argv_splitter import (
     has_unknown_option,
     option_name,
 )
-from ddplaunch.cli.core_options import Starting, TargetOptions
-from ddplaunch.cli.feature_options import Preloading
+from ddplaunch.cli.core_options import TargetOptions
 from ddplaunch.cli.torchrun.translator import translate
 from ddplaunch.core.options import Options
-from ddplaunch.system.target.arguments import check_arguments, function_help, is_help_request
-from ddplaunch.system.target.target import Target, TargetKind, find_target
+from ddplaunch.system.target.argument_parser import check_arguments, function_help, is_help_request
+from ddplaunch.system.target.target import Target, find_target
 
 TORCHRUN_VARIABLE_PREFIXES = ("PET_", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 """Prefixes of the variables that set torchrun's options."""
@@ -103,7 +102,7 @@ def resolve_target(options: Options, lookalike_note: str | None) -> Target:
     Raises:
         UsageError: the target does not exist, cannot be run, lacks an argument, or contradicts an option.
     """
-    typed, start, preload = options[TargetOptions], options[Starting].start, options[Preloading].preload
+    typed = options[TargetOptions]
     where = current_directory()
     target = find_target(typed.target, typed.args, as_module=typed.module, as_program=typed.no_python, cwd=where)
     if target.signature is not None:
@@ -117,8 +116,5 @@ def resolve_target(options: Options, lookalike_note: str | None) -> Target:
     if typed.pass_local_rank and target.signature is not None and not target.signature.reads_argv:
         what = f"--pass-local-rank does not work with {typed.target}, which is called with its parameters"
         raise UsageError(what, "a parameter named local_rank gets it")
-    options[Preloading].check_contradictions(options)
-    if target.kind is TargetKind.PROGRAM and (start == "zygote" or preload):
-        option = "--preload" if preload else "--start zygote"
-        raise UsageError(f"{option} does not work with --no-python: only Python can be forked", f"leave {option} out")
+    options.check_target()
     return target

@@ -7,7 +7,7 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -15,19 +15,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from ddplaunch.base.event_loop import EventLoop
+    from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
-    from ddplaunch.core.failures import RankEnd
+    from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
+    from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+    from ddplaunch.core.job.node_table import NodeTable
+    from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import FromNode, Message
+    from ddplaunch.core.messages import CheckNode, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.options import OptionGroup, Options
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
+    from ddplaunch.core.rpc_kind import GetOffset
+    from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
     from ddplaunch.system.plan.rank_layout import Rank
 
@@ -81,6 +89,9 @@ class NodeSide:
         """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
         return None
 
+    def on_resume(self) -> None:
+        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or a rank waited for a user."""
+
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
 
@@ -97,6 +108,7 @@ class FeatureContext(Struct, frozen=True):
     plan: Plan  # of this node, before it has joined the others
     config: NodeConfig
     job_config: JobConfig
+    options: Options
     job: ServedJob
     node: NodeContext
     tree: ProcessTree
@@ -112,11 +124,74 @@ class FeatureContext(Struct, frozen=True):
         return next((side for side in self.earlier if isinstance(side, kind)), None)
 
 
+class RpcCall(NamedTuple):
+    """A request to all nodes with ranks."""
+
+    kind: str  # its name: ``Feature.rpc_kinds``
+    request: object
+    timeout_s: float
+
+
+class JobSide:
+    """A feature's part in the coordinator, on node 0, for one job: no sockets, no clock of its own.
+
+    A side that raises is reported once as a bug, and is not called again.
+    """
+
+    def on_message(self, node: int, message: FromNode) -> None:
+        """Called with a node's messages about the running attempt, once the core has handled them.
+
+        Raises:
+            ProtocolError: the node cannot have sent this; then it counts as lost.
+        """
+
+    def before_start(self, attempt: int) -> CheckNode | None:
+        """Return what to send to every node before the attempt, which waits for the replies; one feature has one."""
+        return None
+
+    def on_attempt_start(self, attempt: int) -> None:
+        """Called when an attempt begins, before the nodes start its ranks."""
+
+    def before_stop(self, attempt: JobAttempt) -> RpcCall | None:
+        """Return a request to the nodes that precedes the stop of the ranks; None for none."""
+        return None
+
+    def on_stop_reply(self, reply: Any) -> None:
+        """Called with the merged reply to the request of ``before_stop``; then the ranks are stopped."""
+
+    def blame(self, report: FailureReport, failures: Sequence[RankFailure]) -> FailureReport:
+        """Return the report of ranks that failed only because of another rank, with what is known of that rank."""
+        return report
+
+    def remark(self, *, time_limit: bool) -> str | None:
+        """Return what to add to the result of a job that was stopped: by a time limit, else by a signal."""
+        return None
+
+    def on_job_end(self, result: JobResult) -> None:
+        """Called when the job ends, before the nodes get the result."""
+
+
+class JobContext(Struct, frozen=True):
+    """What the job side of a feature may use of the coordinator."""
+
+    config: JobConfig
+    run_id: str
+    nodes: NodeTable
+    limits: TimeLimits
+    clock_of: GetOffset
+    stop_attempt: Callable[[TimeLimitExpired], None]  # stops the ranks, if they run
+    call_later: Callable[[float, Callback], Timer]  # an exception in one of its callbacks ends this side alone
+    gather: Callable[[str, object, Callable[[Any], None]], None]  # sends a request of a kind to all nodes with ranks
+
+
 class Feature:
     """Base class of features. A subclass overrides only what it has."""
 
     requires: tuple[str, ...] = ()
     """Features that it cannot do without, above it in the list: where one is missing, it is left out too."""
+
+    options: tuple[type[OptionGroup], ...] = ()
+    """Groups of its options of ``run``, declared in its options.py."""
 
     commands: tuple[Command, ...] = ()
 
@@ -126,14 +201,45 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
+    def check(self, options: Options, plan: Plan) -> Iterable[str]:
+        """Raise UsageError if this node cannot do what the options request; return notes for the user."""
+        return ()
+
+    def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> Iterable[str]:
+        """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
+        return ()
+
+    def make_locator(self) -> RunLocator | None:
+        """Return its part in finding the run that a command means; None if it has none."""
+        return None
+
     def make_screen(
-        self, loop: EventLoop, config: NodeConfig, options: ScreenOptions, *, reports_job: bool
+        self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
     ) -> Screen | None:
         """Return a screen to use in place of the default one; None if the job does not use the feature."""
         return None
 
+    def plan_zygote(self, options: Options, plan: Plan, zygote_plan: ZygotePlan) -> ZygotePlan:
+        """Return what this node's zygote does before the ranks start; ``zygote_plan``: without this feature.
+
+        Not called with ``--start exec``.
+        """
+        return zygote_plan
+
+    def make_zygote_source(self, options: Options) -> ZygoteSource | None:
+        """Return what provides the zygotes of this node; None if the job does not use the feature.
+
+        Raises:
+            UsageError: the options of the feature are wrong.
+        """
+        return None
+
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         """Return its part in the launcher of this job; None if the job does not use the feature."""
+        return None
+
+    def make_job_side(self, context: JobContext) -> JobSide | None:
+        """Return its part in the coordinator; None if the job does not use the feature."""
         return None
 
 
@@ -151,6 +257,10 @@ class FeatureRegistry:
 
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
         return iter(self._features.items())
+
+    def option_groups(self) -> list[type[OptionGroup]]:
+        """List the groups of options of all features."""
+        return [group for _, feature in self for group in feature.options]
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""

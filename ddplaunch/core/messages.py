@@ -27,7 +27,6 @@ from ddplaunch.base.types import (
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Inspection
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
 
@@ -122,7 +121,7 @@ class ArrivalsReported(TaggedMessage, frozen=True):
     """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
 
     attempt: Count
-    arrivals: tuple[CollectiveArrivals, ...]
+    arrivals: Any  # checked on arrival by the feature that uses them
 
 
 class NodeStartError(TaggedMessage, frozen=True):
@@ -293,9 +292,9 @@ class NodeLost(TaggedMessage, frozen=True, tag="node_lost"):
 
 
 class RanksInspected(TaggedMessage, frozen=True, tag="inspected"):
-    """Within node 0's process: the inspection of all ranks just before an attempt is stopped."""
+    """Within node 0's process: what the ranks were doing just before an attempt is stopped."""
 
-    inspection: Inspection
+    inspection: Any  # the feature's, with ``to_json``
 
 
 class EndJob(TaggedMessage, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from ddplaunch.base.text import shell_quote
-from ddplaunch.features.preload.preload_plan import PreloadPlan
+from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.rank_layout import Rank
 
 
@@ -52,26 +52,14 @@ class Sidecar(Struct, frozen=True):
         return shell_quote(self.argv)
 
 
-class NotifyCommand(Struct, frozen=True):
-    """A command of the user that is run on events."""
-
-    argv: tuple[str, ...]
-    path: str
-
-    @property
-    def command_text(self) -> str:
-        return shell_quote(self.argv)
-
-
 class NodeConfig(Struct, frozen=True):
     """The options that apply to this node alone."""
 
-    preload: PreloadPlan  # what the zygote imports, if it forks
+    zygote: ZygoteSettings
     show: ShowRules
     stdin: int | None  # the rank that reads standard input; None: none, but a single rank does
     log_dir: str | None
     inspect: bool  # whether ranks can be inspected
-    history: bool  # whether the run is recorded for ``ddplaunch report`` and others
     colour: bool
     debug: bool  # whether breakpoints wait for a user to attach, and process groups get a timeout of 24 hours
     debug_timeout: float  # seconds without input after which a rank in its debugger resumes
@@ -83,13 +71,6 @@ class NodeConfig(Struct, frozen=True):
     prefix: str  # before each line of a rank: core/output/prefix.py
     output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
     quiet_s: float  # seconds after which a wait for the other nodes is reported
-    preempt_signal: int | None  # the scheduler's preemption signal, if any
     preempt_forward: int | None  # the signal that ranks get then, if any
     sidecars: tuple[Sidecar, ...]  # empty on other nodes than node 0
-    metrics: str | None  # the file to write metrics to, for Prometheus
-    checkpoint: str | None = None  # a pattern of the program's checkpoints
-    notify: tuple[NotifyCommand, ...] = ()  # run on events; on node 0
-    warm_idle_timeout_s: float | None = None  # an idle warm zygote ends after this; None: no warm zygote
-    warm_unavailable_reason: str | None = None  # why there is none although --warm was given
     in_slurm_step: bool = False  # whether the tasks of a Slurm step are the job's nodes
-    has_live_view: bool = False  # whether a live view below the output reads the terminal's keys

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import click
 import msgspec
@@ -65,6 +65,9 @@ class Option(Struct, frozen=True):
     envvar: str | None = None
     off: str | None = None  # the spelling for "no" of a flag with three states: yes, no, unset
     completion: str | None = None  # how a shell completes its value: as "file", "folder" or "any" path
+    is_common: bool = False  # it is in the short help too
+    in_project: bool = False  # a project's pyproject.toml may set it; never if it runs a command or connects to a host
+    is_local: bool = False  # it is for this command alone: the commands of the other nodes do not get it
     # These come from the field:
     name: str = ""
     default: Any = None
@@ -122,10 +125,19 @@ class Option(Struct, frozen=True):
 
 
 class OptionGroup(Struct, frozen=True):
-    """The options of one subject."""
+    """The options of one subject, which are together in the help."""
+
+    heading: ClassVar[str] = "Other"
+    """The heading of the help that they are under."""
+
+    after: ClassVar[str] = ""
+    """For a feature's group: the option, by its Python name, that it follows in the help."""
+
+    def check_target(self, options: Options) -> None:
+        """Raise UsageError if these options do not fit the target; also called by ``submit``, outside the cluster."""
 
     def check_contradictions(self, options: Options) -> None:
-        """Raise UsageError if these options contradict each other, or those of other groups."""
+        """Raise UsageError if these options contradict each other or others, with the values of the cluster."""
 
 
 @cache
@@ -171,9 +183,19 @@ class Options:
         assert isinstance(group, kind)
         return group
 
+    def check_target(self) -> None:
+        """Raise UsageError if options do not fit the target."""
+        for group in self._groups.values():
+            group.check_target(self)
+
+    def check_contradictions(self) -> None:
+        """Raise UsageError if options contradict each other; these have the values of the cluster."""
+        for group in self._groups.values():
+            group.check_contradictions(self)
+
     def is_set(self, name: str) -> bool:
-        """Whether the user has set an option, on the command line or by a variable."""
-        return self.sources[name] in (OptionSource.TYPED, OptionSource.VARIABLE)
+        """Whether the user has set an option, on the command line or by a variable; False if there is none."""
+        return self.sources.get(name) in (OptionSource.TYPED, OptionSource.VARIABLE)
 
     @property
     def inferred_names(self) -> tuple[str, ...]:
@@ -201,11 +223,11 @@ class Options:
         return self.with_values(source, unset)
 
     def to_argv(self, excluded: Collection[str]) -> Iterator[str]:
-        """Return the command line of the options that the user or the project has set, except those in ``excluded``."""
+        """Return the command line of what the user or the project has set, without ``excluded`` and local options."""
         for kind, group in self._groups.items():
             for option in declared_options(kind):
                 is_chosen = self.is_set(option.name) or self.sources[option.name] is OptionSource.FILE
-                if is_chosen and not option.is_argument and option.name not in excluded:
+                if is_chosen and not (option.is_argument or option.is_local or option.name in excluded):
                     yield from option.to_argv(getattr(group, option.name))
 
 

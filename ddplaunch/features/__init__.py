@@ -7,6 +7,9 @@ change a feature.
 """
 
 FEATURES = (
+    "ssh",
+    "preload",
+    "check",
     "inspect",
     "samples",
     "memory",
@@ -22,5 +25,6 @@ FEATURES = (
     "manifest",
     "devices",
     "warm",
+    "sidecars",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

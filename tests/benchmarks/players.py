@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.types import encode
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import (
@@ -24,7 +25,7 @@ from ddplaunch.core.messages import (
     RpcReply,
     Versions,
 )
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.system.plan.node_spec import NodeSpec
 
 AGAIN = 0.5

@@ -8,13 +8,14 @@ import click
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.core_options import Nodes, Output, Ranks, Stopping
-from ddplaunch.cli.feature_options import SshHosts, Warming
+from ddplaunch.cli.core_options import Logging, Nodes, Ranks, Stopping
 from ddplaunch.cli.run_command import run
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS
 from ddplaunch.cli.target_args import ParseNotes
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.options import Options, OptionSource, declared_options
+from ddplaunch.features.ssh.options import SshHosts
+from ddplaunch.features.warm.options import Warming
 
 
 def options(*words: str) -> Options:
@@ -48,7 +49,9 @@ def test_every_option_has_one_name_and_one_heading():
 def test_values_have_the_types_of_their_fields(words):
     values = options(*words, "train.py", "--lr", "1")
     for group in GROUPS:
-        for name, hint in get_type_hints(group).items():
+        hints = get_type_hints(group)
+        for name in group.__struct_fields__:
+            hint = hints[name]
             kinds = tuple(getattr(each, "__origin__", each) for each in getattr(hint, "__args__", None) or (hint,))
             if getattr(hint, "__origin__", None) is tuple:
                 kinds = (tuple,)
@@ -131,7 +134,7 @@ def test_help_precedes_errors(asks, capsys):
 @pytest.mark.parametrize(("text", "flag"), [("1", True), ("Yes", True), ("off", False), ("0", False), ("", False)])
 def test_a_variable_that_stands_for_a_flag(text, flag, monkeypatch):
     monkeypatch.setenv("DDPLAUNCH_LOG_JSON", text)
-    assert options("train.py")[Output].log_json is flag
+    assert options("train.py")[Logging].log_json is flag
     monkeypatch.setenv("DDPLAUNCH_LOG_JSON", "2")
     with pytest.raises(UsageError, match="DDPLAUNCH_LOG_JSON=2: expected 1 or 0"):
         options("train.py")

@@ -1,6 +1,7 @@
 """Tests that a feature can be deleted with its folder and its line in the list, and all others still work."""
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,21 +11,26 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.click_commands import COMMANDS
-from tests.conftest import assert_refused, run_command, write_program
+from tests.conftest import assert_refused, clean_environment, run_command, write_program
 from tests.package_copy import PACKAGE, copy_package
 from tests.start_modes import FORKED
 from tests.test_imports import ALLOWED, FEATURE_IMPORTS
 
-pytestmark = pytest.mark.slow
-
 FOLDERS = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").exists())
 
-CORE_IMPORTS = {imported.split(".")[1] for _, imported in ALLOWED}
+NOT_YET = {imported.split(".")[1] for _, imported in ALLOWED if imported.startswith("features.")}
 """Features that a module below them still imports by name, and that cannot be deleted yet."""
+
+PROGRAM = """
+import os, sys, time
+print("rank", os.environ["RANK"], flush=True)
+assert sys.argv[1] != "fail" or os.environ["RANK"] != "1", "wrong loss"
+time.sleep(600 if sys.argv[1] == "wait" else 0)
+"""
 
 
 def dependents_of(name: str) -> set[str]:
-    """A feature, and those that import it."""
+    """A feature, and those that import it, also by others."""
     found, before = {name}, set[str]()
     while found != before:
         before = found
@@ -32,7 +38,12 @@ def dependents_of(name: str) -> set[str]:
     return found
 
 
-DELETIONS = {name: gone for name in FOLDERS if not (gone := dependents_of(name)) & CORE_IMPORTS}
+DELETIONS = {name: gone for name in FOLDERS if not (gone := dependents_of(name)) & NOT_YET}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_package(tmp_path_factory.mktemp("copy"))
 
 
 @contextmanager
@@ -45,47 +56,79 @@ def without(package: Path, gone: set[str]) -> Iterator[None]:
     for name in gone:
         (package / "features" / name).rename(aside / name)
     path.write_text(re.sub(rf'^    "({"|".join(gone)})",\n', "", whole, flags=re.MULTILINE))
-    yield
-    path.write_text(whole)
-    for name in gone:
-        (aside / name).rename(package / "features" / name)
-    aside.rmdir()
+    try:
+        yield
+    finally:
+        path.write_text(whole)
+        for name in gone:
+            (aside / name).rename(package / "features" / name)
+        aside.rmdir()
 
 
 def commands_of(gone: set[str]) -> list[str]:
     return [name for name, command in COMMANDS.items() if command.module.split(".")[2] in gone]
 
 
+def join(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def test_features_form_a_graph_without_circles():
+    """Shown with ``-s``: each feature, those that it requires, and those that go with it when it is deleted."""
+    for name in FOLDERS:
+        imported, gone = FEATURE_IMPORTS.get(name, set()), dependents_of(name) - {name}
+        print(
+            f"{name}: requires {', '.join(sorted(imported)) or 'none'}; required by {', '.join(sorted(gone)) or 'none'}"
+        )
+        assert not imported & gone, name
+    print(f"not to be deleted yet: {', '.join(sorted(NOT_YET)) or 'none'}")
+
+
 @pytest.mark.ci
-def test_without_a_feature_the_others_work(tmp_path):
-    package = copy_package(tmp_path)
-    write_program(tmp_path, "train.py", 'import os\nprint("rank", os.environ["RANK"])\n')
-    write_program(tmp_path, "fails.py", 'import os\nassert os.environ["RANK"] != "1", "wrong loss"\n')
-    environment = {"PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+@pytest.mark.parametrize("name", DELETIONS)
+def test_without_a_feature_the_others_work(name: str, package: Path, tmp_path: Path):
+    gone = DELETIONS[name]
+    write_program(tmp_path, "train.py", PROGRAM)
+    environment = {"PYTHONPATH": str(package.parent), "XDG_STATE_HOME": str(tmp_path / "state")}
+    start = [sys.executable, "-m", "ddplaunch"]
+    run = ["run", "--nproc", "2", *(() if "preload" in gone else FORKED), "train.py"]
 
-    def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        return run_command([sys.executable, "-m", "ddplaunch", *words], tmp_path, environment)
+    def type_command(*words: str) -> "subprocess.CompletedProcess[str]":
+        return run_command([*start, *words], tmp_path, environment)
 
-    for name, gone in DELETIONS.items():
-        print(f"without {name}: also without {', '.join(sorted(gone - {name})) or 'no other'}")
-        with without(package, gone):
-            done = run("run", "--nproc", "2", *FORKED, "train.py")
-            assert (done.returncode, done.stderr) == (0, ""), gone
-            assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"], gone
+    with without(package, gone):
+        job = subprocess.Popen(
+            [*start, *run, "wait"],
+            cwd=tmp_path,
+            env=clean_environment(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert job.stdout
+            assert sorted(job.stdout.readline() for _ in range(2)) == ["[0] rank 0\n", "[1] rank 1\n"]
+            if "ps" not in commands_of(gone):
+                shown = type_command("ps")
+                assert shown.returncode == 0, shown.stderr
+                assert "train.py wait" in shown.stdout
+        finally:
+            job.send_signal(signal.SIGTERM)
+            errors = job.communicate()[1]
+        assert job.returncode == 143, errors
 
-            failed = run("run", "--nproc", "2", *FORKED, "fails.py")
-            assert failed.returncode == 1, gone
-            assert "ddplaunch: rank 1 failed with AssertionError: wrong loss (exit code 1)" in failed.stderr, gone
-            assert "bug in ddplaunch" not in failed.stderr, gone
+        done = type_command(*run, "end")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"]
 
-            helped = run("--help")
-            assert helped.returncode == 0, (gone, helped.stderr)
-            listed = re.findall(r"^  (\w+)  +[A-Z]", helped.stdout.partition("Options:")[2], re.MULTILINE)
-            assert listed == [name for name in COMMANDS if name not in commands_of(gone)], gone
+        failed = type_command(*run, "fail")
+        assert failed.returncode == 1
+        assert "ddplaunch: rank 1 failed with AssertionError: wrong loss (exit code 1)" in failed.stderr
+        assert "bug in ddplaunch" not in errors + failed.stderr
 
-            shown = run("ps", "--all")  # ended runs, too
-            assert shown.returncode == 0, (gone, shown.stderr)
-            assert "train.py" in shown.stdout, gone
-
-            for name in commands_of(gone):
-                assert_refused(run(name), f"{name} is not a command of ddplaunch")
+        helped = type_command("--help")
+        assert helped.returncode == 0, helped.stderr
+        listed = re.findall(r"^  (\w+)  +[A-Z]", helped.stdout.partition("Options:")[2], re.MULTILINE)
+        assert listed == [name for name in COMMANDS if name not in commands_of(gone)]
+        for command in commands_of(gone)[:1]:
+            assert_refused(type_command(command), f"{command} is not a command of ddplaunch")

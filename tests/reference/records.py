@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import ddplaunch
+from ddplaunch.base.stack_frames import Frame
+from ddplaunch.core.control_socket.run_locator import RunningJob
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
+from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.devices.command import devices_json
 from ddplaunch.features.inspect.diagnosis.inspection import (
     ActiveCall,
     Collective,
-    Frame,
     Group,
     GroupState,
     Inspection,
@@ -23,9 +25,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     Worker,
 )
 from ddplaunch.features.inspect.stacks_text import stacks_to_json as stacks_json
-from ddplaunch.features.preload.preload_plan import PreloadPlan
 from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
-from ddplaunch.features.runs.run_lookup import RunningJob
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, record_to_json
 from ddplaunch.system.devices.vendor import VisibleGpu, VisibleGpus
 from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
@@ -396,7 +396,7 @@ def _plan() -> dict[str, Any]:
 
 def plan_fields() -> list[str]:
     """The fields of a plan as JSON, lists as ``name[]``."""
-    proven = PreloadPlan(True, ("torch",), fallback=("torch",), excluded=(("", ""),))
+    proven = ZygotePlan(True, ("torch",), fallback=("torch",), excluded=(("", ""),))
     return list(_paths({**_plan(), "preload": proven.to_json()}, ""))
 
 

@@ -21,8 +21,8 @@ from ddplaunch.base.types import (
     Timestamp,
 )
 from ddplaunch.core import events
+from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown
 from ddplaunch.core.events import Event
-from ddplaunch.features.runs.goodput import TimeBreakdown
 from ddplaunch.system.plan.plan import Plan
 
 MAX_TARGET_CHARS = 1000  # of the target in a status

@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.node.node_rpc import NodeRpc
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 T = TypeVar("T")
 
@@ -21,9 +20,6 @@ class ServedJob(Protocol):
 
     def status(self) -> Status:
         """Return the status of this node's part of the job."""
-
-    def inspect_node(self, detail: str, on_done: Callable[[Inspection], None]) -> None:
-        """Inspect the ranks of this node alone."""
 
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""

@@ -8,8 +8,8 @@ import time
 from msgspec.structs import replace
 
 from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.core.control_socket.time_breakdown import TimeAccounting
 from ddplaunch.core.events import Event
-from ddplaunch.features.runs.goodput import TimeAccounting
 from ddplaunch.system.plan.plan import Plan
 
 MAX_PENDING_EVENTS = 4096  # buffered before they are applied
@@ -32,8 +32,6 @@ class StatusTracker:
             self.status()
 
     def status(self) -> Status:
-        from ddplaunch.features.runs.goodput import TimeAccounting
-
         status = self._status or Status.from_plan(self._plan, os.getpid(), self._began)
         accounting = self._accounting = self._accounting or TimeAccounting(self._began, self._plan.nnodes)
         for event, moment in self._pending:

@@ -1,7 +1,7 @@
 """The coordinator: the state machine of the whole job, which runs in node 0's launcher (also in a job of one node).
 
-It has no sockets. ``node_zero`` calls it with what nodes send (``on_message``, ``on_node_lost``) and passes on what it
-sends. Its phases are JOINING, CHECKING (with --check), RUNNING, STOPPING, PAUSING (between attempts) and ENDED.
+It has no sockets. ``CoordinatorServer`` calls it with what nodes send (``on_message``, ``on_node_lost``) and sends its
+messages. Its phases are JOINING, CHECKING (optional), RUNNING, STOPPING, PAUSING (between attempts) and ENDED.
 
 The usual course: nodes join (``check_hello``, ``add_node``); ``_launch_attempt`` assigns the ranks and sends
 StartAttempt; a failure, a lost node, a signal or a time limit calls ``_stop_ranks``; each node sends an AttemptReport
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
@@ -21,6 +21,7 @@ from ddplaunch.base.event_loop import Callback, Timer, Timers
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure, format_early_report
+from ddplaunch.core.feature import Feature
 from ddplaunch.core.job import compatibility
 from ddplaunch.core.job.job_attempt import (
     JOB_PHASE_TRANSITIONS,
@@ -29,17 +30,18 @@ from ddplaunch.core.job.job_attempt import (
     JobAttempt,
     JobPhase,
     NodeFailure,
-    StopInspection,
     TimeLimitExpired,
 )
+from ddplaunch.core.job.job_sides import JobSides
 from ddplaunch.core.job.joining import Joining, SlowNodeNotices
 from ddplaunch.core.job.membership import Membership
+from ddplaunch.core.job.node_checks import NodeChecks
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.restart_policy import RestartPolicy
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import ArrivalsReported, ForwardSignal, HeartbeatMessage, Message, NodeHello
+from ddplaunch.core.messages import ForwardSignal, HeartbeatMessage, Message, NodeHello
 from ddplaunch.core.net.clock_offset import UNKNOWN
 from ddplaunch.core.rpc_kind import GetOffset
 from ddplaunch.system.plan import node_spec
@@ -49,9 +51,9 @@ DRAIN_TIMEOUT_S = 30.0  # beyond the grace, for a node's AttemptReport: twice wh
 
 
 class Coordinator:
-    """The job's state machine. A node is identified by its node rank as given on its command line (--node-rank).
+    """The job's state machine. It identifies a node by the node rank given on its command line (--node-rank).
 
-    That number stays. The node rank that its processes get may change from attempt to attempt (``NodeAssignment``).
+    The node rank that its processes get may change from attempt to attempt (``NodeAssignment``).
     """
 
     def __init__(
@@ -64,8 +66,9 @@ class Coordinator:
         call_later: Callable[[float, Callback], Timer],
         clock: Callable[[], float] = time.monotonic,
         clock_of: GetOffset = lambda node: UNKNOWN,
+        features: Iterable[tuple[str, Feature]] | None = None,
     ) -> None:
-        """``hello`` is node 0's own; ``call_later`` and ``clock`` are the loop's.
+        """``hello`` is node 0's own; ``call_later`` and ``clock`` are the loop's; ``features``: by name, None for all.
 
         ``send(node_rank, message)`` sends a control message; ``disconnect(node_rank)`` closes a node's connection.
         """
@@ -73,11 +76,11 @@ class Coordinator:
         self._disconnect, self._clock = disconnect, clock
         self._nodes = nodes = NodeTable(config, send)
         self._rpc = Rpc(nodes, call_later, clock_of)
-        self._stop_inspection = StopInspection(nodes, self._rpc)
         self._phase, self._attempt = JobPhase.JOINING, JobAttempt()
         self._membership = Membership(nodes)  # which of the nodes get ranks
         self._restarts = RestartPolicy(config)  # whether a failed attempt is repeated, and when
-        self._limits = TimeLimits(run_id, nodes, self._rpc, call_later, self._on_time_limit, clock)
+        self._limits = limits = TimeLimits(nodes, call_later, self._on_time_limit, clock)
+        self._sides = JobSides(run_id, nodes, limits, self._rpc, clock_of, self._on_time_limit, call_later, features)
         self._stop_signal: int | None = None
         self._stop_reason: str | None = None  # set if a rank or a command requested the stop
         self._stop_repeated = False  # whether the stop was requested a second time, so without grace
@@ -85,12 +88,10 @@ class Coordinator:
         self._preemption_seen = False  # whether a rank has called runtime.preempted() and got True
         timers = Timers(call_later)
         self._call_later, self._cancel_timers = timers.call_later, timers.cancel_all
-        kind = hello.node_spec.kind
-        self._wait_notices = SlowNodeNotices(nodes, kind, self._call_later, lambda: self._phase is JobPhase.RUNNING)
-        if config.checks_nodes:
-            from ddplaunch.features.check.job import NodeChecks
-
-            self._checks = NodeChecks(nodes, self._membership, self._call_later, self._launch_attempt, self._end)
+        kind, is_running = hello.node_spec.kind, lambda: self._phase is JobPhase.RUNNING
+        self._wait_notices = SlowNodeNotices(nodes, kind, self._call_later, is_running)
+        actions = (self._call_later, self._launch_attempt, self._end)
+        self._checks = NodeChecks(nodes, self._membership, self._sides.before_start, *actions)
         self._previous_failure: FailureReport | None = None  # the result if a node fails the check before the restart
         self._joining = Joining(nodes, kind, self._call_later, clock, self._start_attempt, self._end_unavailable)
 
@@ -129,7 +130,7 @@ class Coordinator:
             self._nodes.broadcast_note(warning)
         if self._phase is JobPhase.JOINING:
             self._joining.check()
-        elif self._phase is JobPhase.CHECKING or (self._config.checks_nodes and self._may_grow):
+        elif self._phase is JobPhase.CHECKING or (self._checks.are_required and self._may_grow):
             self._checks.send_check(hello.node_spec.node_rank)
         elif self._may_grow:
             self._stop_to_grow(hello.node_spec.name)
@@ -152,12 +153,12 @@ class Coordinator:
     # --------------------------------------------------------------------------------------------------- an attempt
 
     def _start_attempt(self) -> None:
-        """Begin the next attempt: first the node checks (--check), if any."""
+        """Begin the next attempt: first the node checks, if any."""
         self._cancel_timers()
-        if not self._config.checks_nodes:
+        if not self._checks.prepare(self._attempt.number + 1):
             return self._launch_attempt()
         self._set_phase(JobPhase.CHECKING)
-        self._checks.begin(self._attempt.number + 1)
+        self._checks.begin()
 
     def _on_check_passed(self, node: JoinedNode, attempt: int) -> None:
         if self._phase is JobPhase.CHECKING:
@@ -173,8 +174,10 @@ class Coordinator:
         specs = self._nodes.assign_ranks(active)
         numbers = {node.node_rank for node in active}
         attempt = self._attempt.number + 1
-        self._attempt = JobAttempt(attempt, active[-1].ranks.stop, self._clock(), numbers, set(numbers))
+        world_size, blame = active[-1].ranks.stop, self._sides.blame
+        self._attempt = JobAttempt(attempt, world_size, self._clock(), numbers, set(numbers), blame=blame)
         self._limits.begin(attempt)
+        self._sides.on_attempt_start(attempt)
         for node, assignment in zip(active, node_spec.assign_nodes(specs), strict=True):
             # Node 0 comes first: it removes an old FileStore before another node can open it.
             node_specs = () if node.node_rank else specs
@@ -196,7 +199,7 @@ class Coordinator:
             return self._on_check_passed(node, message.attempt)
         if isinstance(message, messages.RpcRequest | messages.RpcReply):
             return self._rpc.on_message(node_rank, message)
-        if isinstance(message, HeartbeatMessage | ArrivalsReported | ForwardSignal):
+        if isinstance(message, HeartbeatMessage | ForwardSignal):
             return  # handled by ``node_zero``
         if message.attempt != self._attempt.number:
             return
@@ -212,9 +215,10 @@ class Coordinator:
                 self._on_attempt_report(node, message)
             case _:
                 self._limits.on_message(node_rank, message)
+        self._sides.on_message(node_rank, message)
 
     def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
-        if self._phase is JobPhase.CHECKING or (self._config.checks_nodes and self._phase is JobPhase.PAUSING):
+        if self._phase is JobPhase.CHECKING or (self._checks.are_required and self._phase is JobPhase.PAUSING):
             return self._checks.on_check_failed(node, message, self._previous_failure, first=self._attempt.number < 0)
         text = f"{node.name}: {message.message}" if self._config.is_multi_node else message.message
         if node.phase is not NodePhase.IDLE or self._phase not in (JobPhase.RUNNING, JobPhase.STOPPING):
@@ -227,12 +231,11 @@ class Coordinator:
         self._attempt.add_failure(failure, clock)
         if self._phase is not JobPhase.RUNNING or self._preempted_by:  # others may be writing a checkpoint
             return
-        # A rank that only lost its connection is not the cause: wait for the failure of the rank that is.
         if not failure.is_secondary:
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)
             self._stop_ranks(signal.SIGTERM)
-        elif len(self._attempt.failures) == 1:
-            self._stop_inspection.begin(self._attempt, self._check_reports)
+        elif len(self._attempt.failures) == 1:  # it only lost its connection: wait for the rank that is the cause
+            self._sides.before_stop(self._attempt, self._check_reports)
             self._call_later(SECONDARY_FAILURE_DELAY_S, lambda: self._stop_ranks(signal.SIGTERM))
 
     def _report_failure_early(self) -> None:
@@ -252,7 +255,6 @@ class Coordinator:
         if not self._attempt.running_nodes:  # the nodes end leftover processes, then report
             self._wait_for_reports(self._config.grace)
         else:
-            self._limits.on_ranks_finished()
             self._wait_notices.on_node_finished(self._attempt.number)
 
     def _on_attempt_report(self, node: JoinedNode, message: messages.AttemptReport) -> None:
@@ -357,12 +359,12 @@ class Coordinator:
     def _stop_ranks(self, signal_number: int, grace_s: float | None = None) -> None:
         """Send all ranks a signal, SIGKILL after ``grace_s`` seconds (None: --grace).
 
-        If there is time, the ranks are inspected first, for the failure report; the inspection calls this again. While
-        they are being stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
+        If there is time, the requests of features come first; their replies call this again. While the ranks are being
+        stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
         """
-        later = partial(self._stop_after_inspection, self._attempt, signal_number, grace_s)
+        later = partial(self._stop_after_replies, self._attempt, signal_number, grace_s)
         in_time = self._phase is JobPhase.RUNNING and grace_s != 0 and not self._preempted_by
-        if in_time and self._stop_inspection.begin(self._attempt, later):
+        if in_time and self._sides.before_stop(self._attempt, later):
             return
         if self._phase is JobPhase.RUNNING:
             self._set_phase(JobPhase.STOPPING)
@@ -375,8 +377,8 @@ class Coordinator:
                 self._nodes.send(node.node_rank, stop)
         self._wait_for_reports(grace_s)
 
-    def _stop_after_inspection(self, attempt: JobAttempt, signal_number: int, grace_s: float | None) -> None:
-        """Called when the inspection that ``_stop_ranks`` has started is done."""
+    def _stop_after_replies(self, attempt: JobAttempt, signal_number: int, grace_s: float | None) -> None:
+        """Called when the requests of features that ``_stop_ranks`` has sent are answered."""
         if attempt is self._attempt:
             self._stop_ranks(signal_number, grace_s)
             self._check_reports()
@@ -394,13 +396,11 @@ class Coordinator:
             self.on_node_lost(number, f"it did not report the end of its ranks within {limit:g} s")
 
     def _on_time_limit(self, expired: TimeLimitExpired) -> None:
-        """Called when --timeout, --stall-timeout or --straggler-timeout has expired: stop the ranks, or end."""
+        """Called when --timeout or the time limit of a feature has expired: stop the ranks, or end."""
         if self._phase in PHASES_WITHOUT_RANKS:
             self._end(JobResult(EXIT_TIMEOUT, remark=expired.reason))
-        elif self._phase is JobPhase.RUNNING and not (self._preempted_by or self._attempt.is_inspecting):
+        elif self._phase is JobPhase.RUNNING and not (self._preempted_by or self._attempt.sides_to_reply):
             self._attempt.time_limit = expired
-            if expired.inspection is not None:
-                self._stop_inspection.store(self._attempt, expired.inspection)
             if expired.failure is None:
                 self._nodes.broadcast_note(f"{expired.reason}: stopping the ranks")
             self._call_later(EARLY_REPORT_DELAY_S, self._report_failure_early)
@@ -409,8 +409,8 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------ after an attempt
 
     def _check_reports(self) -> None:
-        """Decide what comes next once every node has sent its AttemptReport, and the inspection is done."""
-        if self._attempt.is_inspecting:
+        """Decide what comes next once every node has sent its AttemptReport, and features have their replies."""
+        if self._attempt.sides_to_reply:
             return
         if self._phase in (JobPhase.RUNNING, JobPhase.STOPPING) and not self._attempt.unreported_nodes:
             self._cancel_timers()
@@ -424,7 +424,7 @@ class Coordinator:
         attempt, report = self._attempt, self._attempt.failure_report
         succeeded = self._phase is JobPhase.RUNNING and attempt.is_clean
         if self._stop_signal is not None:
-            why = "; ".join(filter(None, (self._stop_reason, attempt.wait_summary)))
+            why = "; ".join(filter(None, (self._stop_reason, self._sides.remark(time_limit=False))))
             self._end(JobResult(EXIT_SIGNAL + self._stop_signal, remark=why or None))
         elif self._preempted_by and not (succeeded and not self._preemption_seen):
             advice = f"the same command may be run again (exit code {EXIT_PREEMPTED})"
@@ -435,7 +435,7 @@ class Coordinator:
         elif cause := attempt.first_lost_node:
             self._restart_with_changed_nodes(cause.reason)
         elif attempt.time_limit and not attempt.time_limit.may_restart:
-            self._end(attempt.time_limit_result)
+            self._end(attempt.time_limit_result(self._sides.remark(time_limit=True)))
         elif report is None and attempt.stopping_to_change_nodes:
             self._restart_with_changed_nodes("")
         elif report is None:
@@ -492,6 +492,7 @@ class Coordinator:
         self._set_phase(JobPhase.ENDED)
         self._cancel_timers()
         self._limits.end()
+        self._sides.on_job_end(outcome)
         self._nodes.broadcast(messages.EndJob(outcome))
 
     def _set_phase(self, phase: JobPhase) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -20,19 +18,11 @@ from ddplaunch.core.failures import (
     find_first_cause,
     limit_text,
 )
-from ddplaunch.core.job.node_table import JoinedNode, NodeTable
-from ddplaunch.core.job.rpc import Rpc
-from ddplaunch.core.messages import AttemptReport, RanksInspected
+from ddplaunch.core.job.node_table import JoinedNode
+from ddplaunch.core.messages import AttemptReport
 from ddplaunch.core.net.clock_offset import to_local_time
-from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
-from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
-from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
-from ddplaunch.features.inspect.diagnosis.waits import find_waits
 
 SECONDARY_FAILURE_DELAY_S = 1.0  # after a lost connection, wait for the peer's own failure before stopping
-BEFORE_STOP_TIMEOUT_S = 1.0  # for the inspection before the ranks are stopped
-LONG_WAIT_S = 10.0  # in a collective: a longer wait may have been a hang
 MAX_FAILURE_CHARS = 16 << 20  # of the texts of all failures of an attempt; later ones are cut to one line
 
 
@@ -83,8 +73,7 @@ class TimeLimitExpired(Struct, frozen=True):
     reason: str  # for the message
     failure: RankFailure | None  # of the rank that the others waited for; None if unknown
     rank_was_alive: bool = False  # whether that rank's process had not ended
-    may_restart: bool = False  # --on-stall restart
-    inspection: Inspection | None = None  # what all ranks were doing, if already known
+    may_restart: bool = False
 
 
 class JobAttempt(Struct):
@@ -100,9 +89,9 @@ class JobAttempt(Struct):
     stopped_ranks: int = 0  # number of ranks that were stopped
     launcher_failure: NodeFailure | None = None  # the earliest, of all nodes
     stopping_to_change_nodes: bool = False  # it is being stopped to add a node, or because one leaves
-    is_inspecting: bool = False  # the inspection before the stop is in progress
-    after_inspection: list[Callable[[], object]] = field(default_factory=list)  # called once it is done
-    inspection: Inspection | None = None  # its result
+    sides_to_reply: set[str] = field(default_factory=set)  # features that the stop of the ranks waits for
+    after_replies: list[Callable[[], object]] = field(default_factory=list)  # called once they have their replies
+    blame: Callable[[FailureReport, Sequence[RankFailure]], FailureReport] | None = None  # explains secondary failures
     time_limit: TimeLimitExpired | None = None  # that stopped the attempt
     failure_chars: int = 0  # in the texts of all failures
 
@@ -171,83 +160,16 @@ class JobAttempt(Struct):
         if not self.failures:
             return None
         verdict = find_first_cause(self.failures, self.stopped_ranks, self.world_size)
-        if self.inspection is None or not verdict.first.is_secondary:
-            return verdict
-        first, blame = verdict.first, self._blamed_rank()
-        if not first.is_timeout and (ended := describe_ended_ranks(self.inspection, first.moment)):
-            first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
-        return replace(verdict, first=first, blame=blame)
+        return self.blame(verdict, self.failures) if self.blame and verdict.first.is_secondary else verdict
 
-    @property
-    def time_limit_result(self) -> JobResult:
-        """The result of a job that a time limit has stopped."""
+    def time_limit_result(self, remark: str) -> JobResult:
+        """Return the result of a job that a time limit has stopped; ``remark``: what the ranks were doing, or ""."""
         assert self.time_limit is not None
         if self.time_limit.failure is not None:
             return JobResult(EXIT_TIMEOUT, self.failure_report)
-        doing = describe_activity(self.inspection) if self.inspection else ""
-        return JobResult(EXIT_TIMEOUT, remark=f"{self.time_limit.reason}: {doing}" if doing else self.time_limit.reason)
-
-    def _blamed_rank(self) -> str | None:
-        """The rank that the failed ranks had waited for, if they only report a timeout or a lost connection."""
-        if self.inspection is None:
-            return None
-        tracebacks = [(each.rank, each.traceback or each.message or "") for each in self.failures]
-        timed_out = any(each.is_timeout for each in self.failures)
-        found = find_culprit(self.inspection, tracebacks, timed_out=timed_out, folder=os.getcwd())
-        hosts = {each.rank: each.host for each in self.inspection.ranks}
-        if found is None or len(set(hosts.values())) < 2 or found.ranks[0] not in hosts:
-            return found.text if found else None
-        return f"{found.text} (on {hosts[found.ranks[0]]})"
-
-    @property
-    def wait_summary(self) -> str | None:
-        """Which ranks waited for which when the job was stopped, if longer than LONG_WAIT_S: perhaps a hang."""
-        found = self.inspection
-        if found is None:
-            return None
-        entered = [each.entered for rank in found.ranks for each in rank.last if not each.completed]
-        # When send, recv and init_process_group began is not known: use how long the ranks printed nothing.
-        quiet_for = {rank.rank: rank.quiet or 0.0 for rank in found.ranks}
-        quiet_waits = [min(quiet_for[rank] for rank in wait.waiting) for wait in find_waits(found) if not wait.number]
-        if not any(lasted > LONG_WAIT_S for lasted in (*quiet_waits, *(found.moment - moment for moment in entered))):
-            return None
-        return f"when it was stopped: {'; '.join(describe_waits(found))}"
+        return JobResult(EXIT_TIMEOUT, remark=": ".join(filter(None, (self.time_limit.reason, remark))))
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing has failed."""
         return not (self.failures or self.lost_nodes or self.launcher_failure or self.time_limit)
-
-
-class StopInspection:
-    """Inspects all ranks before those of an attempt are stopped, once an attempt."""
-
-    def __init__(self, nodes: NodeTable, rpc: Rpc) -> None:
-        self._config, self._nodes, self._rpc = nodes.config, nodes, rpc
-
-    def begin(self, attempt: JobAttempt, on_done: Callable[[], None]) -> bool:
-        """Inspect all ranks, then call ``on_done``; False if there is no inspection to wait for."""
-        if (
-            attempt.inspection is None
-            and not attempt.is_inspecting
-            and not attempt.stopping_to_change_nodes
-            and self._config.inspects_before_stop
-        ):
-            attempt.is_inspecting = True
-            # If a rank failed by itself, the waits of the others do not matter, and take 0.1 s more to read.
-            failed_by_itself = any(not failure.is_secondary for failure in attempt.failures)
-            detail = Detail.STACKS if failed_by_itself else Detail.WAITS
-            self._rpc.gather("inspect", detail, partial(self._on_inspected, attempt), BEFORE_STOP_TIMEOUT_S)
-        if attempt.is_inspecting:
-            attempt.after_inspection.append(on_done)
-        return attempt.is_inspecting
-
-    def store(self, attempt: JobAttempt, inspection: Inspection) -> None:
-        """Record what the ranks of an attempt were doing before they were stopped; node 0 gets it for the report."""
-        attempt.is_inspecting, attempt.inspection = False, inspection
-        self._nodes.send(0, RanksInspected(inspection))
-
-    def _on_inspected(self, attempt: JobAttempt, inspection: Inspection) -> None:
-        self.store(attempt, inspection)
-        for then in attempt.after_inspection:
-            then()

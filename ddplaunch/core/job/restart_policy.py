@@ -7,11 +7,10 @@ import re
 
 from msgspec import Struct
 
+from ddplaunch.base.stack_frames import Frame, parse_traceback
 from ddplaunch.core.failures import OUT_OF_MEMORY, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.features.inspect.diagnosis.inspection import Frame
-from ddplaunch.features.inspect.diagnosis.stack_parser import parse_traceback
 
 MAX_SHORT_ATTEMPTS = 3  # in a row, shorter than --min-uptime: give up after these
 MAX_BACKOFF_S = 60.0  # the wait before a restart doubles up to this

@@ -11,7 +11,6 @@ from functools import partial
 from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
 from ddplaunch.core import messages
@@ -35,7 +34,6 @@ from ddplaunch.core.net.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset, P
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.core.net.listener import Listener
-from ddplaunch.features.inspect.slow_rank_detector import SlowRankDetector
 
 LINGER_S = 1.0  # for EndJob to be delivered to the other nodes
 
@@ -67,8 +65,7 @@ class CoordinatorServer:
         )
         self._signal_deduplicator = SignalDeduplicator()
         self._reported = 0
-        self._latest_start: StartAttempt | None = None  # of the latest attempt
-        self._slow_ranks: SlowRankDetector | None = None
+        self._has_started = False  # whether an attempt has started
         self._frame: tuple[Message | None, bytes] = (None, b"")  # the last message to another node, encoded
 
     def start(self) -> None:
@@ -84,8 +81,6 @@ class CoordinatorServer:
 
     def send(self, message: FromNode) -> None:
         """Pass a message of node 0's own launcher to the coordinator."""
-        if isinstance(message, messages.ArrivalsReported):
-            return self._record_arrivals(0, message)
         if isinstance(message, ForwardSignal):
             return self._forward_signal(0, message)
         self._coordinator.on_message(0, message)
@@ -116,7 +111,7 @@ class CoordinatorServer:
         connection.set_accepted_types(messages.FROM_NODE)
         connection.on_message = partial(self._on_peer_message, number)
         connection.on_lost = partial(self._on_disconnect, number)
-        assigned, late = None if hello.has_node_rank else number, self._latest_start is not None
+        assigned, late = None if hello.has_node_rank else number, self._has_started
         connection.send(messages.JoinAccepted(self._run_id, self._config.heartbeat_timeout, proof, assigned, late))
         self._heartbeat.record(number)
         self._coordinator.add_node(accepted)
@@ -125,8 +120,6 @@ class CoordinatorServer:
         self._heartbeat.record(number)
         if isinstance(message, messages.HeartbeatMessage):
             return self._clocks[number].on_heartbeat(message)
-        if isinstance(message, messages.ArrivalsReported):
-            return self._record_arrivals(number, message)
         if isinstance(message, ForwardSignal):
             return self._forward_signal(number, message)
         self._coordinator.on_message(number, check_payload(message))  # type: ignore[arg-type]  # the connection accepts nothing else
@@ -136,13 +129,6 @@ class CoordinatorServer:
         if self._signal_deduplicator.should_forward(number, message.number):
             for node in (0, *self._peers):
                 self._send(node, message)
-
-    def _record_arrivals(self, number: int, message: messages.ArrivalsReported) -> None:
-        """Store when ranks arrived at collectives, with the current clock offset of their node."""
-        if self._latest_start is None:
-            raise ProtocolError("collectives before the start")
-        self._slow_ranks = self._slow_ranks or SlowRankDetector(self._latest_start)
-        self._slow_ranks.add_arrivals(number, message, self._clock_offset(number))
 
     def _clock_offset(self, number: int) -> ClockOffset:
         if number == 0:
@@ -177,10 +163,8 @@ class CoordinatorServer:
         if isinstance(message, StartAttempt | EndJob):
             self._report_rejected_connections()
         if isinstance(message, StartAttempt):
-            self._latest_start, self._slow_ranks = message, None
+            self._has_started = True
             message = self._with_node_zero_address(message)
-        if isinstance(message, EndJob) and message.outcome.code == 0:
-            self._report_slow_ranks()
         self._on_message(message)
 
     def _encode_once(self, message: Message) -> bytes:
@@ -195,10 +179,6 @@ class CoordinatorServer:
             return start if self._listener_socket is not None else replace(start, assignment=None, node_specs=())
         address = self._peers[min(self._peers)].here
         return replace(start, address=address, interface=self._config.interface or find_interface(address))
-
-    def _report_slow_ranks(self) -> None:
-        for sentence in self._slow_ranks.describe() if self._slow_ranks else ():
-            self._on_message(messages.NoteMessage(sentence))
 
     def _report_rejected_connections(self) -> None:
         if self._listener_socket is None:

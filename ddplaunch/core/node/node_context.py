@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,18 +19,8 @@ from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
 
-LAUNCHER_VARIABLES = frozenset(
-    {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
-)
-"""Environment variables of the launcher that ranks do not get."""
-
 MakeRankSides = Callable[[NodeRanks, Rank], Iterable[tuple[str, dict[str, Any]]]]
 """Makes the parts of all features in the process of a rank: ``RankSide``."""
-
-
-def signals_to_block(preempt_signal: int | None) -> list[int]:
-    """The preemption signal, which may come to every process of the job; not SIGTERM, which also stops ranks."""
-    return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
 class NodeContext(Struct, frozen=True):
@@ -46,7 +35,7 @@ class NodeContext(Struct, frozen=True):
 
     def reads_stdin(self, plan: Plan, rank: Rank) -> bool:
         """Whether a rank has the launcher's own stdin."""
-        return rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.policy.has_live_view)
+        return rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.screen.reads_keys)
 
     def build_rank_job(self, make_sides: MakeRankSides, ranks: NodeRanks, rank: Rank, fds: dict[str, int]) -> RankJob:
         """Return the job of a rank; add its descriptors to ``fds`` by purpose, for the caller to close.

@@ -21,7 +21,6 @@ from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.output.streams import REPORTED, Streams
 from ddplaunch.core.rank import proc_utils
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
@@ -92,7 +91,6 @@ class NodeRanks:
         self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
         self.not_spawned = 0  # requested, no process yet
         self.failures: list[RankFailure] = []  # not those that were stopped
-        self.arrivals: list[CollectiveArrivals] = []  # of ranks that succeeded, after a long run
         self.stopped_count = 0  # how many ended because of a stop signal
         self.stop_signals: set[int] = set()  # the stop signals sent so far
         self.spawned_count = 0  # how many have had a process
@@ -157,12 +155,6 @@ class NodeRanks:
         if process.pidfd is not None:
             os.close(process.pidfd)
         return process
-
-    def on_rank_done(self, rank: int) -> None:
-        """A rank succeeded: store when it arrived at its last collectives."""
-        path = self.rank_file_path(rank, "trace.json")
-        if path and os.path.exists(path):
-            self.arrivals += rank_files.read_trace_file(path, rank, self.plan.world_size)
 
     def to_failure(self, process: RankProcess, code: int, peak: int = 0) -> RankFailure | None:
         """Return the failure of a rank, None if it ended because of a stop signal.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ddplaunch.base.event_loop import EventLoop
@@ -16,23 +16,31 @@ from ddplaunch.system.plan.rank_layout import Rank
 
 T = TypeVar("T")
 
-HOOKS = ("observe", "on_message", "on_attempt_start", "make_rank_side", "on_output", "explain_end", "on_inspect_key")
+HOOKS = (
+    "observe",
+    "on_message",
+    "on_attempt_start",
+    "make_rank_side",
+    "on_output",
+    "explain_end",
+    "on_resume",
+    "on_inspect_key",
+)
 """The hooks that are called on all sides that override them."""
 
 
 class NodeSides:
     """Makes the sides, and passes calls on to them; one that raises is reported once, and the job goes on."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        make_context: Callable[[IsolatedLoop, tuple[NodeSide, ...]], FeatureContext],
-        report: Callable[[str], object],
-    ) -> None:
-        """``make_context`` gets the loop of a feature and the sides made before; ``report`` gets messages on bugs."""
+    def __init__(self, loop: EventLoop, report: Callable[[str], object]) -> None:
+        """``report`` gets messages on bugs."""
         self._loop, self._report = loop, report
         self._sides: list[tuple[str, NodeSide]] = []
         self._guarded: dict[str, list[Callable[..., Any]]] = {hook: [] for hook in HOOKS}
+        self._on_output = self._guarded["on_output"]  # called for each chunk of output
+
+    def make(self, make_context: Callable[[IsolatedLoop, tuple[NodeSide, ...]], FeatureContext]) -> None:
+        """Make the sides of all features; ``make_context`` gets the loop of a feature and the sides made before."""
         for name, feature in load_features():
             context = make_context(self._isolated(name), tuple(side for _, side in self._sides))
             context.loop.guard(self._add)(name, feature, context)
@@ -51,13 +59,9 @@ class NodeSides:
     def _isolated(self, name: str) -> IsolatedLoop:
         return IsolatedLoop(self._loop, f"the feature {name}", self._report)
 
-    def _call(self, hook: str, *arguments: object) -> None:
-        for guarded in self._guarded[hook]:
-            guarded(*arguments)
-
-    def _answers(self, hook: str, *arguments: object) -> Iterator[Any]:
-        """Call a hook on one side after the other; yield what it returns, None for one that raises."""
-        return (guarded(*arguments) for guarded in self._guarded[hook])
+    def _call(self, hook: str, *arguments: object) -> list[Any]:
+        """Call a hook of all sides and return the results; None for a side that has raised."""
+        return [guarded(*arguments) for guarded in self._guarded[hook]]
 
     def observe(self, event: Event) -> None:
         self._call("observe", event)
@@ -70,14 +74,18 @@ class NodeSides:
 
     def make_rank_sides(self, ranks: NodeRanks, rank: Rank) -> list[RankSide]:
         """Return the parts of all features in the process of a rank."""
-        return [side for side in self._answers("make_rank_side", ranks, rank) if side is not None]
+        return [side for side in self._call("make_rank_side", ranks, rank) if side is not None]
 
     def on_output(self, rank: int) -> None:
-        self._call("on_output", rank)
+        for guarded in self._on_output:
+            guarded(rank)
 
     def explain_end(self, end: RankEnd) -> str | None:
         """Return the first hint for a rank's failure."""
-        return next(filter(None, self._answers("explain_end", end)), None)
+        return next(filter(None, self._call("explain_end", end)), None)
+
+    def on_resume(self) -> None:
+        self._call("on_resume")
 
     def on_inspect_key(self) -> None:
         self._call("on_inspect_key")

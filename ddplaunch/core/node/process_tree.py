@@ -9,23 +9,29 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.failures import describe_exit
-from ddplaunch.core.node import child_processes, node_context
+from ddplaunch.core.node import child_processes
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
-from ddplaunch.core.node_config import NodeConfig
+from ddplaunch.core.node.zygote_process import ZygoteSource
 from ddplaunch.core.rank import proc_utils
+from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
-
+LAUNCHER_VARIABLES = frozenset(
+    {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
+)
+"""Environment variables of the launcher that ranks do not get."""
 
 STOPPED_S = 1.0  # seconds before a stop is reported: a scheduler resumes the processes of a job one by one
+
+
+def signals_to_block(preempt_signal: int | None) -> list[int]:
+    """The preemption signal, which may come to every process of the job; not SIGTERM, which also stops ranks."""
+    return [] if preempt_signal in (None, signal.SIGTERM, signal.SIGHUP) else [preempt_signal]
 
 
 class ProcessTree:
@@ -34,52 +40,55 @@ class ProcessTree:
     def __init__(
         self,
         loop: EventLoop,
-        policy: NodeConfig,
+        settings: ZygoteSettings,
         environ: Mapping[str, str],
         run_id: str,
-        note: Callable[[str], object],
+        zygote_source: ZygoteSource | None,
     ) -> None:
-        """``note`` shows a message to the user."""
-        self._loop, self._policy, self._note = loop, policy, note
+        """``zygote_source`` provides zygotes, if it can."""
+        self._loop, self._settings, self._zygote_source = loop, settings, zygote_source
+        self._listener: ZygoteListener | None = None
+        self._show_note: Callable[[str], object] | None = None
         self._unrelated_pids = frozenset(proc_utils.list_children())
         self._sessions: set[int] = set()
-        self.environ = {name: value for name, value in environ.items() if name not in node_context.LAUNCHER_VARIABLES}
+        self.environ = {name: value for name, value in environ.items() if name not in LAUNCHER_VARIABLES}
         self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # its path in their environment identifies ranks
         self.zygote: ZygoteClient | None = None
         self._stopped = 0  # the pid of a zygote whose stop was reported
         self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
-        self._warm: WarmZygoteStarter | None = None
-        if policy.warm_idle_timeout_s is not None:
-            from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
-
-            self._warm = WarmZygoteStarter(policy.warm_idle_timeout_s)
         self.sidecar_zygote: int | None = None  # the parent of all sidecars
         loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
-    def ensure_zygote(self, plan: Plan, store_file: str | None, listener: ZygoteListener) -> ZygoteClient:
-        """Return the zygote, started if there is none; it removes ``store_file`` if the launcher is killed.
+    def attach(self, listener: ZygoteListener, show_note: Callable[[str], object]) -> None:
+        """Set the listener of all zygotes, and what shows a message to the user; before the loop runs."""
+        self._listener, self._show_note = listener, show_note
+        if self.zygote:
+            self.zygote.listener = listener
+
+    def ensure_zygote(self, plan: Plan) -> ZygoteClient:
+        """Return the zygote, started if there is none.
 
         Raises:
             ResourceLimitError: a limit on processes or memory is reached.
         """
         self.zygote = self.zygote or ZygoteClient(
             self._loop,
-            listener=listener,
+            listener=self._listener,
             environment={**self.environ, **plan.shared_environment},
-            preload=self._policy.preload,
+            plan=self._settings.plan,
             first=plan.target.sys_path_0 or os.getcwd(),
-            remove=[path for path in (self.temp_dir.path, store_file) if path],
+            remove=[path for path in (self.temp_dir.path, plan.store_file) if path],
             title=" ".join(plan.target.argv),
-            shielded=node_context.signals_to_block(self._policy.preempt_signal),
-            blocked=AT_START.blocked - {self._policy.preempt_signal},  # which may have waited for the launcher
-            warm=self._warm,
+            shielded=signals_to_block(self._settings.preempt_signal),
+            blocked=AT_START.blocked - {self._settings.preempt_signal},  # which may have waited for the launcher
+            source=self._zygote_source,
         )
         return self.zygote
 
     @property
-    def warm_unavailable_reason(self) -> str | None:
-        """Why the zygote is not a fork of a warm one, if --warm was given."""
-        return self._warm.unavailable_reason if self._warm else self._policy.warm_unavailable_reason
+    def source_unavailable_reason(self) -> str | None:
+        """Why the zygote is a child of the launcher, although there is a source."""
+        return self._zygote_source.unavailable_reason if self._zygote_source else None
 
     def _on_child(self, number: int) -> None:
         """A child has ended, or a signal has stopped or continued it."""
@@ -89,9 +98,9 @@ class ProcessTree:
     def report_stopped_zygote(self) -> None:
         """Report once that a signal has stopped the zygote, which then neither starts ranks nor reports exits."""
         pid = self._stopped_zygote()
-        if pid and pid != self._stopped:
+        if pid and pid != self._stopped and self._show_note:
             text = f"the process that starts the ranks (pid {pid}) is stopped; continue it: kill -CONT {pid}"
-            self._note(text)
+            self._show_note(text)
         self._stopped = pid
 
     def _stopped_zygote(self) -> int:

@@ -1,4 +1,4 @@
-"""Reads what a rank that ended has left: its error file, its trace of collectives, its last lines of output."""
+"""Reads what a rank that ended has left: its error file and its last lines of output."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 
 MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; a message is twice in it
 
@@ -42,19 +40,6 @@ def read_error_file(path: str | None) -> RecordedError:
         return _parse_error(json.loads(read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False))["message"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # RecursionError: deep nesting
         return RecordedError()
-
-
-def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
-    """Read and remove the file of ``inspection_endpoint.py`` with the arrivals of a rank at its last collectives.
-
-    Empty if it is truncated, as on a full disk.
-    """
-    try:
-        traces = read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines()
-        os.unlink(path)
-        return tuple(each for trace in traces for each in parse_arrivals(rank, trace, operations_per_rank(world_size)))
-    except (OSError, ValueError):
-        return ()
 
 
 def _parse_error(content: object) -> RecordedError:

@@ -22,9 +22,7 @@ class StoreHost:
         """
         here = plan.hosts_store
         self.port = ReservedPort(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if here else None
-        method = plan.init_method or ""
-        # torch creates the file and does not remove it
-        self.path = method.removeprefix("file://") if here and method.startswith("file://") else None
+        self.path = plan.store_file
         self._new_file_each_attempt = new_file_each_attempt
 
     def start_attempt(self) -> None:

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import events, messages
-from ddplaunch.core.failures import JobResult, RankEnd, RankFailure, describe_exit
+from ddplaunch.core.failures import JobResult, RankFailure, describe_exit
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
@@ -52,15 +52,10 @@ from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import Usage
-from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-from ddplaunch.features.inspect.node.node_inspections import NodeInspections
-from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
-from ddplaunch.features.preload import reminders
 from ddplaunch.system.plan.plan import Plan
 
 if TYPE_CHECKING:
     from ddplaunch.features.check.node import NodeCheck
-    from ddplaunch.features.inspect.node.stall_detector import StallDetector
     from ddplaunch.features.sidecars.node import SidecarRunner
     from ddplaunch.features.slurm_step.node import MissingNodes
 
@@ -73,47 +68,45 @@ class Supervisor:
         plan: Plan,
         node_config: NodeConfig,
         job_config: JobConfig,
-        environ: Mapping[str, str],
         loop: EventLoop,
         screen: Screen,
         log: RunLog,
         observers: events.Observers,
+        sides: NodeSides,
+        tree: ProcessTree,
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder.
 
+        ``sides``: those of all features, made by the caller before ``run``. ``tree`` may have started the zygote;
         ``listener_socket`` listens on the control port, if that was bound before.
 
         Raises:
             UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
         """
         self._node_config, self._job_config = node_config, job_config
-        self._loop, self._screen = loop, screen
-        self.sides: NodeSides | None = None  # of all features, made by the caller before ``run``
+        self._loop, self._screen, self.sides = loop, screen, sides
         process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
         store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
         self._plan = replace(plan, master_port=store.port.number) if store.port else plan
         self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
         if plan.hosts_store or job_config.port is None:
             log.open(plan.run_id, plan.node_rank)
-        self.tree = ProcessTree(loop, node_config, environ, plan.run_id, screen.show_note)
-        self._observers, self._emit = observers, observers.emit
+        self.tree = tree
+        tree.attach(self, screen.show_note)
+        self._emit = observers.emit
         self.streams = Streams(
             loop,
             screen,
-            self._on_output,
+            sides.on_output,
             lambda: self._teardown.on_output_drained(),
             full_tracebacks=node_config.show.full_tracebacks,
         )
         self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(self.tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
-        self._signals = LauncherSignals(node_config.preempt_signal)
+        self._signals = LauncherSignals(node_config.zygote.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
-        node_only = job_config.port is None and plan.nnodes > 1
-        self._inspections = NodeInspections(loop, self._add_idle_times, screen.show_note, node_only=node_only)
         self.rpc = NodeRpc(loop, self._link.send, find_kind)
-        self.rpc.handlers["inspect"] = self._inspections.answer
-        self._stall_detector: StallDetector | None = None
         self._node_check: NodeCheck | None = None
         self._missing_nodes: MissingNodes | None = None  # in Slurm, while the job waits for nodes
         self._result: JobResult | None = None  # set once node 0 has ended the job
@@ -122,41 +115,19 @@ class Supervisor:
 
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
         """Replace the state of the previous attempt; -1: none has started."""
-        send, config = self._link.send, self._job_config
-        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self._explain_end)
-        inspect, timeout_s = partial(self.inspect_local, "stacks"), config.straggler_timeout
-        stragglers = StragglerMonitor(self._loop, ranks, timeout_s, inspect, send, self._screen.show_note)
-        self._teardown = Teardown(
-            ranks, self.tree, self.context, config, self._emit, send, self._on_drained, stragglers
-        )
-
-    def inspect_local(self, detail: str, ranks: NodeRanks | None, done: Callable[[Inspection], None]) -> None:
-        """Inspect ranks of this node; None: those of the current attempt."""
-        ranks = ranks or self._ranks
-        if self._stall_detector and detail == "state":
-            done = self._stall_detector.wrap_inspection_callback(ranks, done)
-        self._inspections.inspect_local(ranks, Detail(detail), done)
-
-    def _add_idle_times(self, inspection: Inspection, ranks: NodeRanks) -> Inspection:
-        return self._stall_detector.add_idle_times(inspection, ranks) if self._stall_detector else inspection
-
-    def _explain_end(self, end: RankEnd) -> str | None:
-        return self.sides.explain_end(end) if self.sides else None
-
-    def _on_output(self, rank: int) -> None:
-        if self.sides:
-            self.sides.on_output(rank)
-        if self._stall_detector:
-            self._stall_detector.on_output(rank)
+        send = self._link.send
+        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self.sides.explain_end)
+        ranks.on_hold_changed = self.sides.on_resume
+        self._teardown = Teardown(ranks, self.tree, self.context, self._job_config, self._emit, send, self._on_drained)
 
     def run(self) -> JobResult:
         """Run the job; return when nothing of it but its sidecars is left on this node."""
-        preempt_signal = self._node_config.preempt_signal
+        preempt_signal = self._node_config.zygote.preempt_signal
         self._loop.add_signal_handlers(
             STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
         )
         self._loop.add_signal_handlers(FORWARDED_SIGNALS - {preempt_signal}, self._on_forwardable_signal)
-        self.tree.ensure_zygote(self._plan, self.context.store.path, self)
+        self.tree.ensure_zygote(self._plan)
         proc_utils.adopt_orphans()  # not before: a warm zygote is a detached process
         try:
             with tty.restore_terminal():
@@ -185,8 +156,7 @@ class Supervisor:
 
     def _on_message(self, message: Message) -> None:
         self._handle_message(message)
-        if self.sides:
-            self.sides.on_message(message)
+        self.sides.on_message(message)
 
     def _handle_message(self, message: Message) -> None:
         match message:
@@ -267,20 +237,18 @@ class Supervisor:
         if order.assignment:
             extra = self._lookup_check.rank_environment() if self._lookup_check else {}
             plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
-        plan = plan.with_store(torch=self._node_config.preload.imports_torch)
+        plan = plan.with_store(torch=self._node_config.zygote.plan.imports_torch)
         self._new_attempt(order.attempt, plan)
         ranks = self._ranks
         self._emit(events.AttemptPlanned(plan, order.attempt))
-        zygote = self.tree.ensure_zygote(plan, self.context.store.path, self)
+        zygote = self.tree.ensure_zygote(plan)
         ranks.set_phase(AttemptPhase.RUNNING if zygote.ready else AttemptPhase.LOADING)
         self.context.store.start_attempt()
         self._open_store()
         ranks.not_spawned = len(plan.local_ranks)
-        assert self.sides is not None
         self.sides.on_attempt_start(ranks)
         build_job = partial(self.context.build_rank_job, self.sides.make_rank_sides, ranks)
         zygote.spawn((rank.rank, partial(build_job, rank)) for rank in plan.local_ranks)
-        self._start_stall_detector(ranks)
         if self._node_config.sidecars and self.sidecars is None:
             from ddplaunch.features.sidecars.node import SidecarRunner
 
@@ -294,35 +262,13 @@ class Supervisor:
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
 
-    def _start_stall_detector(self, ranks: NodeRanks) -> None:
-        """Start stall detection, unless this node cannot see all ranks; imported while the zygote imports torch."""
-        if ranks.plan.world_size == 1 and self._job_config.stall_strict and not ranks.number:
-            self._emit(events.NoteAdded("--stall-timeout has no effect in a job of one rank"))
-        is_isolated = self._job_config.port is None and ranks.plan.nnodes > 1
-        if ranks.plan.world_size == 1 or is_isolated or not self._node_config.inspect:
-            return
-        if self._stall_detector is None:
-            from ddplaunch.features.inspect.node.stall_detector import StallDetector
-
-            inspect = partial(self.inspect_local, "state")
-            self._stall_detector = StallDetector(
-                self._loop, self._job_config, inspect, self._link.send, self._screen.show_note
-            )
-            self._observers.add(self._stall_detector)
-        self._stall_detector.start_attempt(ranks)
-        ranks.on_hold_changed = self._stall_detector.reset
-
-    def _reset_stall_detector(self) -> None:
-        if self._stall_detector:
-            self._stall_detector.reset()
-
     def _on_preempt(self) -> None:
         """Notify the ranks of the preemption. They end by themselves, or node 0 stops them after the grace."""
         error = self.context.preemption_file.create()
         if error and self._ranks.processes:
             self._screen.show_note(f"cannot notify the ranks of the preemption: {error}")
         self._emit(events.JobPreempted())
-        forward, preempt_signal = self._node_config.preempt_forward, self._node_config.preempt_signal
+        forward, preempt_signal = self._node_config.preempt_forward, self._node_config.zygote.preempt_signal
         if forward is not None:
             self._loop.call_later(
                 ZYGOTE_REPORT_DELAY_S, partial(self._forward_preempt_signal, forward, self._ranks.signal_all)
@@ -354,16 +300,14 @@ class Supervisor:
     def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
         if self.tree.zygote:
             self.tree.temp_dir.create(self.tree.zygote.remove_on_exit)
-        preload_plan = self._node_config.preload
-        fallback_reason, excluded = preload_plan.explain(failed)
-        modules = (preload_plan.fallback if failed else preload_plan.modules) if forks else ()
+        zygote_plan = self._node_config.zygote.plan
+        fallback_reason, excluded = zygote_plan.explain(failed)
+        modules = (zygote_plan.fallback if failed else zygote_plan.modules) if forks else ()
         self._emit(
             events.ZygoteReady(
-                forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.warm_unavailable_reason
+                forks, unsafe, seconds, modules, fallback_reason, excluded, self.tree.source_unavailable_reason
             )
         )
-        note = partial(reminders.note_slow_start, self._screen.show_note, self._plan.target.source)
-        note(modules, fallback_reason, forks=forks, failed=failed, unsafe=unsafe)
         if self._ranks.phase is AttemptPhase.LOADING:
             self._ranks.set_phase(AttemptPhase.RUNNING)
             self._open_store()
@@ -396,9 +340,7 @@ class Supervisor:
         failure = None
         if code == EXIT_PREEMPTED and self.context.preemption_file.is_preempted:
             self.context.preemption_file.mark_seen()
-        elif code == 0:
-            self._ranks.on_rank_done(rank)
-        else:
+        elif code != 0:
             failure = self._ranks.to_failure(process, code, usage[0])
         self._on_rank_end(failure)
 
@@ -422,14 +364,13 @@ class Supervisor:
         """Handle one of ``STOP_SIGNALS``; ``reason``: set if a rank or a command requested the stop instead."""
         if number == signal.SIGTSTP:
             self._screen.suspend(self._ranks.suspend)
-            return self._reset_stall_detector()
+            return self.sides.on_resume()
         if self._ranks.phase is AttemptPhase.ENDED:  # only sidecars, a blocked reader of output or a peer are left
             if not (self.sidecars and self.sidecars.stop_now()):
                 os._exit(self._result.code if self._result else EXIT_SIGNAL + number)
             return
         if not reason and self._signals.is_inspect_request(number):
-            if self.sides:
-                self.sides.on_inspect_key()
+            self.sides.on_inspect_key()
             return
         self._emit(events.SignalReceived(number))
         first = not self._signals.interrupted
@@ -468,8 +409,6 @@ class Supervisor:
         if self._result is not None:
             return self._finish(self._result)
         self._ranks.set_phase(AttemptPhase.WAITING)
-        if self._ranks.arrivals:
-            self._link.send(messages.ArrivalsReported(self._ranks.number, tuple(self._ranks.arrivals)))
         self._link.send(report)
 
     def _finish(self, outcome: JobResult) -> None:

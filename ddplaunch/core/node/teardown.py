@@ -16,7 +16,6 @@ from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.zygote_client import LEFTOVER_GRACE_S
 from ddplaunch.core.output.streams import DRAIN_TIMEOUT_S
 from ddplaunch.core.rank import proc_utils
-from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 
 RUNNING_PHASES = (AttemptPhase.RUNNING, AttemptPhase.STOPPING)
 INSPECTION_TIMEOUT_S = 1.5  # seconds for node 0 to have inspected all ranks, and to order the stop
@@ -34,20 +33,17 @@ class Teardown:
         emit: Callable[[Event], None],
         send: Callable[[FromNode], None],
         on_done: Callable[[AttemptReport], None],
-        stragglers: StragglerMonitor,
     ) -> None:
         """``send`` sends a control message; ``on_done`` gets the attempt report when no process is left."""
         self._ranks, self._tree = ranks, tree
         self._screen, self._streams, self._preemption_file = context.screen, context.streams, context.preemption_file
         self._grace, self._inspects = config.grace, config.inspects_before_stop
         self._emit, self._send, self._on_done = emit, send, on_done
-        self._stragglers = stragglers
         self._interrupted = False
 
     def check_progress(self) -> None:
         """A rank may have ended: if it was the last one, report that and kill leftover processes."""
         ranks = self._ranks
-        self._stragglers.start_timers()
         if ranks.phase not in RUNNING_PHASES or not ranks.is_idle:
             return
         succeeded = ranks.phase is AttemptPhase.RUNNING and not ranks.failures

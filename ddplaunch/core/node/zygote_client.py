@@ -7,18 +7,15 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.node import process_limits
-from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess
+from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
 from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, Usage, ZygoteConfig
-from ddplaunch.features.preload.preload_plan import PreloadPlan
-
-if TYPE_CHECKING:
-    from ddplaunch.features.warm.warm_starter import WarmZygoteStarter
+from ddplaunch.core.zygote_plan import ZygotePlan
 
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
 LEFTOVER_GRACE_S = 5.0  # seconds at most between SIGTERM and SIGKILL for leftover processes of ranks that succeeded
@@ -55,44 +52,46 @@ class ZygoteClient:
         self,
         loop: EventLoop,
         *,
-        listener: ZygoteListener,
+        listener: ZygoteListener | None,  # None: set before the loop runs
         environment: Mapping[str, str],
-        preload: PreloadPlan | None = None,  # what to import before forking; None: every rank is a new interpreter
+        plan: ZygotePlan | None = None,  # None: it imports nothing, and every rank is a new interpreter
         first: str = "",  # the folder that ranks have in front of ``sys.path``
         remove: Sequence[str] = (),  # paths that it removes if the launcher is killed
         title: str = "",  # the longest command line that ``ps`` is to show for a rank
         shielded: Sequence[int] = (),  # signals for the launcher that all descendants get too; ranks may handle them
         blocked: Iterable[int] = (),  # signals that a rank inherits as blocked
-        warm: WarmZygoteStarter | None = None,  # provides a zygote that has imported already
+        source: ZygoteSource | None = None,  # provides a zygote, if it can
     ) -> None:
         """Start the zygote; ResourceLimitError: a limit on processes or memory is reached."""
-        self._loop, self._listener = loop, listener
-        preload = preload or PreloadPlan()
+        self._loop, self.listener = loop, listener
+        plan = plan or ZygotePlan()
         self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
         config: ZygoteConfig = {
             "supervisor_pid": os.getpid(),
-            "forks": preload.forks,
-            "modules": list(preload.modules),
-            "user_modules": list(preload.user_modules),
-            "fallback": list(preload.fallback),
-            "allowed": preload.allowed,
-            "environment_reads": list(preload.environment_reads),
-            "import_environment": dict(preload.settings),
+            "forks": plan.forks,
+            "modules": list(plan.modules),
+            "user_modules": list(plan.user_modules),
+            "fallback": list(plan.fallback),
+            "allowed": plan.allowed,
+            "import_auditor": plan.import_auditor,
+            "fork_fixups": plan.fork_fixups,
+            "environment_reads": list(plan.environment_reads),
+            "import_environment": dict(plan.settings),
             "sys_path_0": first,
-            "import_dirs": list(preload.import_dirs),
+            "import_dirs": list(plan.import_dirs),
             "remove_on_exit": list(remove),
             "shielded_signals": list(shielded),
             "blocked_signals": sorted(blocked),
             "ignores_sigchld": AT_START.ignores_children,
             "failed": None,
-            "unsafe": preload.unsafe,
+            "unsafe": plan.unsafe,
             "warm": None,
             "has_guardian": False,
         }
-        warm_zygote = warm.get_zygote(config, environment) if warm else None
+        provided = source.get_zygote(config, environment) if source else None
         self._process: ZygoteProcess
-        if warm_zygote:
-            self._process, our_socket = warm_zygote
+        if provided:
+            self._process, our_socket = provided
         else:
             our_socket, child_socket = socket.socketpair()
             title_bytes = min(len(title.encode(errors="replace")), _MAX_TITLE_BYTES)
@@ -105,7 +104,7 @@ class ZygoteClient:
                 ) from None
             finally:
                 child_socket.close()
-        self._socket = ZygoteSocket(loop, our_socket, self._on_message, listener.on_zygote_lost)
+        self._socket = ZygoteSocket(loop, our_socket, self._on_message, self._on_lost)
         self._queue: deque[tuple[int, BuildRankJob]] = deque()
         self._in_flight = 0
 
@@ -158,7 +157,7 @@ class ZygoteClient:
 
     @property
     def unkillable(self) -> list[str]:
-        """After ``close``: descendants of a warm zygote that its guardian could not kill."""
+        """After ``close``: its descendants that could not be killed, except those that the launcher adopts."""
         return list(self._process.unkillable)
 
     def _request_next(self) -> None:
@@ -180,27 +179,32 @@ class ZygoteClient:
             partial(self._on_message, {"op": "spawn_failed", "rank": rank, "errno": error.errno or 0}, [])
         )
 
+    def _on_lost(self) -> None:
+        assert self.listener
+        self.listener.on_zygote_lost()
+
     def _on_message(self, message: FromZygote, fds: list[int]) -> None:
+        assert self.listener
         if message["op"] == "ready":
             self.ready, self.stores = True, message["can_serve_store"]
             self._process.on_ready(message["pid"], fds[0] if fds else None)
-            self._listener.on_zygote_ready(message["forks"], message["failed"], message["unsafe"], message["import_s"])
+            self.listener.on_zygote_ready(message["forks"], message["failed"], message["unsafe"], message["import_s"])
         elif message["op"] == "import_failed":
-            self._listener.on_import_failed(message["message"])
+            self.listener.on_import_failed(message["message"])
         elif message["op"] == "spawned":
             self._in_flight -= 1
-            self._listener.on_spawned(message["rank"], message["pid"], fds[0] if fds else None)
+            self.listener.on_spawned(message["rank"], message["pid"], fds[0] if fds else None)
         elif message["op"] == "spawn_failed":
             self._in_flight -= 1
-            self._listener.on_spawn_failed(message["rank"], message["errno"])
+            self.listener.on_spawn_failed(message["rank"], message["errno"])
         elif message["op"] == "exited":
             code = os.waitstatus_to_exitcode(message["status"])
-            self._listener.on_exited(message["rank"], message["pid"], code, message["usage"])
+            self.listener.on_exited(message["rank"], message["pid"], code, message["usage"])
         elif message["op"] == "store_exited":
-            self._listener.on_store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
+            self.listener.on_store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
         elif message["op"] == "signalled":
-            self._listener.on_zygote_signalled(message["number"], message["rank"])
+            self.listener.on_zygote_signalled(message["number"], message["rank"])
         elif message["op"] == "swept":
-            self._listener.on_swept(message["found"], message["stuck"])
+            self.listener.on_swept(message["found"], message["stuck"])
         if not self._socket.is_closed:
             self._request_next()

@@ -1,4 +1,4 @@
-"""The zygote as a process to start, kill and wait for: a child of the launcher, or a fork of a warm zygote."""
+"""The zygote as a process to start, kill and wait for: a child of the launcher, or what a feature provides."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.child_processes import ChildProcess
-from ddplaunch.core.rank import proc_utils
-from ddplaunch.core.rank.zygote_messages import GuardianExited, ZygoteConfig
+from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 
 ZYGOTE_SCRIPT = os.path.join(PACKAGE_DIR, "core", "rank", "zygote.py")
 
-_EXIT_TIMEOUT_S = 6.0  # for a zygote to kill its descendants, before it is killed itself (more than KILL_TIMEOUT_S)
+EXIT_TIMEOUT_S = 6.0  # for a zygote to kill its descendants, before it is killed itself (more than KILL_TIMEOUT_S)
 
 
 class ZygoteProcess(Protocol):
@@ -30,7 +28,19 @@ class ZygoteProcess(Protocol):
     def unkillable(self) -> Sequence[str]: ...  # after ``wait``: its descendants that cannot be killed
     def on_ready(self, pid: int, pidfd: int | None) -> None: ...
     def kill(self) -> None: ...
-    def wait(self) -> int | None: ...  # the wait status, None if unknown; kills it after _EXIT_TIMEOUT_S
+    def wait(self) -> int | None: ...  # the wait status, None if unknown; kills it after EXIT_TIMEOUT_S
+
+
+class ZygoteSource(Protocol):
+    """Provides the zygotes of a run, in place of child processes of the launcher."""
+
+    @property
+    def unavailable_reason(self) -> str | None: ...  # why the last zygote is not from it
+
+    def get_zygote(
+        self, config: ZygoteConfig, environment: Mapping[str, str]
+    ) -> tuple[ZygoteProcess, socket.socket] | None:
+        """Return a zygote, and the launcher's end of its socket; None: start one in the usual way."""
 
 
 def spawn_zygote(
@@ -84,63 +94,4 @@ class OwnZygote:
         self._child.kill()
 
     def wait(self) -> int | None:
-        return self._child.wait(_EXIT_TIMEOUT_S)
-
-
-class WarmZygote:
-    """A fork of a warm zygote; its parent is a guardian, which reports its exit."""
-
-    def __init__(self, guardian_socket: socket.socket, warm_start: WarmStart | None) -> None:
-        """``guardian_socket`` leads to the guardian; ``warm_start``: the warm zygote, if it is still importing."""
-        self._guardian_socket, self._warm_start = guardian_socket, warm_start
-        self._pidfd: int | None = None
-        self.pid = warm_start.pid if warm_start else 0
-        self.unkillable: Sequence[str] = ()
-
-    def on_ready(self, pid: int, pidfd: int | None) -> None:
-        self.pid, self._pidfd = pid, pidfd
-        if self._warm_start:
-            self._warm_start.close()
-            self._warm_start = None
-
-    def kill(self) -> None:
-        if self._warm_start:
-            self._warm_start.kill()
-        elif self.pid:
-            proc_utils.send_signal(self.pid, signal.SIGKILL, self._pidfd)
-
-    def wait(self) -> int | None:
-        from ddplaunch.features.warm.warm_client import receive_reply
-
-        exit_message: GuardianExited | None = receive_reply(self._guardian_socket, _EXIT_TIMEOUT_S)
-        if exit_message is None:
-            self.kill()
-            exit_message = receive_reply(self._guardian_socket, _EXIT_TIMEOUT_S)
-        self._guardian_socket.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
-        if self._warm_start:
-            self._warm_start.close()
-            self._warm_start = None
-        self.unkillable = exit_message["stuck"] if exit_message else ()
-        return exit_message["status"] if exit_message else None
-
-
-class WarmStart:
-    """A warm zygote that this launcher has started and that is still importing: it ends if the launcher ends."""
-
-    def __init__(self, pid: int, pidfd: int | None, lifeline: socket.socket, path: str) -> None:
-        self.pid = pid
-        self._pidfd, self._lifeline, self._path = pidfd, lifeline, path
-
-    def kill(self) -> None:
-        proc_utils.send_signal(self.pid, signal.SIGKILL, self._pidfd)
-        with suppress(OSError):
-            os.unlink(self._path)
-            os.rmdir(os.path.dirname(self._path))  # unless other warm zygotes have sockets in it
-
-    def close(self) -> None:
-        self._lifeline.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
+        return self._child.wait(EXIT_TIMEOUT_S)

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from ddplaunch.base.errors import escape_control_chars, format_trace
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
 
-T = TypeVar("T")
+R = TypeVar("R")
 
 
-class IsolatedLoop(EventLoop):
+class Isolation:
+    """Calls functions of one optional feature; after the first exception, which is reported, it calls none of them."""
+
+    def __init__(self, feature: str, report: Callable[[str], object], on_error: Callback | None = None) -> None:
+        """``report`` gets the message; then ``on_error`` is called, to clean up after the feature."""
+        self._feature, self._report, self._on_error = feature, report, on_error
+        self.failed = False
+
+    def call(self, function: Callable[..., R], *arguments: object) -> R | None:
+        """Call a function of the feature; None if it raises, or one has raised before."""
+        if self.failed:
+            return None
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self.failed = True
+            with suppress(Exception):
+                self._report(describe_bug(self._feature, error))
+                if self._on_error is not None:
+                    self._on_error()
+            return None
+
+    def guard(self, callback: Callable[..., R]) -> Callable[..., R | None]:
+        """Wrap a callback of the feature that is called from elsewhere; it returns None once it has raised."""
+        return partial(self.call, callback)
+
+
+class IsolatedLoop(Isolation, EventLoop):
     """An event loop for one optional feature.
 
     The first exception in one of its callbacks is reported with its traceback; after that none of them is called.
@@ -25,27 +53,8 @@ class IsolatedLoop(EventLoop):
         report: Callable[[str], object],
         on_error: Callback | None = None,
     ) -> None:
-        """``report`` gets the message; then ``on_error`` is called, to clean up after the feature."""
-        self._loop, self._feature, self._report, self._on_error = loop, feature, report, on_error
-        self.failed = False
-
-    def guard(self, callback: Callable[..., T]) -> Callable[..., T | None]:
-        """Wrap a callback of the feature that is called from elsewhere; it returns None once one has failed."""
-
-        def guarded(*arguments: object) -> T | None:
-            if self.failed:
-                return None
-            try:
-                return callback(*arguments)
-            except Exception as error:
-                self.failed = True
-                with suppress(Exception):
-                    self._report(describe_bug(self._feature, error))
-                    if self._on_error is not None:
-                        self._on_error()
-                return None
-
-        return guarded
+        super().__init__(feature, report, on_error)
+        self._loop = loop
 
     def watch_fd(self, fd: int, callback: Callback, *, write: bool = False) -> None:
         guarded = self.guard(callback)

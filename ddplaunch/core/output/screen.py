@@ -55,6 +55,9 @@ def make_screen(loop: EventLoop, options: ScreenOptions, *, reports_job: bool, c
 class Screen:
     """Writes complete lines with their rank's prefix, to files, pipes and logs; as an observer it shows notes."""
 
+    reads_keys = False
+    """Whether it reads the keys of the terminal, so that no rank gets them without ``--stdin``."""
+
     def __init__(self, loop: EventLoop, options: ScreenOptions, *, reports_job: bool) -> None:
         """``reports_job``: show messages about the whole job; only node 0 does if all nodes print into one log."""
         self._loop, self.reports_job = loop, reports_job

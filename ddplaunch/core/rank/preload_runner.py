@@ -9,14 +9,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.core.rank.zygote_messages import ZygoteConfig
-    from ddplaunch.features.preload.rank.import_auditor import ImportAuditor
+    from ddplaunch.core.rank.zygote_messages import Auditor, ZygoteConfig
 
 _DISABLE_THREADS_ENV = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Keeps libraries from starting threads at import (pyarrow's jemalloc, and so pandas)."""
 
 
-def run_preload(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor]) -> tuple[str | None, str | None]:
+def run_preload(config: ZygoteConfig, make_auditor: Callable[[], Auditor]) -> tuple[str | None, str | None]:
     """Import the preload modules; return an error in the user's ``--preload``, and why the process is not fork-safe.
 
     ``make_auditor`` makes the auditor for modules other than torch that the user has not named. During the imports the
@@ -35,7 +34,7 @@ def run_preload(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor])
                 os.environ.pop(name, None)
 
 
-def _import(config: ZygoteConfig, make_auditor: Callable[[], ImportAuditor]) -> tuple[str | None, str | None]:
+def _import(config: ZygoteConfig, make_auditor: Callable[[], Auditor]) -> tuple[str | None, str | None]:
     modules = config["modules"]
     if config["fallback"]:
         __import__("torch")  # known packages import it too

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
         zygote_channel,
     )
     from ddplaunch.core.rank.zygote_messages import (
+        Auditor,
+        ForkFixups,
         FromZygote,
         PythonJob,
         RankJob,
@@ -64,8 +66,6 @@ if TYPE_CHECKING:
         Usage,
         ZygoteConfig,
     )
-    from ddplaunch.features.preload.rank import fork_fixups
-    from ddplaunch.features.preload.rank.import_auditor import ImportAuditor
     from ddplaunch.features.warm.rank import warm_zygote
 else:
     from importlib.util import module_from_spec, spec_from_file_location
@@ -81,7 +81,6 @@ else:
     process_titles = rank_runner.load_private_module("core/rank/process_titles")
     store_process = rank_runner.load_private_module("core/rank/store_process")
     zygote_channel = rank_runner.load_private_module("core/rank/zygote_channel")
-    fork_fixups = rank_runner.load_private_module("features/preload/rank/fork_fixups")
 
 _HELPER_TIMEOUT_S = 3.0  # additional time for multiprocessing's helper processes to end by themselves
 
@@ -104,10 +103,11 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     proc_utils.adopt_orphans()
     began = time.monotonic()
     cleanup = atexit_cleanup.AtexitCleanup()
-    environ, auditors = dict(os.environ), list["ImportAuditor"]()
+    fork_fixups = rank_runner.load_private_module(config["fork_fixups"]) if config["fork_fixups"] else None
+    environ, auditors = dict(os.environ), list["Auditor"]()
 
-    def make_auditor() -> ImportAuditor:
-        auditor_type = rank_runner.load_private_module("features/preload/rank/import_auditor").ImportAuditor
+    def make_auditor() -> Auditor:
+        auditor_type = rank_runner.load_private_module(config["import_auditor"]).ImportAuditor
         auditors.append(auditor_type(config, INITIAL_MODULES, fork_fixups, proc_utils.list_children))
         return auditors[0]
 
@@ -134,7 +134,7 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     _send_ready(control, config, time.monotonic() - began)
     if not config["has_guardian"]:
         proc_utils.die_with_parent(0)
-    return Zygote(control, config, cleanup).run()
+    return Zygote(control, config, cleanup, fork_fixups).run()
 
 
 def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) -> None:
@@ -194,8 +194,14 @@ def _find_shadowed(*folders: str) -> str | None:
 class Zygote:
     """The zygote's event loop: forks ranks and the store on request, reports signals and exits, sweeps."""
 
-    def __init__(self, control: socket.socket, config: ZygoteConfig, cleanup: atexit_cleanup.AtexitCleanup) -> None:
-        self.control, self.config, self.cleanup = control, config, cleanup
+    def __init__(
+        self,
+        control: socket.socket,
+        config: ZygoteConfig,
+        cleanup: atexit_cleanup.AtexitCleanup,
+        fork_fixups: ForkFixups | None,
+    ) -> None:
+        self.control, self.config, self.cleanup, self.fork_fixups = control, config, cleanup, fork_fixups
         self.ranks: dict[int, int] = {}  # rank by pid, of those that run
         self.store: int | None = None  # pid of the store process
         self.store_errno = 0  # why there is no store, if one was requested
@@ -378,7 +384,8 @@ class Zygote:
                 self.exec_child(job, fds)
             self.cleanup.disable_in_rank()
             os.environ.update(job["env"])
-            fork_fixups.apply_fixups()
+            if self.fork_fixups is not None:
+                self.fork_fixups.apply_fixups()
             proc_utils.set_process_title(job["title"])
             process_titles.ForkedProcessTitle(job["title"], proc_utils.set_process_title).install()
             gc.enable()

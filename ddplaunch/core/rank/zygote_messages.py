@@ -5,7 +5,7 @@ Imported for type checking only: neither the zygote nor a rank may load ``typing
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 Usage = tuple[int, float, float]
 """Resource usage of an ended process and the children it waited for (getrusage(2)): peak memory in bytes (the maximum
@@ -31,6 +31,22 @@ class AllowedState(TypedDict):
     generators: list[str]  # random generators
 
 
+class Auditor(Protocol):
+    """Checks what imports change in the zygote; its file has a class ``ImportAuditor``."""
+
+    violation: str | None  # the first change that is not allowed
+
+    def check_import(self, name: str) -> None: ...  # called after the import of each module
+    def finish(self) -> None: ...  # called after all imports
+    def restore(self, environ: dict[str, str]) -> None: ...  # called before a fresh zygote is exec'ed
+
+
+class ForkFixups(Protocol):
+    """A file that repairs what modules keep of the process that has imported them."""
+
+    def apply_fixups(self) -> None: ...  # called in each rank
+
+
 class ZygoteConfig(TypedDict):
     """Start configuration of a zygote, made by ``ZygoteClient``."""
 
@@ -40,6 +56,8 @@ class ZygoteConfig(TypedDict):
     user_modules: list[str]  # those of ``modules`` that the user has named
     fallback: list[str]  # modules to preload if ``modules`` are not fork-safe; empty for none
     allowed: AllowedState  # permitted changes by ``modules``, if there is a fallback
+    import_auditor: str  # file of the package with ``ImportAuditor``, as "features/x/rank/y"; used with a fallback
+    fork_fixups: str  # file of the package with ``apply_fixups``, for each fork of modules; "" for none
     environment_reads: list[str]  # environment variables that ``modules`` read
     import_environment: dict[str, str]  # environment variables during the imports
     sys_path_0: str  # first entry of sys.path in the ranks

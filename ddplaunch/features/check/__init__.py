@@ -1,4 +1,4 @@
 """``--check``: verifies memory and GPUs of every node before ranks start.
 
-``node.py`` runs the check on a node, ``job.py`` collects the results on node 0.
+``node.py`` runs the check on a node; the coordinator collects the results (``core/job/node_checks.py``).
 """

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
+from ddplaunch.features.checkpoint.options import Checkpoints
 
 
 class Checkpoint(Feature):
+    options = (Checkpoints,)
+
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if not context.config.checkpoint:
+        pattern = context.options[Checkpoints].checkpoint
+        if not pattern:
             return None
         from ddplaunch.features.checkpoint.node import CheckpointFinder
 
-        return CheckpointFinder(context.config.checkpoint, context.emit)
+        return CheckpointFinder(pattern, context.emit)
 
 
 FEATURE = Checkpoint()

@@ -18,8 +18,11 @@ from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
+from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.client import REPLY_TIMEOUT_S, JobNotResponding
+from ddplaunch.core.control_socket.locate import find_batch_job, find_running
+from ddplaunch.core.control_socket.run_locator import RunningBatchJob
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.core.net.connection import MAX_FRAME_BYTES, Connection
 from ddplaunch.core.output.colour import is_colour_allowed
@@ -32,23 +35,18 @@ from ddplaunch.features.debug.messages import DebuggerNotice, RankStopped, ToUse
 from ddplaunch.features.debug.request import DebugRanks
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
-from ddplaunch.features.runs import run_lookup
-from ddplaunch.features.runs.job_resolver import require_running, resolve_job, resolve_job_id, run_name
-from ddplaunch.features.runs.run_name import RunName
-from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.features.ssh.host_spec import read_hosts
 from ddplaunch.features.ssh.ssh_session import interactive_ssh_command
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
-from ddplaunch.system.schedulers.scheduler import BatchJobState, run_program
+from ddplaunch.system.schedulers.scheduler import run_program
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
-from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 HOST_QUERY_TIMEOUT_S = 30.0  # for `stacks --json` on a host of --hosts
 STOPPED_RANKS_TIMEOUT_S = 0.3  # for the job to report the ranks that are in their debugger
 
 
-@click.command(cls=HostCommand)
+@click.command(cls=JobCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option("--rank", type=click.IntRange(0), metavar="N", help="Pause this rank at its next line of Python.")
 @click.option(
@@ -71,14 +69,14 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
     more = [] if rank is None else ["--rank", str(rank)]
     if hosts is not None:
         return _run_over_ssh(_choose_host(hosts, run, rank), ["debug", *([run] if run else []), *more])
-    if queued := resolve_job(run):
-        seen = require_running(queued, resolve_job_id(queued, run or "", "debug"))
-        name = run_name(queued, seen)
+    if batch_job := find_batch_job(run, "debug"):
         if rank is not None:
-            output = query_node_zero(queued, seen, ["stacks", name, "--json"], REPLY_TIMEOUT_S)
-            seen = replace(seen, host=_host_from_stacks(output, rank) or seen.host)
-        return _run_in_job_step(queued, seen, ["debug", name, *more])
-    job = run_lookup.find_running(run)
+            words = ["stacks", batch_job.run, "--json"]
+            output = query_node_zero(batch_job.job, batch_job.state, words, REPLY_TIMEOUT_S)
+            host = _host_from_stacks(output, rank) or batch_job.state.host
+            batch_job = batch_job._replace(state=replace(batch_job.state, host=host))
+        return _run_in_job_step(batch_job, ["debug", batch_job.run, *more])
+    job = find_running(run)
     client.check_suspended(job.path)
     if rank is not None and (host := _host_of_rank(job.path, rank)):
         environ = _launcher_environment(job.pid)
@@ -147,11 +145,12 @@ def _run_over_ssh(host: str, words: list[str]) -> int:
     )
 
 
-def _run_in_job_step(job: SubmittedJob, seen: BatchJobState, words: list[str]) -> int:
-    command, env = get_scheduler(job).step_command(job, seen, words, everywhere=False)
+def _run_in_job_step(batch_job: RunningBatchJob, words: list[str]) -> int:
+    scheduler, state = get_scheduler(batch_job.job), batch_job.state
+    command, env = scheduler.step_command(batch_job.job, state, words, everywhere=False)
     if command[0] != "srun":
-        what = f"{get_scheduler(job).title} cannot give a terminal on the nodes of job {seen.number}"
-        raise UsageError(what, f"log in to {seen.host or 'its first node'} and type: ddplaunch debug")
+        what = f"{scheduler.title} cannot give a terminal on the nodes of job {state.number}"
+        raise UsageError(what, f"log in to {state.host or 'its first node'} and type: ddplaunch debug")
     return _exec_command(command, env)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.features.debug.options import Debugging
 
 
 class Debug(Feature):
-    requires = ("inspect", "runs")
+    requires = ("inspect", "ssh")
+    options = (Debugging,)
     commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank."),)
     requests = ("request",)
 

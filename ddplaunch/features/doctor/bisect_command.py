@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import FrameType
 
 import click
@@ -16,10 +17,10 @@ import click
 from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_elapsed, group_consecutive, shell_quote
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.cli.option_values import WEEK_S, parse_seconds
+from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.features.doctor import command_run
-from ddplaunch.features.doctor.fault_search import FAILURES_TO_BLAME, FaultSearch, HostFault, Hosts, TrialResult, Trials
+from ddplaunch.features.doctor.fault_search import FAILURES_TO_BLAME, FaultSearch, HostFault, Hosts, TrialResult
 from ddplaunch.features.ssh.host_spec import Host, read_host_options
 from ddplaunch.system.clusters.systems import host_lists as hosts_system
 from ddplaunch.system.clusters.systems import indexed_tasks, slurm_env
@@ -30,6 +31,7 @@ SKIP_EXIT_CODE = 125
 _HOSTS, _NNODES = "{hosts}", "{nnodes}"
 _LAST_LINE = 120  # characters of a failed run's last line that are shown
 _TAIL_BYTES = 4096  # of the end of the log, where it is searched
+_read_timeout = number_reader(parse_seconds, 1e-9, WEEK_S, "a time up to a week, like 90 (seconds) or 10m")
 _EXAMPLE = "ddplaunch doctor bisect --hosts n[0-7] -- ddplaunch run --hosts {hosts} check.py"
 
 
@@ -43,7 +45,7 @@ _EXAMPLE = "ddplaunch doctor bisect --hosts n[0-7] -- ddplaunch run --hosts {hos
     metavar="TIME",
     default="10m",
     show_default=True,
-    callback=lambda ctx, param, text: _parse_timeout(text),
+    callback=lambda ctx, param, text: _read_timeout(param, text),
     help="Stop a run that takes longer, and count it as failed.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -65,9 +67,10 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
     stopped = 0
     try:
         trials = search.run()
-        outcome: TrialResult | None = None
-        while (hosts_to_test := _next_trial(trials, outcome)) is not None:
-            outcome = runner.run(hosts_to_test)
+        with suppress(StopIteration):  # the search is finished
+            hosts_to_test = next(trials)
+            while True:
+                hosts_to_test = trials.send(runner.run(hosts_to_test))
     except KeyboardInterrupt as interrupt:
         stopped = EXIT_SIGNAL + (interrupt.args[0] if interrupt.args else signal.SIGINT)
     for line in format_report(search, bool(stopped)):
@@ -76,13 +79,6 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
     if search.excluded_hosts:
         click.echo(f"--exclude={fold_hosts(search.excluded_hosts)}")
     return stopped or int(bool(search.faults or search.flaky))
-
-
-def _parse_timeout(text: str) -> float:
-    seconds = parse_seconds(text)
-    if seconds is None or not 0 < seconds <= WEEK_S:
-        raise UsageError(f"--timeout {text}: expected a time up to a week, like 90 (seconds) or 10m")
-    return seconds
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
@@ -97,14 +93,6 @@ def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
-
-
-def _next_trial(trials: Trials[None], outcome: TrialResult | None) -> Hosts | None:
-    """Return the hosts of the next run, after the outcome of the last one; None when the search is finished."""
-    try:
-        return next(trials) if outcome is None else trials.send(outcome)
-    except StopIteration:
-        return None
 
 
 class BisectRunner:
@@ -139,18 +127,14 @@ class BisectRunner:
         if isinstance(ended, str):
             click.echo("not started", err=True)
             raise LaunchError(f"cannot run the command: {sanitize_line(ended)}", shell_quote(words)[:_TAIL_BYTES])
-        outcome = {0: TrialResult.PASSED, SKIP_EXIT_CODE: TrialResult.SKIPPED}.get(
-            -1 if ended is None else ended, TrialResult.FAILED
-        )
-        how = outcome.value
-        if outcome is TrialResult.FAILED:
-            why = (
-                f"timeout after {format_elapsed(self._timeout)}"
-                if ended is None
-                else f"{describe_exit(ended)}{_last_line(log)}"
-            )
-            how += f", {why}"
-        click.echo(f"{how} ({took})", err=True)
+        how = ""
+        if ended is None:
+            outcome, how = TrialResult.FAILED, f", timeout after {format_elapsed(self._timeout)}"
+        elif ended in (0, SKIP_EXIT_CODE):
+            outcome = TrialResult.SKIPPED if ended else TrialResult.PASSED
+        else:
+            outcome, how = TrialResult.FAILED, f", {describe_exit(ended)}{_last_line(log)}"
+        click.echo(f"{outcome.value}{how} ({took})", err=True)
         return outcome
 
 

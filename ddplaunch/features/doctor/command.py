@@ -17,7 +17,7 @@ from ddplaunch.base.errors import UsageError, escape_control_chars, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import join_names
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.cli.option_values import WEEK_S, parse_seconds
+from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
 from ddplaunch.core.net.addresses import check_local_address
 from ddplaunch.features.doctor import baseline, manual_rendezvous
 from ddplaunch.features.doctor.baseline import Baseline
@@ -38,6 +38,7 @@ from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.rendezvous import locate_store
 
 SSH_HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long ssh gives up a host
+_read_timeout = number_reader(parse_seconds, 0, WEEK_S, "a time from 0 up to a week, like 90 (seconds) or 10m")
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[bisect]")
@@ -64,7 +65,7 @@ SSH_HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long ssh gives up a host
     metavar="TIME",
     default="60",
     show_default=True,
-    callback=lambda ctx, param, text: _seconds(text),
+    callback=lambda ctx, param, text: _read_timeout(param, text),
     help="How long to wait for the other nodes.",
 )
 @click.option("--thorough", is_flag=True, help="Measure more, and all nodes at once.")
@@ -162,13 +163,6 @@ def _parse_manual_nodes(
     if nnodes == 1 or node_rank is None:
         return None
     return nnodes, node_rank, locate_store(master_addr, None, None, nnodes=nnodes, here=None, environ={})[0].value
-
-
-def _seconds(text: str) -> float:
-    seconds = parse_seconds(text)
-    if seconds is None or not 0 <= seconds <= WEEK_S:
-        raise UsageError(f"--join-timeout {text}: expected a time from 0 up to a week, like 90 (seconds) or 10m")
-    return seconds
 
 
 @contextmanager

@@ -155,13 +155,12 @@ def new_nonce() -> str:
 
 def max_duration(count: int) -> float:
     """The longest time in seconds that ``count`` connection attempts can take."""
-    return (1 + count // _MAX_CONCURRENT) * MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + SMALL_REPLY_TIMEOUT_S)
+    return (1 + count // _MAX_CONCURRENT) * _ATTEMPTS_TIMEOUT_S
 
 
-PING_TIMEOUT_S = MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + SMALL_REPLY_TIMEOUT_S) + _LOSSY_TIMEOUT_S
-STREAM_TIMEOUT_S = (
-    MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + SMALL_REPLY_TIMEOUT_S) + LARGE_REPLY_TIMEOUT_S + max(_STREAM_TIMES_S)
-)
+_ATTEMPTS_TIMEOUT_S = MAX_ATTEMPTS * (CONNECT_TIMEOUT_S + SMALL_REPLY_TIMEOUT_S)
+PING_TIMEOUT_S = _ATTEMPTS_TIMEOUT_S + _LOSSY_TIMEOUT_S
+STREAM_TIMEOUT_S = _ATTEMPTS_TIMEOUT_S + LARGE_REPLY_TIMEOUT_S + max(_STREAM_TIMES_S)
 
 
 def test_paths(addresses: Sequence[tuple[str, int]], nonce: str) -> tuple[ConnectResult, ...]:

@@ -123,13 +123,8 @@ class Examiner:
         on_progress: Callable[[str], None],
     ) -> None:
         """``address``: node 0's, "" for one node; ``environ``: for benchmarks; ``on_progress``: gets progress notes."""
-        self._loop, self._peers, self._address, self._ports, self._report_progress = (
-            loop,
-            peers,
-            address,
-            ports,
-            on_progress,
-        )
+        self._loop, self._peers, self._address, self._ports = loop, peers, address, ports
+        self._report_progress = on_progress
         self._environ = tuple(os.fsencode(f"{name}={value}") for name, value in environ.items())
         self._found = [ExaminedNode(peer.name, check=peer.check_command) for peer in peers]
         self._any_port: dict[int, int] = {}
@@ -258,12 +253,11 @@ class Examiner:
             pairs = [pair for pair in pairing if taking.issuperset(pair) and pair in ports and pair[::-1] in ports]
             both: list[Pair] = [each for a, b in pairs for each in ((a, b), (b, a))]
             flows |= self._ping({each: ports[each] for each in both})
-            going = [pair for pair in pairs if not _is_lossy(flows, pair)]
-            for turn in (
-                going,
-                [(b, a) for a, b in going],
-            ):  # one direction at a time: acknowledgements would share the path
-                self._measure_streams(flows, {each: ports[each] for each in turn})
+            lossy = {frozenset(path) for path, flow in flows.items() if "lossy" in flow.faults}
+            going = [pair for pair in pairs if frozenset(pair) not in lossy]
+            # One direction at a time: acknowledgements would share the path.
+            self._measure_streams(flows, {pair: ports[pair] for pair in going})
+            self._measure_streams(flows, {pair[::-1]: ports[pair[::-1]] for pair in going})
             for each in both:
                 for _ in range(_STREAM_REPEATS):
                     if each in flows and not {"slow", "slower"}.isdisjoint(flows[each].faults):
@@ -398,10 +392,6 @@ def _failing_nodes(speeds: Collection[CollectiveResult]) -> set[int]:
     failed = [node for speed in speeds if speed.error for node in speed.nodes]
     passed = {node for speed in speeds if not speed.error for node in speed.nodes}
     return {node for node in failed if failed.count(node) > 1} - passed
-
-
-def _is_lossy(flows: Mapping[Pair, Flow], pair: Pair) -> bool:
-    return any(path in flows and "lossy" in flows[path].faults for path in (pair, pair[::-1]))
 
 
 def _is_plausible(facts: NodeFacts) -> bool:

@@ -17,7 +17,7 @@ from ddplaunch.features.doctor.examination import (
     largest_bus_bandwidth,
     slow_pairs,
 )
-from ddplaunch.features.doctor.flows import flow_findings, lossy_pairs
+from ddplaunch.features.doctor.flows import Pair, flow_findings, lossy_pairs
 from ddplaunch.features.doctor.node_checks import machine_findings
 from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
 
@@ -80,12 +80,8 @@ def _find_across_nodes(examination: DoctorResults) -> Findings:
 # ------------------------------------------------------------------------------------------------------ what differs
 
 
-def _version(facts: NodeFacts) -> str:
-    return ".".join(facts.python.split(".")[:2])
-
-
 COMPARED_FACTS: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], ...] = (
-    ("Python", Severity.ERROR, _version),
+    ("Python", Severity.ERROR, lambda facts: ".".join(facts.python.split(".")[:2])),
     ("torch", Severity.ERROR, lambda facts: facts.torch.version if facts.torch else None),
     ("torch's CUDA", Severity.ERROR, lambda facts: (facts.torch.cuda or "none") if facts.torch else None),
     ("NCCL", Severity.ERROR, lambda facts: facts.torch.nccl if facts.torch else None),
@@ -108,11 +104,8 @@ def _find_differences(examination: DoctorResults) -> Findings:
         others = [each for each in values.items() if each != usual]
         by_value = "; ".join(f"{value} on {join_node_names(who)}" for value, who in (usual, *others))
         subject = join_node_names([name for _, who in others for name in who])
-        hint = (
-            "install the same on all nodes"
-            if severity is Severity.ERROR
-            else "the slowest one sets the speed of the job"
-        )
+        hints = {Severity.ERROR: "install the same on all nodes"}
+        hint = hints.get(severity, "the slowest one sets the speed of the job")
         yield Finding(severity, subject, f"{what} differs: {by_value}", hint)
 
 
@@ -198,19 +191,16 @@ _OUTCOME_TEXTS: dict[Outcome, tuple[str, str]] = {
     "refused": ("is refused", "allow TCP between the nodes in the firewall"),
     "silent": ("gets no answer", "allow TCP between the nodes in the firewall, on all ports from 1024 up"),
     "unreachable": ("has no route", "check routes and netmasks; --master-addr may be of another network"),
-    "stranger": (
-        "is closed, or reaches another program",
-        "check for a proxy or a filter between the nodes",
-    ),
+    "stranger": ("is closed, or reaches another program", "check for a proxy or a filter between the nodes"),
 }
 """For each outcome of a connection: the finding, and the hint."""
 
 
 def _find_broken_paths(examination: DoctorResults) -> Findings:
     """Report failed connections: by node if all to or from it fail, else one by one."""
-    broken: dict[tuple[Outcome, tuple[int, ...]], set[tuple[int, int]]] = {}
-    by_pair: dict[tuple[int, int], list[PathResult]] = {}
-    unclear = set[tuple[int, int]]()
+    broken: dict[tuple[Outcome, tuple[int, ...]], set[Pair]] = {}
+    by_pair: dict[Pair, list[PathResult]] = {}
+    unclear = set[Pair]()
     lossy, losers = lossy_pairs(examination.flows)
     for path in examination.ways:
         by_pair.setdefault((path.source, path.target), []).append(path)
@@ -230,27 +220,19 @@ def _find_broken_paths(examination: DoctorResults) -> Findings:
         what_happened, hint = _OUTCOME_TEXTS[outcome]
         clear = set(by_pair) - unclear
         both_ways, remaining = _split_failed_nodes(pairs, clear)
-        for nodes in both_ways:
-            what = (
-                f"{at.removeprefix(' on ')} is blocked"
-                if at and outcome == "silent"
-                else f"a connection{at} {what_happened}"
-            )
-            yield Finding(
-                Severity.ERROR, join_node_names(list(map(examination.name, nodes))), f"{what} in both directions", hint
-            )
-        yield from _path_finding(examination, Severity.ERROR, outcome, at, _group_pairs(remaining, clear))
+        what = f"a connection{at} {what_happened}"
+        if at and outcome == "silent":
+            what = f"{at.removeprefix(' on ')} is blocked"
+        for node in both_ways:
+            yield Finding(Severity.ERROR, examination.name(node), f"{what} in both directions", hint)
+        yield from _path_findings(examination, Severity.ERROR, outcome, at, remaining, clear)
 
 
-def _path_finding(
-    examination: DoctorResults,
-    severity: Severity,
-    outcome: Outcome,
-    at: str,
-    groups: Iterable[tuple[list[int], list[int]]],
+def _path_findings(
+    examination: DoctorResults, severity: Severity, outcome: Outcome, at: str, pairs: set[Pair], all_pairs: set[Pair]
 ) -> Findings:
     what_happened, hint = _OUTCOME_TEXTS[outcome]
-    groups = list(groups)
+    groups = list(_group_pairs(pairs, all_pairs))
     for sources, targets in groups[:_MAX_FINDINGS]:
         subject = " to ".join(join_node_names(list(map(examination.name, nodes))) for nodes in (sources, targets))
         yield Finding(severity, subject, f"a connection{at} {what_happened}", hint)
@@ -265,20 +247,18 @@ def _describe_ports(ports: tuple[int, ...]) -> str:
     return " and ".join([*parts, *(["a random port"] if 0 in ports else [])])
 
 
-def _split_failed_nodes(
-    pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]
-) -> tuple[list[list[int]], set[tuple[int, int]]]:
+def _split_failed_nodes(pairs: set[Pair], all_pairs: set[Pair]) -> tuple[list[int], set[Pair]]:
     """Split failed paths into nodes with all paths failed, in both directions, and the other failed paths."""
-    found, remaining = list[list[int]](), set(pairs)
+    found, remaining = list[int](), set(pairs)
     for node in sorted({node for pair in pairs for node in pair}):
         node_pairs = {pair for pair in all_pairs if node in pair}
         if len(node_pairs) > 2 and node_pairs <= pairs and node_pairs & remaining:
-            found.append([node])
+            found.append(node)
             remaining -= node_pairs
     return found, remaining
 
 
-def _group_pairs(pairs: set[tuple[int, int]], all_pairs: set[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
+def _group_pairs(pairs: set[Pair], all_pairs: set[Pair]) -> Iterator[tuple[list[int], list[int]]]:
     """Group failed paths: all to one node, all from one node, then each by itself."""
     remaining = set(pairs)
     nodes = sorted({node for pair in pairs for node in pair})
@@ -331,21 +311,15 @@ def _check_pairs(examination: DoctorResults) -> Findings:
         share = SLOW_FRACTION
         pairs = {nodes: speed for nodes, speed in pairs.items() if nodes not in throttled or speed.error}
     best = max((largest_bus_bandwidth(speed) for speed in pairs.values()), default=0.0)
-    slow = {
-        speed.nodes: speed for speed in (*slow_pairs(list(pairs.values()), share), *filter(_has_failed, pairs.values()))
-    }
+    slow = {speed.nodes: speed for speed in slow_pairs(list(pairs.values()), share)}
+    slow |= {nodes: speed for nodes, speed in pairs.items() if speed.error is not None}
     reported: set[tuple[int, ...]] = set()
     for node in range(len(examination.nodes)):
         own = [speed for nodes, speed in pairs.items() if node in nodes]
         if len(own) > 1 and all(speed.nodes in slow for speed in own) and best:
             fastest = max(own, key=largest_bus_bandwidth)
-            yield _slow_pair_finding(
-                examination.name(node),
-                "all_reduce with any other node",
-                fastest,
-                best,
-                "its network card, cable",
-            )
+            who = examination.name(node)
+            yield _slow_pair_finding(who, "all_reduce with any other node", fastest, best, "its network card, cable")
             reported |= {speed.nodes for speed in own}
     for nodes, speed in slow.items():
         if nodes not in reported:
@@ -357,13 +331,13 @@ def _find_broken_rails(examination: DoctorResults) -> Findings:
     """Report connections that fail over one of several networks."""
     for rail in examination.rails:
         over = f" over {rail.network} ({', '.join(dict.fromkeys(rail.interfaces.values()))})"
-        pairs: dict[Outcome, set[tuple[int, int]]] = {}
+        pairs: dict[Outcome, set[Pair]] = {}
         for source, target, outcome in rail.outcomes:
             pairs.setdefault(outcome, set()).add((source, target))
         all_pairs = {(source, target) for source, target, _ in rail.outcomes}
         pairs.pop("ok", None)
         for outcome, broken in pairs.items():
-            yield from _path_finding(examination, Severity.WARNING, outcome, over, _group_pairs(broken, all_pairs))
+            yield from _path_findings(examination, Severity.WARNING, outcome, over, broken, all_pairs)
 
 
 def _find_slow_collectives(examination: DoctorResults) -> Findings:
@@ -380,10 +354,6 @@ def _find_slow_collectives(examination: DoctorResults) -> Findings:
             text = f"all_reduce runs at {rate}; the slowest pair at {_format_rate(min(pairs))}"
             hint = "pairs do not load the links between the switches: check those, and the routing"
             yield Finding(Severity.WARNING, who, text, hint)
-
-
-def _has_failed(speed: CollectiveResult) -> bool:
-    return speed.error is not None
 
 
 def _slow_pair_finding(subject: str, what: str, speed: CollectiveResult, best: float, where: str) -> Finding:

@@ -83,18 +83,17 @@ def lossy_pairs(flows: Sequence[Flow]) -> tuple[set[frozenset[int]], set[int]]:
 
 def flow_findings(flows: Sequence[Flow], name: Callable[[int], str]) -> Findings:
     """Yield the findings, by node if all paths of a node have the fault."""
-    for fault in _FAULT_ORDER:
+    for fault, severity in _FAULT_SEVERITY.items():
         faulty = {flow.pair: flow for flow in flows if fault in flow.faults}
         groups = list(_group_by_node(faulty, {flow.pair for flow in flows}, name))
         for subject, pairs in groups[:_MAX_FINDINGS]:
-            yield _make_finding(fault, subject, max((faulty[pair] for pair in pairs), key=_FAULT_SEVERITY[fault]))
+            yield _make_finding(fault, subject, max((faulty[pair] for pair in pairs), key=severity))
         if len(groups) > _MAX_FINDINGS:
             subject = f"{len(groups) - _MAX_FINDINGS} more paths"
             rest = [faulty[pair] for _, pairs in groups[_MAX_FINDINGS:] for pair in pairs]
-            yield _make_finding(fault, subject, max(rest, key=_FAULT_SEVERITY[fault]))
+            yield _make_finding(fault, subject, max(rest, key=severity))
 
 
-_FAULT_ORDER: tuple[FlowFault, ...] = ("lossy", "large", "far", "slow", "slower")
 _FAULT_SEVERITY: Mapping[FlowFault, Callable[[Flow], float]] = {
     "lossy": lambda flow: flow.lost / flow.sent,
     "large": lambda flow: 0.0,

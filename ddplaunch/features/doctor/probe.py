@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -46,7 +46,7 @@ def run_named_function() -> None:
 class HelperProbe:
     """One child, started by the constructor: lines of JSON go in, lines of JSON come out."""
 
-    def __init__(self, statement: str, *words: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, statement: str, *words: str) -> None:
         """``statement``: a Python statement; ``words``: its sys.argv."""
         self.timed_out = False  # whether the last read timed out
         self._text = b""
@@ -59,7 +59,6 @@ class HelperProbe:
             self._on_timeout,
             deadline=None,
             pipe_stdin=True,
-            environ=environ,
             preexec_fn=die_with_parent,
         )
 

@@ -8,22 +8,18 @@ from collections.abc import Iterator
 import click
 
 from ddplaunch.base.errors import host_name
+from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket.locate import find_batch_job, find_running
 from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.features.inspect import py_spy
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.features.inspect.diagnosis.stack_groups import group_ranks
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
-from ddplaunch.features.runs.job_resolver import require_running as runs_there
-from ddplaunch.features.runs.job_resolver import resolve_job, resolve_job_id, run_name
-from ddplaunch.features.runs.run_lookup import find_running
-from ddplaunch.features.runs.run_name import RunName
-from ddplaunch.features.ssh.host_command import HostCommand
-from ddplaunch.system.schedulers.job_step import run_on_nodes
 
 
-@click.command(cls=HostCommand)
+@click.command(cls=JobCommand)
 @click.argument("run", required=False, type=RunName(running=True))
 @click.option("--native", is_flag=True, help="Add C and C++ frames for each group, with py-spy.")
 @click.option("--locals", "with_locals", is_flag=True, help="Add local variables for each group, with py-spy.")
@@ -36,9 +32,8 @@ def stacks(run: str | None, native: bool, with_locals: bool, as_json: bool) -> i
     queried through Slurm (`srun --overlap`) or Grid Engine.
     """
     more = [word for word, wanted in (("--native", native), ("--locals", with_locals)) if wanted]
-    if queued := resolve_job(run):
-        seen = runs_there(queued, resolve_job_id(queued, run or "", "stacks"))
-        return run_on_nodes(queued, seen, ["stacks", run_name(queued, seen), *more, *(["--json"] if as_json else [])])
+    if batch_job := find_batch_job(run, "stacks"):
+        return batch_job.run_command("stacks", [*more, *(["--json"] if as_json else [])])
     tool = py_spy.find_py_spy(more[0]) if more else ""
     inspection = client.send_request(find_running(run).path, InspectJobRequest(Detail.WAITS)).inspection
     ranks = [*_local_examples(inspection)] if more else []

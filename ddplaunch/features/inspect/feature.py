@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from typing import TYPE_CHECKING
+
+from ddplaunch.core.feature import Command, Feature, FeatureContext, JobContext, JobSide, NodeSide
+from ddplaunch.features.inspect.options import Hangs, Inspecting
+
+if TYPE_CHECKING:
+    from ddplaunch.core.options import Options
+    from ddplaunch.system.plan.plan import Plan
 
 
 class Inspect(Feature):
+    options = (Inspecting, Hangs)
     commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which."),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
 
-    def make_node_side(self, context: FeatureContext) -> NodeSide:
-        from ddplaunch.features.inspect.inspect_key import InspectOnKey
+    def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> tuple[str, ...]:
+        return ("--no-inspect: `ddplaunch stacks` will not work",) if options[Inspecting].no_inspect else ()
 
-        return InspectOnKey(context)
+    def make_node_side(self, context: FeatureContext) -> NodeSide:
+        from ddplaunch.features.inspect.node.inspect_side import InspectSide
+
+        return InspectSide(context)
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        from ddplaunch.features.inspect.job.inspect_job import InspectJob
+
+        return InspectJob(context)
 
 
 FEATURE = Inspect()

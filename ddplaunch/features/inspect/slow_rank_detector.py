@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.core.messages import ArrivalsReported, StartAttempt
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Inspection
 from ddplaunch.features.inspect.diagnosis.slow_ranks import (
@@ -23,26 +22,19 @@ MAX_ARRIVALS = 1_000_000  # stored of all nodes together: several times what the
 class SlowRankDetector:
     """Collects the arrivals of one attempt and finds its slow ranks."""
 
-    def __init__(self, start: StartAttempt) -> None:
-        self._attempt = start.attempt
-        self._ranks: dict[int, range] = {}  # by node
-        first = 0
-        for spec in start.node_specs:
-            self._ranks[spec.node_rank] = range(first, first := first + len(spec.devices))
+    def __init__(self) -> None:
         self._arrivals: list[CollectiveArrivals] = []
         self._clocks: dict[int, RankClock] = {}
         self._room_left = MAX_ARRIVALS
 
-    def add_arrivals(self, node: int, message: ArrivalsReported, offset: ClockOffset) -> None:
-        """Add a node's arrivals and clock ``offset``; ProtocolError if they are of another node's ranks."""
-        if message.attempt != self._attempt:
-            return
-        ranks = {each.rank for each in message.arrivals}
-        if not ranks <= set(self._ranks[node]) or ranks & self._clocks.keys():
+    def add_arrivals(self, node: int, own: range, arrivals: Sequence[CollectiveArrivals], offset: ClockOffset) -> None:
+        """Add the arrivals of a node with the ranks ``own``; ProtocolError if they are of another node's ranks."""
+        ranks = {each.rank for each in arrivals}
+        if any(rank not in own for rank in ranks) or ranks & self._clocks.keys():
             raise ProtocolError("collectives of ranks that are not its own, or again")
-        self._room_left -= sum(len(each.gaps) + 1 for each in message.arrivals)
+        self._room_left -= sum(len(each.gaps) + 1 for each in arrivals)
         if self._room_left >= 0:
-            self._arrivals += message.arrivals
+            self._arrivals += arrivals
             self._clocks |= dict.fromkeys(ranks, RankClock(node, offset.offset_s, offset.error_s))
 
     def describe(self) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from itertools import groupby
 import click
 
 from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import format_ranks
 from ddplaunch.base.types import as_dict
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, RankInspection, Thread
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection, Thread
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     PACKAGE_PATH,
     UNRECORDED_FUNCTIONS,

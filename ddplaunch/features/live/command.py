@@ -21,10 +21,13 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.base.types import as_dict
+from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
+from ddplaunch.core.control_socket.locate import find_batch_job, find_running, index_runs
 from ddplaunch.core.control_socket.output_request import OutputChunk, TailOutputRequest
 from ddplaunch.core.control_socket.request import Request
+from ddplaunch.core.control_socket.run_locator import job_at
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.core.net.connection import Connection
@@ -49,11 +52,7 @@ from ddplaunch.features.live.live_view import (
 from ddplaunch.features.live.styled_rows import Row, StyledText, strip_styles, truncate_row
 from ddplaunch.features.live.view_state import ViewState, busy_cpus_by_rank, collectives_per_second, rank_activities
 from ddplaunch.features.runs import history_store, run_lookup, sample_file
-from ddplaunch.features.runs.job_resolver import require_running, resolve_job, resolve_job_id, run_name
-from ddplaunch.features.runs.run_name import RunName
-from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.plan.launch_command import python_command
-from ddplaunch.system.schedulers.job_step import run_on_nodes
 
 SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again
 REFRESH_INTERVAL_S = 2.0  # between two updates of the list of jobs
@@ -62,7 +61,7 @@ COLUMNS, ROWS = 80, 24  # of a frame that is not printed to a terminal
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-@click.command(cls=HostCommand)
+@click.command(cls=JobCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option("--ranks", metavar="LIST", help="Show only these ranks: 0,3-5, or a state like waiting.")
 @click.option("--json", "as_json", is_flag=True, help="Print the current state as a JSON object.")
@@ -74,16 +73,14 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     once. For a job of this machine, the view fills the terminal and refreshes every second; press q to quit. Without
     a terminal it is printed once.
     """
-    if queued := resolve_job(run):
-        seen = require_running(queued, resolve_job_id(queued, run or "", "top"))
-        more = [*(["--ranks", ranks] if ranks else []), *(["--json"] if as_json else [])]
-        return run_on_nodes(queued, seen, ["top", run_name(queued, seen), *more])
+    if batch_job := find_batch_job(run, "top"):
+        return batch_job.run_command("top", [*(["--ranks", ranks] if ranks else []), *(["--json"] if as_json else [])])
     in_terminal = is_interactive(1) and can_move_cursor() and not as_json
-    several = in_terminal and run is None and sum(job is not None for job in run_lookup.list_known().values()) > 1
+    several = in_terminal and run is None and sum(job is not None for job in index_runs().jobs.values()) > 1
     chosen = JobChooser().run() if several else None
     if isinstance(chosen, int):
         return chosen
-    path = chosen or run_lookup.find_running(run).path
+    path = chosen or find_running(run).path
     if as_json:
         click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
         return 0
@@ -123,7 +120,7 @@ class SocketJobSource:
     def __init__(self, loop: EventLoop, path: str, on_lost: Callable[[], None]) -> None:
         """``on_lost`` is called when the job no longer replies."""
         self._loop, self._path, self._on_lost = loop, path, on_lost
-        self._pid = run_lookup.job_at(path).pid
+        self._pid = job_at(path).pid
         self.status: Status | None = None
 
     def inspect(self, detail: Detail, on_reply: Callable[[JobInspection], None], *, lines: bool = False) -> None:
@@ -227,7 +224,7 @@ class JobChooser:
 
     def _refresh(self) -> None:
         self._loop.call_later(REFRESH_INTERVAL_S, self._refresh)
-        self._jobs = [(name, job.path, _job_columns(job.path)) for name, job in run_lookup.list_known().items() if job]
+        self._jobs = [(name, job.path, _job_columns(job.path)) for name, job in index_runs().jobs.items() if job]
         self._cursor = max(0, min(self._cursor, len(self._jobs) - 1))
         self._screen.refresh()
 
@@ -266,7 +263,7 @@ def _job_columns(path: str) -> tuple[str, ...]:
     try:
         status = client.send_request(path, StatusQuery(), REPLY_TIMEOUT_S)
     except LaunchError:
-        job = run_lookup.job_at(path)
+        job = job_at(path)
         state, record = "suspended" if is_suspended(job.pid) else "silent", run_lookup.read_job_record(job)
         if record is None:
             return state, "", "", ""
@@ -298,7 +295,7 @@ class TopViewer:
             on_quit=self._exit,
             run_command=self._run_command,
         )
-        if record := run_lookup.read_job_record(run_lookup.job_at(path)):
+        if record := run_lookup.read_job_record(job_at(path)):
             self._view.seed_trends(
                 sample_file.read_samples(
                     os.path.join(history_store.run_dir(record.run), sample_file.sample_file_name(record.node_rank))
@@ -326,7 +323,7 @@ class TopViewer:
 
     def _run_command(self, command: str, *words: str) -> None:
         """Run another command on this job in the terminal, and show the view again after Enter."""
-        argv = [*python_command(sys.executable), command, str(run_lookup.job_at(self._path).pid), *words]
+        argv = [*python_command(sys.executable), command, str(job_at(self._path).pid), *words]
 
         def run() -> None:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
@@ -351,7 +348,7 @@ class TopViewer:
     def _on_job_lost(self) -> None:
         """Called when the job no longer replies: it has ended."""
         if self._code is None:
-            record = run_lookup.read_job_record(run_lookup.job_at(self._path))
+            record = run_lookup.read_job_record(job_at(self._path))
             code = record.code if record else None
             if self._source.status:
                 self._view.update(replace(self._source.status, state=JobState.ENDED, code=code))

@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
+from ddplaunch.features.live.options import LiveDisplay
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
-    from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.options import Options
     from ddplaunch.core.output.screen import Screen, ScreenOptions
+    from ddplaunch.system.plan.plan import Plan
 
 
 class Live(Feature):
     requires = ("inspect", "samples", "runs")
+    options = (LiveDisplay,)
     commands = (Command("top", "Show the live status of a running job and its ranks."),)
 
+    def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
+        why = _why_no_live_view() if options[LiveDisplay].ui else None
+        return (f"--ui has no effect: {why}",) if why else ()
+
     def make_screen(
-        self, loop: EventLoop, config: NodeConfig, options: ScreenOptions, *, reports_job: bool
+        self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
     ) -> Screen | None:
-        if not config.has_live_view:
+        if not options[LiveDisplay].ui or _why_no_live_view():
             return None
         from ddplaunch.features.live.live_screen import LiveScreen
 
-        return LiveScreen(loop, options, reports_job=reports_job, colour=config.colour)
+        return LiveScreen(loop, how, reports_job=reports_job, colour=colour)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if not context.config.has_live_view:
+        if not context.options[LiveDisplay].ui:
             return None
         from ddplaunch.features.live.live_screen import LiveScreen
         from ddplaunch.features.live.live_view import EmbeddedView
 
         screen = context.screen
         return EmbeddedView(context.loop, screen, context.job) if isinstance(screen, LiveScreen) else None
+
+
+def _why_no_live_view() -> str | None:
+    """Return why the terminal cannot show it, None if it can."""
+    from ddplaunch.core.output.tty import can_move_cursor, is_interactive
+
+    if not (is_interactive(1) or is_interactive(2)):
+        return "the output is not a terminal"
+    if not can_move_cursor():
+        return f"TERM={os.environ.get('TERM', '')} cannot move the cursor"
+    return None
 
 
 FEATURE = Live()

@@ -36,6 +36,8 @@ _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
 class LiveScreen(TerminalScreen):
     """A ``TerminalScreen`` with the rows of a live view below all lines."""
 
+    reads_keys = True
+
     def __init__(self, loop: EventLoop, how: ScreenOptions, *, reports_job: bool, colour: bool) -> None:
         super().__init__(loop, how, reports_job=reports_job, colour=colour)
         self._fd = 2 if self._stderr.is_terminal else 1

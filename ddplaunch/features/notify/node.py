@@ -23,10 +23,11 @@ from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport, describe_exit
 from ddplaunch.core.feature import NodeSide
-from ddplaunch.core.node import child_processes, node_context, process_limits
-from ddplaunch.core.node_config import NotifyCommand
+from ddplaunch.core.node import child_processes, process_limits
+from ddplaunch.core.node.process_tree import LAUNCHER_VARIABLES
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.rank import proc_utils
+from ddplaunch.features.notify.options import NotifyCommand
 from ddplaunch.system.plan.plan import Plan
 
 COMMAND_TIMEOUT_S = 30.0  # for a command and one event
@@ -44,9 +45,7 @@ class NotifyObserver(NodeSide):
     def __init__(self, loop: EventLoop, plan: Plan, commands: Sequence[NotifyCommand], screen: Screen) -> None:
         self._loop, self._plan, self._commands = loop, plan, commands
         self._screen, self._show_note = screen, screen.show_note
-        self._environ = {
-            name: value for name, value in os.environ.items() if name not in node_context.LAUNCHER_VARIABLES
-        }
+        self._environ = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         self._unrelated_pids = proc_utils.list_children()  # children of a shell that became the launcher by ``exec``
         self._began = time.time()
         self._attempt = 0

@@ -15,7 +15,7 @@ the program (``program.read_program``: its own files, in the order in which they
   there is none, they count after the last statement.
 * An environment variable that is set to an unknown value, or a logger that the program may have configured, excludes
   the later imports that read this variable or use this logger. (A constant that is assigned before the imports is
-  known: the zygote sets it too, see ``PreloadPlan.settings``.)
+  known: the zygote sets it too, see ``ZygotePlan.settings``.)
 * A package is excluded if its import sets an environment variable that the program mentions, or if a file of the user
   shadows a module that the import loads.
 * With ``include_deferred``, packages that only functions import are preloaded last, by the same rules, and so are

@@ -196,7 +196,7 @@ class _Scanner:
     def _scan_clause(self, node: Any, certainty: Certainty) -> Iterator[Statement]:
         """Scan a statement without its blocks."""
         found = [each for below in children(node) for each in self._scan_expression(below, node, node, certainty)]
-        # Variables with known values are no side effect: the zygote sets them before it imports (PreloadPlan.settings).
+        # Variables with known values are no side effect: the zygote sets them before it imports (ZygotePlan.settings).
         known = [isinstance(each, Assignment) and each.name is not None and each.value is not None for each in found]
         if certainty > Certainty.DEFERRED and not (known and all(known)) and (effect := find_effect(node)):
             yield SideEffect(self._location(effect), certainty)

@@ -13,8 +13,10 @@ import click
 from ddplaunch.base.errors import LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.base.text import format_count, format_ranks
+from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import RankState
+from ddplaunch.core.control_socket.locate import find_batch_job, find_running
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.run_log import run_names
@@ -26,13 +28,7 @@ from ddplaunch.features.profile.profile_files import perfetto_trace, speedscope_
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, STARTING, RankProfile
 from ddplaunch.features.profile.request import ProfileJobRequest
 from ddplaunch.features.profile.torch_trace import Event
-from ddplaunch.features.runs.job_resolver import require_running as runs_there
-from ddplaunch.features.runs.job_resolver import resolve_job, resolve_job_id, run_name
-from ddplaunch.features.runs.run_lookup import find_running
-from ddplaunch.features.runs.run_name import RunName
-from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.plan.numbers import parse_cpulist
-from ddplaunch.system.schedulers.job_step import run_on_nodes
 
 MAX_LINES = 10
 TORCH_PROFILE_S = 5  # the longest with torch's profiler, which writes some megabytes each second
@@ -41,7 +37,7 @@ JOB_ENDED_NOTE = "the job ended meanwhile"
 REPLY_MARGIN_S = 20.0  # for the job's replies, beyond the time of the profile
 
 
-@click.command(cls=HostCommand)
+@click.command(cls=JobCommand)
 @click.argument("run", metavar="[RUN]", required=False, type=RunName(running=True))
 @click.option(
     "--seconds",
@@ -69,11 +65,10 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     if not os.access(output, os.W_OK):
         what = f"--output {sanitize_line(output)}: there is no such folder, or it cannot be written to"
         raise UsageError(what, "name another, or leave it out")
-    if queued := resolve_job(run):
-        seen = runs_there(queued, resolve_job_id(queued, run or "", "profile"))
-        words = ["profile", run_name(queued, seen), "--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
+    if batch_job := find_batch_job(run, "profile"):
+        words = ["--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
         words += [*(["--torch"] if torch else []), *(["--py-spy", spied] if spied else [])]
-        return run_on_nodes(queued, seen, words)
+        return batch_job.run_command("profile", words)
     tool = py_spy.find_py_spy("--py-spy") if spied else ""
     job = find_running(run)
     pids = _find_pids(job.path, spied) if spied else {}

@@ -19,7 +19,7 @@ class ProfileSide(NodeSide):
 
 
 class Profile(Feature):
-    requires = ("inspect", "runs")
+    requires = ("inspect",)
     commands = (Command("profile", "Profile the ranks of a running job."),)
     requests = ("request",)
     rpc_kinds = ("rpc",)

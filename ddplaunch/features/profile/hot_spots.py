@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median_high
 from typing import NamedTuple
 
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Frame
+from ddplaunch.base.stack_frames import Frame
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 from ddplaunch.features.inspect.diagnosis.rank_position import user_frame
 from ddplaunch.features.inspect.diagnosis.slow_ranks import RankClock, describe_slow_ranks, measure_lateness
 from ddplaunch.features.profile.rank_profile import RankProfile

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.features.inspect.diagnosis.inspection import Frame
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.features.inspect.diagnosis.rank_position import PACKAGE_PATH
 from ddplaunch.features.profile.rank_profile import TICK_INTERVAL_S, RankProfile
 from ddplaunch.features.profile.torch_trace import Event, torch_events

@@ -8,8 +8,8 @@ import shutil
 import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.cli.job_argument import RunName
 from ddplaunch.features.runs.job_resolver import job_state, query_state, resolve_job_id
-from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job
 from ddplaunch.system.schedulers.scheduler import JobForgotten, JobId, SchedulerNotResponding

@@ -10,10 +10,10 @@ import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_size
+from ddplaunch.cli.job_argument import RunName
 from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.core.control_socket import locate
 from ddplaunch.features.runs import history_store, run_lookup
-from ddplaunch.features.runs.run_name import RunName
-from ddplaunch.features.ssh import job_records
 
 
 @click.command()
@@ -48,7 +48,9 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
     if run is not None and not removed:
         raise LaunchError(f"{run} cannot be removed: {history_store.run_dir(names[0])}")
     if run is None and older_than is None:
-        job_records.remove_ended_jobs()
+        for job in locate.list_remote_jobs():
+            if not job.is_running:
+                job.remove_record()
     still = f"; {len(running)} still running" if running else ""
     click.echo(f"removed {format_count(removed, 'run')}, {format_size(freed)}{still}", err=True)
 
@@ -59,7 +61,7 @@ def _resolve_ended_run(run: str) -> str:
         run
     ):  # unreadable records are found by their exact name only
         run = run_lookup.find_run(run).run
-    if run_lookup.list_known().get(run):
+    if locate.index_runs().jobs.get(run):
         raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
     return run
 

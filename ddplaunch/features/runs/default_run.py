@@ -8,21 +8,21 @@ import click
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import join_names
+from ddplaunch.cli.job_argument import RunsOnHost
 from ddplaunch.cli.target_args import current_directory
-from ddplaunch.features.runs import history_store, run_lookup
-from ddplaunch.features.ssh import job_records
-from ddplaunch.features.ssh.host_command import OnHost
+from ddplaunch.core.control_socket import locate
+from ddplaunch.features.runs import history_store
 
 
 def default_run(*, follow: bool = False) -> str:
     """Return the name of the newest run of this folder; ``follow``: prefer one that still runs.
 
     Raises:
-        OnHost: it was started over SSH, so its record is on its hosts.
+        RunsOnHost: it runs on other hosts, and its record is there.
         UsageError: there is none; the hint names others.
     """
-    folder, known = current_directory(), run_lookup.list_known()
-    remote = {job.run_id: job for job in reversed(job_records.read_remote_jobs()) if job.cwd == folder}
+    folder, known = current_directory(), locate.index_runs().jobs
+    remote = {job.run_id: job for job in reversed(locate.list_remote_jobs()) if job.cwd == folder}
     began: dict[str, float] = {}
     for name, job in known.items():
         if record := history_store.read_run_record(name):
@@ -38,7 +38,7 @@ def default_run(*, follow: bool = False) -> str:
     run = max(running if follow and running else began, key=began.__getitem__)
     click.echo(f"the newest run of this folder: {run}", err=True)
     if run in remote:
-        raise OnHost(remote[run])
+        raise RunsOnHost(remote[run])
     return run
 
 

@@ -10,7 +10,8 @@ from math import inf
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, host_name
-from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.core.control_socket import locate
+from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.scheduler import (
@@ -32,7 +33,7 @@ def resolve_job(word: str | None) -> SubmittedJob | None:
     job = submitted_jobs.find_job(word) or _find_slurm_job(word)
     if job is None or (history_store.has_run(word) and not _has_prefix(job.run_prefix, word)):
         return None
-    if any(word == str(run.pid) or _has_prefix(job.run_prefix, run.run_id) for run in run_lookup.list_running()):
+    if any(word == str(run.pid) or _has_prefix(job.run_prefix, run.run_id) for run in locate.list_running()):
         return None  # this is a node of the job: use the local run
     return job
 
@@ -43,7 +44,7 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
     slurm = make_scheduler("slurm")
     if not (number.isdecimal() and index.isdecimal() >= bool(index)) or shutil.which(slurm.query_program) is None:
         return None
-    if any(word == str(run.pid) for run in run_lookup.list_running()) or slurm.why_unavailable():
+    if any(word == str(run.pid) for run in locate.list_running()) or slurm.why_unavailable():
         return None
     try:
         state = slurm.query_one(JobId(number, index=index or None), QUICK_TIMEOUT_S)
@@ -141,7 +142,7 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
         if stored is None:
             raise
         return stored
-    store_end(job, which, state)
+    submitted_jobs.store_end(job, which, state)
     if log is None or "%" not in log:  # with a % in it, the path that Slurm reports is wrong
         log, errors = state.log_path or log, state.stderr_path or errors
     return replace(state, log_path=log, stderr_path=errors)
@@ -185,12 +186,6 @@ def mark_lost(shares: Sequence[RunRecord], state: BatchJobState | None) -> list[
 
 def _runs_elsewhere(share: RunRecord) -> bool:
     return share.fate is RunState.RUNNING and share.host != host_name()
-
-
-def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
-    """Store how the job ended, if ``state`` says that it has."""
-    if state and state.code is not None:
-        submitted_jobs.save_end(job, which.index, state.description, state.code)
 
 
 def mark_forgotten(job: SubmittedJob, index: str | None = None) -> str:

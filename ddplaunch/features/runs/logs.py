@@ -19,6 +19,7 @@ import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import describe_all_ranks
+from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.option_values import parse_seconds
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
@@ -33,24 +34,22 @@ from ddplaunch.features.runs.job_resolver import (
     resolve_job,
     resolve_job_id,
     run_name,
-    store_end,
 )
 from ddplaunch.features.runs.rank_logs import Part
 from ddplaunch.features.runs.run_lookup import FoundRun
-from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.runs.run_record import RunState
-from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.log_follower import LogFollower, print_line
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+from ddplaunch.system.schedulers.submitted_jobs import store_end
 
 MAX_LINE = 1 << 20  # bytes; a longer line is split
 LOOKAHEAD_LINES = 1000  # of each rank, searched for lines that are equal to another rank's next one
 
 
-@click.command(cls=HostCommand)
+@click.command(cls=JobCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--rank", "typed", metavar="LIST", help="Show only these ranks: 3, or 0,3.")
 @click.option("--tail", metavar="N", type=click.IntRange(1), help="Show only the last N lines of each rank.")

@@ -12,9 +12,10 @@ from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_duration
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown
 from ddplaunch.core.output.text_table import format_table
 from ddplaunch.features.runs import history_store
-from ddplaunch.features.runs.goodput import TimeBreakdown, format_goodput, format_percent, sum_breakdowns
+from ddplaunch.features.runs.goodput import format_goodput, format_percent, lost_times, sum_breakdowns
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 from ddplaunch.features.runs.run_totals import BlamedHost, find_blamed_hosts
 
@@ -52,7 +53,7 @@ def _format_summary(
     lost_runs = sum(each.fate is RunState.LOST for each in runs)
     unknown = f"; the time of {format_count(lost_runs, 'lost run')} is known only in part" if lost_runs else ""
     yield f"  {format_count(len(runs), 'run')} {period}{unknown}"
-    if lost := spent.lost_times:
+    if lost := lost_times(spent):
         yield ""
         yield from format_table(
             ("LOST", "SHARE", ""),

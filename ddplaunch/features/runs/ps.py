@@ -14,9 +14,11 @@ from typing import NamedTuple
 import click
 
 from ddplaunch.base.text import format_count, format_elapsed, join_names
-from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket import client, locate
 from ddplaunch.core.control_socket.client import JobNotResponding, advice_to_continue
 from ddplaunch.core.control_socket.job_status import Status, short_target
+from ddplaunch.core.control_socket.remote_job import RemoteJob
+from ddplaunch.core.control_socket.run_locator import RunningJob
 from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.text_table import fit_to_width, format_table
 from ddplaunch.core.output.tty import window_size
@@ -25,10 +27,7 @@ from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_percent
 from ddplaunch.features.runs.queued_jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
-from ddplaunch.features.runs.run_lookup import RunningJob, list_known
 from ddplaunch.features.runs.run_record import RunRecord, RunState
-from ddplaunch.features.ssh import job_records
-from ddplaunch.features.ssh.job_records import SshJob
 
 RATE_INTERVAL_S = 0.5  # between the two inspections for the rate
 REPLY_TIMEOUT_S = 2.0  # for a launcher: it may be suspended
@@ -47,7 +46,7 @@ def ps(show_all: bool, as_json: bool) -> None:
     COLLECTIVES/S is the progress of a job: collectives per second of the lowest local rank in its default process
     group, measured over half a second. Ended runs are recorded in your home, except with `run --no-history`.
     """
-    runs = list_known()
+    runs = locate.index_runs().jobs
     seen = inspect_all({run: job for run, job in runs.items() if job})
     now = time.time()
     unreadable = list[str]()
@@ -58,7 +57,7 @@ def ps(show_all: bool, as_json: bool) -> None:
     jobs = list_queued_jobs(now, everything=show_all)
     remote = [
         job
-        for job in job_records.read_remote_jobs()
+        for job in locate.list_remote_jobs()
         if show_all or job.is_running or now - (job.ended or job.began) < RECENT_S
     ]
     running = seen()
@@ -68,7 +67,7 @@ def ps(show_all: bool, as_json: bool) -> None:
     if as_json:
         found = [
             *map(running_to_json, running),
-            *map(ssh_json, remote),
+            *map(remote_to_json, remote),
             *map(submitted_to_json, jobs),
             *map(ended_to_json, ended),
         ]
@@ -167,7 +166,7 @@ def _operations_entered(found: JobInspection) -> dict[int, int]:
 
 def render_table(
     running: Sequence[ObservedJob],
-    remote: Sequence[SshJob],
+    remote: Sequence[RemoteJob],
     jobs: Sequence[QueuedJob],
     ended: Sequence[RunRecord],
     now: float,
@@ -222,7 +221,7 @@ def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
     return job.number, since, str(job.nodes), ranks, _format_rate(each.rate), _format_target(job.target), words
 
 
-def _ssh_row(job: SshJob, now: float) -> tuple[str, ...]:
+def _ssh_row(job: RemoteJob, now: float) -> tuple[str, ...]:
     state = f"{job.state} ({job.code})" if job.code else job.state
     return (
         job.run_id,
@@ -274,8 +273,8 @@ def running_to_json(seen: ObservedJob) -> dict[str, object]:
     return entry
 
 
-def ssh_json(job: SshJob) -> dict[str, object]:
-    """Build the entry of a job that was started over SSH for ``ps --json``."""
+def remote_to_json(job: RemoteJob) -> dict[str, object]:
+    """Build the entry of a job on other machines for ``ps --json``."""
     fields = {**_FIELDS, "run": job.run_id, "state": job.state, "pid": job.pid, "ranks": [], "hosts": job.hosts}
     return {**fields, "began": job.began, "ended": job.ended, "code": job.code, "target": job.target}
 

@@ -8,6 +8,7 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
+from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.status_request import StatusQuery
@@ -34,10 +35,8 @@ from ddplaunch.features.runs.job_resolver import (
 from ddplaunch.features.runs.period_report import report_since
 from ddplaunch.features.runs.report_server import serve as serve_page
 from ddplaunch.features.runs.report_text import TimeOfRuns, render_report
-from ddplaunch.features.runs.run_name import RunName
 from ddplaunch.features.runs.run_record import RunRecord, record_to_json
 from ddplaunch.features.runs.run_totals import total_time
-from ddplaunch.features.ssh.host_command import HostCommand
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -45,7 +44,7 @@ from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
 
 
-@click.command(cls=HostCommand)
+@click.command(cls=JobCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
 @click.option(

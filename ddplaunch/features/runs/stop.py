@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.base.text import format_count
-from ddplaunch.core.control_socket import client
+from ddplaunch.cli.job_argument import JobCommand, RunName
+from ddplaunch.core.control_socket import client, locate
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.job_status import RankState
+from ddplaunch.core.control_socket.run_locator import RunningJob
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
 from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks, wait_for_end
 from ddplaunch.features.runs import history_store, run_lookup
@@ -25,10 +27,6 @@ from ddplaunch.features.runs.job_resolver import (
     parse_array_index,
     resolve_job,
 )
-from ddplaunch.features.runs.run_lookup import RunningJob
-from ddplaunch.features.runs.run_name import RunName
-from ddplaunch.features.ssh import job_records
-from ddplaunch.features.ssh.host_command import CommandOnHost, HostCommand
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -37,7 +35,7 @@ POLL_INTERVAL_S = 1.0
 CONTINUE_TIMEOUT_S = 2.0  # for the kernel to continue a suspended launcher
 
 
-@click.command(cls=HostCommand)
+@click.command(cls=JobCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName(running=True))
 @click.option(
     "--all", "every", is_flag=True, help="Stop all your jobs on this machine, and those started from it over SSH."
@@ -56,24 +54,24 @@ def stop(run: str | None, every: bool, now: bool) -> int:
     if queued := resolve_job(run):
         _cancel(queued, run or "", now)
         return 0
-    jobs = run_lookup.list_running() if every else [run_lookup.find_running(run)]
-    far = [job for job in job_records.read_remote_jobs() if job.is_running and job.host == host_name()] if every else []
+    jobs = locate.list_running() if every else [locate.find_running(run)]
+    far = [job for job in locate.list_remote_jobs() if job.is_running and job.host == host_name()] if every else []
     if not jobs and not far:
         click.echo("you have no running jobs on this machine", err=True)
     ending = [(job, _begin_to_stop(job, now)) for job in jobs]
-    on_hosts = [CommandOnHost(job, ["stop", job.run_id, *(["--now"] if now else [])], stdin=False) for job in far]
+    on_hosts = [job.start_command(["stop", job.run_id, *(["--now"] if now else [])], stdin=False) for job in far]
     for job, run_id in ending:
         _wait_for_end(job)
         click.echo(f"{run_id} has ended", err=True)
     return _end_of_all(on_hosts)
 
 
-def _end_of_all(commands: Sequence[CommandOnHost]) -> int:
-    """Wait for all commands, and return the highest exit code. Raises the LaunchError of the last that failed."""
+def _end_of_all(waits: Sequence[Callable[[], int]]) -> int:
+    """Wait for all commands on other hosts; return the highest exit code, or raise the LaunchError of the last."""
     codes, failed = [0], None
-    for each in commands:
+    for wait_for_code in waits:
         try:
-            codes.append(each.wait())
+            codes.append(wait_for_code())
         except LaunchError as error:
             failed = error
     if failed:
@@ -145,7 +143,7 @@ def _wait_for_end(job: RunningJob) -> None:
             printed = left
 
 
-@click.command(cls=HostCommand)
+@click.command(cls=JobCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 def wait(run: str | None) -> int:
     """Wait for a job to end and return its exit code.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
 
 
@@ -9,9 +11,11 @@ class Samples(Feature):
     requires = ("inspect",)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
+        from ddplaunch.features.inspect.node.inspect_side import InspectSide
         from ddplaunch.features.samples.node import SampleCollector
 
-        inspect = context.job.inspect_node if context.config.inspect else None
+        side = context.find(InspectSide) if context.config.inspect else None
+        inspect = partial(side.inspect, context.loop) if side else None
         samples = SampleCollector(context.loop, inspect, context.emit)
         samples.add_listener(context.tree.report_stopped_zygote)
         return samples

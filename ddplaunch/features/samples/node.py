@@ -18,13 +18,13 @@ from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.feature import NodeSide
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.samples.sample import MAX_COMPARABLE_RATE, GpuSample, NodeSample, RankSample, ranks_behind
 from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
 from ddplaunch.system.devices.process_usage import ProcessUsage, read_tree_usage
 from ddplaunch.system.plan.plan import Plan
 
-Inspect = Callable[[str, Callable[[Inspection], None]], None]
+Inspect = Callable[[Detail, Callable[[Inspection], None]], None]
 OnSample = Callable[["CounterSnapshot", "NodeSample | None"], None]
 
 EARLY_INTERVALS_S = (1.0, 1.0, 2.0, 4.0, 7.0)  # in the first 15 s of an attempt, until its first collective
@@ -151,7 +151,7 @@ class SampleCollector(NodeSide):
         if not self._is_sampling or self._before is None:
             return
         if self._inspect:
-            self._inspect("state", partial(self._on_ranks_inspected, self._attempt))
+            self._inspect(Detail.STATE, partial(self._on_ranks_inspected, self._attempt))
         else:
             self._on_ranks_inspected(self._attempt, None)
 
@@ -183,7 +183,7 @@ class SampleCollector(NodeSide):
             return
         self._first_known = True
         if max(entered) <= min(FIRST_COLLECTIVE_LIMIT, operations_per_rank(inspection.world_size)):
-            self._inspect("pace", partial(self._emit_first_collective, attempt, now))
+            self._inspect(Detail.LATENESS, partial(self._emit_first_collective, attempt, now))
         else:
             self._emit(events.FirstCollective(now))
 

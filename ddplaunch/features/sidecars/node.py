@@ -15,9 +15,9 @@ from ddplaunch.base.errors import host_name
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core.events import Event, SidecarExited, SidecarListening, SidecarStarted
 from ddplaunch.core.failures import describe_exit
-from ddplaunch.core.node import node_context, process_limits, rank_files
+from ddplaunch.core.node import process_limits, rank_files
 from ddplaunch.core.node.node_context import NodeContext
-from ddplaunch.core.node.process_tree import ProcessTree
+from ddplaunch.core.node.process_tree import ProcessTree, signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
 from ddplaunch.core.node_config import Sidecar
@@ -42,7 +42,7 @@ class SidecarRunner:
         self._grace = min(MAX_GRACE_S, grace)
         self._sidecars = context.policy.sidecars
         self._names = ", ".join(each.name for each in self._sidecars)
-        self._shielded = node_context.signals_to_block(context.policy.preempt_signal)
+        self._shielded = signals_to_block(context.policy.zygote.preempt_signal)
         self._zygote: ZygoteClient | None = None
         self._temp_dir = RunTempDir("ddplaunch-sidecars")
         self._announced: set[str] = set()

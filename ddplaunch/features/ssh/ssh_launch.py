@@ -14,8 +14,17 @@ from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import print_message
-from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Output, Preemption, Ranks, Stopping, TargetOptions
-from ddplaunch.cli.feature_options import SSH_OPTIONS, Recording, SshHosts
+from ddplaunch.cli.core_options import (
+    Connections,
+    Elastic,
+    Logging,
+    Nodes,
+    Output,
+    Preemption,
+    Ranks,
+    Stopping,
+    TargetOptions,
+)
 from ddplaunch.cli.job_config_options import check_control_port
 from ddplaunch.cli.run_options import Inferred
 from ddplaunch.cli.show_option import read_merge
@@ -23,10 +32,12 @@ from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.output.tty import is_interactive
 from ddplaunch.core.rank.proc_utils import start_ticks
+from ddplaunch.features.runs.options import History
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem, raise_fd_limit
 from ddplaunch.features.ssh.host_spec import Host
 from ddplaunch.features.ssh.host_spec import read_host_options as read_hosts
 from ddplaunch.features.ssh.job_records import SshJob, record_job
+from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.ssh.remote_launcher import HostJob
 from ddplaunch.features.ssh.ssh_session import SshSession, resolve_ssh_config, ssh_command
 from ddplaunch.system.plan.plan import Plan
@@ -37,9 +48,9 @@ FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
 """The variables that are passed to the hosts by default."""
 
-_PER_NODE_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "token", "dry_run"}
+_PER_NODE_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id"}
 _NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
-_OMITTED_OPTIONS = {*SSH_OPTIONS, *_PER_NODE_OPTIONS, "no_config", "as_json"}
+_OMITTED_OPTIONS = {*_PER_NODE_OPTIONS, "no_config"}
 
 
 def read_ssh_hosts(options: Options) -> tuple[Host, ...]:
@@ -68,6 +79,8 @@ def read_ssh_hosts(options: Options) -> tuple[Host, ...]:
     if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options[Nodes].master_addr is None:
         what = f"{hosts[0].name} is another machine on each of the hosts"
         raise UsageError(what, "use the name by which the other hosts reach it, or add --master-addr")
+    nnodes = len(hosts) - spares
+    options.with_defaults(OptionSource.HOSTS, {"nnodes": (nnodes, nnodes)}).check_contradictions()
     return hosts
 
 
@@ -106,7 +119,7 @@ def run_on_hosts(hosts: tuple[Host, ...], options: Options, target: Target, run_
             target=target.text,
             module=options[TargetOptions].module,
             no_python=options[TargetOptions].no_python,
-            log_dir=options[Output].log_dir,
+            log_dir=options[Logging].log_dir,
             address=address,
             ports=(port, control) if node == 0 and len(hosts) > 1 else (),
             argv=("run", *own, "--no-config", "--run-id", run_id, *common, *merge, "--", target.text, *target.args),
@@ -129,7 +142,7 @@ def run_on_hosts(hosts: tuple[Host, ...], options: Options, target: Target, run_
         host=host_name(),
         began=time.time(),
     )
-    with record_job(job, history=not options[Recording].no_history) as end:
+    with record_job(job, history=not options[History].no_history) as end:
         code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
         end.code = None if fleet.problems else code
     if fleet.problems:

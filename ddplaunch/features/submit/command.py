@@ -8,12 +8,12 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.argv_splitter import SplitArgv, TranslatedArgv, end_of_options, option_name
 from ddplaunch.cli.batch_command import BatchCommand, all_params, option_sections, parse_notes, with_command_name
 from ddplaunch.cli.cluster_detection import check_token
-from ddplaunch.cli.feature_options import Sidecars
 from ddplaunch.cli.run_options import GROUPS
 from ddplaunch.cli.side_programs import check_tensorboard
 from ddplaunch.cli.target_args import resolve_target
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.core.options import Options
+from ddplaunch.features.sidecars.options import SidecarPrograms
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler, submit_job
 from ddplaunch.features.submit.options import (
     COMMON_OPTIONS,
@@ -98,5 +98,5 @@ def _check_target(ctx: click.Context) -> None:
         resolve_target(options, parse_notes().lookalike_note)
     except UsageError as error:
         raise with_command_name(ctx.command, error) from None
-    if (folder := options[Sidecars].tensorboard) is not None:
+    if (folder := options[SidecarPrograms].tensorboard) is not None:
         check_tensorboard(folder)

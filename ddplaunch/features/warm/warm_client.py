@@ -83,8 +83,6 @@ def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
 
     Sockets of zygotes that were killed are removed.
     """
-    from ddplaunch.core.rank.zygote_messages import WarmStatus
-
     found: list[WarmStatus | str] = []
     for path in warm_sockets.all_sockets():
         try:

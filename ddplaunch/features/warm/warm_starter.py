@@ -14,11 +14,12 @@ from typing import NoReturn
 
 from ddplaunch.base import rlimits
 from ddplaunch.core.node import process_limits
-from ddplaunch.core.node.zygote_process import ZYGOTE_SCRIPT, WarmStart, WarmZygote, spawn_zygote
+from ddplaunch.core.node.zygote_process import ZYGOTE_SCRIPT, spawn_zygote
 from ddplaunch.core.rank import proc_utils, zygote_channel
 from ddplaunch.core.rank.zygote_messages import WarmOrder, ZygoteConfig
 from ddplaunch.features.warm import warm_client, warm_sockets
 from ddplaunch.features.warm.fingerprint import compute_fingerprint, fingerprint_id
+from ddplaunch.features.warm.warm_process import WarmStart, WarmZygote
 
 _TITLE_BYTES = 4096  # for the command line of ranks of any later run
 _NO_SHELL = "the shell that it was started from has ended"
@@ -27,11 +28,11 @@ _NO_SHELL = "the shell that it was started from has ended"
 class WarmZygoteStarter:
     """Connects to the warm zygote of this program and environment, or starts it."""
 
-    def __init__(self, seconds: float) -> None:
-        """``seconds``: how long an idle warm zygote lives."""
-        self._seconds = seconds
+    def __init__(self, idle_timeout_s: float, unavailable_reason: str | None) -> None:
+        """``idle_timeout_s``: how long an idle warm zygote lives; 0: this run cannot use one, for that reason."""
+        self._idle_timeout_s = idle_timeout_s
         self._first = True
-        self.unavailable_reason: str | None = None  # why the last zygote is not a fork of a warm one
+        self.unavailable_reason = unavailable_reason  # why the last zygote is not a fork of a warm one
 
     def get_zygote(
         self, config: ZygoteConfig, environment: Mapping[str, str]
@@ -40,6 +41,8 @@ class WarmZygoteStarter:
 
         Only for the first request a warm zygote may be started: later the launcher adopts orphans, and it would be one.
         """
+        if not self._idle_timeout_s:
+            return None
         first, self._first = self._first, False
         self.unavailable_reason = _why_not_warm(config)
         if self.unavailable_reason:
@@ -117,7 +120,7 @@ class WarmZygoteStarter:
                     "reserved_fds": reserved,
                     "session_leader": (leader, started),
                     "leader_pidfd": leader_pidfd,
-                    "idle_timeout_s": self._seconds,
+                    "idle_timeout_s": self._idle_timeout_s,
                 },
             }
             for fd in (listening.fileno(), leader_pidfd):

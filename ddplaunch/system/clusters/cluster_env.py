@@ -98,11 +98,8 @@ class ClusterSystem(Struct, frozen=True):
 
     def read_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
         """Return the allocation of a batch system, None if there is none."""
-        return (
-            self.allocation_reader(EnvVariables(environ))
-            if self.allocation_reader and self.is_present(environ)
-            else None
-        )
+        reader = self.allocation_reader
+        return reader(EnvVariables(environ)) if reader and self.is_present(environ) else None
 
 
 REGISTERED_SYSTEMS: list[ClusterSystem] = []

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
 import socket
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -113,24 +112,13 @@ def count_nodes(hosts: Sequence[int | str], place: RankAssignment) -> dict[str, 
     return {"nnodes": len(nodes), "node_rank": nodes.index(hosts[rank])}
 
 
-def parse_json(written: str) -> Any:
-    """Parse JSON; None if it is invalid."""
-    try:
-        return json.loads(written)
-    except ValueError:
-        return None
-
-
 def outgoing_address() -> str | None:
     """Return the source address of this machine's default route; None without a network."""
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(ROUTE_PROBE_ADDRESS)  # UDP: sends nothing, the kernel only chooses the route
-        except OSError:
-            return None
-        address: str = sock.getsockname()[0]
-        return address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
+        sock.connect(ROUTE_PROBE_ADDRESS)  # UDP: sends nothing, the kernel only chooses the route
+        return str(sock.getsockname()[0])
+    return None
 
 
 def own_host_index(hosts: Sequence[str]) -> int | None:

@@ -45,12 +45,11 @@ _cached_job: HydraJob | None = None
 def query_hydra(environ: Mapping[str, str], rank: int, size: int) -> HydraJob | None:
     """Query Hydra, with a barrier over all processes of the job; None if that is impossible."""
     global _fd, _cached_job
-    if (
-        _fd is not None or not environ.get(FD_VARIABLE) or environ[FD_VARIABLE] != os.environ.get(FD_VARIABLE)
-    ):  # already queried, or the socket of another process
-        return _cached_job
+    number = environ.get(FD_VARIABLE)
+    if _fd is not None or not number or number != os.environ.get(FD_VARIABLE):
+        return _cached_job  # already queried, or the socket of another process
     with suppress(OSError, ValueError):
-        fd = int(environ[FD_VARIABLE])
+        fd = int(number)
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return None
         _fd = fd

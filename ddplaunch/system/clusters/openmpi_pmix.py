@@ -42,14 +42,11 @@ if pmix.PMIx_Init(ctypes.byref(own), None, none) == 0:
 
 def query_hosts(environ: Mapping[str, str], size: int) -> tuple[str, ...] | None:
     """Return the host of each rank; None without PMIx."""
-    if not environ.get(NAMESPACE_VARIABLE) or environ[NAMESPACE_VARIABLE] != os.environ.get(
-        NAMESPACE_VARIABLE
-    ):  # of another process
+    namespace = environ.get(NAMESPACE_VARIABLE)
+    if not namespace or namespace != os.environ.get(NAMESPACE_VARIABLE):  # of another process
         return None
-    library = _find_library()
-    if library is None:
+    if (library := _find_library()) is None:
         return None
-
     with suppress(OSError, subprocess.SubprocessError):
         command = [sys.executable, "-I", "-S", "-c", _QUERY_SCRIPT, library, str(size)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True)

@@ -34,24 +34,35 @@ def check_single_node(
     Raises UsageError if the variables suggest several nodes.
     """
     index, count, address = (
-        _first_set_variable(environ, names) for names in (NODE_RANK_VARIABLES, NODE_COUNT_VARIABLES, ADDRESS_VARIABLES)
+        next(filter(environ.get, names), None)
+        for names in (NODE_RANK_VARIABLES, NODE_COUNT_VARIABLES, ADDRESS_VARIABLES)
     )
     size, node_rank, nnodes = (
         parse_int(environ.get(name or "", "").strip()) for name in (WORLD_SIZE_VARIABLE, index, count)
     )
     has_more_ranks = size is not None and size > ranks
     where = environ.get(address or "", "")
+    is_loopback = where in ("localhost", "::1", "[::1]", "0.0.0.0") or where.startswith("127.")
 
     def ambiguity_error() -> UsageError:
-        index_variable = index or (cluster_env.variables[0] if cluster_env and cluster_env.may_be_single else None)
-        names = (index_variable, count, WORLD_SIZE_VARIABLE if has_more_ranks else None, address)
-        nodes = size // ranks if size and size % ranks == 0 else None
-        settings = [f"{name}={sanitize_line(environ[name])}" for name in names if name]
-        return _ambiguity_error(index_variable, count, address, nodes if has_more_ranks else None, settings)
+        """Build the error with the variables that were found, and the commands for several nodes and for one."""
+        number = index or (cluster_env.variables[0] if cluster_env and cluster_env.may_be_single else None)
+        nodes = size // ranks if size and has_more_ranks and size % ranks == 0 else None
+        names = (number, count, WORLD_SIZE_VARIABLE if has_more_ranks else None, address)
+        settings = ", ".join(f"{name}={sanitize_line(environ[name])}" for name in names if name)
+        known = {"how many there are": count or nodes, "which one this is": number, "where node 0 is": address}
+        lacking = next((f", but nothing says {what}" for what, value in known.items() if not value), "")
+        nnodes = f'"${count}"' if count else nodes or "N"
+        node_rank, master = (f'"${name}"' if name else unknown for name, unknown in ((number, "I"), (address, "HOST")))
+        return UsageError(
+            f"{settings}: this may be one node of several{lacking}",
+            f"on every node: ddplaunch run --nnodes {nnodes} --node-rank {node_rank} --master-addr {master} …\n"
+            "this machine alone: ddplaunch run --standalone …, or --cluster none",
+        )
 
     if (count and nnodes != 1) or (index and node_rank != 0):
         raise ambiguity_error()
-    if count or size == 1 or _is_loopback(where) or (cluster_env and cluster_env.is_batch_script):
+    if count or size == 1 or is_loopback or (cluster_env and cluster_env.is_batch_script):
         return None
     if has_more_ranks or (index and size != ranks) or (address and cluster_env):
         raise ambiguity_error()
@@ -60,37 +71,5 @@ def check_single_node(
     here = is_here(where)
     if here is False:
         raise ambiguity_error()
-    return (
-        None if here else f"{address}={sanitize_line(where)} cannot be resolved and is not used: this job has one node"
-    )
-
-
-def _first_set_variable(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if environ.get(name)), None)
-
-
-def _is_loopback(address: str) -> bool:
-    return address in ("localhost", "::1", "[::1]", "0.0.0.0") or address.startswith("127.")
-
-
-def _ambiguity_error(
-    index: str | None, count: str | None, address: str | None, nodes: int | None, settings: list[str]
-) -> UsageError:
-    """Build the error with the variables that were found, and the commands for several nodes and for one."""
-    unknown_parts = [
-        what
-        for what, known in (
-            ("how many there are", count or nodes),
-            ("which one this is", index),
-            ("where node 0 is", address),
-        )
-        if not known
-    ]
-    lacking = f", but nothing says {unknown_parts[0]}" if unknown_parts else ""
-    nnodes = f'"${count}"' if count else nodes or "N"
-    node_rank, master = (f'"${name}"' if name else unknown for name, unknown in ((index, "I"), (address, "HOST")))
-    return UsageError(
-        f"{', '.join(settings)}: this may be one node of several{lacking}",
-        f"on every node: ddplaunch run --nnodes {nnodes} --node-rank {node_rank} --master-addr {master} …\n"
-        "this machine alone: ddplaunch run --standalone …, or --cluster none",
-    )
+    note = f"{address}={sanitize_line(where)} cannot be resolved and is not used: this job has one node"
+    return None if here else note

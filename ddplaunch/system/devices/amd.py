@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from ddplaunch.system.devices.cgroups import read_counters
 from ddplaunch.system.devices.process_usage import describe_process
 from ddplaunch.system.devices.sysfs import Folder, list_numbered, read_int, read_pci_locality, read_text
 from ddplaunch.system.devices.vendor import (
@@ -45,7 +46,7 @@ def read_amd(trees: KernelTrees) -> ReadResult:
     sysfs = trees.sysfs
     folders = list_numbered(os.path.join(sysfs, KFD, "topology/nodes"), "")
     for node, _ in sorted(folders, key=lambda folder: int(folder[1])):
-        properties = _read_properties(f"{node}/properties")
+        properties = read_counters(f"{node}/properties")
         if not properties.get("simd_count"):
             continue  # a CPU, or a GPU that this process may not use
         pci = _address(properties)
@@ -69,12 +70,6 @@ def read_amd(trees: KernelTrees) -> ReadResult:
     return gpus, []
 
 
-def _read_properties(path: str) -> dict[str, int]:
-    """Parse a KFD file of "name number" lines; empty if it cannot be read."""
-    pairs = (line.split() for line in (read_text(path) or "").splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
 def _address(properties: dict[str, int]) -> str:
     # location_id is the bus in one byte, then five bits of device and three of function, as in PCI itself.
     location = properties.get("location_id", 0)
@@ -88,7 +83,7 @@ def _architecture(properties: dict[str, int]) -> str:
 
 
 def _read_bank_memory(node: str) -> int | None:
-    banks = [_read_properties(f"{bank}/properties") for bank, _ in list_numbered(f"{node}/mem_banks", "")]
+    banks = [read_counters(f"{bank}/properties") for bank, _ in list_numbered(f"{node}/mem_banks", "")]
     return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) or None
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ddplaunch.system.devices.sysfs import read_int, read_text
+from ddplaunch.system.devices.sysfs import Folder, read_int, read_text
 
 _NO_LIMIT = 1 << 60  # version 1 shows about 2**63 for "unlimited"
 _USAGE_FILES = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
@@ -24,19 +25,22 @@ class Cgroup(Struct, frozen=True):
     oom_kills: int | None  # processes killed because of that; None if not counted
 
 
-def list_cgroup_dirs(controller: str, root: str = "") -> Iterator[str]:
+def list_cgroup_dirs(controller: str, root: str = "", sysfs: Folder = "/sys", proc: Folder = "/proc") -> Iterator[str]:
     """Yield the folders of this process's control group and its ancestors, of version 2 and of a version 1 controller.
 
     ``root``: the folder with /proc and /sys.
     """
-    for line in (read_text(f"{root}/proc/self/cgroup") or "").splitlines():
+    for line in (read_text(f"{root}{proc}/self/cgroup") or "").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not path or (controllers and controller not in controllers.split(",")):
             continue
         parts = [part for part in path.split("/") if part and part != ".."]
-        for top in (f"/{controller}",) if controllers else ("", "/unified"):  # "/unified": version 2 next to version 1
+        top = f"{root}{sysfs}/fs/cgroup"
+        together = f"{top}/{controllers}"  # of several controllers, to which version 1 has a link for each
+        version_1 = (together if os.path.isdir(together) else f"{top}/{controller}",)
+        for folder in version_1 if controllers else (top, f"{top}/unified"):  # "unified": version 2 next to version 1
             for depth in range(len(parts), -1, -1):
-                yield "/".join((f"{root}/sys/fs/cgroup{top}", *parts[:depth]))
+                yield "/".join((folder, *parts[:depth]))
 
 
 def read_cgroups(root: str = "") -> list[Cgroup]:

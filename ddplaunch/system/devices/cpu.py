@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Iterator
 from typing import Any
 
+from ddplaunch.system.devices.cgroups import list_cgroup_dirs, read_counters
 from ddplaunch.system.devices.sysfs import Folder, read_numa, read_text
 from ddplaunch.system.plan.hardware import Cpu
 from ddplaunch.system.plan.numbers import parse_cpulist
@@ -68,17 +68,15 @@ def _count_cores(sysfs: Folder, allowed: tuple[int, ...]) -> int:
 
 
 def _read_memory(proc: Folder) -> tuple[int | None, int | None]:
-    meminfo = read_text(os.path.join(proc, "meminfo"))
-    if meminfo is None:
+    sizes = read_counters(os.path.join(proc, "meminfo"))  # "MemTotal:       16316412 kB"
+    if not sizes:
         try:
             memory = _virtual_memory().virtual_memory()
         except OSError:  # Linux without /proc
             return None, None
         return memory.total, memory.available
-    # "MemTotal:       16316412 kB"
-    sizes = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", meminfo, re.MULTILINE))
     total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
-    return (int(total) * 1024 if total else None), (int(available) * 1024 if available else None)
+    return (total * 1024 if total else None), (available * 1024 if available else None)
 
 
 def _virtual_memory() -> Any:
@@ -92,19 +90,8 @@ def _read_quota(sysfs: Folder, proc: Folder) -> float | None:
     ``docker run --cpus 4`` sets it (cpu.max in Documentation/admin-guide/cgroup-v2.rst of the kernel, cpu.cfs_quota_us
     in scheduler/sched-bwc.rst). The smallest quota counts, of this group or a parent; a container sees no outer ones.
     """
-    shares = map(_read_group_quota, _cgroup_dirs(os.path.join(sysfs, "fs/cgroup"), proc))
+    shares = map(_read_group_quota, list_cgroup_dirs("cpu", sysfs=sysfs, proc=proc))
     return min((share for share in shares if share is not None), default=None)
-
-
-def _cgroup_dirs(root: str, proc: Folder) -> Iterator[str]:
-    """This process's control groups, of version 2 and of version 1's cpu controller, each with its parents."""
-    for line in (read_text(os.path.join(proc, "self/cgroup")) or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for base in [f"{root}/{controllers}", f"{root}/cpu"] if controllers else [root, f"{root}/unified"]:
-            parts = [part for part in path.split("/") if part]
-            yield from ("/".join((base, *parts[:depth])) for depth in range(len(parts), -1, -1))
 
 
 def _read_group_quota(group: str) -> float | None:

@@ -6,12 +6,13 @@ Calls into a wedged driver never return, so this runs in a process that may be a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from ddplaunch.base.types import Count, Number, Size, TextLine
-from ddplaunch.system.devices.nvidia import open_nvml
+from ddplaunch.system.devices.nvidia import open_nvml, query_nvml
 from ddplaunch.system.plan.hardware import Gpu, GpuProcess
 
 THROTTLE_REASONS = {
@@ -47,29 +48,19 @@ def read_health(gpus: Sequence[Gpu]) -> tuple[GpuHealth, ...]:
 
 def _health(nvml: Any, gpu: Gpu) -> GpuHealth:
     known = (gpu.index, gpu.name, gpu.driver, gpu.memory_total, gpu.memory_used, gpu.processes)
-    if nvml is None:
+    handle = nvml and query_nvml(nvml, nvml.nvmlDeviceGetHandleByIndex, gpu.index)
+    if handle is None:
         return GpuHealth(*known)
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-    except nvml.NVMLError:
-        return GpuHealth(*known)
-
-    def query(function: str, *arguments: Any) -> Any:
-        try:
-            return getattr(nvml, function)(handle, *arguments)
-        except nvml.NVMLError:  # not supported by this GPU or driver, or not permitted
-            return None
-
-    reasons = query("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-    remapped = query("nvmlDeviceGetRemappedRows") or (0, 0, 0, 0)  # corrected, uncorrected, pending, failed
-    retired = query("nvmlDeviceGetRetiredPagesPendingStatus") or 0
+    query = partial(query_nvml, nvml)
+    reasons = query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    remapped = query(nvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)  # corrected, uncorrected, pending, failed
+    retired = query(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) or 0
+    ecc_errors = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     return GpuHealth(
         *known,
-        temperature=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        temperature=query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         slowed_by=tuple(text for bit, text in THROTTLE_REASONS.items() if reasons & bit),
-        memory_errors=query(
-            "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        ),
+        memory_errors=query(nvml.nvmlDeviceGetTotalEccErrors, handle, *ecc_errors),
         needs_reset=bool(remapped[2] or retired),
         worn_out=bool(remapped[3]),
     )

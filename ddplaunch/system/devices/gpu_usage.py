@@ -10,12 +10,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, NamedTuple
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.system.devices.gpu_health import THROTTLE_REASONS
-from ddplaunch.system.devices.nvidia import open_nvml
+from ddplaunch.system.devices.nvidia import open_nvml, query_nvml
 
 QUERY_TIMEOUT_S = 2.0
 _FIRST_QUERY_TIMEOUT_S = 10.0  # the driver may have to wake up the GPUs
@@ -126,19 +127,14 @@ def serve() -> None:
 
 
 def _usage(nvml: Any, index: int) -> GpuUsage:
-    def query(function: Any) -> Any:
-        try:
-            return function(handle)
-        except nvml.NVMLError:
-            return None
-
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError:  # it has fallen off its bus
+    query = partial(query_nvml, nvml)
+    handle = query(nvml.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:  # it has fallen off its bus
         return GpuUsage(index, None, None, None)
-    rates, memory = query(nvml.nvmlDeviceGetUtilizationRates), query(nvml.nvmlDeviceGetMemoryInfo)
-    processes = query(nvml.nvmlDeviceGetComputeRunningProcesses) or ()
-    power, reasons = query(nvml.nvmlDeviceGetPowerUsage), query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    rates, memory = query(nvml.nvmlDeviceGetUtilizationRates, handle), query(nvml.nvmlDeviceGetMemoryInfo, handle)
+    processes = query(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    power = query(nvml.nvmlDeviceGetPowerUsage, handle)
+    reasons = query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     return GpuUsage(
         index,
         rates.gpu if rates else None,

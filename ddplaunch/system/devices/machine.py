@@ -84,8 +84,6 @@ def gpu_evidence(hardware: Hardware, visible: VisibleGpus, environ: Mapping[str,
     for name in GPU_COUNT_VARIABLES:
         if (parse_int(environ.get(name, "")) or 0) > 0:
             return f"{name}={environ[name]}"
-    return (
-        f"{CONTAINER_GPUS_VARIABLE}={environ[CONTAINER_GPUS_VARIABLE]}"
-        if re.match(NAMED_GPU_PATTERN, environ.get(CONTAINER_GPUS_VARIABLE, ""))
-        else hardware.gpu_evidence
-    )
+    container = environ.get(CONTAINER_GPUS_VARIABLE, "")
+    named = re.match(NAMED_GPU_PATTERN, container)
+    return f"{CONTAINER_GPUS_VARIABLE}={container}" if named else hardware.gpu_evidence

@@ -57,6 +57,14 @@ def open_nvml() -> Any:
     return nvml
 
 
+def query_nvml(nvml: Any, function: Any, *arguments: Any) -> Any:
+    """Call an NVML function; None if it fails: not supported by this GPU or driver, not permitted, or a lost GPU."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
 def read_nvidia(trees: KernelTrees) -> ReadResult:
     """Return the NVIDIA GPUs in NVML's order, and a note for each problem.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from ddplaunch.system.plan.hardware import GpuProcess
 
@@ -19,12 +21,10 @@ def describe_process(pid: int, memory: int | None) -> GpuProcess:
     """Return the process with its name and user, None if it is gone or hidden (by a container, ``hidepid``)."""
     psutil: Any = importlib.import_module("psutil")
     name = user = None
-    try:
+    with suppress(psutil.Error):
         process = psutil.Process(pid)
         name = process.name()
         user = process.username()
-    except psutil.Error:
-        pass
     return GpuProcess(pid, name, user, memory)
 
 
@@ -37,12 +37,7 @@ class ProcessUsage(Struct, frozen=True):
     written: int = 0
 
     def add(self, other: ProcessUsage) -> ProcessUsage:
-        return ProcessUsage(
-            self.cpu + other.cpu,
-            self.memory + other.memory,
-            self.read + other.read,
-            self.written + other.written,
-        )
+        return ProcessUsage(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 def read_tree_usage(pid: int) -> ProcessUsage | None:

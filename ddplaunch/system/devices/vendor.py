@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ddplaunch.base.text import format_count
 from ddplaunch.system.devices.sysfs import Folder
 from ddplaunch.system.plan.hardware import Gpu, LostGpu, MigInstance
 
@@ -58,10 +59,6 @@ ReadResult = tuple[list[Gpu], Sequence[str | LostGpu]]
 """The GPUs in the driver's order, and notes for the user, including GPUs that cannot be read."""
 
 
-def _as_one_device(gpu: Gpu) -> list[VisibleGpu]:
-    return [as_whole_gpu(gpu)]
-
-
 class Vendor(Struct, frozen=True):
     """A GPU vendor: how its GPUs are found, and how its environment variables mask them.
 
@@ -79,7 +76,7 @@ class Vendor(Struct, frozen=True):
     backend: str = "gloo"  # torch's backend for these devices
     masks: tuple[str, ...] = ()  # names of the mask variables
     hide_all_variables: Mapping[str, str] = field(default_factory=dict)  # variables that hide all GPUs from a rank
-    devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = _as_one_device  # several for a GPU in MIG mode
+    devices_of_gpu: Callable[[Gpu], list[VisibleGpu]] = lambda gpu: [as_whole_gpu(gpu)]  # several in MIG mode
     indices_hold: Callable[[Sequence[Gpu]], bool] = bool  # whether indices in the mask variable equal ``Gpu.index``
 
     def select_visible(
@@ -156,7 +153,7 @@ def format_available(gpus: Sequence[Gpu]) -> str:
 
 def format_indices(indices: Sequence[int]) -> str:
     """Describe indices: "4 GPUs, 0 to 3"."""
-    count = f"{len(indices)} GPU{'' if len(indices) == 1 else 's'}"
+    count = format_count(len(indices), "GPU")
     if len(indices) > 2 and list(indices) == list(range(len(indices))):
         return f"{count}, 0 to {indices[-1]}"
     *others, last = map(str, indices) if indices else ("none",)

@@ -109,6 +109,12 @@ class Plan(Struct, frozen=True, dict=True):
         """Whether the job's store is on this machine, with rank 0, and not torchrun's."""
         return self.node_rank == 0 and self.started_rank.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
+    @property
+    def store_file(self) -> str | None:
+        """The file of the store, with ``--init-method file://`` on node 0: torch creates it and does not remove it."""
+        method = self.init_method or ""
+        return method.removeprefix("file://") if self.hosts_store and method.startswith("file://") else None
+
     def with_store(self, *, torch: bool) -> Plan:
         """Return the plan for a job whose zygote has imported torch, or has not.
 

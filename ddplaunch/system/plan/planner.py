@@ -86,7 +86,10 @@ def make_plan(
     Raises UsageError if the options contradict each other, or the machine.
     """
     nnodes = spec.nnodes
-    _check_nodes(nnodes)
+    if nnodes < 1:
+        raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
+    if nnodes > rank_layout.MAX_NODES:
+        raise UsageError(f"--nnodes {nnodes}: a job has at most {rank_layout.MAX_NODES:,} nodes")
     node_rank = spec.with_true_source("node_rank", _node_rank(spec, environ))
     here = int(node_rank.value)
     counts, counts_source = _rank_counts(spec, machine)
@@ -141,13 +144,6 @@ def _locate_store(spec: PlanSpec, here: str | None, environ: Mapping[str, str]) 
     given = (spec.master_addr, spec.master_port, spec.init_method)
     address, port = rendezvous.locate_store(*given, nnodes=spec.nnodes, here=here, environ=environ)
     return spec.with_true_source("master_addr", address), spec.with_true_source("master_port", port)
-
-
-def _check_nodes(nnodes: int) -> None:
-    if nnodes < 1:
-        raise UsageError(f"--nnodes {nnodes}: a job has at least one node", "leave it out for this machine alone")
-    if nnodes > rank_layout.MAX_NODES:
-        raise UsageError(f"--nnodes {nnodes}: a job has at most {rank_layout.MAX_NODES:,} nodes")
 
 
 def _device_slots(spec: PlanSpec, machine: MachineInfo) -> tuple[tuple[DeviceSlot, ...], Mapping[str, str | None]]:
@@ -265,7 +261,7 @@ def _threads(
     cpus = machine.usable_cpus or len(machine.allowed_cpus)
     quota = " (the container's quota)" if cpus < len(machine.allowed_cpus) else ""
     threads = min(rank_layout.threads_per_rank(count, len(machine.allowed_cpus), bound), max(1, cpus // count))
-    source = f"{cpus} CPU{'s' * (cpus != 1)}{quota} over {count} rank{'s' * (count != 1)}"
+    source = f"{format_count(cpus, 'CPU')}{quota} over {format_count(count, 'rank')}"
     return SourcedValue(str(threads), f"{source}, where --bind put them" if bound else source)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import format_count
 from ddplaunch.base.types import Count
 from ddplaunch.system.plan.numbers import parse_int
 
@@ -104,13 +105,13 @@ def parse_nproc(text: str, nnodes: int, *, gpus: int, physical_cpus: int) -> tup
     assumed to be like this one. Raises UsageError if it is not a count, or counts a different number of nodes.
     """
     if text == "auto":
-        return ((gpus or 1,) * nnodes), _format_count(gpus, "GPU") if gpus else "no GPU found, so one process"
+        return ((gpus or 1,) * nnodes), f"{format_count(gpus, 'GPU')} found" if gpus else "no GPU found, so one process"
     if text == "gpu":
         if not gpus:
             raise UsageError("--nproc gpu: this machine has no visible GPU", "--nproc cpu, or a number")
-        return (gpus,) * nnodes, _format_count(gpus, "GPU")
+        return (gpus,) * nnodes, f"{format_count(gpus, 'GPU')} found"
     if text == "cpu":
-        return (physical_cpus,) * nnodes, _format_count(physical_cpus, "physical core")
+        return (physical_cpus,) * nnodes, f"{format_count(physical_cpus, 'physical core')} found"
     counts = tuple(_count(part, text) for part in text.split(","))
     if len(counts) not in (1, nnodes):
         what = f"--nproc {text} has counts for {len(counts)} nodes, but --nnodes is {nnodes}"
@@ -135,10 +136,6 @@ def _count(part: str, text: str) -> int:
 def format_counts(counts: tuple[int, ...]) -> str:
     """Format counts of nodes in the form of ``--nproc``."""
     return str(counts[0]) if len(set(counts)) == 1 else ",".join(map(str, counts))
-
-
-def _format_count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'} found"
 
 
 def assign_ranks(

@@ -16,9 +16,9 @@ import click
 
 from ddplaunch.base.errors import EXIT_SIGNAL
 from ddplaunch.base.text import format_size
-from ddplaunch.features.runs.job_resolver import store_end
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId, Scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+from ddplaunch.system.schedulers.submitted_jobs import store_end
 
 LOG_POLL_INTERVAL_S = 0.5
 MIN_QUERY_INTERVAL_S = 1.0

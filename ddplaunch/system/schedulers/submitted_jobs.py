@@ -17,6 +17,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
 from ddplaunch.base.types import as_dict, parse
+from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
 from ddplaunch.system.schedulers.submitted_job import JobEnd, SubmittedJob
 
@@ -46,6 +47,12 @@ def save_end(job: SubmittedJob, index: str | None, words: str, code: int) -> Non
     if job.get_end(index) == (end := JobEnd(words, code)):
         return
     save_job(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
+
+
+def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> None:
+    """Store how the job ended, if ``state`` says that it has."""
+    if state and state.code is not None:
+        save_end(job, which.index, state.description, state.code)
 
 
 def list_jobs() -> list[SubmittedJob]:

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import click
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.system.target.signature import INJECTED_PARAMETERS, Parameter, Signature, Value
+
+
+def check_arguments(signature: Signature, words: Sequence[str]) -> None:
+    """Check arguments against a signature that was read from source.
+
+    Raises UsageError if one is missing, unknown or of the wrong type; the hint is the signature.
+    """
+    if not signature.reads_argv:
+        parse_arguments(signature, words, live=False)
+
+
+def is_help_request(signature: Signature, words: Sequence[str]) -> bool:
+    """Whether the arguments contain --help or -h, and the function has no such parameter."""
+    help_options = {"--help", "-h"}.intersection(takewhile(lambda word: word != "--", words))
+    has_own = any(each.name in ("help", "h") for each in signature.typed)
+    return bool(help_options) and not signature.reads_argv and not has_own
 
 
 def function_help(signature: Signature) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from functools import cached_property
 from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.safe_files import list_dir
 from ddplaunch.base.text import closest_match
 from ddplaunch.system.target import source
 from ddplaunch.system.target.function_lookup import find_function
@@ -152,7 +152,7 @@ def _find_program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
             raise UsageError(f"{typed} is a directory, not a program")
         if not os.path.exists(path):
             folder, name = os.path.split(typed)
-            near = closest_match(name, _list_names(os.path.join(cwd, folder)))
+            near = closest_match(name, list_dir(os.path.join(cwd, folder)))
             raise UsageError(f"no such program: {typed}", _did_you_mean(near and os.path.join(folder, near)))
         if not os.access(path, os.X_OK):
             raise UsageError(f"{typed} is not executable", f"chmod +x {typed}")
@@ -167,18 +167,14 @@ def _find_program(typed: str, args: tuple[str, ...], cwd: str) -> Target:
 
 def _function_in_file(typed: str, path: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
     file = os.path.abspath(_existing_file(path, cwd))
-    found = _signature(typed, path, function, source.parse_file(file, path))
+    found = find_function(typed, path, function, source.parse_file(file, path))
     folder, name = os.path.split(os.path.realpath(file))
     return Target(TargetKind.FUNCTION, typed, args, file, name[:-3], function, folder, source=file, signature=found)
 
 
-def _signature(typed: str, where: str, function: str, module: ast.Module) -> Signature | None:
-    return find_function(typed, where, function, module)
-
-
 def _function_in_module(typed: str, module: str, function: str, args: tuple[str, ...], cwd: str) -> Target:
     file = _module_source(module, cwd)
-    found = _signature(typed, module, function, source.parse_file(file)) if file else None
+    found = find_function(typed, module, function, source.parse_file(file)) if file else None
     return Target(
         TargetKind.FUNCTION, typed, args, module=module, function=function, sys_path_0=cwd, source=file, signature=found
     )
@@ -210,12 +206,12 @@ def _similar_file(typed: str, cwd: str) -> str | None:
     folder, name = os.path.split(typed)
     if folder and not os.path.isdir(os.path.join(cwd, folder)):
         parent, last = os.path.split(folder)
-        near = closest_match(last, _list_names(os.path.join(cwd, parent)))
+        near = closest_match(last, list_dir(os.path.join(cwd, parent)))
         other = near and os.path.join(parent, near, name)
         if other and os.path.isfile(os.path.join(cwd, other)):
             return _did_you_mean(other)
         return f"the directory {folder} does not exist"
-    names = _list_names(os.path.join(cwd, folder))
+    names = list_dir(os.path.join(cwd, folder))
     near = (
         name + ".py" if name + ".py" in names else closest_match(name, [each for each in names if each.endswith(".py")])
     )
@@ -255,22 +251,11 @@ def _similar_module(name: str, cwd: str) -> str | None:
         if spec is None:
             return f"there is no module {parent}"
         folders = list(spec.submodule_search_locations or ())
-    names = set[str]()
-    for folder in folders:
-        for entry in _list_names(folder):
-            if entry.endswith(".py") and entry != "__init__.py":
-                names.add(entry[:-3])
-            elif os.path.isfile(os.path.join(folder, entry, "__init__.py")):
-                names.add(entry)
+    entries = [(folder, entry) for folder in folders for entry in list_dir(folder)]
+    names = {entry[:-3] for _, entry in entries if entry.endswith(".py") and entry != "__init__.py"}
+    names |= {entry for folder, entry in entries if os.path.isfile(os.path.join(folder, entry, "__init__.py"))}
     near = closest_match(last, names)
     return _did_you_mean(near and f"{parent}{dot}{near}")
-
-
-def _list_names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder or "."))
-    except OSError:
-        return []
 
 
 def _did_you_mean(name: str | None) -> str | None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from ddplaunch.core import messages
 from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.feature import Feature
 from ddplaunch.core.job.coordinator import DRAIN_TIMEOUT_S, EARLY_REPORT_DELAY_S, Coordinator
 from ddplaunch.core.job.job_attempt import SECONDARY_FAILURE_DELAY_S
 from ddplaunch.core.job.joining import FIRST_NOTICE_S
+from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello, Versions
-from ddplaunch.features.check.job import SLOW_NODE_NOTICE_S
 from ddplaunch.system.plan.node_spec import NodeSpec
 
 LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
@@ -32,7 +33,7 @@ class Timer:
 class Job:
     """A coordinator with simulated nodes and a simulated clock; ``sent`` has the messages to the nodes."""
 
-    def __init__(self, **rules: object) -> None:
+    def __init__(self, features: Iterable[tuple[str, Feature]] | None = None, **rules: object) -> None:
         self.now = 0.0
         self.timers: list[Timer] = []
         self.sent: list[tuple[int, Message]] = []
@@ -46,6 +47,7 @@ class Job:
             disconnect=self.disconnected.append,
             call_later=self.after,
             clock=lambda: self.now,
+            features=features,
         )
         self.coordinator.start()
 

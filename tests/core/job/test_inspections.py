@@ -9,9 +9,9 @@ import pytest
 
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
-from ddplaunch.core.job.job_attempt import BEFORE_STOP_TIMEOUT_S
 from ddplaunch.core.messages import RanksInspected, RpcReply, RpcRequest
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
+from ddplaunch.features.inspect.job.inspect_job import BEFORE_STOP_TIMEOUT_S
 from tests.core.job.test_coordinator import Job
 
 

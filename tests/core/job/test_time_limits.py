@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
-from ddplaunch.core.job.time_limits import STALL_CHECK_INTERVAL_S
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
 from tests.core.job.test_coordinator import Job
 from tests.features.inspect.diagnosis.test_stall import rank
 

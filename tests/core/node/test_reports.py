@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.core.control_socket import locate
 from ddplaunch.core.failures import RankFailure, find_first_cause
 from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.features.runs import run_lookup
@@ -121,8 +122,8 @@ def test_a_hint_names_what_the_program_lacks(run_ddplaunch, tmp_path):
 
 def test_an_empty_name_is_refused_and_a_number_with_a_dash_is_no_part(monkeypatch):
     monkeypatch.setattr(run_lookup.history_store, "list_runs", lambda: ["run-1"])
-    monkeypatch.setattr(run_lookup, "list_running", lambda: [])
-    for ask in (run_lookup.find_run, run_lookup.find_running):
+    monkeypatch.setattr(locate, "list_running", lambda: [])
+    for ask in (run_lookup.find_run, locate.find_running):
         with pytest.raises(UsageError, match="the name of the run is empty"):
             ask("")
     with pytest.raises(UsageError, match="no run is called -1"):

@@ -1,9 +1,9 @@
 """Made-up records of runs for the HTML report, in the form of ``features/runs/run_record.py``."""
 
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.features.inspect.diagnosis.inspection import (
     Collective,
-    Frame,
     Group,
     GroupState,
     Inspection,

@@ -139,7 +139,7 @@ def test_the_rank_that_the_others_wait_for(start_ddplaunch, tmp_path, found, wha
 def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_path, found, what):
     """Also one of which torch keeps no record: in init_process_group. What ranks did is kept."""
     script = write_program(tmp_path, "train.py", HANG)
-    sooner = launcher_with_constant(tmp_path, "core.job.job_attempt.LONG_WAIT_S", 0.1)
+    sooner = launcher_with_constant(tmp_path, "features.inspect.job.inspect_job.LONG_WAIT_S", 0.1)
     words = ("--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
     job = start_ddplaunch("run", *words, executable=sooner)
     found(job, sentence(what))

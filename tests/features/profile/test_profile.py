@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from ddplaunch.features.inspect.diagnosis.inspection import Frame
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.features.profile.hot_spots import find_hot_spots
 from ddplaunch.features.profile.rank_profile import RankProfile
 from tests.conftest import (

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.core import events
+from ddplaunch.core.control_socket.time_breakdown import TimeAccounting, TimeBreakdown, TimeCategory
 from ddplaunch.core.events import (
     AttemptsOmitted,
     AttemptStarted,
@@ -27,7 +28,7 @@ from ddplaunch.core.events import (
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.features.checkpoint.node import MIN_AGE_S, find_newest_checkpoint
 from ddplaunch.features.runs import history_store, run_totals
-from ddplaunch.features.runs.goodput import TimeAccounting, TimeBreakdown, TimeCategory, format_goodput
+from ddplaunch.features.runs.goodput import format_goodput
 from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_job_id
 from ddplaunch.features.runs.run_record import AttemptRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import sample_file_name

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
+from ddplaunch.core.control_socket.run_locator import RunningJob
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
 from ddplaunch.features.inspect.request import JobInspection
 from ddplaunch.features.runs.html_report import render_page
@@ -18,7 +19,7 @@ from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
 from ddplaunch.features.runs.html_report.page_run import PageInputs
 from ddplaunch.features.runs.html_report.script import HASH, SCRIPT
-from ddplaunch.features.runs.run_lookup import FoundRun, RunningJob
+from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
 from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.core.control_socket import socket_dir
+from ddplaunch.core.control_socket import locate, socket_dir
 from ddplaunch.features.runs import history_store, run_lookup
 from tests.core.control_socket.test_server import run, runtime  # noqa: F401
 from tests.features.runs.test_history import keep, state  # noqa: F401
@@ -21,7 +21,7 @@ def alone(runtime: Path, state: Path, monkeypatch) -> None:  # noqa: F811
 
 def test_none_at_all():
     with pytest.raises(UsageError, match="you have no running jobs on this machine"):
-        run_lookup.find_running(None)
+        locate.find_running(None)
     with pytest.raises(UsageError, match="no run is called x"):
         run_lookup.find_run("x")
 
@@ -29,35 +29,35 @@ def test_none_at_all():
 def test_the_only_one(run):  # noqa: F811
     job = run("train-7")
     for word in (None, "train-7", "train", "in-7", str(job.process.pid)):
-        assert run_lookup.find_running(word) == (job.path, "train-7", job.process.pid)
-        assert word is None or run_lookup.find_run(word).running == run_lookup.find_running(word)
+        assert locate.find_running(word) == (job.path, "train-7", job.process.pid)
+        assert word is None or run_lookup.find_run(word).running == locate.find_running(word)
 
 
 def test_one_of_several(run):  # noqa: F811
     first, second = run("train-a"), run("train-b")
-    assert run_lookup.find_running("train-b").pid == second.process.pid
-    assert run_lookup.find_running(str(first.process.pid)).run_id == "train-a"
+    assert locate.find_running("train-b").pid == second.process.pid
+    assert locate.find_running(str(first.process.pid)).run_id == "train-a"
     for word in (None, "train"):
         with pytest.raises(UsageError) as raised:
-            run_lookup.find_running(word)
+            locate.find_running(word)
         assert {"train-a", "train-b"} <= {*re.findall(r"train-\w", f"{raised.value.message} {raised.value.hint}")}
 
 
 def test_two_of_one_name(run):  # noqa: F811
     first, second = run("same"), run("same")
-    assert {each.run_id for each in run_lookup.list_running()} == {"same"}
-    assert {run_lookup.find_running(str(job.process.pid)).path for job in (first, second)} == {first.path, second.path}
-    names = list(run_lookup.list_known())
+    assert {each.run_id for each in locate.list_running()} == {"same"}
+    assert {locate.find_running(str(job.process.pid)).path for job in (first, second)} == {first.path, second.path}
+    names = list(locate.index_runs().jobs)
     assert len(names) == 2
-    assert run_lookup.find_running("same").path == run_lookup.find_run("same").running.path == second.path
-    assert {run_lookup.find_running(name).path for name in names} == {first.path, second.path}
+    assert locate.find_running("same").path == run_lookup.find_run("same").running.path == second.path
+    assert {locate.find_running(name).path for name in names} == {first.path, second.path}
 
 
 def test_a_run_that_has_ended():
     keep(run_id="train-1")
     assert run_lookup.find_run("train").record.run == "train-1"
     with pytest.raises(UsageError, match="train-1 has ended"):
-        run_lookup.find_running("train-1")
+        locate.find_running("train-1")
     with pytest.raises(UsageError) as raised:
         run_lookup.find_run("trian-1")
     assert raised.value.hint == "did you mean train-1?"
@@ -67,9 +67,9 @@ def test_the_latest():
     for number in range(3):
         keep(run_id=f"r{number}")
         os.utime(history_store.run_dir(f"r{number}"), (number, number))
-    assert next(iter(run_lookup.list_known())) == "r2"
+    assert next(iter(locate.index_runs().jobs)) == "r2"
     os.utime(history_store.run_dir("r0"), (9, 9))
-    assert next(iter(run_lookup.list_known())) == "r0"
+    assert next(iter(locate.index_runs().jobs)) == "r0"
 
 
 def test_a_name_that_begins_others():
@@ -93,7 +93,7 @@ def test_a_run_id_that_was_there_before():
         keep(run_id="nightly")
         name = "nightly" if number == 1 else f"nightly.{number}"
         os.utime(Path(history_store.history_dir() or "") / name, (10 - number, 10 - number))
-    assert list(run_lookup.list_known()) == ["nightly.1", "nightly.2", "nightly.3"]
+    assert list(locate.index_runs().jobs) == ["nightly.1", "nightly.2", "nightly.3"]
     assert [run_lookup.find_run(word).run for word in ("nightly", "night", "nightly.2", "nightly.1")] == [
         *("nightly.3", "nightly.3", "nightly.2", "nightly.1")
     ]
@@ -108,16 +108,16 @@ def test_a_run_id_that_runs_again(run):  # noqa: F811
     keep(run_id="nightly")
     job = run("nightly")
     name = f"nightly.{job.process.pid}"
-    assert run_lookup.find_run("nightly") == (name, run_lookup.find_running("nightly"), None)
-    assert run_lookup.find_running("nightly").pid == job.process.pid
-    assert list(run_lookup.list_known()) == [name, "nightly"]
+    assert run_lookup.find_run("nightly") == (name, locate.find_running("nightly"), None)
+    assert locate.find_running("nightly").pid == job.process.pid
+    assert list(locate.index_runs().jobs) == [name, "nightly"]
 
 
 def test_a_part_of_a_name_that_two_runs_have():
     """Two runs with run ids of their own are not one, though the names look so."""
     keep(run_id="exp")
     keep(run_id="exp.2")
-    assert list(run_lookup.list_known()) == ["exp.2", "exp"]
+    assert list(locate.index_runs().jobs) == ["exp.2", "exp"]
     assert run_lookup.find_run("exp").run == "exp"
     with pytest.raises(UsageError, match='"ex" matches 2 runs'):
         run_lookup.find_run("ex")
@@ -127,5 +127,5 @@ def test_the_newest_has_ended_and_an_earlier_one_runs(run, state):  # noqa: F811
     job = run("nightly")
     keep(run_id="nightly")
     with pytest.raises(UsageError, match="nightly has ended") as raised:
-        run_lookup.find_running("nightly")
+        locate.find_running("nightly")
     assert f"nightly.{job.process.pid}" in (raised.value.hint or "")

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from ddplaunch.base.text import display_width
-from ddplaunch.core.control_socket import client
+from ddplaunch.core.control_socket import client, locate
 from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.job_status import short_target
 from ddplaunch.core.control_socket.output_request import last_lines
 from ddplaunch.core.rank.proc_utils import is_suspended
-from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.rank_logs import read_last_lines
 from ddplaunch.features.runs.stop import stop, wait
 from tests.conftest import (
@@ -465,8 +465,8 @@ def test_stop_all(running, monkeypatch):
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
     pids = [job.process.pid for job in jobs]
-    mine = [each for each in run_lookup.list_running() if each.pid in pids]
-    monkeypatch.setattr("ddplaunch.features.runs.stop.run_lookup.list_running", lambda: mine)
+    mine = [each for each in locate.list_running() if each.pid in pids]
+    monkeypatch.setattr("ddplaunch.core.control_socket.locate.list_running", lambda: mine)
     done = CliRunner().invoke(stop, ["--all"])
     assert "was suspended; " in done.stderr
     assert done.stderr.count(" has ended\n") == 2
@@ -510,6 +510,7 @@ def test_another_user_sees_and_reaches_nothing(running):
             "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
             "from ddplaunch.features.runs import logs, ps, report, report_text, stop\n"
             "from ddplaunch.features.runs import history_store, rank_logs, run_lookup\n"
+            "from ddplaunch.features.ssh import job_records\n"
             "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             f"sys.argv = ['ddplaunch', *{words!r}]; ddplaunch.cli.main()"
         )

@@ -11,6 +11,7 @@ from ddplaunch.base.event_loop import Timer
 from ddplaunch.core import events
 from ddplaunch.features.inspect.diagnosis.inspection import (
     CollectiveArrivals,
+    Detail,
     GroupState,
     Inspection,
     ProcessCondition,
@@ -196,7 +197,7 @@ def test_when_the_first_collective_was(entered, arrived, moment):
     before = time.time()
     clock.pass_on()
     clock.pass_on()
-    assert asked.count("pace") == (max(entered) < 100 and moment is not None)
+    assert asked.count(Detail.LATENESS) == (max(entered) < 100 and moment is not None)
     moments = [each.moment for each in samples]
     if moment == "now":
         assert len(moments) == 1

@@ -30,10 +30,10 @@ SSH = """
 STOP = """
     # Of the jobs on this machine only these: others of this user run beside the tests.
     import sys
-    from ddplaunch.features.runs import run_lookup
+    from ddplaunch.core.control_socket import locate
     from ddplaunch.cli import run_command_line
-    list_all, pids = run_lookup.list_running, sys.argv.pop(1).split(",")
-    run_lookup.list_running = lambda: [each for each in list_all() if str(each.pid) in pids]
+    list_all, pids = locate.list_running, sys.argv.pop(1).split(",")
+    locate.list_running = lambda: [each for each in list_all() if str(each.pid) in pids]
     sys.exit(run_command_line())
     """
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.system.target.arguments import bind_arguments, check_arguments
+from ddplaunch.system.target.argument_parser import check_arguments
+from ddplaunch.system.target.arguments import bind_arguments
 from ddplaunch.system.target.signature import from_source
 
 FACTS = {

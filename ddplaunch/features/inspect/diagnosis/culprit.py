@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from ddplaunch.base.stack_frames import Frame, parse_traceback
 from ddplaunch.base.text import format_ranks
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     FILE_LOCK,
     INIT_FUNCTION,
@@ -27,7 +28,6 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     user_line_of,
     waiting_call_of,
 )
-from ddplaunch.features.inspect.diagnosis.stack_parser import parse_traceback
 from ddplaunch.features.inspect.diagnosis.wait_chains import format_cycle
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_halt, describe_mismatch
 from ddplaunch.features.inspect.diagnosis.waits import Wait, find_waits, short_wait_title, wait_title

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.types import (
     Count,
     ExitStatus,
@@ -43,15 +44,6 @@ class ProcessCondition(Enum):
     EXITED = "exited"
     REPLACED = "replaced"  # the rank has executed another program (execve)
     PENDING = "pending"  # no process yet
-
-
-class Frame(Struct, frozen=True):
-    """One call in a stack."""
-
-    function: TextLine
-    file: TextLine  # relative to the job's folder if it is below
-    line: Number
-    own: bool  # user code, not from the standard library or an installed package
 
 
 class Thread(Struct, frozen=True):

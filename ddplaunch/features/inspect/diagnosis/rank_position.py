@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import signal_name
 from ddplaunch.features.inspect.diagnosis.inspection import (
     Collective,
-    Frame,
     ProcessCondition,
     RankInspection,
     Thread,

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from math import inf
 from typing import NamedTuple
 
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import format_ranks
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     NEW_GROUP,
     STORE_WAIT,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import format_ranks, join_names
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     FILE_LOCK,
     INIT_FUNCTION,

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.features.inspect.diagnosis.inspection import (
     Collective,
-    Frame,
     Inspection,
     ProcessCondition,
     RankInspection,

@@ -78,6 +78,7 @@ class StallDetector:
         self.start_attempt: Callable[[NodeRanks], None] = guard(self._begin)
         self.reset: Callable[[], None] = guard(self._restart)
         self.on_output: Callable[[int], None] = guard(self._on_printed)
+        self.observe: Callable[[events.Event], None] = guard(self._on_event)
 
     def _begin(self, ranks: NodeRanks) -> None:
         """Start watching a new attempt."""
@@ -96,7 +97,7 @@ class StallDetector:
         self._printed.clear()
         self._stalled = self._noisy = False
 
-    def observe(self, event: events.Event) -> None:
+    def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.JobStalled | events.StallEnded):
             self._stalled = isinstance(event, events.JobStalled)
             last = max(self._printed.values(), default=0.0)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import MAX_LISTED_NAMES, format_count
 from ddplaunch.core.failures import first_line
 from ddplaunch.core.messages import FromNode, StragglersFound
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks, RankProcess
 from ddplaunch.core.node.rank_files import read_error_file
+from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
 
@@ -27,7 +28,7 @@ class StragglerMonitor:
 
     def __init__(
         self,
-        loop: EventLoop,
+        loop: IsolatedLoop,
         ranks: NodeRanks,
         timeout: float | None,
         inspect: InspectStacks,
@@ -39,7 +40,7 @@ class StragglerMonitor:
         self._inspect, self._send, self._notify = inspect, send, notify
         self._timers: list[Timer] = []
         self._failed: dict[int, str] = {}  # by rank: the exception that ended its program, until it is reported
-        ranks.on_failed = self._on_failed
+        ranks.on_failed = loop.guard(self._on_failed)
 
     def start_timers(self) -> None:
         """A rank may have ended: start the timers of those that still run again."""
@@ -83,12 +84,12 @@ class StragglerMonitor:
     def _on_failed(self, rank: int, what: str) -> None:
         """The program of a rank has failed; its process runs until its threads and ``atexit`` handlers are done."""
         if not self._failed:
-            self._ranks.timers.call_later(FAILED_S, self._inspect_failed)
+            self._ranks.timers.call_later(FAILED_S, self._loop.guard(self._inspect_failed))
         self._failed[rank] = what
 
     def _inspect_failed(self) -> None:
         if self._ranks.is_holding:
-            self._ranks.timers.call_later(FAILED_S, self._inspect_failed)
+            self._ranks.timers.call_later(FAILED_S, self._loop.guard(self._inspect_failed))
         elif any(each.rank.rank in self._failed for each in self._remaining()):
             self._inspect(self._ranks, self._note_failed)
         else:

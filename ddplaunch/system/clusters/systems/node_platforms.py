@@ -5,7 +5,11 @@ Each says where its variables are documented.
 
 from __future__ import annotations
 
-from msgspec import Struct
+import json
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
@@ -17,7 +21,6 @@ from ddplaunch.system.clusters.env_builders import (
     env_from_node_variables,
     missing_address_error,
     outgoing_address,
-    parse_json,
 )
 from ddplaunch.system.clusters.env_variables import IGNORE_HINT, EnvVariables, check_below, contradiction_error
 
@@ -45,9 +48,10 @@ def sagemaker(environ: EnvVariables) -> ClusterEnv | None:
     Raises UsageError if SM_HOSTS is not a JSON list of names, or lacks this host.
     """
     listed, host = environ["SM_HOSTS"], environ.text("SM_CURRENT_HOST")  # ["algo-1","algo-2"], algo-2
-    hosts = parse_json(listed)
-    if not isinstance(hosts, list) or not hosts or not all(isinstance(each, str) for each in hosts):
-        raise UsageError(f"SM_HOSTS={listed} is not a JSON list of hosts", IGNORE_HINT)
+    try:
+        hosts = msgspec.json.decode(listed, type=Annotated[list[str], Meta(min_length=1)])
+    except (msgspec.MsgspecError, ValueError):
+        raise UsageError(f"SM_HOSTS={listed} is not a JSON list of hosts", IGNORE_HINT) from None
     if host not in hosts:
         raise contradiction_error(f"SM_HOSTS={listed}", f"SM_CURRENT_HOST={host}")
     gpus, names = environ.optional_number("SM_NUM_GPUS"), ("SM_HOSTS", "SM_CURRENT_HOST")
@@ -136,10 +140,8 @@ def modelarts(environ: EnvVariables) -> ClusterEnv | None:
     2. VC_* come from Volcano, which runs its jobs; VC_TASK_INDEX means nothing where there is one node.
     """
     count, index, listed = "MA_NUM_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS"
-    nnodes, gpus = (
-        environ.consistent_number(count, "VC_WORKER_NUM"),
-        environ.optional_number("MA_NUM_GPUS"),
-    )  # 0 on CPUs
+    nnodes = environ.consistent_number(count, "VC_WORKER_NUM")
+    gpus = environ.optional_number("MA_NUM_GPUS")  # 0 on CPUs
     if nnodes == 1:
         return env_for_node("modelarts", (count,), 1, 0, None, gpus=gpus)
     node_rank, hosts = environ.number(index), environ.text(listed).split(",")
@@ -164,7 +166,7 @@ def determined(environ: EnvVariables) -> ClusterEnv | None:
     commands have none. Raises UsageError if it is not as it should be.
     """
     try:
-        rendezvous = parse_json(read_regular_file(RENDEZVOUS, MAX_BYTES).decode(errors="replace"))
+        rendezvous = json.loads(read_regular_file(RENDEZVOUS, MAX_BYTES).decode(errors="replace"))
         hosts, node_rank = [str(host) for host in rendezvous["container_addrs"]], int(rendezvous["container_rank"])
     except FileNotFoundError:
         return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
 
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, register_system
-from ddplaunch.system.clusters.env_builders import env_for_node, env_from_node_variables, parse_json
+from ddplaunch.system.clusters.env_builders import env_for_node, env_from_node_variables
 from ddplaunch.system.clusters.env_variables import IGNORE_HINT, EnvVariables, parse_number
 
 
@@ -114,7 +114,7 @@ def tfconfig(environ: EnvVariables) -> ClusterEnv | None:
 def _cluster_spec(name: str, written: str) -> tuple[dict[str, list[str]], str, int]:
     """Return the hosts of each role, this node's role and its index there."""
     try:
-        spec: Any = parse_json(written)
+        spec = json.loads(written)
         cluster = {str(role): [str(host) for host in hosts] for role, hosts in spec.get("cluster", {}).items()}
         for host in (host for hosts in cluster.values() for host in hosts):
             if not host.rpartition(":")[0] or not host.rpartition(":")[2].isdecimal():

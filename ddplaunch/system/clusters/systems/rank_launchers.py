@@ -157,10 +157,8 @@ def _first_host(environ: EnvVariables, rank: int, size: int, local_rank: int, us
     begins with its index in that list: 726007808.2;tcp://10.77.0.12:46173. Where one host is idle, and others have
     several ranks, it is taken to be mpirun's own.
     """
-    own, daemon = (
-        environ.get(OWN_HOST_VARIABLE),
-        re.match(r"\d+\.(\d+);", environ.get("OMPI_MCA_orte_local_daemon_uri", "")),
-    )
+    own = environ.get(OWN_HOST_VARIABLE)
+    daemon = re.match(r"\d+\.(\d+);", environ.get("OMPI_MCA_orte_local_daemon_uri", ""))
     if own is None or daemon is None or used is None:
         return None
     if rank == local_rank:  # all lower ranks are here

@@ -6,8 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.node.rank_channel import RankReply
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.features.inspect.diagnosis.stack_parser import parse_dump
 from ddplaunch.features.inspect.diagnosis.waits import ranks_to_query
 from ddplaunch.features.inspect.node.rank_inspector import apply_group_states, apply_last_collectives

@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition
 from tests.features.inspect.diagnosis.recorded_hangs import full_inspection, with_rank_changed
 from tests.features.inspect.diagnosis.test_waits import WAITING, collective, rank, together
 

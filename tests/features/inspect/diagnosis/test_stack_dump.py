@@ -7,8 +7,9 @@ import textwrap
 
 import pytest
 
-from ddplaunch.features.inspect.diagnosis.inspection import Frame, Thread
-from ddplaunch.features.inspect.diagnosis.stack_parser import MAX_FRAMES, MAX_THREADS, parse_dump, parse_traceback
+from ddplaunch.base.stack_frames import MAX_FRAMES, Frame, parse_traceback
+from ddplaunch.features.inspect.diagnosis.inspection import Thread
+from ddplaunch.features.inspect.diagnosis.stack_parser import MAX_THREADS, parse_dump
 from tests.conftest import write_program
 
 

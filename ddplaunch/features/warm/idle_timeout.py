@@ -1,57 +1,39 @@
-"""Options of the zygote: what it preloads, and how long a warm zygote is kept for later runs.
+"""How long an idle warm zygote is kept: ``--warm``, or ``[run] warm`` of the user's own file.
 
-The latter is ``--warm``, or ``[run] warm`` of the user's own file. A project's file cannot set it: which processes stay
-on a machine is the user's choice.
+A project's file cannot set it: which processes stay on a machine is the user's choice.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import user_config_path
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.config_defaults import USER_TABLE, read_user_table
-from ddplaunch.cli.core_options import Starting, Stopping
-from ddplaunch.cli.feature_options import Preloading, Warming
 from ddplaunch.cli.option_values import WEEK_S, parse_seconds
 from ddplaunch.core.options import Options
-from ddplaunch.features.preload.preload_plan import AUTO_PRELOAD, PreloadPlan, make_preload_plan
+from ddplaunch.features.warm.options import Warming
 from ddplaunch.system.clusters import find_marker
-from ddplaunch.system.plan.plan import Plan
 
-DEFAULT_WARM_TIMEOUT_S = 600.0
+DEFAULT_IDLE_TIMEOUT_S = 600.0
 """How long ``--warm`` keeps an idle zygote by default."""
 
 
-def choose_preload(options: Options, plan: Plan) -> PreloadPlan:
-    """Choose what the zygote imports; with one rank and no restarts there is a zygote only if that is faster."""
-    if options[Starting].start == "exec" or (options[Starting].start == "auto" and sys.platform != "linux"):
-        return PreloadPlan()
-    preload = options[Preloading].preload or AUTO_PRELOAD
-    by_default = options[Starting].start == "auto" and preload == AUTO_PRELOAD
-    is_single = by_default and len(plan.local_ranks) == 1 and not options[Stopping].max_restarts
-    own = plan.environment(plan.local_ranks[0])
-    return make_preload_plan(
-        plan.target, preload, {**os.environ, **plan.shared_environment}, own, is_single_process=is_single
-    )
-
-
-def read_warm_timeout(options: Options) -> tuple[float | None, str | None]:
-    """Return how long an idle zygote is kept, None for not at all; and why not, if it was requested.
+def read_idle_timeout(options: Options) -> tuple[float, str | None]:
+    """Return how long an idle zygote is kept, 0 for not at all; and why not, if it was requested.
 
     Raises:
         UsageError: the value in the file is not a time.
     """
     if options[Warming].warm is False:
-        return None, None
+        return 0.0, None
     seconds = _read_warm_from_file()
     if not seconds and not options[Warming].warm:
-        return None, None
+        return 0.0, None
     why = _why_not_warm(typed=bool(options[Warming].warm))
-    return (None, why) if why else (seconds or DEFAULT_WARM_TIMEOUT_S, None)
+    return (0.0, why) if why else (seconds or DEFAULT_IDLE_TIMEOUT_S, None)
 
 
 def _why_not_warm(*, typed: bool) -> str | None:

@@ -1,4 +1,6 @@
-"""Node checks: before each attempt every node checks its machine; collects the replies and decides who takes part."""
+"""Node checks: before an attempt every node checks itself if a feature wants it; collects the replies and decides who
+takes part.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,40 @@ SLOW_NODE_NOTICE_S = 5.0  # after this, print which nodes have not replied
 
 
 class NodeChecks:
-    """The checks before each attempt (--check)."""
+    """The checks before each attempt."""
 
     def __init__(
         self,
         nodes: NodeTable,
         membership: Membership,
+        make_request: Callable[[int], CheckNode | None],
         call_later: Callable[[float, Callable[[], None]], None],
         start: Callable[[], None],
         end: Callable[[JobResult], None],
     ) -> None:
-        """``start`` is called when all nodes have passed, ``end`` if the job cannot go on.
+        """``make_request`` returns what to send to each node before an attempt; None: nodes need no check.
+
+        ``start`` is called when all nodes have passed, ``end`` if the job cannot go on.
 
         The timers of ``call_later`` are cancelled when an attempt starts or ends.
         """
         self._config, self._nodes, self._membership = nodes.config, nodes, membership
-        self._call_later, self._start, self._end = call_later, start, end
-        self._attempt = 0
+        self._make_request, self._call_later, self._start, self._end = make_request, call_later, start, end
+        self._request: CheckNode | None = None  # for the latest attempt
         self._unanswered: set[int] = set()  # nodes without a reply; empty if no round of checks is in progress
 
-    def begin(self, attempt: int) -> None:
-        """Ask all nodes to check themselves for this attempt."""
-        self._attempt = attempt
+    @property
+    def are_required(self) -> bool:
+        """Whether nodes are checked before the latest attempt."""
+        return self._request is not None
+
+    def prepare(self, attempt: int) -> bool:
+        """Return whether nodes are checked before this attempt; then ``begin`` follows."""
+        self._request = self._make_request(attempt)
+        return self.are_required
+
+    def begin(self) -> None:
+        """Ask all nodes to check themselves."""
         self._unanswered = set(self._nodes)
         for number in list(self._nodes):
             self.send_check(number)
@@ -47,11 +61,12 @@ class NodeChecks:
         """Ask one node, as one that has just joined. A reply while an attempt runs does not count for the next one."""
         if self._unanswered:
             self._unanswered.add(number)
-        self._nodes.send(number, CheckNode(self._attempt, self._config.gpu_memory_timeout))
+        if self._request is not None:
+            self._nodes.send(number, self._request)
 
     def on_check_passed(self, number: int, attempt: int) -> None:
         """Called when a node has passed its check."""
-        if attempt == self._attempt:
+        if self._request is not None and attempt == self._request.attempt:
             self.on_node_gone(number)
 
     def on_node_gone(self, number: int) -> None:

@@ -1,0 +1,80 @@
+"""Commands with an argument RUN: its shell completion, and jobs on other hosts, where the command runs instead."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import CompletionItem
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import join_names
+from ddplaunch.core.control_socket import locate
+from ddplaunch.core.control_socket.remote_job import RemoteJob
+from ddplaunch.system.schedulers import submitted_jobs
+
+_WORDS = "ddplaunch.on_host"
+_LOCAL = {"hosts", "since", "every"}
+"""Parameters with which a command does not concern one job, or reaches other hosts by itself."""
+
+_WRITING = {"html": "--html", "serve": "--serve", "output": "--output"}
+"""Parameters that name a file or port of this machine."""
+
+_SSH_FAILED = 255  # ssh's own exit code
+
+
+class RunName(click.types.StringParamType):
+    """The name of a run or the number of a submitted job, with shell completion."""
+
+    def __init__(self, *, running: bool = False) -> None:
+        """``running``: complete only jobs that are running."""
+        self.running = running
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        names = [name for name, job in locate.index_runs().jobs.items() if job or not self.running]
+        names += [job.number for job in submitted_jobs.list_jobs() if job.code is None or not self.running]
+        names += [job.run_id for job in locate.list_remote_jobs() if job.is_running or not self.running]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+class RunsOnHost(Exception):
+    """Raised by a command without RUN if its job is on other hosts: launcher and record are on the first of them."""
+
+    def __init__(self, job: RemoteJob) -> None:
+        super().__init__(job)
+        self.job = job
+
+
+class JobCommand(click.Command):
+    """A command whose argument RUN may name a job on other hosts: launcher and record are on the first of them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command here, or on the job's first host."""
+        run: str | None = ctx.params["run"]
+        about_one = run is not None or getattr(self.params[0].type, "running", False)
+        if about_one and not any(ctx.params.get(name) for name in _LOCAL) and (job := locate.find_remote_job(run)):
+            return _on_first_host(job, ctx, run)
+        try:
+            return super().invoke(ctx)
+        except RunsOnHost as found:
+            return _on_first_host(found.job, ctx, run)
+
+
+def _on_first_host(job: RemoteJob, ctx: click.Context, run: str | None) -> int:
+    """Run the command on the job's first host; return its exit code.
+
+    Raises:
+        UsageError: the command writes a file, which would be on that host.
+        LaunchError: the host cannot be reached.
+    """
+    words = [str(ctx.info_name), *(job.run_id if word == run else word for word in ctx.meta[_WORDS])]
+    if run is None:
+        words.append(job.run_id)
+    for name, option in _WRITING.items():
+        source = ctx.get_parameter_source(name) if name in ctx.params else None
+        if source is not None and source.name == "COMMANDLINE":
+            what = f"{job.run_id} runs on {join_names(job.hosts)}: run the command with {option} there"
+            raise UsageError(what, job.format_command(words))
+    return job.start_command(words)()

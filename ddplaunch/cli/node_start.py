@@ -1,0 +1,44 @@
+"""The start of the zygote on this node: it imports torch while the launcher imports the rest of itself.
+
+This module therefore imports little, and ``job_launch`` is imported once ``NodeStart`` is made.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.cli.core_options import Preemption
+from ddplaunch.cli.planning import plan_zygote
+from ddplaunch.core.feature import load_features
+from ddplaunch.core.node.process_limits import check_proc
+from ddplaunch.core.node.process_tree import ProcessTree
+from ddplaunch.core.options import Options
+from ddplaunch.core.zygote_settings import ZygoteSettings
+from ddplaunch.system.plan.plan import Plan
+
+
+class NodeStart:
+    """The event loop and the process tree of a job that is about to start on this node."""
+
+    def __init__(self, options: Options, plan: Plan) -> None:
+        """Start the zygote, unless it depends on what node 0 has yet to assign.
+
+        Raises:
+            UsageError: the value of an option is wrong.
+            ResourceLimitError: /proc cannot be used, or a limit on processes or memory is reached.
+        """
+        check_proc()
+        self.loop = EventLoop()
+        self.settings = ZygoteSettings(plan_zygote(options, plan), options[Preemption].preempt_signal)
+        source = next(filter(None, (feature.make_zygote_source(options) for _, feature in load_features())), None)
+        if self.settings.preempt_signal is not None:  # the loop unblocks it once the launcher handles it
+            signal.pthread_sigmask(signal.SIG_BLOCK, (self.settings.preempt_signal,))
+        self.tree = ProcessTree(self.loop, self.settings, os.environ, plan.run_id, source)
+        if plan.has_node_rank:
+            self.tree.ensure_zygote(plan)
+
+    def close(self) -> None:
+        """End the zygote of a job that does not start after all."""
+        self.tree.close()

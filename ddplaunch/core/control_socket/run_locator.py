@@ -1,0 +1,168 @@
+"""Which run a command means: the runs that are known, and the part of a feature in finding them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.text import closest_match, join_names
+from ddplaunch.core.control_socket.remote_job import RemoteJob
+from ddplaunch.system.schedulers.job_step import run_on_nodes
+from ddplaunch.system.schedulers.scheduler import BatchJobState
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+
+
+class RunningJob(NamedTuple):
+    """A job of this user that runs on this machine."""
+
+    path: str  # of its control socket
+    run_id: str  # its first 40 bytes, from the name of the control socket
+    pid: int  # the launcher's
+
+
+def job_at(path: str) -> RunningJob:
+    """Return the job whose control socket is, or was, at ``path``."""
+    run_id, _, pid = os.path.basename(path).rpartition(".")
+    return RunningJob(path, run_id, int(pid))
+
+
+class RunningBatchJob(NamedTuple):
+    """A running job of a batch scheduler, whose launchers are on other machines."""
+
+    job: SubmittedJob
+    state: BatchJobState
+    run: str  # the name of its latest run, or the beginning of that name
+
+    def run_command(self, command: str, options: Sequence[str]) -> int:
+        """Run a command for this run on node 0, pass on its output, and return its exit code."""
+        return run_on_nodes(self.job, self.state, [command, self.run, *options])
+
+
+class RunIndex:
+    """The runs of this user by name; here those that run on this machine, by their control sockets."""
+
+    def __init__(self, jobs: Mapping[str, RunningJob | None]) -> None:
+        """``jobs``: by name, the latest first; None for runs that have ended or run elsewhere."""
+        self.jobs = jobs
+
+    @classmethod
+    def from_running(cls, running: Iterable[RunningJob]) -> RunIndex:
+        """Name each job by its run id, and also by its PID if another has the same run id."""
+        jobs: dict[str, RunningJob | None] = {}
+        for job in running:
+            jobs[job.run_id if job.run_id not in jobs else f"{job.run_id}.{job.pid}"] = job
+        return cls(jobs)
+
+    def with_run_id(self, run_id: str) -> list[str]:
+        """List the runs with this run id, the newest first."""
+        return [name for name, job in self.jobs.items() if job and job.run_id == run_id]
+
+    def run_id(self, name: str) -> str:
+        """Return the run id of a run."""
+        job = self.jobs[name]
+        return job.run_id if job else name
+
+    def find_running(self, word: str | None) -> RunningJob:
+        """Find the running job that ``word`` names, see ``find_name``; None is the only one.
+
+        Raises:
+            UsageError: no job, or several jobs match.
+        """
+        jobs = {name: job for name, job in self.jobs.items() if job}
+        if word is None:
+            return jobs[_require_single(jobs)]
+        _check_not_empty(word)
+        same = self.with_run_id(word)
+        name = same[0] if same and same[0] in jobs else None if same else self._resolve(word, jobs)
+        if name:
+            return jobs[name]
+        if same or word in self.jobs:
+            earlier = [each for each in same if each in jobs]
+            hint = f"an earlier run is still running: {join_names(earlier)}" if earlier else f"ddplaunch report {word}"
+            raise UsageError(f"{word} has ended", hint)
+        raise _unknown_run_error(word, jobs)
+
+    def find_name(self, word: str) -> str:
+        """Find the name of the run that ``word`` names, running or ended.
+
+        ``word`` is a run id (the newest run with it is found), a name, a PID, or a part of a name.
+
+        Raises:
+            UsageError: no run, or several runs match.
+        """
+        _check_not_empty(word)
+        name = next(iter(self.with_run_id(word)), None) or self._resolve(word, self.jobs)
+        if name is None:
+            raise _unknown_run_error(word, self.jobs)
+        return name
+
+    def _resolve(self, word: str, jobs: Mapping[str, RunningJob | None]) -> str | None:
+        """Return the run with this name or PID, else the only one whose name begins with it, else contains it.
+
+        A number must match a whole part between dashes, dots and underscores: it may be the id of a batch job that is
+        no longer known, and no other run may be stopped in its place. Runs with the same run id count as one: the
+        newest.
+        """
+        if word in jobs:
+            return word
+        number = word.isdecimal()
+        for matches in (
+            [name for name, job in jobs.items() if job and word == str(job.pid)],
+            [name for name in jobs if name.startswith(word) and not number],
+            [name for name in jobs if word in (re.split(r"[-._]", name) if number else name) and word[0] != "-"],
+        ):
+            if len(matches) > 1:
+                same = [name for name in self.with_run_id(self.run_id(matches[0])) if name in jobs]
+                if not set(matches) - set(same):
+                    return same[0]
+                raise UsageError(
+                    f'"{sanitize_line(word, 60)}" matches {len(matches)} runs: {join_names(matches)}',
+                    "type more of the name",
+                )
+            if matches:
+                return matches[0]
+        return None
+
+
+class RunLocator:
+    """A feature's part in finding the run that a command means. A subclass overrides only what it has."""
+
+    def index_runs(self, running: Sequence[RunningJob]) -> RunIndex | None:
+        """Return an index that knows more runs than ``running``, the jobs of this machine; None if it has none."""
+        return None
+
+    def find_batch_job(self, word: str, command: str) -> RunningBatchJob | None:
+        """Find the running job of a batch scheduler that ``word`` names; None if it names none.
+
+        ``command`` is the command that is meant for it, for messages.
+
+        Raises:
+            LaunchError: that job does not run, or its scheduler does not answer.
+        """
+        return None
+
+    def list_remote_jobs(self) -> list[RemoteJob]:
+        """List the jobs that this user has started from this machine on others."""
+        return []
+
+
+def _require_single(jobs: Mapping[str, object]) -> str:
+    if not jobs:
+        raise UsageError("you have no running jobs on this machine", "ddplaunch ps --all shows those that have ended")
+    if len(jobs) > 1:
+        raise UsageError(f"{len(jobs)} jobs are running: name one", join_names(jobs))
+    return next(iter(jobs))
+
+
+def _check_not_empty(word: str) -> None:
+    if not word:
+        raise UsageError("the name of the run is empty", "a variable in the command may have no value")
+
+
+def _unknown_run_error(word: str, runs: Iterable[str]) -> UsageError:
+    near = closest_match(word, runs)
+    hint = f"did you mean {near}?" if near else "ddplaunch ps --all shows them"
+    return UsageError(f"no run is called {sanitize_line(word, 60)}", hint)

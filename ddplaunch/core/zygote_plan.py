@@ -1,0 +1,78 @@
+"""The plan of a zygote: whether it forks the ranks, and which modules it imports before. A feature makes it."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from ddplaunch.base.text import join_names
+from ddplaunch.core.rank import zygote_messages
+from ddplaunch.system.plan.plan import Fact
+
+MAX_NOTED = 5
+"""At most this many modules that each rank imports itself are in the text of a dry run; JSON has all."""
+
+_NOTHING: zygote_messages.AllowedState = {"top_modules": [], "changed_variables": [], "generators": []}
+
+
+class ZygotePlan(Struct, frozen=True):
+    """What the zygote does before it forks the ranks.
+
+    Attributes:
+        forks: whether it forks at all; otherwise every rank is a new interpreter.
+        modules: the modules that it imports, in this order.
+        user_modules: those of them that the user listed; if one fails, the run fails.
+        fallback: what it imports instead if ``modules`` fail, or change what ``allowed`` does not list.
+        settings: variables, with values, that the program sets before its imports.
+        unsafe: why forking is not safe; None if it is, or was not considered.
+        reason: why some imports of the program are not preloaded: the barrier.
+        excluded: the modules that each rank imports itself, each with the reason, like "not in the table".
+        allowed: what the imports may change in the process; used with a fallback.
+        import_dirs: the program's own folders that come before site-packages on ``sys.path``.
+        environment_reads: variables that the imports read.
+        import_auditor: the file of the package with the ``ImportAuditor`` of imports that have a fallback.
+        fork_fixups: the file of the package that is loaded before the imports, and repairs each fork; "" for none.
+        source: where the choice comes from, in the printed plan.
+    """
+
+    forks: bool = False
+    modules: tuple[str, ...] = ()
+    user_modules: tuple[str, ...] = ()
+    fallback: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    unsafe: str | None = None
+    reason: str | None = None
+    excluded: tuple[tuple[str, str], ...] = ()
+    allowed: zygote_messages.AllowedState = field(default_factory=lambda: _NOTHING)
+    import_dirs: tuple[str, ...] = ()
+    environment_reads: tuple[str, ...] = ()
+    import_auditor: str = ""
+    fork_fixups: str = ""
+    source: str = "imported once for all ranks"
+
+    @property
+    def imports_torch(self) -> bool:
+        """Whether torch is among ``modules``; another module may import it too."""
+        return self.forks and any(each.partition(".")[0] == "torch" for each in self.modules)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the part of the plan that ``--dry-run`` and the event ``ready`` show."""
+        because, excluded = self.explain(None)
+        return {"modules": list(self.modules), "because": because, "excluded": [list(each) for each in excluded]}
+
+    def to_fact(self) -> Fact:
+        """Return the line of the printed plan on preloaded modules."""
+        if not self.forks:
+            return Fact("preloaded", "nothing", self.unsafe or "each rank is a new interpreter")
+        return Fact("preloaded", join_names(self.modules) or "nothing", self.source)
+
+    def excluded_notes(self) -> list[str]:
+        """Return the note of the printed plan on the first modules that each rank imports itself, if there are any."""
+        if not self.excluded:
+            return []
+        first = [f"{name} ({reason})" for name, reason in self.excluded[:MAX_NOTED]]
+        more = [f"and {len(self.excluded) - MAX_NOTED} more"] if len(self.excluded) > MAX_NOTED else []
+        return [f"imported in each rank: {', '.join([*first, *more])}"]
+
+    def explain(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
+        """Return why ``modules`` has not all imports, and ``excluded``; ``failed``: why the fallback was imported."""
+        return failed or self.unsafe or self.reason, () if failed else self.excluded

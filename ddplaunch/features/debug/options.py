@@ -1,0 +1,27 @@
+"""The options of the debugger: ``--debug`` and others."""
+
+# Without ``from __future__ import annotations``: the annotations are read when the module is imported.
+
+from typing import Annotated
+
+from ddplaunch.cli.option_values import time_limit
+from ddplaunch.core.options import Option, OptionGroup
+
+# With two or three lines for an option, a group can be seen at once.
+# fmt: off
+
+
+class Debugging(OptionGroup, frozen=True):
+    """Breakpoints and debuggers."""
+
+    heading = "Debugging"
+    after = "metrics"
+
+    debug: Annotated[bool, Option("--debug",
+        "Stop ranks at breakpoints until `ddplaunch debug` attaches, also without a terminal.")] = False
+    debug_timeout: Annotated[float, Option("--debug-timeout TIME",
+        "Resume a rank in the debugger after this long without input.", time_limit)] = 3600.0
+    post_mortem: Annotated[bool, Option("--post-mortem",
+        "Enter the debugger at the exception of the first rank that fails.")] = False
+    debugpy: Annotated[str | None, Option("--debugpy RANKS",
+        "Ranks to which an editor on this machine can attach with debugpy, like 0,3.")] = None

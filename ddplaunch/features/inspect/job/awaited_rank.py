@@ -1,0 +1,42 @@
+"""The failure of a rank that the other ranks waited for, when a time limit stops the attempt."""
+
+from __future__ import annotations
+
+import time
+
+from ddplaunch.base.errors import EXIT_TIMEOUT
+from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.job.node_table import NodeTable
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection
+
+
+def make_failure(
+    nodes: NodeTable,
+    attempt: int,
+    inspection: Inspection,
+    number: int,
+    message: str,
+    trace: str,
+    hint: str | None = None,
+) -> RankFailure:
+    """Build the failure of rank ``number``; its exit code is that of a timeout."""
+    rank = next(rank for rank in inspection.ranks if rank.rank == number)
+    first = next((node.ranks.start for node in nodes.values() if number in node.ranks), number)
+    return RankFailure(
+        rank=number,
+        local_rank=number - first,
+        host=rank.host,
+        pid=rank.pid,
+        attempt=attempt,
+        exit_code=EXIT_TIMEOUT,
+        signal=None,
+        message=message,
+        traceback=f"it was at\n{trace}" if trace else None,
+        moment=time.time(),
+        hint=hint,
+    )
+
+
+def format_host(nodes: NodeTable, failure: RankFailure) -> str:
+    """Format the failed rank's host, in a job that may have several: " (on n1)"."""
+    return f" (on {failure.host})" if nodes.config.max_nodes > 1 else ""

@@ -1,0 +1,136 @@
+"""--stall-timeout on node 0: whether the ranks wait for each other without progress, and for how long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from ddplaunch.base.event_loop import Timer
+from ddplaunch.base.text import format_elapsed
+from ddplaunch.core.feature import JobContext
+from ddplaunch.core.job.job_attempt import TimeLimitExpired
+from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT
+from ddplaunch.features.inspect.diagnosis.culprit import find_culprit
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
+from ddplaunch.features.inspect.diagnosis.slow_ranks import typical_gap
+from ddplaunch.features.inspect.diagnosis.stall_check import Stall, check_stall
+from ddplaunch.features.inspect.job.awaited_rank import format_host, make_failure
+
+STALL_CHECK_INTERVAL_S = 2.0  # the longest, between two inspections of a job that may have stalled
+_UNUSUAL_WAIT_FACTOR = 10.0  # a wait is reported early if longer than this times the typical gap between collectives
+_REPEAT_WAIT_FACTOR = 3.0  # the next wait at the same place is reported if longer than this times the reported one
+FALSE_STALL_HINT = "if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()"
+
+
+class StallLimit:
+    """Inspects the ranks when a node suspects a stall; reports it, or stops the attempt by --on-stall."""
+
+    def __init__(self, context: JobContext, on_expired: Callable[[TimeLimitExpired, Inspection], None]) -> None:
+        """``on_expired`` stops the attempt if ranks run."""
+        self._context, self._config, self._on_expired = context, context.config, on_expired
+        self._limits = context.limits
+        self._attempt = -1
+        self._inspecting = False  # an inspection is in progress, or the pause after one
+        self._suspected_again = False  # a node has suspected a stall during that
+        self._reported: tuple[object, ...] = ()
+        self._report_after_s: dict[str, float] = {}  # by location: how long a wait there must last to be reported
+        self._timers: dict[str, Timer] = {}
+
+    def begin(self, attempt: int) -> None:
+        """Called when an attempt starts: reset what belongs to the previous one."""
+        self.end()
+        self._attempt = attempt
+        self._inspecting = self._suspected_again = False
+        self._reported = ()
+        self._report_after_s.clear()
+
+    def end(self) -> None:
+        """Called when the job ends."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _set_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        """Set a timer of the attempt; it replaces the one of the same name."""
+        if name in self._timers:
+            self._timers[name].cancel()
+        self._timers[name] = self._context.call_later(seconds, callback)
+
+    def on_suspected(self) -> None:
+        """Called when a node's ranks make no progress: inspect all nodes, once for the suspicions of many nodes."""
+        if self._inspecting:
+            self._suspected_again = True
+        else:
+            self._inspect()
+
+    def _inspect(self) -> None:
+        self._inspecting, self._suspected_again = True, False
+        self._context.gather("inspect", Detail.WAITS, partial(self._check, self._attempt))
+
+    def _check(self, attempt: int, inspection: Inspection) -> None:
+        if attempt != self._attempt:
+            return
+        config = self._config
+        if self._limits.are_paused:
+            self._set_timer("stall check", config.stall_check_interval_s / 2, self._on_check_interval)
+            return
+        stall, check_again_s = check_stall(inspection, config.stall_timeout, strict=config.stall_strict)
+        if check_again_s is None:
+            self._set_timer(
+                "stall check", min(config.stall_check_interval_s / 2, STALL_CHECK_INTERVAL_S), self._on_check_interval
+            )
+        else:
+            self._set_timer("stall check", check_again_s, self._inspect)
+        if stall is None:
+            self._check_early(attempt, inspection)
+        elif config.on_stall != "report" and stall.killable:
+            found, nodes = find_culprit(inspection), self._context.nodes
+            what = found.text if found else stall.text
+            hint = FALSE_STALL_HINT if stall.is_alive and stall.only_looks_idle else None
+            failure = make_failure(nodes, attempt, inspection, stall.rank, "the job stalled", stall.trace, hint)
+            seconds, host = format_elapsed(stall.seconds), format_host(nodes, failure)
+            text = f"no progress for {seconds} (--stall-timeout): {what}{host}"
+            self._send_stalled(stall, "")
+            self._on_expired(TimeLimitExpired(text, failure, stall.is_alive, config.on_stall == "restart"), inspection)
+        else:
+            self._report(stall)
+
+    def _check_early(self, attempt: int, inspection: Inspection) -> None:
+        """Report a wait before the stall timeout has expired if it is unusually long for this job and location."""
+        stall, check_again_s = check_stall(inspection, EARLY_STALL_CHECK_S, strict=False, noisy=LONG_WAIT)
+        if check_again_s is not None:
+            self._set_timer("early report", check_again_s, self.on_suspected)
+        if stall is None:
+            return
+        if stall.progress_key == self._reported:
+            return self._report(stall)
+        self._context.gather("inspect", Detail.LATENESS, partial(self._compare_with_gaps, attempt, stall))
+
+    def _compare_with_gaps(self, attempt: int, stall: Stall, inspection: Inspection) -> None:
+        if attempt != self._attempt:
+            return
+        gap = typical_gap(each for rank in inspection.ranks for each in rank.arrivals)
+        report_after = max(_UNUSUAL_WAIT_FACTOR * gap, self._report_after_s.get(stall.location, EARLY_STALL_CHECK_S))
+        if stall.seconds >= report_after:
+            self._report_after_s[stall.location] = _REPEAT_WAIT_FACTOR * stall.seconds
+            self._report(stall)
+        elif report_after < self._config.stall_timeout:
+            self._set_timer("early report", report_after - stall.seconds, self.on_suspected)
+
+    def _report(self, stall: Stall) -> None:
+        """Print a stall once; if a rank has only printed something since, send JobStalled again without a text."""
+        if stall.progress_key != self._reported:
+            self._reported = stall.progress_key
+            closer = f"look closer with `ddplaunch stacks {self._context.run_id}`"
+            self._send_stalled(stall, f"no progress for {format_elapsed(stall.seconds)}: {stall.text}; {closer}")
+        elif not self._limits.is_stalled:
+            self._send_stalled(stall, "")
+
+    def _send_stalled(self, stall: Stall, text: str) -> None:
+        self._limits.report_stall(time.time() - stall.seconds, text)
+
+    def _on_check_interval(self) -> None:
+        self._inspecting = False
+        if self._suspected_again:
+            self._inspect()

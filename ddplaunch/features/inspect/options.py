@@ -1,0 +1,55 @@
+"""The options of inspection, and of hangs: ``--no-inspect``, ``--stall-timeout`` and others."""
+
+# Without ``from __future__ import annotations``: the annotations are read when the module is imported.
+
+from typing import Annotated
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.cli.core_options import Connections, Nodes, Stopping, TargetOptions
+from ddplaunch.cli.option_values import time_limit
+from ddplaunch.core.options import Option, OptionGroup, Options
+
+# With two or three lines for an option, a group can be seen at once.
+# fmt: off
+
+
+class Inspecting(OptionGroup, frozen=True):
+    """Whether ranks can be inspected."""
+
+    heading = "Output"
+    after = "no_history"
+
+    no_inspect: Annotated[bool, Option("--no-inspect",
+        "Disable inspection: no `ddplaunch stacks`, no stacks in failure reports.", in_project=True)] = False
+
+
+class Hangs(OptionGroup, frozen=True):
+    """What is done about ranks that make no progress."""
+
+    heading = "Time limits"
+    after = "timeout"
+
+    stall_timeout: Annotated[float | None, Option("--stall-timeout TIME",
+        "Stop the job after this long without progress.  [default: only report it, after 24 s at the earliest]",
+        time_limit, in_project=True)] = None
+    on_stall: Annotated[str | None, Option("--on-stall stop|restart|report",
+        "Action after --stall-timeout: stop the job, restart all ranks, or only report.  [default: stop]",
+        in_project=True)] = None
+    straggler_timeout: Annotated[float | None, Option("--straggler-timeout TIME",
+        "Stop ranks that still run this long after the last other rank has ended.", time_limit, in_project=True)] = None
+
+    def check_contradictions(self, options: Options) -> None:
+        if self.on_stall and self.stall_timeout is None:
+            raise UsageError(f"--on-stall {self.on_stall} works only with --stall-timeout", "add --stall-timeout 10m")
+        if self.on_stall == "restart" and not options[Stopping].max_restarts:
+            raise UsageError("--on-stall restart works only with --max-restarts", "add --max-restarts 3")
+        if self.stall_timeout is None:
+            return
+        no_control = options[Connections].control == "none" and options[Nodes].nnodes[1] > 1
+        for given, name, why in (
+            (options[Inspecting].no_inspect, "--no-inspect", "it inspects the progress of the ranks"),
+            (options[TargetOptions].no_python, "--no-python", "only Python programs can be inspected"),
+            (no_control, "--control none", "each node sees only its own ranks"),
+        ):
+            if given:
+                raise UsageError(f"--stall-timeout does not work with {name}: {why}", "leave one of them out")

@@ -1,0 +1,61 @@
+"""Notes on why a program starts slowly; each is shown once for a program, until its file changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from zlib import crc32
+
+from ddplaunch.base.safe_files import open_for_writing, read_regular_file
+from ddplaunch.base.text import join_names
+from ddplaunch.core.events import Event, ZygoteReady
+from ddplaunch.core.feature import NodeSide
+from ddplaunch.core.zygote_plan import ZygotePlan
+
+_MAX_SOURCE_BYTES, _MAX_STATE_BYTES = 64 << 20, 1 << 20
+
+
+def is_new(path: str | None, note: str) -> bool:
+    """Whether a note on the program at ``path`` was not shown before; record it as shown.
+
+    True also if the state file cannot be used.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    state_file = os.path.join(state, "ddplaunch", "noted")
+    try:
+        path = os.path.abspath(path or "")
+        text = f"{path}\0{note}\0".encode(errors="replace")
+        line = b"%08x %08x\n" % (crc32(text), crc32(read_regular_file(path, _MAX_SOURCE_BYTES)))
+        os.makedirs(os.path.dirname(state_file), 0o700, exist_ok=True)
+        with open(open_for_writing(state_file, os.O_APPEND, 0o600), "ab") as file:
+            if line in read_regular_file(state_file, _MAX_STATE_BYTES, follow_symlinks=False).splitlines(keepends=True):
+                return False
+            file.write(line)
+    except OSError:
+        pass
+    return True
+
+
+class SlowStartNotes(NodeSide):
+    """Observer that shows why the zygote did not preload all imports, or does not fork."""
+
+    def __init__(self, zygote_plan: ZygotePlan, source: str | None, show_note: Callable[[str], None]) -> None:
+        """``source``: the program's file."""
+        self._plan, self._source, self._show_note = zygote_plan, source, show_note
+
+    def observe(self, event: Event) -> None:
+        if not isinstance(event, ZygoteReady):
+            return
+        slow, because = None, event.because
+        if event.forks and because and because != self._plan.explain(None)[0]:  # else the fallback was not needed
+            imported = f"preloading failed, only {join_names(event.modules)} was preloaded"
+            slow = f"{imported}: {because}; --preload torch avoids the attempt"
+        elif because and not (event.forks or event.unsafe):
+            # A variable of which the value is not known also keeps --preload torch from importing it.
+            named_variable = "which sets " in because and "sets variables" not in because
+            avoid = "set it in the shell" if named_variable else "--preload torch, or `import torch` above that"
+            slow = f"each rank imports torch itself because of {because}; faster: {avoid}"
+        if slow and is_new(self._source, slow):
+            self._show_note(slow)
+        if event.unsafe:
+            self._show_note(f"ranks are not forked but started as new interpreters: {event.unsafe}")

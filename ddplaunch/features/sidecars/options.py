@@ -1,0 +1,23 @@
+"""The options of sidecars: ``--sidecar`` and ``--tensorboard``."""
+
+# Without ``from __future__ import annotations``: the annotations are read when the module is imported.
+
+from typing import Annotated
+
+from ddplaunch.cli.option_values import check_commands
+from ddplaunch.core.options import Option, OptionGroup
+
+# With two or three lines for an option, a group can be seen at once.
+# fmt: off
+
+
+class SidecarPrograms(OptionGroup, frozen=True):
+    """Programs that run beside the ranks."""
+
+    heading = "Sidecars, notifications and metrics"
+    after = "preempt_forward"
+
+    tensorboard: Annotated[str | None, Option("--tensorboard DIR",
+        "Run TensorBoard on DIR while the job runs, and print its URL.", completion="folder")] = None
+    sidecar: Annotated[tuple[str, ...], Option("--sidecar COMMAND",
+        "Run a program on node 0 while the job runs; may be repeated.", check_commands)] = ()

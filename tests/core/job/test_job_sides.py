@@ -1,0 +1,132 @@
+"""Tests of the job sides of features: what the coordinator asks of them, and what one that raises costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.core import messages
+from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
+from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
+from ddplaunch.core.job.job_attempt import JobAttempt
+from tests.core.job.test_coordinator import Job
+
+
+class RaisingSide(JobSide):
+    def before_start(self, attempt: int) -> messages.CheckNode:
+        raise ValueError(f"attempt {attempt}")
+
+
+class Made(Feature):
+    """A feature with the job side that a test has made."""
+
+    def __init__(self, side: JobSide) -> None:
+        self._side = side
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        return self._side
+
+
+class Raising(Feature):
+    def __init__(self, *, at_once: bool) -> None:
+        self._at_once = at_once
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        if self._at_once:
+            raise ValueError("no side")
+        return RaisingSide()
+
+
+def bugs(job: Job) -> list[str]:
+    """The notes on bugs: their first lines."""
+    notes = [each.text for each in job.take(messages.NoteMessage) if isinstance(each, messages.NoteMessage)]
+    return [text.partition(";")[0] for text in notes if "bug" in text]
+
+
+def test_a_side_that_raises_is_reported_once_and_the_job_goes_on():
+    features = (("first", Raising(at_once=True)), ("second", Raising(at_once=False)))
+    job = Job(features=features, max_restarts=1)
+    assert bugs(job) == [
+        f"bug in ddplaunch: the feature {name} failed and is left out, the job goes on" for name in ("first", "second")
+    ]
+    assert len(job.take(messages.StartAttempt)) == 1
+    job.drain(0, job.fail(0, 0))
+    job.wait(0)
+    assert len(job.take(messages.StartAttempt)) == 1
+    assert bugs(job) == []
+
+
+def test_without_features_nothing_precedes_the_start():
+    job = Job(features=(), checks_nodes=True)
+    assert not job.take(messages.CheckNode)
+    assert job.take(messages.StartAttempt)
+
+
+class Before(JobSide):
+    """A side that sends a request of this kind before ranks are stopped, and raises at the reply."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def before_stop(self, attempt: JobAttempt) -> RpcCall:
+        return RpcCall(self._kind, None, 1.0)
+
+    def on_stop_reply(self, reply: object) -> None:
+        raise ValueError("the reply")
+
+
+@pytest.mark.parametrize("kind", ["inspect", "no such kind"])
+def test_a_side_that_raises_does_not_keep_ranks_from_being_stopped(kind):
+    job = Job(features=(("before", Made(Before(kind))),))
+    failure = job.fail(0, 0)
+    job.wait(1)
+    assert len(job.take(messages.StopAttempt)) == 1
+    assert len(bugs(job)) == 1
+    job.drain(0, failure, stopped=1)
+    assert job.outcome(0).outcome.code == 3
+
+
+class Strict(JobSide):
+    """A side that refuses every message, and raises when it explains a failure."""
+
+    def on_message(self, node: int, message: messages.FromNode) -> None:
+        raise ProtocolError(f"a message of node {node}")
+
+    def blame(self, report: FailureReport, failures: object) -> FailureReport:
+        raise ValueError("the report")
+
+    def on_job_end(self, result: JobResult) -> None:
+        raise ValueError("the end")
+
+
+def test_a_message_that_a_side_refuses_is_the_fault_of_the_node():
+    job = Job(features=(("strict", Made(Strict())),))
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="a message of node 0"):
+            job.send(0, messages.RanksStarted(0))
+    assert bugs(job) == []
+
+
+def test_an_explanation_that_fails_leaves_the_report():
+    class Explaining(Strict):
+        def on_message(self, node: int, message: messages.FromNode) -> None:
+            pass
+
+    job = Job(features=(("explaining", Made(Explaining())),))
+    failure: RankFailure = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
+    job.drain(0, failure, stopped=1)
+    outcome = job.outcome(0).outcome
+    assert (outcome.code, outcome.verdict and outcome.verdict.first.rank) == (3, 0)
+    assert len(bugs(job)) == 1
+
+
+def test_without_features_ranks_are_stopped_at_once_and_the_report_blames_no_rank():
+    job = Job(features=(), inspect=True)
+    failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
+    job.wait(1)
+    assert not job.take(messages.RpcRequest)
+    assert len(job.take(messages.StopAttempt)) == 1
+    job.drain(0, failure, stopped=1)
+    outcome = job.outcome(0).outcome
+    assert outcome.verdict
+    assert (outcome.verdict.first, outcome.verdict.blame) == (failure, None)
