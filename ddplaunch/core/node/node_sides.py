@@ -11,6 +11,7 @@ from ddplaunch.core.failures import RankEnd
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, RankSide, load_features
 from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.rank_files import RecordedError
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.system.plan.rank_layout import Rank
 
@@ -23,8 +24,10 @@ HOOKS = (
     "make_rank_side",
     "on_output",
     "explain_end",
+    "find_exception",
     "on_resume",
     "on_inspect_key",
+    "on_signal_after_end",
 )
 """The hooks that are called on all sides that override them."""
 
@@ -84,11 +87,18 @@ class NodeSides:
         """Return the first hint for a rank's failure."""
         return next(filter(None, self._call("explain_end", end)), None)
 
+    def find_exception(self, rank: int) -> RecordedError | None:
+        """Return the first exception that a side knows of, and that will end this rank."""
+        return next(filter(None, self._call("find_exception", rank)), None)
+
     def on_resume(self) -> None:
         self._call("on_resume")
 
     def on_inspect_key(self) -> None:
         self._call("on_inspect_key")
+
+    def on_signal_after_end(self) -> bool:
+        return any(self._call("on_signal_after_end"))
 
     def close(self) -> None:
         """Close all sides, also those that have raised."""

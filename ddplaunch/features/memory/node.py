@@ -28,6 +28,7 @@ from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.output.run_log import snapshot_file
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
+from ddplaunch.features.samples.node import SampleCollector
 from ddplaunch.system.devices import cgroups
 from ddplaunch.system.plan.rank_layout import Rank
 
@@ -55,6 +56,8 @@ class MemorySide(NodeSide):
 
     def __init__(self, context: FeatureContext) -> None:
         self._context = context
+        if samples := context.find(SampleCollector):
+            samples.add_listener(context.loop.guard(self._on_sample))
         self._ranks: NodeRanks | None = None
         self._memory: RankMemory | None = None  # of this attempt, once a rank has been spawned
 
@@ -79,7 +82,7 @@ class MemorySide(NodeSide):
     def _list_pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._ranks.processes.items()} if self._ranks else {}
 
-    def on_sample(self) -> None:
+    def _on_sample(self) -> None:
         """Note the memory of the ranks, in case one runs out."""
         if self._memory:
             self._memory.sample()
