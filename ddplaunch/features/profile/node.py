@@ -59,17 +59,18 @@ class RankProfiler:
             self._ranks.channels[number],
             self._ranks.rank_file_path(number, f"profile-{self._serial}"),
         )
-        if not (channel.profile_signal and channel.stack_signals[0]):
+        tick = channel.signals.get("profile", 0)
+        if not (tick and channel.stack_signals[0]):
             return NO_SIGNAL_ERROR
         if path is None:
             return "there is no folder for temporary files"
-        profiled = _ProfiledRank(process, channel.profile_signal, path)
-        if not channel.profile_armed and profiled.catches_signal(channel.profile_signal):
+        profiled = _ProfiledRank(process, tick, path)
+        if "profile" not in channel.used_signals and profiled.catches_signal(tick):
             return NO_SIGNAL_ERROR  # its program catches that signal
-        channel.profile_armed = True
+        channel.used_signals.add("profile")
         places = max_places(self._ranks.plan.world_size)
         numbers = (
-            channel.profile_signal,
+            tick,
             int(self._began * 1e9),
             int(TICK_INTERVAL_S * 1e9),
             self._ticks,
