@@ -88,7 +88,7 @@ def build_node_job(
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
-    config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
+    config = read_node_config(options, plan, show_rules, start.settings, job_config, planning.cluster_env)
     return NodeJob(plan, start, config, job_config, options, listener_socket)
 
 

@@ -7,6 +7,7 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.options import OptionGroup, Options
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
+    from ddplaunch.system.target.target import Target
 
 S = TypeVar("S", bound="NodeSide")
 
@@ -69,6 +72,10 @@ class NodeSide:
 
     def explain_end(self, end: RankEnd) -> str | None:
         """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
+        return None
+
+    def find_exception(self, rank: int) -> RecordedError | None:
+        """Return an exception that a rank is handling, and that will end it; None if none is known."""
         return None
 
     def on_resume(self) -> None:
@@ -111,6 +118,26 @@ class FeatureContext(Struct, frozen=True):
     def find(self, kind: type[S]) -> S | None:
         """Return the side of another feature; None if the job has none."""
         return next((side for side in self.earlier if isinstance(side, kind)), None)
+
+
+class RunInstead(ABC):
+    """What runs the job in place of this launcher, as on other hosts."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise UsageError if the options are invalid, or contradict each other."""
+
+    @abstractmethod
+    def run(self, target: Target, run_id: str) -> int:
+        """Run the job, and return its exit code."""
+
+    @abstractmethod
+    def options_for_dry_run(self) -> tuple[Options, str]:
+        """Return the options with what it supplies, and a note on that."""
+
+    @abstractmethod
+    def complete_plan(self, plan: Plan, options: Options) -> Plan:
+        """Return the plan of a dry run with what is known of the machines."""
 
 
 class RpcCall(NamedTuple):
@@ -190,6 +217,10 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
+    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
+        """Return the job config with the settings of this feature."""
+        return config
+
     def check(self, options: Options, plan: Plan) -> Iterable[str]:
         """Raise UsageError if this node cannot do what the options request; return notes for the user."""
         return ()
@@ -197,6 +228,10 @@ class Feature:
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> Iterable[str]:
         """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
         return ()
+
+    def run_instead(self, options: Options) -> RunInstead | None:
+        """Return what runs the job in place of this launcher; None if the options do not request it."""
+        return None
 
     def make_locator(self) -> RunLocator | None:
         """Return its part in finding the run that a command means; None if it has none."""
@@ -250,6 +285,10 @@ class FeatureRegistry:
     def option_groups(self) -> list[type[OptionGroup]]:
         """List the groups of options of all features."""
         return [group for _, feature in self for group in feature.options]
+
+    def run_instead(self, options: Options) -> RunInstead | None:
+        """Return what runs the job in place of this launcher; None if it runs the job itself."""
+        return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""

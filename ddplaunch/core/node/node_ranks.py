@@ -24,9 +24,7 @@ from ddplaunch.core.output.streams import REPORTED, Streams
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
-from ddplaunch.system.target.target import TargetKind
 
-NOT_BEGUN = "its program has not started yet"
 SIGINT_TIMEOUT_S = 3.0  # seconds between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
 
 
@@ -92,13 +90,17 @@ class NodeRanks:
         loop: EventLoop,
         folder: RunTempDir,
         explain_end: Callable[[RankEnd], str | None],
+        find_exception: Callable[[int], rank_files.RecordedError | None],
     ) -> None:
-        """``folder``: where ranks write error files; ``explain_end`` returns the hint for the failure of a rank."""
+        """``folder``: where ranks write error files; ``explain_end`` returns the hint for the failure of a rank.
+
+        ``find_exception`` returns the exception that a rank is handling, and that will end it, if it is known.
+        """
         self.number, self.plan = attempt, plan  # number of the attempt: 0 is the first, -1 none yet
         self.phase = AttemptPhase.WAITING
         self.timers = Timers(loop.call_later)  # cancelled once no rank is left
         self.processes: dict[int, RankProcess] = {}  # by rank, those alive
-        self.channels: dict[int, RankChannel] = {}  # by rank, those that can be inspected
+        self.channels: dict[int, RankChannel] = {}  # by rank, those that answer requests
         self.exit_codes: dict[int, int] = {}  # by rank, of those that have ended: -N for signal N
         self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
         self.not_spawned = 0  # requested, no process yet
@@ -109,7 +111,8 @@ class NodeRanks:
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
         self.debug_server: RankDebugging | None = None  # if they may be debugged
         self._launcher_failure: LauncherFailure | None = None
-        self._loop, self._folder, self._explain_end = loop, folder, explain_end
+        self._loop, self._folder = loop, folder
+        self._explain_end, self._find_exception = explain_end, find_exception
 
     def set_phase(self, phase: AttemptPhase) -> None:
         assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
@@ -132,15 +135,6 @@ class NodeRanks:
         """Open the channel of a rank; return the rank's end. OSError: too many files are open."""
         channel = self.channels[rank] = RankChannel(self._loop, lambda what: self.on_failed(rank, what))
         return channel.rank_fd
-
-    def why_not_inspectable(self, rank: int) -> str:
-        """Return why a rank cannot be inspected, for users; "" if it can."""
-        channel = self.channels.get(rank)
-        if channel is None:
-            program = self.plan.target.kind is TargetKind.PROGRAM
-            return "it is not a Python program" if program else "inspection is disabled (--no-inspect)"
-        channel.read_pending()
-        return "" if channel.is_ready else NOT_BEGUN
 
     @property
     def has_debugged_rank(self) -> bool:
@@ -175,7 +169,7 @@ class NodeRanks:
         recorded = rank_files.read_error_file(self.rank_file_path(process.rank.rank, "json"))
         if process.stop_requested:
             if recorded.message is None:  # killed in a ``finally`` that took longer than the grace
-                recorded = self.in_flight(process.rank.rank) or recorded
+                recorded = self._find_exception(process.rank.rank) or recorded
             if recorded.message is None or recorded.interrupt:
                 self.stopped_count += 1
                 return None
@@ -214,20 +208,11 @@ class NodeRanks:
         self.failures.append(failure)
         return failure
 
-    def in_flight(self, rank: int) -> rank_files.RecordedError | None:
-        """The exception that a rank was handling at the last inspection, and that will end it."""
-        path = self.rank_file_path(rank, "json.in-flight")
-        if path is None or not os.path.exists(path):
-            return None
-        from ddplaunch.features.inspect.node.in_flight import read_in_flight
-
-        return read_in_flight(path)
-
     def stop(self, number: int, *, spares_failing: bool = False) -> None:
         """Send a stop signal to the ranks, not to their process groups.
 
-        A DataLoader's workers must live while a checkpoint is written. ``spares_failing``: a rank with an exception in
-        flight gets no signal; it may clean up and end by itself within the grace.
+        A DataLoader's workers must live while a checkpoint is written. ``spares_failing``: a rank that is handling an
+        exception gets no signal; it may clean up and end by itself within the grace.
         """
         self.stop_signals.add(number)
         if number != signal.SIGTERM:
@@ -236,7 +221,7 @@ class NodeRanks:
 
     def _send_stop(self, number: int, *, spares_failing: bool = False) -> None:
         for process in self.processes.values():
-            if not (spares_failing and self.in_flight(process.rank.rank)):
+            if not (spares_failing and self._find_exception(process.rank.rank)):
                 process.stop(number)
 
     def signal_all(self, number: int) -> None:

@@ -11,10 +11,18 @@ from ddplaunch.core.failures import RankEnd
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, load_features
 from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.rank_files import RecordedError
 from ddplaunch.core.output.isolation import IsolatedLoop
 
 HOOKS = (
-    *("observe", "on_message", "on_attempt_start", "on_output", "explain_end", "on_resume", "on_inspect_key"),
+    "observe",
+    "on_message",
+    "on_attempt_start",
+    "on_output",
+    "explain_end",
+    "find_exception",
+    "on_resume",
+    "on_inspect_key",
     "on_signal_after_end",
 )
 """The hooks that are called on all sides that override them."""
@@ -66,6 +74,10 @@ class NodeSides:
     def explain_end(self, end: RankEnd) -> str | None:
         """Return the first hint for a rank's failure."""
         return next(filter(None, self._call("explain_end", end)), None)
+
+    def find_exception(self, rank: int) -> RecordedError | None:
+        """Return the first exception that a side knows of, and that will end this rank."""
+        return next(filter(None, self._call("find_exception", rank)), None)
 
     def on_resume(self) -> None:
         self._call("on_resume")

@@ -104,7 +104,7 @@ class Supervisor:
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self._signals = LauncherSignals(node_config.zygote.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
-        self.rpc = NodeRpc(loop, self._link.send, find_kind)
+        self.rpc = NodeRpc(loop, self._link.send, find_kind, screen.show_note)
         self._result: JobResult | None = None  # set once node 0 has ended the job
         self.debugging: DebugServer | None = None
         self._new_attempt(-1, self._plan)
@@ -112,7 +112,10 @@ class Supervisor:
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
         """Replace the state of the previous attempt; -1: none has started."""
         send = self._link.send
-        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self.sides.explain_end)
+        sides = self.sides
+        ranks = self._ranks = NodeRanks(
+            attempt, plan, self._loop, self.tree.temp_dir, sides.explain_end, sides.find_exception
+        )
         self._teardown = Teardown(ranks, self.tree, self.context, self._job_config, self._emit, send, self._on_drained)
 
     def run(self) -> JobResult:

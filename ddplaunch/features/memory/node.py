@@ -22,11 +22,12 @@ from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.base.text import format_size
 from ddplaunch.core.events import AttemptSwept, Event, RankStarted
 from ddplaunch.core.failures import RankEnd
-from ddplaunch.core.feature import NodeSide
+from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
+from ddplaunch.features.samples.node import SampleCollector
 from ddplaunch.system.devices import cgroups
 
 PointsByRank = dict[int, deque[MemoryPoint]]
@@ -51,8 +52,10 @@ _INIT_PID_NAMESPACE = 0xEFFFFFFC  # inode of the first PID namespace, whose pids
 class MemorySide(NodeSide):
     """Explains the end of a rank by the memory of its GPU or of this machine."""
 
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
+    def __init__(self, context: FeatureContext) -> None:
+        self._loop = context.loop
+        if samples := context.find(SampleCollector):
+            samples.add_listener(context.loop.guard(self._on_sample))
         self._ranks: NodeRanks | None = None
         self._memory: RankMemory | None = None  # of this attempt, once a rank has been spawned
 
@@ -69,7 +72,7 @@ class MemorySide(NodeSide):
     def _list_pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._ranks.processes.items()} if self._ranks else {}
 
-    def on_sample(self) -> None:
+    def _on_sample(self) -> None:
         """Note the memory of the ranks, in case one runs out."""
         if self._memory:
             self._memory.sample()

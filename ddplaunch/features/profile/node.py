@@ -16,8 +16,9 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.launcher_signals import contains_signal, read_signal_sets
-from ddplaunch.core.node.node_ranks import NOT_BEGUN, NodeRanks, RankProcess
+from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
 from ddplaunch.core.rpc_kind import Reply
+from ddplaunch.features.inspect.node.rank_inspector import NOT_BEGUN, why_not_inspectable
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.rank_profile import STARTING, TICK_INTERVAL_S, RankProfile, max_places, parse_profile
 
@@ -52,7 +53,7 @@ class RankProfiler:
         process = self._ranks.processes.get(number)
         if process is None:
             return STARTING if self._ranks.not_spawned else "it has ended"
-        if why_not := self._ranks.why_not_inspectable(number):
+        if why_not := why_not_inspectable(self._ranks, number):
             return STARTING if why_not == NOT_BEGUN else why_not
         channel, path = (
             self._ranks.channels[number],

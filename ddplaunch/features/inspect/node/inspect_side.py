@@ -11,11 +11,13 @@ from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, Ra
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import ArrivalsReported
 from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
+from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES, RecordedError
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
+from ddplaunch.features.inspect.node.in_flight import read_in_flight
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
@@ -110,6 +112,10 @@ class InspectSide(NodeSide):
         if path and os.path.exists(path):
             self._arrivals += read_trace_file(path, rank, ranks.plan.world_size)
 
+    def find_exception(self, rank: int) -> RecordedError | None:
+        path = self._ranks.rank_file_path(rank, "json.in-flight") if self._ranks else None
+        return read_in_flight(path) if path and os.path.exists(path) else None
+
     def on_inspect_key(self) -> None:
         context = self._context
         context.screen.show_note("inspecting the ranks; press Ctrl-\\ again to stop the job")
@@ -118,7 +124,6 @@ class InspectSide(NodeSide):
     def _show(self, inspection: Inspection) -> None:
         import click
 
-        from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
         from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
 
         page = render_stacks(inspection)
