@@ -25,10 +25,7 @@ ALLOWED = {
     ("cli.side_programs", "features.sidecars.options"),
     ("core.control_socket.served_job", "features.debug.debug_server"),
     ("core.node.node_ranks", "features.inspect.node.in_flight"),
-    ("core.node.supervisor", "features.check.node"),
     ("core.node.supervisor", "features.debug.debug_server"),
-    ("core.node.supervisor", "features.sidecars.node"),
-    ("core.node.supervisor", "features.slurm_step.node"),
     ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
     ("core.rank.zygote", "features.warm.rank.warm_zygote"),
 }

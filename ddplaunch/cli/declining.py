@@ -11,8 +11,8 @@ from ddplaunch.cli.core_options import DryRun, Nodes, Starting
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.net.decline import decline_to_join
-from ddplaunch.core.net.reserved_port import PortTaken
 from ddplaunch.core.options import Options
+from ddplaunch.system.network.reserved_port import PortTaken
 from ddplaunch.system.plan.rendezvous import SOURCE_MISSING, locate_store
 
 

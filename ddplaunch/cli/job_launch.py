@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
+from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.cli.node_config_options import read_node_config
 from ddplaunch.cli.node_start import NodeStart
@@ -28,19 +29,18 @@ from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
-from ddplaunch.core.net.reserved_port import check_loopback
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.supervisor import Supervisor
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
-from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
 from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
+from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
@@ -175,8 +175,6 @@ class NodeJob:
         try:
             self._print_result(result)
         finally:  # these may take some seconds
-            if self._supervisor.sidecars:
-                self._isolated("the end of the sidecars").guard(self._supervisor.sidecars.stop)()
             self._sides.finish()
         if self._log.path:
             host = host_name()

@@ -79,6 +79,13 @@ class NodeSide:
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
 
+    def on_signal_after_end(self) -> bool:
+        """Called for a signal to the launcher after ``JobEnded``; return whether it ends what the side waits for.
+
+        If no side returns True, the launcher exits at once.
+        """
+        return False
+
     def close(self) -> None:
         """Called when the job has ended, or the launcher has failed, before the result is printed."""
 

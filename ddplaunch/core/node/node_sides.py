@@ -13,7 +13,10 @@ from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 
-HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "explain_end", "on_resume", "on_inspect_key")
+HOOKS = (
+    *("observe", "on_message", "on_attempt_start", "on_output", "explain_end", "on_resume", "on_inspect_key"),
+    "on_signal_after_end",
+)
 """The hooks that are called on all sides that override them."""
 
 
@@ -69,6 +72,9 @@ class NodeSides:
 
     def on_inspect_key(self) -> None:
         self._call("on_inspect_key")
+
+    def on_signal_after_end(self) -> bool:
+        return any(self._call("on_signal_after_end"))
 
     def close(self) -> None:
         """Close all sides, also those that have raised."""

@@ -56,7 +56,7 @@ class ProcessTree:
         self.zygote: ZygoteClient | None = None
         self._stopped = 0  # the pid of a zygote whose stop was reported
         self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
-        self.sidecar_zygote: int | None = None  # the parent of all sidecars
+        self.other_zygotes: set[int] = set()  # of features: what is below them does not end with the ranks
         loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
     def attach(self, listener: ZygoteListener, show_note: Callable[[str], object]) -> None:
@@ -140,8 +140,8 @@ class ProcessTree:
 
     def _is_unrelated(self, pid: int) -> bool:
         """Whether a child of this process, own or adopted, does not descend from the ranks; in doubt True."""
-        if pid == self.sidecar_zygote or not self._unrelated_pids:
-            return pid == self.sidecar_zygote
+        if pid in self.other_zygotes or not self._unrelated_pids:
+            return pid in self.other_zygotes
         return pid in self._unrelated_pids or not (
             self._get_session(pid) in self._sessions or self._has_run_marker(pid)
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch.core.feature import Feature, JobContext, JobSide
+from ddplaunch.core.feature import Feature, FeatureContext, JobContext, JobSide, NodeSide
 from ddplaunch.core.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 
@@ -35,6 +35,12 @@ class Check(Feature):
             checks_nodes=options[Checking].check,
             gpu_memory_timeout=config.gpu_memory_timeout if timeout is None else timeout,
         )
+
+    def make_node_side(self, context: FeatureContext) -> NodeSide:
+        """Return the side on each node: node 0 alone decides whether nodes are checked."""
+        from ddplaunch.features.check.node import NodeChecker
+
+        return NodeChecker(context)
 
     def make_job_side(self, context: JobContext) -> JobSide | None:
         return CheckJob(context.config.gpu_memory_timeout) if context.config.checks_nodes else None

@@ -21,6 +21,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.base.types import as_dict
+from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
@@ -31,7 +32,6 @@ from ddplaunch.core.control_socket.run_locator import job_at
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.core.net.connection import Connection
-from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.screen import ScreenOptions
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.output.tty import ENTER, can_move_cursor, is_interactive, restore_terminal
