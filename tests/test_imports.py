@@ -18,14 +18,10 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.job_launch", "features.debug.debug_server"),
     ("cli.node_config_options", "features.debug.options"),
     ("cli.node_config_options", "features.live.options"),
     ("cli.node_config_options", "features.memory.options"),
     ("cli.side_programs", "features.sidecars.options"),
-    ("core.control_socket.served_job", "features.debug.debug_server"),
-    ("core.node.supervisor", "features.debug.debug_server"),
-    ("core.rank.rank_runner", "features.debug.rank.breakpoint_hooks"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
+    from ddplaunch.system.plan.rank_layout import Rank
     from ddplaunch.system.target.target import Target
 
 S = TypeVar("S", bound="NodeSide")
@@ -62,6 +63,19 @@ class SchedulerEntry(NamedTuple):
     kind: str
 
 
+class RankSide(NamedTuple):
+    """A feature's part in the process of one rank, which runs before and after the program, or in its signal handlers.
+
+    The file has a class ``Side``, which is made with the ``RankRunner`` and these settings, and has any of the methods
+    ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then stays as long as
+    that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded by path, without
+    a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
+    """
+
+    file: str  # below the package, without suffix, in a folder "rank"
+    settings: dict[str, Any]  # plain data
+
+
 class NodeSide:
     """A feature's part in the launcher of one node, for one job. A subclass overrides only what it has.
 
@@ -77,6 +91,10 @@ class NodeSide:
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         """Called when an attempt begins, before its ranks are requested from the zygote."""
 
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
+        """Return its part in the process of a Python rank, right before that is started; None if it has none there."""
+        return None
+
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
 
@@ -89,7 +107,7 @@ class NodeSide:
         return None
 
     def on_resume(self) -> None:
-        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or had a rank in a debugger."""
+        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or a rank waited for a user."""
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -69,17 +68,6 @@ class RankProcess(Struct):
         proc_utils.send_signal(self.pid, number, self.pidfd)
 
 
-class RankDebugging(Protocol):
-    """The part of the debug server that concerns its ranks."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a rank here is in its debugger."""
-
-    def socket_path(self) -> str:
-        """Return the path of the socket that ranks connect to; "" if it cannot be created."""
-
-
 class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
@@ -109,7 +97,8 @@ class NodeRanks:
         self.stop_signals: set[int] = set()  # the stop signals sent so far
         self.spawned_count = 0  # how many have had a process
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
-        self.debug_server: RankDebugging | None = None  # if they may be debugged
+        self.is_holding = False  # whether one of them waits for a user: time limits are paused
+        self.on_hold_changed: Callable[[], object] = lambda: None
         self._launcher_failure: LauncherFailure | None = None
         self._loop, self._folder = loop, folder
         self._explain_end, self._find_exception = explain_end, find_exception
@@ -136,10 +125,10 @@ class NodeRanks:
         channel = self.channels[rank] = RankChannel(self._loop, lambda what: self.on_failed(rank, what))
         return channel.rank_fd
 
-    @property
-    def has_debugged_rank(self) -> bool:
-        """Whether one of them is in a debugger."""
-        return self.debug_server is not None and self.debug_server.is_active
+    def set_holding(self, is_holding: bool) -> None:
+        """Set whether one of them waits for a user."""
+        self.is_holding = is_holding
+        self.on_hold_changed()
 
     @property
     def is_idle(self) -> bool:

@@ -331,6 +331,8 @@ class Zygote:
         number = self.store_errno or errno.EMFILE  # missing descriptors were lost to RLIMIT_NOFILE
         if len(fds) == len(request["fds"]) and not self.store_errno:
             # Signals sent to the fork are pending until it has set its handlers.
+            if self.config["forks"]:
+                rank_runner.preload_sides(request["job"])
             before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
             try:
                 pid = os.fork()

@@ -123,15 +123,8 @@ class PythonJob(_Rank):
     backend: str | None
     init_method: str | None
     error_file: str | None  # for the exception that ends the rank
-    trace_file: str | None  # for the last collectives
-    trace_min_age_s: float  # minimum age of the first process group, in seconds
-    oom_snapshot: str  # file for the CUDA allocator's state when out of memory; "" for none
-    oom_summary: str  # file for its summary
-    debugger: str  # path of the debug server's socket; "" without --debug
-    debugpy: bool  # listen for an editor
-    post_mortem: bool  # enter the debugger at the exception that ends the rank
-    long_group_timeout: bool  # process groups without a timeout get one of a day
     title: str  # process title in ps
+    sides: list[tuple[str, dict[str, Any]]]  # of features: a file below the package, settings (``core/feature.py``)
 
 
 RankJob = ProgramJob | PythonJob

@@ -8,7 +8,7 @@ from functools import partial
 
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
-from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.messages import ArrivalsReported
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES, RecordedError
@@ -22,6 +22,10 @@ from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.inspect.rpc import KIND, inspect_job
+from ddplaunch.system.plan.rank_layout import Rank
+
+LONG_ATTEMPT_S = 300.0
+"""A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
 
 
 class InspectSide(NodeSide):
@@ -79,6 +83,15 @@ class InspectSide(NodeSide):
             )
         self._stall_detector.start_attempt(ranks)
 
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
+        if not self._context.config.inspect:
+            return None
+        files = {
+            "in_flight_file": ranks.rank_file_path(rank.rank, "json.in-flight") or "",
+            "trace_file": ranks.rank_file_path(rank.rank, "trace.json") or "",
+        }
+        return RankSide("features/inspect/rank/inspect_side", {**files, "trace_min_age_s": LONG_ATTEMPT_S})
+
     def reset_stall_detection(self) -> None:
         """Begin to measure anew: the ranks could not make progress for a while, for a reason of their user's."""
         if self._stall_detector:
@@ -133,7 +146,7 @@ class InspectSide(NodeSide):
 
 
 def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
-    """Read and remove the file of ``inspection_endpoint.py`` with the arrivals of a rank at its last collectives.
+    """Read and remove the file of a rank with its arrivals of a rank at its last collectives.
 
     Empty if it is truncated, as on a full disk.
     """
