@@ -17,6 +17,7 @@ class Inspect(Feature):
     commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which."),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
+    messages = ("messages",)
 
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> tuple[str, ...]:
         return ("--no-inspect: `ddplaunch stacks` will not work",) if options[Inspecting].no_inspect else ()

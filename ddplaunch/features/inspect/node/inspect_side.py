@@ -9,13 +9,13 @@ from functools import partial
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
 from ddplaunch.core.feature import FeatureContext, NodeSide
-from ddplaunch.core.messages import ArrivalsReported
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.features.inspect.messages import ArrivalsReported
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
