@@ -8,17 +8,17 @@ from importlib.util import find_spec
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
+from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
+from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
-from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.features.debug.options import Debugging
-from ddplaunch.features.inspect.options import Inspecting
 from ddplaunch.features.live.options import LiveDisplay
 from ddplaunch.features.memory.options import MemoryReport
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
@@ -33,7 +33,12 @@ QUIET_WAIT_S = 5.0
 
 
 def read_node_config(
-    options: Options, plan: Plan, show: ShowRules, zygote: ZygoteSettings, cluster_env: ClusterEnv | None
+    options: Options,
+    plan: Plan,
+    show: ShowRules,
+    zygote: ZygoteSettings,
+    job_config: JobConfig,
+    cluster_env: ClusterEnv | None,
 ) -> NodeConfig:
     """Return the node config; ``cluster_env`` is that of a system which starts all nodes at once."""
     by_ssh = OVER_SSH_VARIABLE in os.environ
@@ -42,7 +47,7 @@ def read_node_config(
         show=show,
         stdin=options[Output].stdin,
         log_dir=options[Logging].log_dir,
-        inspect=not options[Inspecting].no_inspect and plan.target.kind is not TargetKind.PROGRAM,
+        inspect=job_config.inspect and plan.target.kind is not TargetKind.PROGRAM,
         colour=is_colour_allowed(),
         debug=options[Debugging].debug,
         debug_timeout=options[Debugging].debug_timeout,

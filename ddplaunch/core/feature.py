@@ -7,6 +7,7 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.options import OptionGroup, Options
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
+    from ddplaunch.system.plan.rank_layout import Rank
+    from ddplaunch.system.target.target import Target
 
 S = TypeVar("S", bound="NodeSide")
 
@@ -47,6 +51,19 @@ class Command(NamedTuple):
     name: str
     summary: str  # in `ddplaunch --help`
     module: str = "command"  # in the feature's folder: command.py
+
+
+class RankSide(NamedTuple):
+    """A feature's part in the process of one rank, which runs before and after the program, or in its signal handlers.
+
+    The file has a class ``Side``, which is made with the ``RankRunner`` and these settings, and has any of the methods
+    ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then stays as long as
+    that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded by path, without
+    a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
+    """
+
+    file: str  # below the package, without suffix, in a folder "rank"
+    settings: dict[str, Any]  # plain data
 
 
 class NodeSide:
@@ -64,6 +81,10 @@ class NodeSide:
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         """Called when an attempt begins, before its ranks are requested from the zygote."""
 
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
+        """Return its part in the process of a Python rank, right before that is started; None if it has none there."""
+        return None
+
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
 
@@ -71,11 +92,22 @@ class NodeSide:
         """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
         return None
 
+    def find_exception(self, rank: int) -> RecordedError | None:
+        """Return an exception that a rank is handling, and that will end it; None if none is known."""
+        return None
+
     def on_resume(self) -> None:
-        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or had a rank in a debugger."""
+        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or a rank waited for a user."""
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
+
+    def on_signal_after_end(self) -> bool:
+        """Called for a signal to the launcher after ``JobEnded``; return whether it ends what the side waits for.
+
+        If no side returns True, the launcher exits at once.
+        """
+        return False
 
     def close(self) -> None:
         """Called when the job has ended, or the launcher has failed, before the result is printed."""
@@ -104,6 +136,26 @@ class FeatureContext(Struct, frozen=True):
     def find(self, kind: type[S]) -> S | None:
         """Return the side of another feature; None if the job has none."""
         return next((side for side in self.earlier if isinstance(side, kind)), None)
+
+
+class RunInstead(ABC):
+    """What runs the job in place of this launcher, as on other hosts."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise UsageError if the options are invalid, or contradict each other."""
+
+    @abstractmethod
+    def run(self, target: Target, run_id: str) -> int:
+        """Run the job, and return its exit code."""
+
+    @abstractmethod
+    def options_for_dry_run(self) -> tuple[Options, str]:
+        """Return the options with what it supplies, and a note on that."""
+
+    @abstractmethod
+    def complete_plan(self, plan: Plan, options: Options) -> Plan:
+        """Return the plan of a dry run with what is known of the machines."""
 
 
 class RpcCall(NamedTuple):
@@ -186,6 +238,10 @@ class Feature:
     messages: tuple[str, ...] = ()
     """Its modules with types of messages to node 0, as ``FROM_NODE``. Imported with the first node that joins."""
 
+    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
+        """Return the job config with the settings of this feature."""
+        return config
+
     def check(self, options: Options, plan: Plan) -> Iterable[str]:
         """Raise UsageError if this node cannot do what the options request; return notes for the user."""
         return ()
@@ -193,6 +249,10 @@ class Feature:
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> Iterable[str]:
         """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
         return ()
+
+    def run_instead(self, options: Options) -> RunInstead | None:
+        """Return what runs the job in place of this launcher; None if the options do not request it."""
+        return None
 
     def make_locator(self) -> RunLocator | None:
         """Return its part in finding the run that a command means; None if it has none."""
@@ -246,6 +306,10 @@ class FeatureRegistry:
     def option_groups(self) -> list[type[OptionGroup]]:
         """List the groups of options of all features."""
         return [group for _, feature in self for group in feature.options]
+
+    def run_instead(self, options: Options) -> RunInstead | None:
+        """Return what runs the job in place of this launcher; None if it runs the job itself."""
+        return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""

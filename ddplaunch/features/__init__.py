@@ -18,13 +18,14 @@ FEATURES = (
     "debug",
     "profile",
     "metrics",
+    "sidecars",
     "notify",
     "checkpoint",
     "doctor",
     "submit",
     "manifest",
     "devices",
+    "slurm_step",
     "warm",
-    "sidecars",
 )
 """Folders with a ``feature.py``, in order: a feature follows those that it requires."""

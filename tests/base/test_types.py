@@ -21,6 +21,7 @@ import ddplaunch
 from ddplaunch.base.errors import MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import MAX_COUNT, as_dict, decode, encode
+from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core import messages
 from ddplaunch.core.control_socket.request import all_requests
 from ddplaunch.core.events import EVENT_TYPES
@@ -28,7 +29,6 @@ from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import check_payload
-from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.features.doctor.messages import Exit, NodeAnswer, Question
 from ddplaunch.features.runs.run_record import RunRecord
 from tests.core.job.test_coordinator import Job

@@ -33,7 +33,13 @@ def test_a_feature_is_a_folder_and_a_line(tmp_path: Path):
             text=True,
         )
 
-    with start("run", "--run-id", "toy", "--nproc", "3", "--no-python", "sh", "-c", "echo up; exec sleep 600") as job:
+    with start("run", "--help-all") as helped:
+        assert helped.stdout
+        output = helped.stdout.read().partition("\nOutput:\n")[2].partition("\n\n")[0]
+        assert re.search(r"--count +Count the ranks that start.$", output), output
+
+    program = ("--no-python", "sh", "-c", "echo up; exec sleep 600")
+    with start("run", "--run-id", "toy", "--nproc", "3", "--count", *program) as job:
         assert job.stdout
         assert [job.stdout.readline()[-3:] for _ in range(3)] == ["up\n"] * 3
         try:

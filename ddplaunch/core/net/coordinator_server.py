@@ -30,11 +30,11 @@ from ddplaunch.core.messages import (
     StartAttempt,
 )
 from ddplaunch.core.net import kernel_limits
-from ddplaunch.core.net.addresses import find_interface
 from ddplaunch.core.net.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset, PeerClock
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.core.net.listener import Listener
+from ddplaunch.system.network.addresses import find_interface
 
 LINGER_S = 1.0  # for EndJob to be delivered to the other nodes
 

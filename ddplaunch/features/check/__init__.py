@@ -1,4 +1,5 @@
 """``--check``: verifies memory and GPUs of every node before ranks start.
 
-``node.py`` runs the check on a node; the coordinator collects the results (``core/job/node_checks.py``).
+``node.py`` starts the check on a node, ``machine_check.py`` is what runs; the coordinator collects the results
+(``core/job/node_checks.py``).
 """

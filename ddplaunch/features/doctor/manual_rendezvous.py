@@ -32,13 +32,13 @@ from ddplaunch.core.messages import (
     Welcome,
 )
 from ddplaunch.core.net import token_auth
-from ddplaunch.core.net.addresses import resolve, unresolvable_error
 from ddplaunch.core.net.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.core.net.listener import Listener
-from ddplaunch.core.net.reserved_port import listen_on_all_interfaces
 from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.features.doctor.node_process import MANUAL_FLAG, NODE_STATEMENT
 from ddplaunch.features.doctor.peers import DoctorPeer
+from ddplaunch.system.network.addresses import resolve, unresolvable_error
+from ddplaunch.system.network.reserved_port import listen_on_all_interfaces
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.node_spec import NodeSpec
 
@@ -97,9 +97,8 @@ class ManualRendezvous:
 
     def _on_peer(self, connection: Connection[Any], hello: NodeHello | JoinDeclined, proven: str | None) -> None:
         if why := self._why_refused(hello):
-            return self._listener.refuse(
-                connection, JoinRefused(f"node 0 refuses {hello.name}: {why}", _SAME_OPTIONS_HINT)
-            )
+            refused = JoinRefused(f"node 0 refuses {hello.name}: {why}", _SAME_OPTIONS_HINT)
+            return self._listener.refuse(connection, refused)
         assert isinstance(hello, NodeHello)
         connection.send(JoinAccepted(RUN_ID, self._config.heartbeat_timeout, proven))
         peer = self._joined[hello.node_spec.node_rank] = DoctorPeer(self._loop, hello.node_spec.host)

@@ -277,7 +277,9 @@ class Client:
         self.job = Job()
         self.sent: list[Any] = []
         self.replies: list[RpcReply] = []
-        self.rpc = NodeRpc(SimpleNamespace(call_later=self.job.after), self.sent.append, find_kind)
+        self.reports: list[str] = []
+        loop = SimpleNamespace(call_later=self.job.after)
+        self.rpc = NodeRpc(loop, self.sent.append, find_kind, self.reports.append)
 
     def request(self, kind: str, timeout_s: float) -> None:
         self.rpc.request(kind, "what", timeout_s, self.replies.append)
@@ -317,3 +319,13 @@ def test_a_request_of_node_0_goes_to_the_handler_of_its_kind():
     client.rpc.handlers["merged"] = lambda loop, ranks, request, reply: reply((ranks, request.payload), True)
     client.rpc.on_request(ranks, RpcRequest(9, "merged", 1.0, "what"))
     assert client.sent == [RpcReply(9, "merged", (ranks, "what"))]
+
+
+def test_a_handler_that_raises_is_reported_and_the_job_goes_on():
+    client = Client()
+    client.rpc.handlers["merged"] = lambda loop, *request: loop.call_later(1.0, lambda: 1 / 0)
+    client.rpc.on_request(object(), RpcRequest(9, "merged", 3.0, "what"))
+    client.job.wait(1)
+    (report,) = client.reports
+    assert report.startswith("bug in ddplaunch: the answer to the request merged failed and is left out, the job goes")
+    assert "ZeroDivisionError" in report
