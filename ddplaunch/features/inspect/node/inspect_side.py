@@ -92,13 +92,9 @@ class InspectSide(NodeSide):
         }
         return RankSide("features/inspect/rank/inspect_side", {**files, "trace_min_age_s": LONG_ATTEMPT_S})
 
-    def reset_stall_detection(self) -> None:
-        """Begin to measure anew: the ranks could not make progress for a while, for a reason of their user's."""
+    def on_resume(self) -> None:
         if self._stall_detector:
             self._stall_detector.reset()
-
-    def on_resume(self) -> None:
-        self.reset_stall_detection()
 
     def on_output(self, rank: int) -> None:
         if self._stall_detector:
