@@ -22,7 +22,6 @@ ALLOWED = {
     ("cli.node_config_options", "features.debug.options"),
     ("cli.node_config_options", "features.live.options"),
     ("cli.node_config_options", "features.memory.options"),
-    ("cli.side_programs", "features.sidecars.options"),
     ("core.control_socket.served_job", "features.debug.debug_server"),
     ("core.node.node_ranks", "features.inspect.node.in_flight"),
     ("core.node.supervisor", "features.debug.debug_server"),
