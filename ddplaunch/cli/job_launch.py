@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
 from ddplaunch.base.safe_files import open_for_writing
@@ -44,8 +44,7 @@ from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
-if TYPE_CHECKING:
-    from ddplaunch.features.debug.debug_server import DebugServer
+T = TypeVar("T")
 
 EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun kills all when the first process fails
 
@@ -193,8 +192,8 @@ class NodeJob:
     def rpc(self) -> NodeRpc:
         return self._supervisor.rpc
 
-    def debug_server(self) -> DebugServer | None:
-        return self._supervisor.debugging
+    def find_side(self, kind: type[T]) -> T | None:
+        return self._sides.find(kind)
 
     def stop(self, now: bool, command: str = "") -> None:
         self._supervisor.stop(now, command)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.options import OptionGroup, Options
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
+    from ddplaunch.system.plan.rank_layout import Rank
     from ddplaunch.system.target.target import Target
 
 S = TypeVar("S", bound="NodeSide")
@@ -49,6 +51,19 @@ class Command(NamedTuple):
     name: str
     summary: str  # in `ddplaunch --help`
     module: str = "command"  # in the feature's folder: command.py
+
+
+class RankSide(NamedTuple):
+    """A feature's part in the process of one rank, which runs before and after the program, or in its signal handlers.
+
+    The file has a class ``Side``, which is made with the ``RankRunner`` and these settings, and has any of the methods
+    ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then stays as long as
+    that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded by path, without
+    a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
+    """
+
+    file: str  # below the package, without suffix, in a folder "rank"
+    settings: dict[str, Any]  # plain data
 
 
 class NodeSide:
@@ -66,6 +81,10 @@ class NodeSide:
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         """Called when an attempt begins, before its ranks are requested from the zygote."""
 
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
+        """Return its part in the process of a Python rank, right before that is started; None if it has none there."""
+        return None
+
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
 
@@ -73,8 +92,12 @@ class NodeSide:
         """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
         return None
 
+    def find_exception(self, rank: int) -> RecordedError | None:
+        """Return an exception that a rank is handling, and that will end it; None if none is known."""
+        return None
+
     def on_resume(self) -> None:
-        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or had a rank in a debugger."""
+        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or a rank waited for a user."""
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""

@@ -30,7 +30,7 @@ from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
 
-PROTOCOL_VERSION = 19  # raised whenever a message changes, so that launchers of different versions detect it
+PROTOCOL_VERSION = 20  # raised whenever a message changes, so that launchers of different versions detect it
 
 
 class Versions(Struct, frozen=True):
@@ -157,11 +157,11 @@ class RanksStarted(TaggedMessage, frozen=True):
     attempt: Count
 
 
-class DebuggerActive(TaggedMessage, frozen=True):
-    """Whether a rank of this node is in a debugger; time limits are paused meanwhile."""
+class HoldChanged(TaggedMessage, frozen=True):
+    """Whether a rank of this node waits for a user; time limits are paused meanwhile."""
 
     attempt: Count
-    is_active: bool
+    is_holding: bool
 
 
 class StragglersFound(TaggedMessage, frozen=True):
@@ -364,7 +364,7 @@ FromNode = (
     | StallSuspected
     | StragglersFound
     | ProgressResumed
-    | DebuggerActive
+    | HoldChanged
     | RpcRequest
     | RpcReply
     | ForwardSignal

@@ -14,7 +14,7 @@ from ddplaunch.cli.click_commands import COMMANDS
 from tests.conftest import assert_refused, clean_environment, run_command, write_program
 from tests.package_copy import PACKAGE, copy_package
 from tests.start_modes import FORKED
-from tests.test_imports import ALLOWED, FEATURE_IMPORTS
+from tests.test_imports import ALLOWED, FEATURE_IMPORTS, REQUIRED_WITHOUT_IMPORT
 
 FOLDERS = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").exists())
 
@@ -30,11 +30,12 @@ time.sleep(600 if sys.argv[1] == "wait" else 0)
 
 
 def dependents_of(name: str) -> set[str]:
-    """A feature, and those that import it, also by others."""
+    """A feature, and those that import or require it, also by others."""
     found, before = {name}, set[str]()
     while found != before:
         before = found
-        found = found | {other for other, imported in FEATURE_IMPORTS.items() if imported & found}
+        for needed in (FEATURE_IMPORTS, REQUIRED_WITHOUT_IMPORT):
+            found = found | {other for other, others in needed.items() if others & found}
     return found
 
 

@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -53,9 +52,6 @@ from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import Usage
 from ddplaunch.system.network.addresses import ReverseLookupCheck
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from ddplaunch.features.debug.debug_server import DebugServer
 
 
 class Supervisor:
@@ -104,15 +100,18 @@ class Supervisor:
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self._signals = LauncherSignals(node_config.zygote.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
-        self.rpc = NodeRpc(loop, self._link.send, find_kind)
+        self.rpc = NodeRpc(loop, self._link.send, find_kind, screen.show_note)
         self._result: JobResult | None = None  # set once node 0 has ended the job
-        self.debugging: DebugServer | None = None
         self._new_attempt(-1, self._plan)
 
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
         """Replace the state of the previous attempt; -1: none has started."""
         send = self._link.send
-        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self.sides.explain_end)
+        sides = self.sides
+        ranks = self._ranks = NodeRanks(
+            attempt, plan, self._loop, self.tree.temp_dir, sides.explain_end, sides.find_exception
+        )
+        ranks.on_hold_changed = self.sides.on_resume
         self._teardown = Teardown(ranks, self.tree, self.context, self._job_config, self._emit, send, self._on_drained)
 
     def run(self) -> JobResult:
@@ -131,8 +130,6 @@ class Supervisor:
                     self._loop.run_once()
         finally:
             self._link.close()
-            if self.debugging:
-                self.debugging.close()
             self.tree.close()
             self.tree.temp_dir.remove()
             self.context.store.close()
@@ -169,8 +166,6 @@ class Supervisor:
                 self._on_start(message)
             case messages.StopAttempt(attempt=attempt) if attempt == self._ranks.number:
                 self._teardown.on_stop(message)
-                if self.debugging:
-                    self.debugging.release_ranks()
             case messages.PreemptRanks(attempt=attempt) if attempt == self._ranks.number:
                 self._on_preempt()
             case messages.ForwardSignal():
@@ -209,9 +204,8 @@ class Supervisor:
         self._open_store()
         ranks.not_spawned = len(plan.local_ranks)
         self.sides.on_attempt_start(ranks)
-        if self._node_config.waits_for_debugger:  # before the ranks start: after a restart they do at once
-            self._start_debug_server(ranks)
-        zygote.spawn((rank.rank, partial(self.context.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
+        build_job = partial(self.context.build_rank_job, self.sides.make_rank_sides, ranks)
+        zygote.spawn((rank.rank, partial(build_job, rank)) for rank in plan.local_ranks)
 
     def _open_store(self) -> None:
         """Open the store of this attempt; again once the zygote is ready, when it is known whether it has torch."""
@@ -219,16 +213,6 @@ class Supervisor:
             self.context.store.open(self.tree.zygote, self._ranks)
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
-
-    def _start_debug_server(self, ranks: NodeRanks) -> None:
-        """Accept connections of debuggers from ranks; imported while the zygote imports torch."""
-        if self.debugging is None:
-            from ddplaunch.features.debug.debug_server import DebugServer
-
-            loop, where, timeout = self._loop, self.tree.temp_dir, self._node_config.debug_timeout
-            send, note = self._link.send, self._screen.show_note
-            self.debugging = DebugServer(loop, where, timeout, self.rpc, note, send, self.sides.on_resume)
-        self.debugging.start_attempt(ranks)
 
     def _on_preempt(self) -> None:
         """Notify the ranks of the preemption. They end by themselves, or node 0 stops them after the grace."""

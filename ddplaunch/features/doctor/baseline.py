@@ -82,10 +82,8 @@ def check_writable(path: str) -> None:
 
 def save_baseline(examination: DoctorResults, path: str) -> None:
     """Write the measurements of an examination. Raises LaunchError if that fails."""
-    date = time.strftime("%Y-%m-%d %H:%M")
-    baseline = Baseline(
-        __version__, date, tuple(node.name for node in examination.nodes), tuple(list_measurements(examination))
-    )
+    date, hosts = time.strftime("%Y-%m-%d %H:%M"), tuple(node.name for node in examination.nodes)
+    baseline = Baseline(__version__, date, hosts, tuple(list_measurements(examination)))
     try:
         with open(open_for_writing(path, os.O_TRUNC), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(baseline)) + b"\n")
@@ -139,9 +137,8 @@ def find_slower_than_baseline(examination: DoctorResults, saved: Baseline) -> Fi
 
 def _make_finding(what: str, subject: str, now: Measurement, then: Measurement, date: str) -> Finding:
     text = f"{what}: {now.text}; it was {then.text} on {date}"
-    return Finding(
-        Severity.WARNING, subject, text, "check what has changed: drivers, clocks, cables, and what else runs"
-    )
+    hint = "check what has changed: drivers, clocks, cables, and what else runs"
+    return Finding(Severity.WARNING, subject, text, hint)
 
 
 def _index_best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
@@ -149,12 +146,8 @@ def _index_best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
     found: dict[Key, Measurement] = {}
     for measurement in measured:
         key = (measurement.what, tuple(sorted(measurement.hosts)))
-        found[key] = max(measurement, found.get(key, measurement), key=_higher_is_better)
+        found[key] = max(measurement, found.get(key, measurement), key=lambda each: _slowdown(measurement, each))
     return found
-
-
-def _higher_is_better(measurement: Measurement) -> float:
-    return -measurement.value if measurement.unit == "s" else measurement.value
 
 
 def _slowdown(now: Measurement, then: Measurement) -> float:

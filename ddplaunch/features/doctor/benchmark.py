@@ -138,15 +138,12 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
         return float(agreed.item())
 
     try:
-        max_bytes = agree(
-            min(task.max_tensor_bytes, torch.cuda.mem_get_info(device)[0] // 4 if cuda else task.max_tensor_bytes),
-            dist.ReduceOp.MIN,
-        )
+        most = [task.max_tensor_bytes, *([torch.cuda.mem_get_info(device)[0] // 4] if cuda else [])]
+        max_bytes = agree(min(most), dist.ReduceOp.MIN)
         found: list[float] = []
         for size, repeats in zip(ALL_SIZES, REPEATS_PER_SIZE, strict=True):
-            if size > max_bytes or (
-                found and found[-1] * size / max(ALL_SIZES[len(found) - 1], 1 << 16) > MAX_REPEAT_S
-            ):
+            expected = found[-1] * size / max(ALL_SIZES[len(found) - 1], 1 << 16) if found else 0.0
+            if size > max_bytes or expected > MAX_REPEAT_S:
                 break
             operate = _operation(task.name, size, task.world_size, device)
             operate()  # the first call connects

@@ -176,9 +176,8 @@ class Examiner:
                 self._exclude(node, UNREADABLE_REPLY_ERROR)
         readings: dict[int, list[tuple[float, float]]] = {}
         for _ in range(_CLOCK_READINGS):
-            for node, answer in self._query(
-                dict.fromkeys(self._responding_nodes(), messages.GetTime()), messages.TimeReply, REPLY_TIMEOUT_S
-            ).items():
+            questions = dict.fromkeys(self._responding_nodes(), messages.GetTime())
+            for node, answer in self._query(questions, messages.TimeReply, REPLY_TIMEOUT_S).items():
                 peer = self._peers[node]
                 readings.setdefault(node, []).append((peer.took, answer.now - peer.sent - peer.took / 2))
         fastest = {node: min(readings[node]) for node in self._responding_nodes()}
@@ -204,9 +203,8 @@ class Examiner:
 
     def _test_paths(self) -> tuple[PathResult, ...]:
         self._report_progress("testing connectivity between the nodes")
-        listening_nodes = self._query(
-            dict.fromkeys(self._responding_nodes(), messages.ListenOnPorts(self._ports)), ListenReply, REPLY_TIMEOUT_S
-        )
+        questions = dict.fromkeys(self._responding_nodes(), messages.ListenOnPorts(self._ports))
+        listening_nodes = self._query(questions, ListenReply, REPLY_TIMEOUT_S)
         for node, listening in listening_nodes.items():
             self._found[node] = replace(self._found[node], taken=dict(listening.taken))
             self._any_port[node] = listening.any_port
@@ -301,9 +299,8 @@ class Examiner:
         if not able:
             return (), ()
         self._report_progress("measuring all_reduce")
-        ready = self._query(
-            {node: self._prepare_request(node) for node in able}, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S
-        )
+        requests = {node: self._prepare_request(node) for node in able}
+        ready = self._query(requests, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S)
         powers = [DeviceResult(node, each.device, each.flops) for node, done in ready.items() for each in done.powers]
         broken = [
             CollectiveResult((node,), len(self._devices_for(node)), self._backend_for(node), error=done.error)
@@ -316,14 +313,12 @@ class Examiner:
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
         well = [node for node in well if node not in nodes_to_skip(flows)]
         pairs = dict[tuple[int, ...], CollectiveResult]()
-        for pairing in round_robin_pairs(
-            well, MAX_ALL_PAIRS_NODES - 1 if len(well) <= MAX_ALL_PAIRS_NODES else PAIRS_PER_NODE
-        ):
+        rounds = MAX_ALL_PAIRS_NODES - 1 if len(well) <= MAX_ALL_PAIRS_NODES else PAIRS_PER_NODE
+        for pairing in round_robin_pairs(well, rounds):
             out = _failing_nodes(pairs.values())
             trying = [pair for pair in pairing if frozenset(pair) not in closed and out.isdisjoint(pair)]
-            pairs |= self._measure_in_groups(
-                [(a, b) for a, b in trying if self._backend_for(a) == self._backend_for(b)], most=1
-            )
+            alike = [(a, b) for a, b in trying if self._backend_for(a) == self._backend_for(b)]
+            pairs |= self._measure_in_groups(alike, most=1)
         self._remeasure_slow_pairs(pairs)
         return tuple(powers), (*broken, *alone.values(), *pairs.values())
 

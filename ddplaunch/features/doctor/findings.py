@@ -45,17 +45,15 @@ def _find_per_node(examination: DoctorResults) -> Findings:
     for node in examination.nodes:
         if node.trouble:
             what = "did not respond" if node.facts is None else "stopped responding"
-            yield Finding(
-                Severity.ERROR, node.name, f"{what}: {node.trouble}", f"check whether this works: {node.check}"
-            )
+            hint = f"check whether this works: {node.check}"
+            yield Finding(Severity.ERROR, node.name, f"{what}: {node.trouble}", hint)
         if node.facts:
             yield from machine_findings(node.name, node.facts)
     for speed in examination.speeds:
         if speed.error and len(speed.nodes) == 1:
             text = f"all_reduce of its {speed.ranks} devices failed ({speed.backend}): {speed.error}"
-            yield Finding(
-                Severity.ERROR, examination.name(speed.nodes[0]), text, "for details run the job with NCCL_DEBUG=INFO"
-            )
+            hint = "for details run the job with NCCL_DEBUG=INFO"
+            yield Finding(Severity.ERROR, examination.name(speed.nodes[0]), text, hint)
     yield from _find_slow_devices(examination)
     yield from _find_slow_collectives(examination)
 
@@ -131,9 +129,8 @@ def _check_clocks(examination: DoctorResults) -> Findings:
         if node.clock is not None and abs(node.clock) > MAX_CLOCK_DIFFERENCE_S:
             direction = "ahead of" if node.clock > 0 else "behind"
             text = f"its clock is {abs(node.clock):.1f} s {direction} that of {examination.nodes[0].name}"
-            yield Finding(
-                Severity.WARNING, node.name, text, "synchronise it with a time server: timedatectl set-ntp true"
-            )
+            hint = "synchronise it with a time server: timedatectl set-ntp true"
+            yield Finding(Severity.WARNING, node.name, text, hint)
 
 
 # ------------------------------------------------------------------------------------------------- connectivity

@@ -141,11 +141,9 @@ def _make_finding(fault: FlowFault, subject: str, flow: Flow) -> Finding:
             text = f"round-trip time is {1e3 * (flow.seconds or 0):.3g} ms; expected below 1 ms in one data center"
             hint = "use nodes of one data center; `ping` and `traceroute` show where the time is spent"
         case _:
-            claim = (
-                f"the interface reports {flow.claimed} Mbit/s"
-                if flow.claimed
-                else "a data center has 1000 Mbit/s or more"
-            )
+            claim = "a data center has 1000 Mbit/s or more"
+            if flow.claimed:
+                claim = f"the interface reports {flow.claimed} Mbit/s"
             text = f"throughput is {format_megabits(flow.rate or 0)}; {claim}"
             hint = "check the cables and switch ports (ethtool), limits (tc qdisc), and what else runs there"
     severity = Severity.WARNING if fault == "slower" else Severity.ERROR

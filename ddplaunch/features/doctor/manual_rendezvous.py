@@ -97,9 +97,8 @@ class ManualRendezvous:
 
     def _on_peer(self, connection: Connection[Any], hello: NodeHello | JoinDeclined, proven: str | None) -> None:
         if why := self._why_refused(hello):
-            return self._listener.refuse(
-                connection, JoinRefused(f"node 0 refuses {hello.name}: {why}", _SAME_OPTIONS_HINT)
-            )
+            refused = JoinRefused(f"node 0 refuses {hello.name}: {why}", _SAME_OPTIONS_HINT)
+            return self._listener.refuse(connection, refused)
         assert isinstance(hello, NodeHello)
         connection.send(JoinAccepted(RUN_ID, self._config.heartbeat_timeout, proven))
         peer = self._joined[hello.node_spec.node_rank] = DoctorPeer(self._loop, hello.node_spec.host)

@@ -92,9 +92,8 @@ class RequestHandler:
         """Return the reply; ``messages`` says which type belongs to which request."""
         match question:
             case messages.DescribeNode(cwd, toward, environ, nonce):
-                os.environ.pop(
-                    "PYTHONSAFEPATH", None
-                )  # set by ssh_command, so that Python took no module from the home folder
+                # Set by ssh_command, so that Python took no module from the home folder.
+                os.environ.pop("PYTHONSAFEPATH", None)
                 if not self._by_hand:
                     os.environb.update(each.partition(b"=")[::2] for each in environ)
                 folder = os.getcwd() if self._by_hand else os.fsdecode(cwd)
@@ -130,17 +129,13 @@ class RequestHandler:
             benchmark_process.read_first_line(TorchFacts, deadline - time.monotonic())
         for benchmark_process, device in zip(self._benchmarks, question.devices, strict=True):
             benchmark_process.write_task(replace(question, devices=(device,)))
-        powers = [
-            benchmark_process.read(DeviceThroughput, deadline - time.monotonic())
-            for benchmark_process in self._benchmarks
-        ]
+        powers = [each.read(DeviceThroughput, deadline - time.monotonic()) for each in self._benchmarks]
         if all(powers):
             return messages.PrepareReply(tuple(each for each in powers if each))
-        late = any(benchmark_process.timed_out for benchmark_process in self._benchmarks)
+        late = any(each.timed_out for each in self._benchmarks)
         self._close_benchmarks()
-        return messages.PrepareReply(
-            (), f"no answer within {TORCH_IMPORT_TIMEOUT_S:g} s" if late else "the process exited at its start"
-        )
+        why = f"no answer within {TORCH_IMPORT_TIMEOUT_S:g} s" if late else "the process exited at its start"
+        return messages.PrepareReply((), why)
 
     def _measure(self, question: MeasureCollective) -> CollectiveTimes:
         if self._prepared is None or not self._benchmarks:

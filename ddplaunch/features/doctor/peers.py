@@ -144,11 +144,9 @@ class CommandPeer(DoctorPeer):
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").splitlines()
         informative = [line for line in lines if line.strip() and not _UNINFORMATIVE.search(line)] or lines
-        last = (
-            sanitize_line(informative[-1], MAX_QUOTED_CHARS)
-            if informative
-            else f"it exited without a message (exit code {code})"
-        )
+        last = f"it exited without a message (exit code {code})"
+        if informative:
+            last = sanitize_line(informative[-1], MAX_QUOTED_CHARS)
         return explain_exit(lines, last, code)
 
     def close(self) -> None:

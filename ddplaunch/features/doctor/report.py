@@ -103,17 +103,14 @@ def _format_machines(examination: DoctorResults) -> Iterator[str]:
 def _format_row(label: str, values: dict[str, list[str]]) -> Iterator[str]:
     """A row of the table: one value for all nodes, or each value with its nodes."""
     if values:
-        cells = (
-            list(values) if len(values) == 1 else [f"{value} ({join_node_names(who)})" for value, who in values.items()]
-        )
-        yield from _wrap_text(f"{label:{_LABEL}}", "; ".join(cells))
+        cells = [f"{value} ({join_node_names(who)})" for value, who in values.items()]
+        yield from _wrap_text(f"{label:{_LABEL}}", "; ".join(cells if len(values) > 1 else values))
 
 
 def _find_extremes(nodes: Sequence[ExaminedNode], read: Callable[[NodeFacts], int | None]) -> dict[str, list[str]]:
     amounts = {node.name: amount for node in nodes if node.facts and (amount := read(node.facts)) is not None}
-    ends = [which(amounts, key=amounts.__getitem__, default="") for which in (min, max)]
     found: dict[str, list[str]] = {}
-    for name in filter(None, ends):
+    for name in (which(amounts, key=amounts.__getitem__) for which in (min, max) if amounts):
         found.setdefault(format_size(amounts[name]), []).append(name)
     return found
 
@@ -166,13 +163,10 @@ def _format_speeds(examination: DoctorResults) -> Iterator[str]:
         return
     labels = {speed: _describe_collective(examination, speed) for speed in speeds}
     wide = max(map(len, labels.values()))
+    more = ""
     if len(speeds) > MAX_COLLECTIVE_ROWS:
+        more = f"; the {MAX_COLLECTIVE_ROWS} slowest of {len(speeds)}"
         speeds = sorted(speeds, key=largest_bus_bandwidth)[:MAX_COLLECTIVE_ROWS]
-    more = (
-        f"; the {MAX_COLLECTIVE_ROWS} slowest of {len(examination.speeds)}"
-        if len(examination.speeds) > MAX_COLLECTIVE_ROWS
-        else ""
-    )
     yield f"all_reduce, bus bandwidth{more}"
     heads = ["4 B takes", *(format_size(each) for each in SIZES[1:])]
     yield f"  {'':{wide}}" + "".join(head.rjust(13) for head in heads)
@@ -197,22 +191,15 @@ def _format_joint_speeds(examination: DoctorResults) -> Iterator[str]:
     for speed in examination.together:
         label = f"  {_group(examination, speed):{wide}}"
         if speed.error:
-            why = (
-                f"not with {speed.backend} of this torch"
-                if UNSUPPORTED_TEXT in speed.error
-                else f"failed: {speed.error}"
-            )
+            unsupported = UNSUPPORTED_TEXT in speed.error
+            why = f"not with {speed.backend} of this torch" if unsupported else f"failed: {speed.error}"
             yield from _wrap_text(f"{label}   ", why)
-            continue
-        if not speed.seconds:
-            continue
-        last = len(speed.seconds) - 1
-        bandwidth = (
-            f"{format_size(round(bus_bandwidth(speed, last) or 0))}/s at {format_size(ALL_SIZES[last])}"
-            if last
-            else "too slow"
-        )
-        yield from _wrap_text(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
+        elif speed.seconds:
+            last, bandwidth = len(speed.seconds) - 1, "too slow"
+            if last:
+                rate = format_size(round(bus_bandwidth(speed, last) or 0))
+                bandwidth = f"{rate}/s at {format_size(ALL_SIZES[last])}"
+            yield from _wrap_text(f"{label}{speed.seconds[0] * 1e6:>10.0f} us   ", bandwidth)
 
 
 def _group(examination: DoctorResults, speed: CollectiveResult) -> str:

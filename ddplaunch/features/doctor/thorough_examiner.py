@@ -36,9 +36,8 @@ class ThoroughExaminer(Examiner):
         if nodes and self._backend_for(nodes[0]) == "nccl":
             groups += [[node] for node in nodes if len(nodes) > 1 and len(self._devices_for(node)) > 1]
         for name in benchmark.COLLECTIVES if groups else ():
-            self._report_progress(
-                f"measuring {name} {'of all nodes at once' if len(nodes) > 1 else 'of larger tensors'}"
-            )
+            what = "of all nodes at once" if len(nodes) > 1 else "of larger tensors"
+            self._report_progress(f"measuring {name} {what}")
             for group in groups:
                 yield from self._measure_collective(group, name)
 
@@ -62,9 +61,7 @@ class ThoroughExaminer(Examiner):
                     shared.setdefault(each.network, {})[node] = (each.interface, each.address)
         for network, places in shared.items():
             addresses = {node: address for node, (_, address) in places.items()}
-            if (
-                1 < len(places) == len(set(addresses.values()))
-            ):  # else each node has such a network of its own, of containers
+            if 1 < len(places) == len(set(addresses.values())):  # else each node has its own, of containers
                 yield Rail(network, {node: interface for node, (interface, _) in places.items()}, addresses)
 
     def _try_rails(self, rails: Sequence[Rail]) -> list[Rail]:
@@ -76,9 +73,8 @@ class ThoroughExaminer(Examiner):
         for rail in rails:
             self._report_progress(f"testing connectivity over {rail.network}")
             there = [node for node in rail.addresses if node in listening_nodes]
-            places = {
-                node: [(to, rail.addresses[to], self._any_port[to]) for to in there if to != node] for node in there
-            }
+            ends = [(node, rail.addresses[node], self._any_port[node]) for node in there]
+            places = {node: [end for end in ends if end[0] != node] for node in there}
             outcomes = tuple((node, to, each.outcome) for node, to, _, each in self._connect(places))
             tried.append(replace(rail, outcomes=outcomes))
         return tried

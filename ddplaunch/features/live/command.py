@@ -23,6 +23,7 @@ from ddplaunch.base.text import format_elapsed
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
+from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
 from ddplaunch.core.control_socket.locate import find_batch_job, find_running, index_runs
@@ -52,6 +53,7 @@ from ddplaunch.features.live.live_view import (
 from ddplaunch.features.live.styled_rows import Row, StyledText, strip_styles, truncate_row
 from ddplaunch.features.live.view_state import ViewState, busy_cpus_by_rank, collectives_per_second, rank_activities
 from ddplaunch.features.runs import history_store, run_lookup, sample_file
+from ddplaunch.features.runs.run_record import RunRecord
 from ddplaunch.system.plan.launch_command import python_command
 
 SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again
@@ -245,12 +247,8 @@ class JobChooser:
     def _render(self, columns: int, rows: int, full: bool) -> list[Row]:
         if self._chosen is not None or not full:
             return []
-        table = [
-            ("RUN", "STATE", "AGE", "RANKS", "TARGET"),
-            *((sanitize_line(name, 40), *cells) for name, _, cells in self._jobs),
-        ]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(map(str.ljust, each, widths)).rstrip() for each in table]
+        table = [(sanitize_line(name, 40), *cells) for name, _, cells in self._jobs]
+        lines = [click.unstyle(line) for line in format_table(("RUN", "STATE", "AGE", "RANKS", "TARGET"), table)]
         first = max(0, self._cursor - (rows - 4))
         styled = [(StyledText(line, "7" if at == self._cursor else ""),) for at, line in enumerate(lines[1:])]
         body = [(StyledText(lines[0], "2"),), *styled[first : first + rows - 2]]
@@ -260,24 +258,17 @@ class JobChooser:
 
 def _job_columns(path: str) -> tuple[str, ...]:
     """Return the state, age, ranks and target of a job."""
+    known: Status | RunRecord | None
     try:
-        status = client.send_request(path, StatusQuery(), REPLY_TIMEOUT_S)
+        known = client.send_request(path, StatusQuery(), REPLY_TIMEOUT_S)
+        state = known.state.value
     except LaunchError:
         job = job_at(path)
-        state, record = "suspended" if is_suspended(job.pid) else "silent", run_lookup.read_job_record(job)
-        if record is None:
-            return state, "", "", ""
-        return state, _format_age(record.began), str(record.world_size), short_target(sanitize_line(record.target, 200))
-    return (
-        status.state.value,
-        _format_age(status.began),
-        str(status.world_size),
-        short_target(sanitize_line(status.target, 200)),
-    )
-
-
-def _format_age(began: float) -> str:
-    return format_elapsed(max(0.0, time.time() - began))
+        state, known = "suspended" if is_suspended(job.pid) else "silent", run_lookup.read_job_record(job)
+    if known is None:
+        return state, "", "", ""
+    age = format_elapsed(max(0.0, time.time() - known.began))
+    return state, age, str(known.world_size), short_target(sanitize_line(known.target, 200))
 
 
 class TopViewer:
@@ -296,11 +287,8 @@ class TopViewer:
             run_command=self._run_command,
         )
         if record := run_lookup.read_job_record(job_at(path)):
-            self._view.seed_trends(
-                sample_file.read_samples(
-                    os.path.join(history_store.run_dir(record.run), sample_file.sample_file_name(record.node_rank))
-                )
-            )
+            file = sample_file.sample_file_name(record.node_rank)
+            self._view.seed_trends(sample_file.read_samples(os.path.join(history_store.run_dir(record.run), file)))
         self._code: int | None = None
         self._end_message = ""
 
@@ -308,8 +296,9 @@ class TopViewer:
         """Show the view until the user leaves or the job ends; return the exit code."""
         try:
             with restore_terminal():
-                self._loop.add_signal_handlers(END_SIGNALS, self._on_signal)
-                self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: self._screen.suspend(_stop))
+                self._loop.add_signal_handlers(END_SIGNALS, lambda number: self._exit(EXIT_SIGNAL + number))
+                stop = partial(os.kill, os.getpid(), signal.SIGSTOP)
+                self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: self._screen.suspend(stop))
                 self._view.start(keys=True)
                 self._screen.set_full_screen(True)
                 while self._code is None or not (self._loop.is_idle and self._screen.is_drained):
@@ -342,9 +331,6 @@ class TopViewer:
             self._view.close()
             self._screen.end()
 
-    def _on_signal(self, number: int) -> None:
-        self._exit(EXIT_SIGNAL + number)
-
     def _on_job_lost(self) -> None:
         """Called when the job no longer replies: it has ended."""
         if self._code is None:
@@ -355,7 +341,3 @@ class TopViewer:
             name = record.run_id if record and code is not None else "the job"
             self._end_message = f"ddplaunch: {name} has ended" + ("" if code is None else f", exit code {code}")
         self._exit()
-
-
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)

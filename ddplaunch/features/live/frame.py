@@ -55,10 +55,8 @@ def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
     limit = max(1, columns - 1)
     ranks = rank_activities(view)
     lines = build_table_rows(view, ranks)
-    summary = [
-        *flow_parts(render_summary(view, ranks, figures=False), limit),
-        *_render_sentences(view, limit, max(1, rows - 2)),
-    ][:rows]
+    summary = flow_parts(render_summary(view, ranks, figures=False), limit)
+    summary = [*summary, *_render_sentences(view, limit, max(1, rows - 2))][:rows]
     hint = [truncate_row((StyledText(view.hint, "2"),), limit)] if view.hint and rows - len(summary) > 3 else []
     room = rows - len(summary) - len(hint)
     least = min(len(lines) + 1, MAX_RANK_ROWS + 1 if rows >= 20 and len(lines) <= MAX_RANK_ROWS else 5)
@@ -71,9 +69,8 @@ def render_full_screen(view: ViewState, columns: int, rows: int) -> list[Row]:
         return more
 
     trends = fits(_render_trends(view, limit)) or fits(_render_trends(view, limit)[:1])
-    heading = (
-        f"{sanitize_line(view.current.status.run_id, 60)}: {sanitize_line(short_target(view.current.status.target))}"
-    )
+    status = view.current.status
+    heading = f"{sanitize_line(status.run_id, 60)}: {sanitize_line(short_target(status.target))}"
     title = fits([truncate_row((StyledText(heading, "1"),), limit)])
     cells: list[Row] = []
     if len(lines) > MAX_RANK_ROWS or not lines:
@@ -112,11 +109,8 @@ def build_table_rows(view: ViewState, ranks: Mapping[int, RankActivity]) -> list
         point = wait_point(each) if what is RankActivity.WAITING else None
         where = view.locations.get(each.rank) or (_wait_name(view.current.inspection, point) if point else "")
         about = view.current.last_lines.get(each.rank, ""), busy.get(each.rank), view.current.usage.get(each.rank)
-        lines.append(
-            TableRow(
-                each, what, where, *about, gpus.get(each.pid), rate_of.get(each.rank), view.lateness_s.get(each.rank)
-            )
-        )
+        pace = rate_of.get(each.rank), view.lateness_s.get(each.rank)
+        lines.append(TableRow(each, what, where, *about, gpus.get(each.pid), *pace))
     order = view.sort_by or ("state" if len(lines) > MAX_RANK_ROWS else "rank")
     return sort_rows(lines, order, lambda one: _sort_key(one.activity, counts[one.activity]))
 
@@ -139,16 +133,13 @@ def render_summary(view: ViewState, ranks: Mapping[int, RankActivity], *, figure
     age = _format_age(max(inspection.moment, status.since) - status.began)
     ended = f", exit code {status.code}" if status.code is not None else ""
     style = {JobState.RUNNING: "1;32", JobState.ENDED: "1;31" if status.code else "1"}.get(status.state, "1;33")
-    state = (
-        (StyledText("suspended", "1;33"),) if view.suspended else (StyledText(f"{status.state.value}{ended}", style),)
-    )
-    parts: list[Row] = [(*state, StyledText(f" {age}"))]
+    state = StyledText("suspended", "1;33") if view.suspended else StyledText(f"{status.state.value}{ended}", style)
+    parts: list[Row] = [(state, StyledText(f" {age}"))]
     if status.attempt > 0:
         parts.append((StyledText(f"attempt {status.attempt + 1}"),))
     if figures and (speed := collectives_per_second(view)) is not None:
-        parts.append(
-            (StyledText(f"{speed:,.0f} collectives/s" if speed >= 10 or not speed else f"{speed:.1f} collectives/s"),)
-        )
+        number = f"{speed:,.0f}" if speed >= 10 or not speed else f"{speed:.1f}"
+        parts.append((StyledText(f"{number} collectives/s"),))
     if where := _describe_waits(inspection, ranks, briefly=bool(view.sentences)):
         parts.append((StyledText(where, "33"),))
     if inspection.silent:
@@ -196,16 +187,14 @@ def _operation(inspection: Inspection, where: WaitPoint) -> str:
 
 
 def _group(inspection: Inspection, name: str) -> str:
-    known = (each for rank in inspection.ranks for each in rank.known if each.group == name)
-    found = next(known, None)
+    found = next((each for rank in inspection.ranks for each in rank.known if each.group == name), None)
     if found and found.description:
         return sanitize_line(found.description, 40)
     return "default_pg" if name == "0" else f"group {sanitize_line(name, 40)}"
 
 
 def _render_sentences(view: ViewState, limit: int, most: int) -> list[Row]:
-    rows = [row for sentence in view.sentences for row in wrap_text(sanitize_line(sentence, 1000), limit, most)]
-    return rows[:most]
+    return [row for text in view.sentences for row in wrap_text(sanitize_line(text, 1000), limit, most)][:most]
 
 
 def _legend(ranks: Mapping[int, RankActivity]) -> list[Row]:

@@ -12,6 +12,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.text import display_width
@@ -98,9 +99,8 @@ class LiveScreen(TerminalScreen):
             self._home.write(_LEAVE_FULL)
             held, self._held_lines = self._held_lines or bytearray(), None
             if self._dropped:
-                self._pending += (
-                    f"[ddplaunch] {self._dropped} lines dropped here: over 4 MiB came during the full screen\n".encode()
-                )
+                note = f"[ddplaunch] {self._dropped} lines dropped here: over 4 MiB came during the full screen\n"
+                self._pending += note.encode()
                 self._dropped = 0
             self._pending += held
         self.refresh()
@@ -122,10 +122,8 @@ class LiveScreen(TerminalScreen):
         """Release the terminal at once, also after an error."""
         if self.is_full_screen:
             self._held_lines = None
-            try:
+            with suppress(OSError):
                 os.write(self._fd, _LEAVE_FULL)
-            except OSError:
-                pass
         self._release_terminal()
 
     def _release_terminal(self) -> None:

@@ -42,7 +42,7 @@ from ddplaunch.features.live.view_state import (
     rank_activities,
     waiting_ranks,
 )
-from ddplaunch.features.samples.sample import NodeSample
+from ddplaunch.features.samples.sample import GpuSample, NodeSample
 from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
 from ddplaunch.system.devices.process_usage import read_tree_usage
 
@@ -121,8 +121,9 @@ class LiveView:
 
     def seed_trends(self, samples: Sequence[NodeSample]) -> None:
         """Start the trends with earlier samples."""
-        for each, trend in zip((_collective_rate, _cpu_percent, _mean_gpu_busy), self._trends.values(), strict=True):
-            trend.seed((sample.seconds, value) for sample in samples if (value := each(sample)) is not None)
+        before = [(sample.seconds, *_trend_values(sample)) for sample in samples]
+        for place, trend in enumerate(self._trends.values(), 1):
+            trend.seed((each[0], value) for each in before if (value := each[place]) is not None)
 
     def start(self, *, keys: bool) -> None:
         """Show the view; ``keys``: it may read standard input."""
@@ -158,13 +159,9 @@ class LiveView:
 
     def _update_trends(self, seen: ViewState) -> None:
         """Add the current values to the trends."""
-        busy = [gpu.busy for gpu in seen.gpus or () if gpu.busy is not None]
         cpus = busy_cpus_by_rank(seen)
-        values = (
-            collectives_per_second(seen),
-            sum(cpus.values()) * 100 if cpus else None,
-            sum(busy) / len(busy) if busy else None,
-        )
+        cpu_percent = sum(cpus.values()) * 100 if cpus else None
+        values = (collectives_per_second(seen), cpu_percent, _mean_busy(seen.gpus or ()))
         for trend, value in zip(self._trends.values(), values, strict=True):
             if value is not None:
                 trend.add(value)
@@ -184,16 +181,11 @@ class LiveView:
 
     def _next_detail(self, now: float) -> Detail:
         """Request stacks only if ranks wait or locations are shown: a stack dump interrupts the ranks."""
-        shows_locations = (
-            self._screen.is_full_screen
-            and self._snapshot is not None
-            and self._snapshot.inspection.world_size <= MAX_LOCATED_RANKS
-        )
-        if (
-            self._snapshot is None
-            or now < self._stacks_due
-            or not (shows_locations or waiting_ranks(self._snapshot.inspection))
-        ):
+        if self._snapshot is None or now < self._stacks_due:
+            return Detail.STATE
+        inspection = self._snapshot.inspection
+        shows_locations = self._screen.is_full_screen and inspection.world_size <= MAX_LOCATED_RANKS
+        if not (shows_locations or waiting_ranks(inspection)):
             return Detail.STATE
         self._stacks_due = now + STACK_INTERVAL_S
         return Detail.WAITS
@@ -221,13 +213,10 @@ class LiveView:
     # --------------------------------------------------------------------------------------------------- the picture
 
     def _render(self, columns: int, rows: int, full: bool) -> list[Row]:
-        prompt = (
-            [truncate_row((StyledText(f"{self._prompt[0]}: {self._prompt[1]}_", "1"),), columns - 1)]
-            if self._prompt
-            else []
-        )
-        if self._note:
-            prompt.insert(0, truncate_row((StyledText(self._note, "1;33"),), columns - 1))
+        texts = [StyledText(self._note, "1;33")] if self._note else []
+        if self._prompt:
+            texts.append(StyledText(f"{self._prompt[0]}: {self._prompt[1]}_", "1"))
+        prompt = [truncate_row((text,), columns - 1) for text in texts]
         if self._snapshot is None:
             return prompt
         if full and self._page:
@@ -235,33 +224,23 @@ class LiveView:
             lines = [row for line in text.split("\n") for row in wrap_styled(line, columns - 1)]
             self._page = text, first = text, max(0, min(first, len(lines) - rows + 1))
             body = lines[first : first + rows - 1]
-            return [
-                *body,
-                *[()] * (rows - 1 - len(body)),
-                truncate_row((StyledText(PAGE_HINT, "2"),), columns - 1),
-                *prompt,
-            ]
+            hint = truncate_row((StyledText(PAGE_HINT, "2"),), columns - 1)
+            return [*body, *[()] * (rows - 1 - len(body)), hint, *prompt]
         draw = render_full_screen if full else render_footer
         return [*draw(self._build_state(self._snapshot), columns, max(1, rows - len(prompt))), *prompt]
 
     def _build_state(self, now: JobSnapshot) -> ViewState:
         if now.status.state is JobState.ENDED:
             return ViewState(replace(now, usage={}), filter_text=self._filter_text)
-        hint = (
-            HINT.replace("o order", f"o order: {self._sort_by}" if self._sort_by else "o order")
-            if self._has_keys
-            else ""
-        )
+        order = f"o order: {self._sort_by}" if self._sort_by else "o order"
+        hint = HINT.replace("o order", order) if self._has_keys else ""
         if self._suspended:
-            return ViewState(
-                replace(now, usage={}), filter_text=self._filter_text, hint=hint, cursor=self._cursor, suspended=True
-            )
+            unused, text = replace(now, usage={}), self._filter_text
+            return ViewState(unused, filter_text=text, hint=hint, cursor=self._cursor, suspended=True)
+        gpus = used_by_ranks(self._gpus.usage, {rank.pid for rank in now.status.ranks})
         sentences = self._sentences or self._lateness_sentences
         table = self._locations, self._lateness_s, self._trends, self._sort_by, self._cursor
-        return ViewState(now, self._previous, self._gpus_of(now), sentences, self._filter_text, hint, *table)
-
-    def _gpus_of(self, now: JobSnapshot) -> tuple[GpuUsage, ...] | None:
-        return used_by_ranks(self._gpus.usage, {rank.pid for rank in now.status.ranks})
+        return ViewState(now, self._previous, gpus, sentences, self._filter_text, hint, *table)
 
     # ------------------------------------------------------------------------------------------------------- the keys
 
@@ -288,9 +267,7 @@ class LiveView:
             case "x":
                 self._prompt = ("stop the job? y or n", "")
             case "o" if self._screen.is_full_screen:
-                self._sort_by = (
-                    SORT_KEYS[(SORT_KEYS.index(self._sort_by) + 1) % len(SORT_KEYS)] if self._sort_by else SORT_KEYS[1]
-                )
+                self._sort_by = SORT_KEYS[(SORT_KEYS.index(self._sort_by or SORT_KEYS[0]) + 1) % len(SORT_KEYS)]
             case "z":
                 self._screen.set_full_screen(not self._screen.is_full_screen)
             case "?":
@@ -395,16 +372,14 @@ class EmbeddedView(NodeSide):
         self._screen.end()
 
 
-def _collective_rate(sample: NodeSample) -> float | None:
-    return max((each.collectives for each in sample.ranks if each.collectives is not None), default=None)
+def _trend_values(sample: NodeSample) -> tuple[float | None, float | None, float | None]:
+    """Return collectives per second, CPU % and GPU %."""
+    rate = max((each.collectives for each in sample.ranks if each.collectives is not None), default=None)
+    return rate, 100 * sum(each.cpus or 0.0 for each in sample.ranks), _mean_busy(sample.gpus)
 
 
-def _cpu_percent(sample: NodeSample) -> float:
-    return 100 * sum(each.cpus or 0.0 for each in sample.ranks)
-
-
-def _mean_gpu_busy(sample: NodeSample) -> float | None:
-    busy = [each.busy for each in sample.gpus if each.busy is not None]
+def _mean_busy(gpus: Sequence[GpuUsage | GpuSample]) -> float | None:
+    busy = [each.busy for each in gpus if each.busy is not None]
     return sum(busy) / len(busy) if busy else None
 
 

@@ -40,17 +40,19 @@ class TableRow(NamedTuple):
 
 
 class TableColumn(NamedTuple):
-    """A column of numbers: its width, its text, and the key by which ranks are sorted, the largest first."""
+    """A column of numbers: its width, its value, by which ranks are sorted, the largest first, and the value's text."""
 
     width: int
-    text: Callable[[TableRow], str]
-    sort_key: Callable[[TableRow], float | None] = lambda line: None
+    value: Callable[[TableRow], float | None]
+    format: Callable[[float], str]
+
+    def text(self, line: TableRow) -> str:
+        value = self.value(line)
+        return "" if value is None else self.format(value)
 
 
-def format_size_short(count: float | None) -> str:
+def format_size_short(count: float) -> str:
     """Format bytes in five characters at most: "592M", "1.4G"."""
-    if count is None:
-        return ""
     amount, unit = count / (1 << 20), "M"
     for larger in "GTP":
         if amount < 1000:
@@ -59,44 +61,22 @@ def format_size_short(count: float | None) -> str:
     return f"{amount:.1f}{unit}" if unit != "M" and amount < 10 else f"{amount:.0f}{unit}"
 
 
-def _format_rate(rate: float | None) -> str:
-    if rate is None:
-        return ""
+def _format_rate(rate: float) -> str:
     return f"{rate:.1f}" if 0 < rate < 9.95 else f"{rate:.0f}" if rate < 100_000 else f"{rate / 1000:.0f}k"
 
 
-def _format_lateness(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def _format_lateness(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds >= 0.9995 else f"{seconds * 1000:.0f}ms" if seconds >= 0.0005 else "0"
 
 
-def _format_percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0f}"
-
-
-def _get_memory(one: TableRow) -> float | None:
-    return one.usage.memory if one.usage else None
-
-
-def _get_gpu_busy(one: TableRow) -> float | None:
-    return one.gpu.busy if one.gpu else None
-
-
-def _get_gpu_memory(one: TableRow) -> float | None:
-    return one.gpu.memory_used if one.gpu else None
-
-
 COLUMNS: Mapping[str, TableColumn] = {
-    "CPU%": TableColumn(
-        4, lambda one: _format_percent(None if one.busy is None else one.busy * 100), lambda one: one.busy
-    ),
-    "late": TableColumn(5, lambda one: _format_lateness(one.lateness_s), lambda one: one.lateness_s),
-    "coll/s": TableColumn(6, lambda one: _format_rate(one.rate), lambda one: one.rate),
-    "mem": TableColumn(4, lambda one: format_size_short(_get_memory(one)), _get_memory),
-    "GPU%": TableColumn(4, lambda one: _format_percent(_get_gpu_busy(one)), _get_gpu_busy),
-    "GPUmem": TableColumn(6, lambda one: format_size_short(_get_gpu_memory(one)), _get_gpu_memory),
-    "pid": TableColumn(7, lambda one: str(one.rank.pid or "")),
+    "CPU%": TableColumn(4, lambda one: one.busy, lambda cpus: f"{cpus * 100:.0f}"),
+    "late": TableColumn(5, lambda one: one.lateness_s, _format_lateness),
+    "coll/s": TableColumn(6, lambda one: one.rate, _format_rate),
+    "mem": TableColumn(4, lambda one: one.usage.memory if one.usage else None, format_size_short),
+    "GPU%": TableColumn(4, lambda one: one.gpu.busy if one.gpu else None, "{:.0f}".format),
+    "GPUmem": TableColumn(6, lambda one: one.gpu.memory_used if one.gpu else None, format_size_short),
+    "pid": TableColumn(7, lambda one: one.rank.pid or None, str),
 }
 """The columns of numbers, by priority: the last ones are left out first, and empty ones always."""
 
@@ -112,8 +92,8 @@ def sort_rows(
         return sorted(lines, key=lambda one: one.rank.rank)
     if by == "state":
         return sorted(lines, key=lambda one: (weight(one), one.rank.rank))
-    sort_key = COLUMNS[by].sort_key
-    return sorted(lines, key=lambda one: (-(sort_key(one) or 0.0), one.rank.rank))
+    value = COLUMNS[by].value
+    return sorted(lines, key=lambda one: (-(value(one) or 0.0), one.rank.rank))
 
 
 def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = None) -> list[Row]:
@@ -126,13 +106,8 @@ def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = 
     for name, column in COLUMNS.items():
         width = max(column.width, len(name)) + len(gap)
         has_values = any(column.text(one) for one in lines)
-        least = (
-            _MIN_WORD_MODE_COLUMNS + 10
-            if name == "pid"
-            else _MIN_TEXT_COLUMNS
-            if name in ("CPU%", "late")
-            else _MIN_WORD_MODE_COLUMNS - 4
-        )
+        special = {"pid": _MIN_WORD_MODE_COLUMNS + 10, "CPU%": _MIN_TEXT_COLUMNS, "late": _MIN_TEXT_COLUMNS}
+        least = special.get(name, _MIN_WORD_MODE_COLUMNS - 4)
         if has_values and left - width >= least - len(gap):
             chosen.append(name)
             left -= width

@@ -127,20 +127,12 @@ def rank_activity(
         return RankActivity.PENDING
     if status and status.state is RankState.UNABLE:
         return RankActivity.FAILED
-    if (
-        state is JobState.ENDED
-        or rank.condition is ProcessCondition.EXITED
-        or (status and status.state is RankState.EXITED)
-    ):
+    has_exited = rank.condition is ProcessCondition.EXITED or (status and status.state is RankState.EXITED)
+    if state is JobState.ENDED or has_exited:
         was_stopped = state not in (JobState.STARTING, JobState.RUNNING) and code in _OWN_STOP_CODES
         return RankActivity.FAILED if code and not was_stopped else RankActivity.ENDED
-    match rank.condition:
-        case ProcessCondition.PENDING:
-            return RankActivity.PENDING
-        case ProcessCondition.STOPPED:
-            return RankActivity.STOPPED
-        case ProcessCondition.BLOCKED:
-            return RankActivity.BLOCKED
+    if rank.condition.name in ("PENDING", "STOPPED", "BLOCKED"):
+        return RankActivity[rank.condition.name]
     if rank.answers is False:
         return RankActivity.SILENT
     return RankActivity.WAITING if wait_point(rank) else RankActivity.RUNNING
@@ -166,9 +158,8 @@ def location_of(rank: RankInspection) -> str:
     line = user_line_of(rank)
     if line is None:
         return ""
-    return sanitize_line(
-        format_line(line) if line.function == "<module>" else f"{line.function} {format_line(line)}", 80
-    )
+    function = "" if line.function == "<module>" else f"{line.function} "
+    return sanitize_line(f"{function}{format_line(line)}", 80)
 
 
 def mark_moved(now: Inspection, before: Inspection | None) -> Inspection:

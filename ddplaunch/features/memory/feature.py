@@ -12,12 +12,8 @@ class Memory(Feature):
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
         from ddplaunch.features.memory.node import MemorySide
-        from ddplaunch.features.samples.node import SampleCollector
 
-        memory = MemorySide(context.loop)
-        if samples := context.find(SampleCollector):
-            samples.add_listener(context.loop.guard(memory.on_sample))
-        return memory
+        return MemorySide(context)
 
 
 FEATURE = Memory()

@@ -28,13 +28,16 @@ def check_call(function: object, args: tuple[object, ...]) -> None:
     name = getattr(function, "__name__", type(function).__name__)
     if inspect.iscoroutinefunction(function):
         raise UsageError(f"{name} is a coroutine function", "wrap it in a function that calls asyncio.run")
+    inner: object = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
     try:
         filled = _injected(function)
         _bind(function, args, filled)
     except ValueError:  # a C function without a signature
         return
     except TypeError as error:
-        if _is_wrapped(function):  # the decorator may add arguments
+        if hasattr(inner, "__wrapped__"):  # the decorator may add arguments
             return
         takes = f"{name}{_signature(function)}"
         hint = f"{takes}; ddplaunch fills in {join_names(list(filled))}" if filled else takes
@@ -84,9 +87,3 @@ def _bind(function: Callable[..., object], args: tuple[object, ...], filled: Map
 def _signature(function: Callable[..., object]) -> inspect.Signature:
     """The signature without the return annotation, which is irrelevant in an error message."""
     return inspect.signature(function).replace(return_annotation=inspect.Signature.empty)
-
-
-def _is_wrapped(function: object) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return hasattr(function, "__wrapped__")

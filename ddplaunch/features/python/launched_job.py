@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import IO, Any
 
@@ -212,9 +213,8 @@ class LaunchedJob:
         self._started.set()
         assert self._process.stdout
         assert self._process.stderr
-        printing = threading.Thread(
-            target=self._printer.print_stream, args=(self._process.stdout, "stdout"), daemon=True
-        )
+        args = (self._process.stdout, "stdout")
+        printing = threading.Thread(target=self._printer.print_stream, args=args, daemon=True)
         printing.start()
         self._printer.print_stream(self._process.stderr, "stderr")
         printing.join()
@@ -268,16 +268,13 @@ class LaunchedJob:
         """Wait until all output of the ranks so far has been printed; raises an exception of the stream ``output``."""
         self._flushes += 1
         if self._control_socket is None and self._process is not None:
-            self._control_socket = next(
-                (path for path in list_sockets() if path.endswith(f".{self._process.pid}")), None
-            )
-        try:
+            of_launcher = f".{self._process.pid}"
+            self._control_socket = next((path for path in list_sockets() if path.endswith(of_launcher)), None)
+        with suppress(client.JobNotResponding):  # the job is ending
             while self._control_socket and not self.has_ended:
                 client.send_request(self._control_socket, FlushRequest(f"{self._mark}{self._flushes}"))
                 if self._printer.wait_for_mark(self._flushes, _MARK_TIMEOUT_S):
                     break
-        except client.JobNotResponding:  # the job is ending
-            pass
         self._raise_output()
 
     def _raise_output(self) -> None:
@@ -424,9 +421,6 @@ def _parse_result(code: int, messages: list[dict[str, Any]]) -> LauncherResult:
     failure = next((each["verdict"] for each in messages if each["kind"] == "failure"), None)
     error_type = UsageError if code == UsageError.exit_code else LaunchError
     error = next((error_type(each["text"], each.get("hint")) for each in messages if each["kind"] == "error"), None)
-    notes = [
-        each["text"]
-        for each in messages
-        if each["kind"] in ("note", "stacks") and not each["text"].startswith(_IGNORED_NOTE_STARTS)
-    ]
-    return LauncherResult(code, failure, error, notes[-1] if notes else None)
+    notes = [each["text"] for each in messages if each["kind"] in ("note", "stacks")]
+    remark = next((text for text in reversed(notes) if not text.startswith(_IGNORED_NOTE_STARTS)), None)
+    return LauncherResult(code, failure, error, remark)

@@ -39,19 +39,15 @@ class PytestDebugger:
 
     def _has_terminal(self) -> bool:
         """Whether stdin and stdout are a terminal without pytest's capture, which sets stdin to /dev/null."""
-        self._suspend()
+        self._suspend_capture(True)
         try:
             return os.isatty(0) and os.isatty(1)
         finally:
-            self._resume()
+            self._suspend_capture(False)
 
-    def _suspend(self) -> None:
+    def _suspend_capture(self, on: bool) -> None:
         if self._capture is not None:
-            self._capture.suspend(in_=True)
-
-    def _resume(self) -> None:
-        if self._capture is not None:
-            self._capture.resume()
+            self._capture.suspend(in_=True) if on else self._capture.resume()
 
     def start_test(self) -> None:
         """Called before a test's body runs."""
@@ -63,7 +59,7 @@ class PytestDebugger:
             if not (self._test_runs and ATTACH_TEXT in text):
                 return False
             if self._client is None:
-                self._suspend()
+                self._suspend_capture(True)
                 self._config.get_terminal_writer().line()
                 self._config.get_terminal_writer().sep(">", "ddplaunch debug (capture suspended)")
             elif self._client.poll() is None:
@@ -80,4 +76,4 @@ class PytestDebugger:
             client.terminate()  # it restores the terminal settings
             client.wait()
             self._config.get_terminal_writer().sep(">", "ddplaunch debug ends (capture resumed)")
-            self._resume()
+            self._suspend_capture(False)

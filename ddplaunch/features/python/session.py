@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -18,7 +19,7 @@ from ddplaunch.base.text import format_ranks
 from ddplaunch.features.python import pickle_files
 from ddplaunch.features.python.arguments import check_call
 from ddplaunch.features.python.keywords import Keywords
-from ddplaunch.features.python.launched_job import LaunchedJob
+from ddplaunch.features.python.launched_job import LaunchedJob, RankFailed
 from ddplaunch.features.python.rank.call_loop import CALL, CALL_OR_END, CALL_QUIETLY, RAISED, short_socket_path
 
 if TYPE_CHECKING:
@@ -166,10 +167,8 @@ class _SessionRanks:
         self._calls += 1
         self.ready = False
         for connection in self._connections.values():
-            try:
+            with suppress(OSError):  # the rank's end is noticed below
                 connection.sendall(request)
-            except OSError:  # the rank's end is noticed below
-                pass
         raised_timeout_s = _QUIET_TIMEOUT_S if request == CALL_QUIETLY else RAISED_TIMEOUT_S
         raised, waiting = self._wait_for_done(deadline, raised_timeout_s)
         if waiting and request != CALL_QUIETLY:
@@ -179,14 +178,12 @@ class _SessionRanks:
         if waiting:
             raise self._job.raised(number, raised, len(waiting))
         self._job.flush()
-        if raised:
-            error = self._job.raised(number, raised, 0)
-            self._job.discard(number)
-            self.ready = True
-            raise error
-        results = self._job.results(number)
+        found = self._job.raised(number, raised, 0) if raised else self._job.results(number)
         self.ready = True
-        return results
+        if isinstance(found, RankFailed):
+            self._job.discard(number)
+            raise found
+        return found
 
     def print(self, text: str) -> None:
         """Print a message of ddplaunch to where the ranks' stderr goes."""
@@ -231,7 +228,9 @@ class _SessionRanks:
                 waits = self._job.describe_waits()
                 raise LaunchError("the call timed out" + (f": {waits}" if waits else ""))
             for connection in ready:
-                reply = _receive(connection)
+                reply = b""
+                with suppress(OSError):
+                    reply = connection.recv(1)
                 if not reply:  # the rank has ended, and the launcher knows why
                     self._raise_end()
                 rank = waiting.pop(connection)
@@ -259,10 +258,3 @@ class _SessionRanks:
         if self._job.has_started and not self._job.wait(5.0):
             self._job.stop()
         self._job.remove_dir()
-
-
-def _receive(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(1)
-    except OSError:
-        return b""

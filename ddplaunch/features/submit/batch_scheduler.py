@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 from msgspec.structs import asdict, replace
@@ -31,6 +31,7 @@ class BatchScheduler(Scheduler):
     submit_options: tuple[str, ...] = ()  # arguments of the program that submits
     list_command: str  # the command that lists a user's jobs
     pass_through_option: str | None = None  # click's name of the option that passes on other options
+    default_outputs: tuple[str, str]  # the log without --output: of a job, and of an array
     # Options that its jobs cannot have, by click's names, with hints what to use instead.
     unsupported_options: Mapping[str, str] = {}
     # Environment variables that override a line of the script, by the option's name without dashes.
@@ -55,7 +56,15 @@ class BatchScheduler(Scheduler):
 
     def render_script(self, job: BatchJob) -> str:
         """Return the batch script, short enough to read. Raises UsageError if a value cannot be written in a line."""
+        return "\n".join(line for part in self.script_parts(job) for line in part) + "\n"
+
+    def script_parts(self, job: BatchJob) -> Iterable[Iterable[str]]:
+        """Return the lines of the script, part by part."""
         raise NotImplementedError
+
+    def output_pattern(self, job: BatchJob) -> str:
+        """Name of the log, with the scheduler's patterns."""
+        return job.output or self.default_outputs[bool(job.array)]
 
     def log_path(self, job: BatchJob, number: str) -> str:
         """Path of the log of job ``number``, with %a for the index in an array."""
@@ -136,11 +145,9 @@ def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: Bat
     lines = [f"job {job_id.number}: {target} on {job.nodes} node{'s' * (job.nodes > 1)}", f"log: {files[0]}"]
     lines += [f"errors: {files[1]}"] if files[1] else []
     saved = None if ctx.params["no_history"] else _save_job(ctx, job, job_id, target, files)
-    stop = (
-        f"ddplaunch stop {job_id.number}"
-        if saved
-        else shlex.join([scheduler.cancel_program, *scheduler.job_arguments(job_id)])
-    )
+    stop = shlex.join([scheduler.cancel_program, *scheduler.job_arguments(job_id)])
+    if saved:
+        stop = f"ddplaunch stop {job_id.number}"
     if not ctx.params["follow"]:
         one = replace(job_id, index="INDEX") if job.array else job_id
         attach = f"ddplaunch attach {one.text}" if saved or ctx.params["scheduler"] == "slurm" else None

@@ -75,13 +75,8 @@ class GridEngine(HostsScheduler):
     history_hint = "qacct -j shows it later, but never a job that was deleted while it waited"
     stderr_prefixes = ("error: executing task", "error: commlib", "error: unable to", "qrsh: ")
     step_failure_hint = "each host needs a free slot for it: submit with --cpus-per-task 2 or more"
-    submit_options, list_command, pass_through_option, directive, resubmit_command = (
-        ("-terse",),
-        "qstat",
-        "qsub_args",
-        "#$",
-        "qsub",
-    )
+    submit_options, list_command, pass_through_option = ("-terse",), "qstat", "qsub_args"
+    directive, resubmit_command, default_outputs = "#$", "qsub", (f"sge-{_NUMBER}.out", f"sge-{_NUMBER}.{_TASK}.out")
     token_warning = "qstat -j shows the variables of a job to everyone"
     unsupported_options = _REFUSED
     job_id, index, hosts_file, forwards_job_id = "JOB_ID", "SGE_TASK_ID", "PE_HOSTFILE", False
@@ -114,7 +109,7 @@ class GridEngine(HostsScheduler):
         return f"j{name}" if name[:1].isdigit() else name
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        path = _output_pattern(job).replace(_NUMBER, number).replace("$JOB_NAME", job.job_name).replace(_TASK, "%a")
+        path = self.output_pattern(job).replace(_NUMBER, number).replace("$JOB_NAME", job.job_name).replace(_TASK, "%a")
         return os.path.join(job.chdir, path)
 
     def directive_lines(self, job: BatchJob) -> Iterator[str]:
@@ -133,7 +128,7 @@ class GridEngine(HostsScheduler):
         yield from self.pass_through_lines(job)
         yield "# Both streams go into one log; the job has the variables of the shell that submits it."
         yield "#$ -j y"
-        yield f"#$ -o {self.quote_word(_output_pattern(job))}"
+        yield f"#$ -o {self.quote_word(self.output_pattern(job))}"
         yield f"#$ -wd {self.quote_word(job.chdir)}"
         yield "#$ -V"
         if job.requeue:
@@ -226,10 +221,6 @@ class GridEngine(HostsScheduler):
         env = {**os.environ, "JOB_ID": state.job.number, "SGE_TASK_ID": state.job.index or "undefined"}
         ends = "code=0; for one in $(jobs -p); do wait $one || code=$?; done; exit $code"
         return ["/bin/bash", "-c", each + ends], env
-
-
-def _output_pattern(job: BatchJob) -> str:
-    return job.output or (f"sge-{_NUMBER}.{_TASK}.out" if job.array else f"sge-{_NUMBER}.out")
 
 
 def parse_qstat(text: str) -> Iterator[BatchJobState]:

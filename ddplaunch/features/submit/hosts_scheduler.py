@@ -56,26 +56,12 @@ class HostsScheduler(BatchScheduler):
     def log_name(self, job: BatchJob) -> str:
         return job.output or os.path.basename(self.log_path(job, "NUMBER")).replace("%a", "INDEX")
 
-    def render_script(self, job: BatchJob) -> str:
-        head = ("#!/bin/bash", f"# Written by ddplaunch submit. To submit it again: {self.resubmit_command} THIS_FILE")
-        start = (
-            self._requeue_file_lines(job),
-            self._launch(job),
-            self.trap_lines(job),
-            self._start(job),
-            self.exit_code_lines(job),
-        )
-        parts = (
-            head,
-            self.directive_lines(job),
-            [""],
-            self.preamble_lines(job),
-            self._hosts(job),
-            [""],
-            *start,
-            _finish(job),
-        )
-        return "\n".join(line for part in parts for line in part) + "\n"
+    def script_parts(self, job: BatchJob) -> Iterator[Iterable[str]]:
+        yield "#!/bin/bash", f"# Written by ddplaunch submit. To submit it again: {self.resubmit_command} THIS_FILE"
+        yield from (self.directive_lines(job), [""])
+        yield from (self.preamble_lines(job), self._hosts(job), [""])
+        yield from (self._requeue_file_lines(job), self._launch(job), self.trap_lines(job), self._start(job))
+        yield from (self.exit_code_lines(job), _finish(job))
 
     def directive_lines(self, job: BatchJob) -> Iterator[str]:
         """Yield the lines that the scheduler reads."""
@@ -165,10 +151,8 @@ class HostsScheduler(BatchScheduler):
 
     def _start(self, job: BatchJob) -> Iterator[str]:
         """Yield the commands that start a launcher on each host, and wait for them."""
-        words = (
-            " ".join(['"$all"', *(f'"${name}"' for name in self._forwarded_variables(job))])
-            + ' <<<"$launch"' * self.reads_stdin
-        )
+        words = " ".join(['"$all"', *(f'"${name}"' for name in self._forwarded_variables(job))])
+        words += ' <<<"$launch"' * self.reads_stdin
         yield 'all=$(IFS=,; echo "${hosts[*]}")'
         yield "# The scheduler may send its warning to each process here: these signals are for the launchers."
         yield "trap : USR1 USR2"
@@ -242,9 +226,8 @@ def check_array(ctx: click.Context, *, first: int = 1, lists: bool = False, alon
         return
     indices = array.partition("%")[0]
     if "," in indices and not lists:
-        raise UsageError(
-            f"--array {array}: --scheduler {scheduler} accepts one range only", "--array 1-4, or --array 1-9:2"
-        )
+        what = f"--array {array}: --scheduler {scheduler} accepts one range only"
+        raise UsageError(what, "--array 1-4, or --array 1-9:2")
     if min(int(part.partition("-")[0] or 0) for part in indices.split(",")) < first:
         raise UsageError(f"--array {array}: indices start at {first} here", "--array 1-4")
     if not alone and "-" not in indices:

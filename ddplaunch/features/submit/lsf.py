@@ -81,7 +81,7 @@ class Lsf(HostsScheduler):
     history_hint = "bhist -l -n 0 shows what LSF still has"
     list_command, pass_through_option, directive, resubmit_command = "bjobs", "bsub_args", "#BSUB", "bsub <"
     token_warning = "bjobs -env shows the variables of a job to you, and at some sites to everyone"
-    unsupported_options = _REFUSED
+    unsupported_options, default_outputs = _REFUSED, ("lsf-%J.out", "lsf-%J_%I.out")
     job_id, index, hosts_file = "LSB_JOBID", "LSB_JOBINDEX", "LSB_DJOB_HOSTFILE"
     hosts_hint = "bjobs -l $LSB_JOBID shows what the job was given"
     remote_start_command, local_start = 'blaunch -z "${hosts[rank]}" /bin/bash -s', "/bin/bash -s"
@@ -112,7 +112,7 @@ class Lsf(HostsScheduler):
         return re.sub(r"[^A-Za-z0-9+_.-]", "_", text)
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        return os.path.join(job.chdir, _output_pattern(job).replace("%J", number).replace("%I", "%a"))
+        return os.path.join(job.chdir, self.output_pattern(job).replace("%J", number).replace("%I", "%a"))
 
     def directive_lines(self, job: BatchJob) -> Iterator[str]:
         slots = job.cpus_per_task or 1
@@ -144,12 +144,12 @@ class Lsf(HostsScheduler):
 
     def preamble_lines(self, job: BatchJob) -> Iterator[str]:
         yield "# The log, as it grows: LSF would write it at the end of the job, with a report."
-        first, *rest = re.split("(%[JI])", _output_pattern(job))
+        first, *rest = re.split("(%[JI])", self.output_pattern(job))
         parts = [os.path.join(job.chdir, first), *rest]
-        name = "".join(
+        words = (
             f'"${_FILE_PATTERNS[part]}"' if part in _FILE_PATTERNS else part and shlex.quote(part) for part in parts
         )
-        yield f"exec >>{name} 2>&1"
+        yield f"exec >>{''.join(words)} 2>&1"
         yield ""
 
     def trap_lines(self, job: BatchJob) -> Iterator[str]:
@@ -174,9 +174,8 @@ class Lsf(HostsScheduler):
         return (f"{job.number}[{job.index}]" if job.index else job.number,)
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
-        done = deadline.run(
-            "bjobs", "-noheader", "-o", _FIELDS, *(word for job in jobs for word in self.job_arguments(job))
-        )
+        words = [word for job in jobs for word in self.job_arguments(job)]
+        done = deadline.run("bjobs", "-noheader", "-o", _FIELDS, *words)
         found = list(parse_bjobs(done.stdout))
         if not found and "is not found" not in done.stderr:
             return None
@@ -185,10 +184,6 @@ class Lsf(HostsScheduler):
             words = [word for job in missing for word in self.job_arguments(job)]
             found += parse_bhist(deadline.run("bhist", "-l", "-n", "0", *words).stdout)
         return found
-
-
-def _output_pattern(job: BatchJob) -> str:
-    return job.output or ("lsf-%J_%I.out" if job.array else "lsf-%J.out")
 
 
 def parse_bjobs(shown: str) -> Iterator[BatchJobState]:

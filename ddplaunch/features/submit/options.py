@@ -34,15 +34,8 @@ SCHEDULER_OPTIONS = {"pe": ("sge",), "qsub_args": ("sge", "pbs"), "bsub_args": (
 """Options that only some schedulers have, by their Python names."""
 
 _RESERVED_SBATCH_OPTIONS = {
-    "--ntasks",
-    "--ntasks-per-node",
-    "-n",
-    "--parsable",
-    "--wrap",
-    "--open-mode",
-    "--chdir",
-    "-D",
-}
+    "--ntasks", "--ntasks-per-node", "-n", "--parsable", "--wrap", "--open-mode", "--chdir", "-D",
+}  # fmt: skip
 
 
 def _split(ctx: click.Context, param: click.Parameter, text: str, program: str, example: str) -> list[str]:

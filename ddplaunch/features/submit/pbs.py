@@ -120,9 +120,8 @@ class Pbs(HostsScheduler):
 
     def log_path(self, job: BatchJob, number: str) -> str:
         """In the default name, a job 1234.pbs01 is 1234."""
-        name = (
-            job.output or f"{job.job_name}.o{number.partition('.')[0]}{f'.{ARRAY_INDEX_PATTERN}' if job.array else ''}"
-        )
+        index = f".{ARRAY_INDEX_PATTERN}" if job.array else ""
+        name = job.output or f"{job.job_name}.o{number.partition('.')[0]}{index}"
         return os.path.join(job.chdir, name.replace(ARRAY_INDEX_PATTERN, "%a"))
 
     def directive_lines(self, job: BatchJob) -> Iterator[str]:

@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import click
@@ -85,7 +85,7 @@ class Slurm(BatchScheduler):
         "the site or its Slurm (before 20.11) may not allow srun --overlap; run the command on the node itself"
     )
     submit_options, list_command, pass_through_option = ("--parsable",), "squeue --me", "sbatch_args"
-    override_variables = OVERRIDE_VARIABLES
+    override_variables, default_outputs = OVERRIDE_VARIABLES, ("slurm-%j.out", "slurm-%A_%a.out")
 
     def __init__(self) -> None:
         self._answers = False  # whether scontrol answered the last query
@@ -102,23 +102,15 @@ class Slurm(BatchScheduler):
                 hint = "--preempt-grace sets how long before the end the signal comes"
                 raise UsageError(f"--sbatch-arg {words} does not work with --requeue {ctx.params['requeue']}", hint)
 
-    def render_script(self, job: BatchJob) -> str:
-        parts = (
-            _head_lines(job),
-            [""],
-            _trap_lines(job),
-            _teardown_lines(job),
-            _setup(job),
-            _step_lines(job),
-            _tail_lines(job),
-        )
-        return "\n".join(line for part in parts for line in part) + "\n"
+    def script_parts(self, job: BatchJob) -> Iterator[Iterable[str]]:
+        yield from (_head_lines(job, self.output_pattern(job)), [""], _trap_lines(job))
+        yield from (_teardown_lines(job), _setup(job), _step_lines(job), _tail_lines(job))
 
     def log_name(self, job: BatchJob) -> str:
-        return _output_pattern(job)
+        return self.output_pattern(job)
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        return _expand_pattern(job, number, _output_pattern(job))
+        return _expand_pattern(job, number, self.output_pattern(job))
 
     def stderr_path(self, job: BatchJob, number: str) -> str | None:
         return _expand_pattern(job, number, job.error) if job.error else None
@@ -203,9 +195,8 @@ class Slurm(BatchScheduler):
         if self._answers:
             return None
         try:
-            output = run_program(
-                "scontrol", *(["-M", cluster] if cluster else []), "ping", seconds=QUICK_TIMEOUT_S / 2
-            ).stdout
+            words = ["scontrol", *(["-M", cluster] if cluster else []), "ping"]
+            output = run_program(*words, seconds=QUICK_TIMEOUT_S / 2).stdout
         except subprocess.TimeoutExpired:
             return "Slurm's controller does not answer"
         except OSError:
@@ -289,9 +280,8 @@ def _check(job: BatchJob) -> None:
     if "gpus-per-task" in counts and len(set(counts.values())) > 1:
         other = next(name for name in ("gpus-per-node", "gres") if name in counts)
         value = job.gpus_per_node if other == "gpus-per-node" else job.gres
-        what = (
-            f"--gpus-per-task {job.gpus_per_task} and --{other} {value} differ, but each node has one task, ddplaunch"
-        )
+        differ = f"--gpus-per-task {job.gpus_per_task} and --{other} {value} differ"
+        what = f"{differ}, but each node has one task, ddplaunch"
         raise UsageError(what, f"--{other} {value} alone; ddplaunch starts a rank for each GPU")
     asked = counts or any("gpu" in words for words in job.extra_options)
     of_gpus = ("gpus-per-node", "gpus-per-task", "gres")
@@ -306,10 +296,6 @@ def _check(job: BatchJob) -> None:
             raise UsageError(what, "leave these nodes out of one of them")
 
 
-def _output_pattern(job: BatchJob) -> str:
-    return job.output or ("slurm-%A_%a.out" if job.array else "slurm-%j.out")
-
-
 def _expand_pattern(job: BatchJob, number: str, pattern: str) -> str:
     """Expand a file name pattern for job ``number``; what is not known yet stays: %N, and %a of an array."""
     known = {"A": number, "x": job.job_name, "%": "%"} | ({} if job.array else {"j": number})
@@ -320,12 +306,12 @@ def _expand_pattern(job: BatchJob, number: str, pattern: str) -> str:
     return os.path.join(job.chdir, re.sub(r"%(\d?)([Ajx%])", fill, pattern))
 
 
-def _head_lines(job: BatchJob) -> Iterator[str]:
+def _head_lines(job: BatchJob, output: str) -> Iterator[str]:
     yield "#!/bin/bash"
     yield "# Written by ddplaunch submit. To submit it again: sbatch THIS_FILE"
     folder = job.chdir.replace("%", "%%") + "/" if "%" in job.chdir else ""  # else sbatch would expand it as a pattern
     for name in DIRECTIVE_OPTIONS:
-        value = _output_pattern(job) if name == "output" else getattr(job, name.replace("-", "_"))
+        value = output if name == "output" else getattr(job, name.replace("-", "_"))
         if value and name in ("output", "error"):
             value = os.path.join(folder, value)
         if value is True:

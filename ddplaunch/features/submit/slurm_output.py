@@ -105,9 +105,8 @@ def parse_sacct(text: str, cluster: str | None = None) -> Iterator[BatchJobState
     """Parse JobID, State and ExitCode, printed by ``sacct -P``, of jobs that have ended."""
     for job_id, state, own, signal in re.findall(r"(?m)^(\w+)\|(\w+)[^|]*\|(\d+):(\d+)", text):
         if state in _FINAL_STATES:
-            yield replace(
-                _make_state(state, "None", int(own), int(signal)), job=_parse_id(job_id, cluster), number=job_id
-            )
+            record = _make_state(state, "None", int(own), int(signal))
+            yield replace(record, job=_parse_id(job_id, cluster), number=job_id)
 
 
 def _parse_id(text: str, cluster: str | None) -> JobId:

@@ -15,12 +15,8 @@ from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 _COMMAND_EXIT_WORDS = (
-    "Exited with exit code",
-    "error: Terminating",
-    "Terminated",
-    "forcing job termination",
-    "got SIG",
-)
+    "Exited with exit code", "error: Terminating", "Terminated", "forcing job termination", "got SIG",
+)  # fmt: skip
 """srun's messages where the command itself failed or was terminated: these are not shown."""
 
 
@@ -64,9 +60,8 @@ def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], 
         raise StepNotStarted(f"cannot run {argv[0]}: {error.strerror}", "it must be on PATH") from None
     command_lines: list[bytes] = []
     scheduler_lines: list[str] = []
-    stderr_reader = threading.Thread(
-        target=_split_stderr, args=(process, scheduler, command_lines, scheduler_lines), daemon=True
-    )
+    args = (process, scheduler, command_lines, scheduler_lines)
+    stderr_reader = threading.Thread(target=_split_stderr, args=args, daemon=True)
     stderr_reader.start()
     printed = False
     try:
@@ -85,9 +80,8 @@ def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], 
         return 0
     if code and not command_lines and scheduler_lines:
         reason = re.sub("^(srun: )?error: ", "", scheduler_lines[0])
-        raise StepNotStarted(
-            f"{scheduler.title} did not start a step in job {state.number}: {reason}", scheduler.step_failure_hint
-        )
+        what = f"{scheduler.title} did not start a step in job {state.number}: {reason}"
+        raise StepNotStarted(what, scheduler.step_failure_hint)
     sys.stderr.buffer.write(b"".join(dict.fromkeys(command_lines)))
     return code
 

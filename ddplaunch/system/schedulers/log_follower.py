@@ -89,10 +89,8 @@ class LogFollower:
         """``files``: paths of log and stderr, None if unknown; ``last``: skip all but their last ``last`` bytes."""
         self.job, self.scheduler = job, scheduler
         self.last_seen: BatchJobState | None = None
-        self._log, self._errors = (
-            _FollowedFile(sys.stdout.buffer, files[0], last),
-            _FollowedFile(sys.stderr.buffer, files[1], last),
-        )
+        self._log = _FollowedFile(sys.stdout.buffer, files[0], last)
+        self._errors = _FollowedFile(sys.stderr.buffer, files[1], last)
         self._reported_state: str | None = None
         self._reported_at = 0.0
         self._answered_at = time.monotonic()
@@ -117,11 +115,9 @@ class LogFollower:
                 self._report_state(state)
                 if state is not None and state.code is not None:
                     return state.code
-                interval = (
-                    MIN_QUERY_INTERVAL_S
-                    if self._reported_state != before
-                    else min(interval * 1.25, MAX_QUERY_INTERVAL_S)
-                )
+                interval = min(interval * 1.25, MAX_QUERY_INTERVAL_S)
+                if self._reported_state != before:
+                    interval = MIN_QUERY_INTERVAL_S
                 query_at = time.monotonic() + interval
             self.copy_logs()
             time.sleep(LOG_POLL_INTERVAL_S)

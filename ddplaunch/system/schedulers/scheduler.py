@@ -104,9 +104,8 @@ class Scheduler:
 
     def forgotten_error(self, job: JobId) -> JobForgotten:
         """The error for a job that it does not know, or no longer."""
-        return JobForgotten(
-            f"{self.title} no longer knows job {job.text}; its exit status is unknown", self.history_hint
-        )
+        what = f"{self.title} no longer knows job {job.text}; its exit status is unknown"
+        return JobForgotten(what, self.history_hint)
 
     def why_unavailable(self, cluster: str | None = None) -> str | None:
         """Why a query would fail now; None if only the query shows that."""
@@ -118,17 +117,13 @@ class Scheduler:
 
     def cancel(self, job: JobId) -> None:
         """Cancel a job; the program's output goes to stderr. Raises LaunchError if it failed."""
+        words, failed = [self.cancel_program, *self.job_arguments(job)], f"did not cancel job {job.text}"
         try:
-            words = [self.cancel_program, *self.job_arguments(job)]
-            code = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=2, timeout=QUERY_TIMEOUT_S, check=False
-            ).returncode
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=2, timeout=QUERY_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise SchedulerNotResponding(
-                f"{self.cancel_program} did not cancel job {job.text} within {QUERY_TIMEOUT_S:g} s"
-            ) from None
-        if code:
-            raise LaunchError(f"{self.cancel_program} did not cancel job {job.text} (exit code {code})")
+            raise SchedulerNotResponding(f"{self.cancel_program} {failed} within {QUERY_TIMEOUT_S:g} s") from None
+        if done.returncode:
+            raise LaunchError(f"{self.cancel_program} {failed} (exit code {done.returncode})")
 
     def kill(self, job: JobId) -> None:
         """Send SIGKILL to a job's ranks, without the usual grace; only if ``can_kill``."""

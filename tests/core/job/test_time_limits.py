@@ -44,9 +44,9 @@ def test_it_counts_from_the_start_of_the_first_rank():
 def test_it_stands_still_while_a_rank_is_in_a_debugger():
     job = Job(timeout=60.0)
     job.wait(50)
-    job.send(0, messages.DebuggerActive(0, True))
+    job.send(0, messages.HoldChanged(0, True))
     job.wait(1000)
-    job.send(0, messages.DebuggerActive(0, False))
+    job.send(0, messages.HoldChanged(0, False))
     job.wait(9)
     assert not job.take(messages.StopAttempt)
     job.wait(1)
@@ -227,11 +227,11 @@ def test_a_long_wait_is_announced_although_a_rank_prints():
 def test_time_at_a_breakpoint_is_stalled_time():
     """Whatever the other ranks print meanwhile."""
     job = Job()
-    job.send(0, messages.DebuggerActive(0, is_active=True))
+    job.send(0, messages.HoldChanged(0, is_holding=True))
     (stalled,) = job.take(messages.JobStalled)
     assert isinstance(stalled, messages.JobStalled)
     assert stalled.text == ""
     job.send(0, messages.ProgressResumed(0))
     assert not job.take(messages.ProgressResumed)
-    job.send(0, messages.DebuggerActive(0, is_active=False))
+    job.send(0, messages.HoldChanged(0, is_holding=False))
     assert job.take(messages.ProgressResumed) == [messages.ProgressResumed(0)]

@@ -69,13 +69,9 @@ def _check_shared_memory(name: str, facts: NodeFacts) -> Findings:
         return
     if shm.free < DATALOADER_SHM_BYTES:
         severity = Severity.ERROR if shm.free <= MIN_SHM_BYTES else Severity.WARNING
-        text = (
-            f"/dev/shm has {format_size(shm.free)} free of {format_size(shm.total or 0)}; DataLoader workers and NCCL "
-            "need more, often over 1 GiB"
-        )
-        yield Finding(
-            severity, name, text, "docker run --shm-size 16g (or --ipc host); else mount -o remount,size=16g /dev/shm"
-        )
+        free = f"/dev/shm has {format_size(shm.free)} free of {format_size(shm.total or 0)}"
+        hint = "docker run --shm-size 16g (or --ipc host); else mount -o remount,size=16g /dev/shm"
+        yield Finding(severity, name, f"{free}; DataLoader workers and NCCL need more, often over 1 GiB", hint)
 
 
 def _find_problems(name: str, facts: NodeFacts) -> Findings:

@@ -78,9 +78,8 @@ def _check_limits(name: str, facts: NodeFacts) -> Findings:
     limits = facts.limits
     if facts.infiniband and limits.memlock is not None:
         text = f"at most {format_size(limits.memlock)} of memory can be locked (ulimit -l); InfiniBand needs unlimited"
-        yield Finding(
-            Severity.WARNING, name, text, "memlock unlimited in limits.conf, or docker run --ulimit memlock=-1"
-        )
+        hint = "memlock unlimited in limits.conf, or docker run --ulimit memlock=-1"
+        yield Finding(Severity.WARNING, name, text, hint)
     if limits.open_files is not None and limits.open_files < MIN_OPEN_FILES:
         text = f"a process may have {limits.open_files} open files (ulimit -n); DataLoader workers use many"
         yield Finding(Severity.WARNING, name, text, f"ulimit -n {64 * MIN_OPEN_FILES}")

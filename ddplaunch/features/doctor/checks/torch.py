@@ -14,7 +14,7 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.types import TextLine
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NodeFacts, TorchInfo
-from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S, HelperProbe
+from ddplaunch.features.doctor.probe import TORCH_IMPORT_TIMEOUT_S
 
 
 class TorchFacts(Struct, frozen=True):
@@ -25,15 +25,13 @@ class TorchFacts(Struct, frozen=True):
 
 
 def _read(context: CheckContext) -> FactReader:
-    return lambda: (
-        asdict(_facts_from_benchmark(context.benchmark_process)) | {"python": "{}.{}.{}".format(*sys.version_info[:3])}
-    )
+    def read() -> dict[str, object]:
+        found = context.benchmark_process.read_first_line(TorchFacts, TORCH_IMPORT_TIMEOUT_S)
+        timeout = f"torch was not imported within {TORCH_IMPORT_TIMEOUT_S:g} s"
+        why = timeout if context.benchmark_process.timed_out else "import torch terminated Python"
+        return {"python": "{}.{}.{}".format(*sys.version_info[:3]), **asdict(found or TorchFacts(None, why))}
 
-
-def _facts_from_benchmark(benchmark_process: HelperProbe) -> TorchFacts:
-    timeout = f"torch was not imported within {TORCH_IMPORT_TIMEOUT_S:g} s"
-    found = benchmark_process.read_first_line(TorchFacts, TORCH_IMPORT_TIMEOUT_S)
-    return found or TorchFacts(None, timeout if benchmark_process.timed_out else "import torch terminated Python")
+    return read
 
 
 def read_torch() -> TorchFacts:
@@ -57,17 +55,14 @@ def read_torch() -> TorchFacts:
     with suppress(Exception):
         nccl = ".".join(map(str, module.cuda.nccl.version()))
     count = module.cuda.device_count() if works else 0
-    about = TorchInfo(
-        str(module.__version__), cuda, nccl, works, count, tuple(architectures), tuple(capabilities), why_not=why_not
-    )
-    return TorchFacts(about, None)
+    more = tuple(architectures), tuple(capabilities), why_not
+    return TorchFacts(TorchInfo(str(module.__version__), cuda, nccl, works, count, *more), None)
 
 
 def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.torch is None:
-        yield Finding(
-            Severity.ERROR, name, facts.torch_error or "no torch", "install torch for this Python: pip install torch"
-        )
+        hint = "install torch for this Python: pip install torch"
+        yield Finding(Severity.ERROR, name, facts.torch_error or "no torch", hint)
         return
     if facts.gpus and not facts.torch.cuda and any(gpu.driver for gpu in facts.gpus):
         gpus = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}"

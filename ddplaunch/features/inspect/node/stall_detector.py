@@ -71,6 +71,7 @@ class StallDetector:
         self._stalled = False  # whether node 0 has reported a stall
         self._noisy = False  # whether ranks printed during the stall, so that output does not count as progress
         self._inspected = 0.0
+        self._min_interval_s = min(EARLY_STALL_CHECK_S, self._timeout)  # between two inspections, while ranks print
         self._noisy_check_at = 0.0  # when ranks that print all the time are inspected next
         self._offset = 0.0
         self._clock_set = 0.0  # when the wall clock was last set, by itself
@@ -102,9 +103,7 @@ class StallDetector:
             self._stalled = isinstance(event, events.JobStalled)
             last = max(self._printed.values(), default=0.0)
             self._noisy = (
-                self._stalled
-                and time.monotonic() - last < min(EARLY_STALL_CHECK_S, self._timeout) / 2
-                and self._ranks is not None
+                self._stalled and time.monotonic() - last < self._min_interval_s / 2 and self._ranks is not None
             )
             if self._noisy:
                 self._noisy_check_at = time.monotonic() + EARLY_STALL_CHECK_S
@@ -119,7 +118,7 @@ class StallDetector:
 
     def _on_printed(self, rank: int) -> None:
         self._on_rank_activity(rank)
-        if not self._noisy:
+        if self._stalled and not self._noisy:
             self._on_progress()
 
     def _on_progress(self) -> None:
@@ -132,7 +131,7 @@ class StallDetector:
         now = self._printed[rank] = time.monotonic()
         self._next, self._was_waiting = 0, False
         if self._timer is not None:
-            quiet = max(now + self._checks[0][0], self._inspected + min(EARLY_STALL_CHECK_S, self._timeout))
+            quiet = max(now + self._checks[0][0], self._inspected + self._min_interval_s)
             self._timer.when = max(now, min(quiet, self._noisy_check_at))
 
     def _silence_s(self, ranks: NodeRanks) -> float:

@@ -66,13 +66,13 @@ class StragglerMonitor:
         return [each for each in ranks.processes.values() if not each.stop_requested]
 
     def _on_timeout(self) -> None:
-        if self._ranks.has_debugged_rank:
+        if self._ranks.is_holding:
             self.start_timers()
         elif self._remaining():
             self._send(StragglersFound(self._ranks.number))
 
     def _on_name_delay(self) -> None:
-        if self._has_unstarted or self._ranks.has_debugged_rank:
+        if self._has_unstarted or self._ranks.is_holding:
             self.start_timers()
         elif self._remaining():
             self._inspect(self._ranks, self._on_inspected)
@@ -88,7 +88,7 @@ class StragglerMonitor:
         self._failed[rank] = what
 
     def _inspect_failed(self) -> None:
-        if self._ranks.has_debugged_rank:
+        if self._ranks.is_holding:
             self._ranks.timers.call_later(FAILED_S, self._loop.guard(self._inspect_failed))
         elif any(each.rank.rank in self._failed for each in self._remaining()):
             self._inspect(self._ranks, self._note_failed)

@@ -85,15 +85,7 @@ def run_calls(
     device: str,
 ) -> None:
     """Run the call of a ``launch``, or the calls of a session; ``folder`` has their files."""
-    facts = {
-        "rank": rank,
-        "local_rank": local_rank,
-        "world_size": world_size,
-        "local_world_size": local_world_size,
-        "node_rank": node_rank,
-        "nnodes": nnodes,
-        "device": device,
-    }
+    facts = {name: value for name, value in locals().items() if name != "folder"}
     sys.path[:] = pickle_files.load(os.path.join(folder, "path"))
     path = os.path.join(folder, CALL_SOCKET)
     if not os.path.exists(path):
