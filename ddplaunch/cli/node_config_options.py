@@ -1,4 +1,4 @@
-"""Builds the node config from the options: how this node starts its ranks, what it shows, which sidecars it runs."""
+"""Builds the node config from the options: how this node starts its ranks, what it shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
@@ -57,7 +56,6 @@ def read_node_config(
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
         preempt_forward=options[Preemption].preempt_forward,
-        sidecars=() if plan.node_rank else side_programs.read_sidecars(options),
         in_slurm_step=in_step(options, cluster_env, plan.node_rank),
     )
 

@@ -296,7 +296,7 @@ class RpcRequest(TaggedMessage, frozen=True):
     """From node 0: a request about your ranks. To node 0: about all ranks. The replies have the same ``serial``."""
 
     serial: Count
-    kind: Name  # "inspect", "profile": the feature that declares the types of the payloads
+    kind: Name  # the name of the kind, which declares the types of the payloads
     timeout_s: Seconds  # for the last reply
     payload: Any  # checked on arrival by ``rpc.check_payload``
 
