@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import CheckNode, FromNode, Message
+    from ddplaunch.core.messages import AttemptMessage, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
@@ -54,15 +54,6 @@ class Command(NamedTuple):
     module: str = "command"  # in the feature's folder: command.py
 
 
-class SchedulerEntry(NamedTuple):
-    """A batch scheduler: the value of ``--scheduler``, and its class in ``module``, which is imported on use."""
-
-    name: str
-    title: str
-    module: str  # in the feature's folder
-    kind: str
-
-
 class RankSide(NamedTuple):
     """A feature's part in the process of one rank, which runs before and after the program, or in its signal handlers.
 
@@ -74,6 +65,15 @@ class RankSide(NamedTuple):
 
     file: str  # below the package, without suffix, in a folder "rank"
     settings: dict[str, Any]  # plain data
+
+
+class SchedulerEntry(NamedTuple):
+    """A batch scheduler: the value of ``--scheduler``, and its class in ``module``, which is imported on use."""
+
+    name: str
+    title: str
+    module: str  # in the feature's folder
+    kind: str
 
 
 class NodeSide:
@@ -189,7 +189,7 @@ class JobSide:
             ProtocolError: the node cannot have sent this; then it counts as lost.
         """
 
-    def before_start(self, attempt: int) -> CheckNode | None:
+    def before_start(self, attempt: int) -> AttemptMessage | None:
         """Return what to send to every node before the attempt, which waits for the replies; one feature has one."""
         return None
 
@@ -244,6 +244,9 @@ class Feature:
 
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
+
+    messages: tuple[str, ...] = ()
+    """Its modules with types of messages, as ``FROM_NODE`` and ``FROM_NODE_ZERO``. Imported when nodes join."""
 
     schedulers: tuple[SchedulerEntry, ...] = ()
 
@@ -332,6 +335,11 @@ class FeatureRegistry:
     def request_modules(self) -> list[str]:
         """List the full names of all modules with requests."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
+
+    def message_types(self, origin: str) -> list[type[AttemptMessage]]:
+        """List the types of messages with this origin: "FROM_NODE" or "FROM_NODE_ZERO"."""
+        modules = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
+        return [kind for module in modules for kind in getattr(import_module(module), origin, ())]
 
     def rpc_modules(self) -> list[str]:
         """List the full names of all modules with a kind of request to all nodes."""

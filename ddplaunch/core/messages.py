@@ -117,13 +117,6 @@ class AttemptReport(TaggedMessage, frozen=True):
     preemption_seen: bool = False  # whether runtime.preempted() returned True in a rank
 
 
-class ArrivalsReported(TaggedMessage, frozen=True):
-    """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
-
-    attempt: Count
-    arrivals: Any  # checked on arrival by the feature that uses them
-
-
 class NodeStartError(TaggedMessage, frozen=True):
     """This node cannot start its ranks, or its check failed: a problem that a user can fix."""
 
@@ -145,12 +138,6 @@ class StopRequested(TaggedMessage, frozen=True):
     reason: TextLine = ""  # where a rank requested it
 
 
-class StallSuspected(TaggedMessage, frozen=True):
-    """The ranks of this node have printed nothing for the stall timeout and make no progress: check the job."""
-
-    attempt: Count
-
-
 class RanksStarted(TaggedMessage, frozen=True):
     """The first rank of this node has started."""
 
@@ -162,12 +149,6 @@ class HoldChanged(TaggedMessage, frozen=True):
 
     attempt: Count
     is_holding: bool
-
-
-class StragglersFound(TaggedMessage, frozen=True):
-    """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
-
-    attempt: Count
 
 
 class PreemptionNotice(TaggedMessage, frozen=True):
@@ -216,13 +197,6 @@ class JoinStatus(TaggedMessage, frozen=True):
     missing: tuple[Count, ...]  # the lowest missing node ranks
     window_s: Seconds | None = None  # until the job starts with those that have joined; None if they are too few
     kind: Literal["node", "task"] = "node"  # the word in messages
-
-
-class CheckNode(TaggedMessage, frozen=True):
-    """Check your machine before this attempt; the reply is ``CheckPassed`` or ``NodeStartError``."""
-
-    attempt: Count
-    gpu_memory_timeout: Seconds  # how long to wait for GPU memory in use
 
 
 class StartAttempt(TaggedMessage, frozen=True):
@@ -306,6 +280,12 @@ class EndJob(TaggedMessage, frozen=True):
 # ---------------------------------------------------------------------------------------------- both ways
 
 
+class AttemptMessage(TaggedMessage, frozen=True):
+    """Base class of messages of features about an attempt: ``Feature.messages``."""
+
+    attempt: Count
+
+
 class ProgressResumed(TaggedMessage, frozen=True):
     """From a node: its ranks make progress again after ``JobStalled``. From node 0: so does the job."""
 
@@ -316,7 +296,7 @@ class RpcRequest(TaggedMessage, frozen=True):
     """From node 0: a request about your ranks. To node 0: about all ranks. The replies have the same ``serial``."""
 
     serial: Count
-    kind: Name  # "inspect", "profile": the feature that declares the types of the payloads
+    kind: Name  # the name of the kind, which declares the types of the payloads
     timeout_s: Seconds  # for the last reply
     payload: Any  # checked on arrival by ``rpc.check_payload``
 
@@ -354,15 +334,13 @@ class HeartbeatMessage(TaggedMessage, frozen=True):
 FromNode = (
     FailureReported
     | RanksFinished
-    | ArrivalsReported
     | AttemptReport
+    | AttemptMessage
     | NodeStartError
     | CheckPassed
     | StopRequested
     | PreemptionNotice
     | RanksStarted
-    | StallSuspected
-    | StragglersFound
     | ProgressResumed
     | HoldChanged
     | RpcRequest
@@ -372,7 +350,7 @@ FromNode = (
 )
 FromNodeZero = (
     JoinStatus
-    | CheckNode
+    | AttemptMessage
     | StartAttempt
     | StopAttempt
     | PreemptRanks
@@ -400,5 +378,7 @@ Message = (
     | FromNodeZero
 )
 
-FROM_NODE: tuple[type[FromNode], ...] = FromNode.__args__
-FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__
+FROM_NODE: tuple[type[FromNode], ...] = tuple(kind for kind in FromNode.__args__ if kind is not AttemptMessage)
+FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = tuple(
+    kind for kind in FromNodeZero.__args__ if kind is not AttemptMessage
+)
