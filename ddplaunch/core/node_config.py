@@ -43,7 +43,6 @@ class NodeConfig(Struct, frozen=True):
     debug_timeout: float  # seconds without input after which a rank in its debugger resumes
     post_mortem: bool  # whether a rank that fails enters its debugger at the exception
     debugpy: frozenset[int]  # the ranks to which an editor may attach
-    oom_report: bool  # whether ranks report their GPU memory when CUDA runs out of it
     waits_for_debugger: bool  # whether ranks stop at breakpoints at all
     has_debug_prompt: bool  # whether the launcher's terminal is the debugger's
     prefix: str  # before each line of a rank: core/output/prefix.py
