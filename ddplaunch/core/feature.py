@@ -219,6 +219,7 @@ class JobContext(Struct, frozen=True):
     """What the job side of a feature may use of the coordinator."""
 
     config: JobConfig
+    options: Options  # of node 0
     run_id: str
     nodes: NodeTable
     limits: TimeLimits
