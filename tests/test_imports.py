@@ -18,9 +18,6 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 ALLOWED = {
-    ("cli.node_config_options", "features.debug.options"),
-    ("cli.node_config_options", "features.live.options"),
-    ("cli.node_config_options", "features.memory.options"),
     ("cli.side_programs", "features.sidecars.options"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
