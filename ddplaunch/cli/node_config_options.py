@@ -1,10 +1,9 @@
-"""Builds the node config from the options: how this node starts its ranks, what it shows, which sidecars it runs."""
+"""Builds the node config from the options: how this node starts its ranks, what it shows."""
 
 from __future__ import annotations
 
 import os
 
-from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
@@ -45,6 +44,5 @@ def read_node_config(
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
         preempt_forward=options[Preemption].preempt_forward,
-        sidecars=() if plan.node_rank else side_programs.read_sidecars(options),
         in_slurm_step=in_step(options, cluster_env, plan.node_rank),
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import CheckNode, FromNode, Message
+    from ddplaunch.core.messages import AttemptMessage, CheckNode, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
@@ -235,6 +235,9 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
+    messages: tuple[str, ...] = ()
+    """Its modules with types of messages to node 0, as ``FROM_NODE``. Imported with the first node that joins."""
+
     def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
         """Return the job config with the settings of this feature."""
         return config
@@ -319,6 +322,11 @@ class FeatureRegistry:
     def request_modules(self) -> list[str]:
         """List the full names of all modules with requests."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
+
+    def message_types(self) -> list[type[AttemptMessage]]:
+        """List the types of messages to node 0."""
+        modules = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
+        return [kind for module in modules for kind in import_module(module).FROM_NODE]
 
     def rpc_modules(self) -> list[str]:
         """List the full names of all modules with a kind of request to all nodes."""

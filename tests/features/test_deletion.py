@@ -14,12 +14,9 @@ from ddplaunch.cli.click_commands import COMMANDS
 from tests.conftest import assert_refused, clean_environment, run_command, write_program
 from tests.package_copy import PACKAGE, copy_package
 from tests.start_modes import FORKED
-from tests.test_imports import ALLOWED, FEATURE_IMPORTS, REQUIRED_WITHOUT_IMPORT
+from tests.test_imports import FEATURE_IMPORTS, REQUIRED_WITHOUT_IMPORT
 
 FOLDERS = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").exists())
-
-NOT_YET = {imported.split(".")[1] for _, imported in ALLOWED if imported.startswith("features.")}
-"""Features that a module below them still imports by name, and that cannot be deleted yet."""
 
 PROGRAM = """
 import os, sys, time
@@ -39,7 +36,7 @@ def dependents_of(name: str) -> set[str]:
     return found
 
 
-DELETIONS = {name: gone for name in FOLDERS if not (gone := dependents_of(name)) & NOT_YET}
+DELETIONS = {name: dependents_of(name) for name in FOLDERS}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +79,6 @@ def test_features_form_a_graph_without_circles():
             f"{name}: requires {', '.join(sorted(imported)) or 'none'}; required by {', '.join(sorted(gone)) or 'none'}"
         )
         assert not imported & gone, name
-    print(f"not to be deleted yet: {', '.join(sorted(NOT_YET)) or 'none'}")
 
 
 @pytest.mark.ci

@@ -150,12 +150,10 @@ def read_pet_variables(
             raise UsageError(f"{variable}={value}: expected 0 or 1", f"unset {variable}")
         if value == "0":
             del found[name]
-    excluded = (
-        _KUBEFLOW_OPTIONS | _NODE_OPTIONS
-        if own_names & {"--hosts", "--hostfile"} or "--standalone" in typed
-        else set[str]()
-    )
-    if not excluded and _is_kubeflow_pod(found, typed):
+    excluded = set[str]()
+    if own_names & {"--hosts", "--hostfile"} or "--standalone" in typed:
+        excluded = _KUBEFLOW_OPTIONS | _NODE_OPTIONS
+    elif _is_kubeflow_pod(found, typed):
         excluded = _KUBEFLOW_OPTIONS
     return {name: each for name, each in found.items() if name not in excluded}
 

@@ -119,12 +119,10 @@ def _signals(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
     further = sorted(signals - _STOP_SIGNALS)
     if len(further) > 1 or not _PREEMPT_SIGNALS.issuperset(further):
         other = further[1] if _PREEMPT_SIGNALS.issuperset(further[:1]) else further[0]
-        raise UsageError(
-            f"{source}: ddplaunch handles one signal besides {', '.join(sorted(_STOP_SIGNALS))}; {other} is too many"
-            if other in _PREEMPT_SIGNALS
-            else f"{source}: ddplaunch does not handle {other}",
-            "--preempt-signal USR1 --preempt-forward USR1",
-        )
+        why = f"ddplaunch does not handle {other}"
+        if other in _PREEMPT_SIGNALS:
+            why = f"ddplaunch handles one signal besides {', '.join(sorted(_STOP_SIGNALS))}; {other} is too many"
+        raise UsageError(f"{source}: {why}", "--preempt-signal USR1 --preempt-forward USR1")
     if further:
         name = further[0].removeprefix("SIG")
         yield "--preempt-signal", name, source

@@ -23,6 +23,7 @@ from ddplaunch.base.text import format_elapsed
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
+from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
 from ddplaunch.core.control_socket.locate import find_batch_job, find_running, index_runs
@@ -34,7 +35,6 @@ from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobReq
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.output.screen import ScreenOptions
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.core.output.text_table import format_table
 from ddplaunch.core.output.tty import ENTER, can_move_cursor, is_interactive, restore_terminal
 from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks
 from ddplaunch.features.inspect.diagnosis.inspection import Detail

@@ -31,7 +31,7 @@ COMMON = (
 """The options that most people need."""
 
 
-_WINE = "ddplaunch manifest --container-image wine:1"
+_WINE, _APPLY = "ddplaunch manifest --container-image wine:1", "| kubectl apply -f -"
 
 
 class _ManifestCommand(BatchCommand):
@@ -43,10 +43,7 @@ class _ManifestCommand(BatchCommand):
     sections = batch_command.option_sections(HEADINGS, REFUSED)
     common = COMMON
     examples = (
-        (
-            "2 nodes with 8 GPUs each; create the job",
-            f"{_WINE} --nodes 2 --gpus-per-node 8 train.py | kubectl apply -f -",
-        ),
+        ("2 nodes with 8 GPUs each; create the job", f"{_WINE} --nodes 2 --gpus-per-node 8 train.py {_APPLY}"),
         ("mount a PersistentVolumeClaim", f"{_WINE} --container-mounts my-claim:/data train.py"),
         ("RDMA, on nodes with a taint", f"{_WINE} --resource rdma/hca=8 --toleration nvidia.com/gpu train.py"),
         ("set a variable, and a label", f"{_WINE} --env NCCL_DEBUG=INFO --label team=vision train.py"),
@@ -130,9 +127,8 @@ def _check_consistency(job: PodJob) -> None:
             option = values.OWN_OPTIONS.get(name, f"--resource {name}=")
             raise UsageError(f"--request {name}={request} is more than the limit of {limit}", f"raise {option}")
     if job.shm and job.memory and values.parse_quantity(job.shm) > values.parse_quantity(job.memory):
-        raise UsageError(
-            f"--shm-size {job.shm} is more than --mem {job.memory}; /dev/shm counts as memory", "raise --mem"
-        )
+        what = f"--shm-size {job.shm} is more than --mem {job.memory}; /dev/shm counts as memory"
+        raise UsageError(what, "raise --mem")
     if job.runtime and job.kind != TRAINJOB:
         raise UsageError(f"--runtime {job.runtime} is for a TrainJob", "--kind trainjob")
     if job.restricted and (violation := _find_restricted_violation(job)):

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE
+from ddplaunch.features.manifest.kubeflow_jobs import TTL_FIELD, pytorch_job, train_job
 from ddplaunch.features.manifest.pod_job import COSCHEDULING, JOB, JOBSET, NODE, PYTORCHJOB, TRAINJOB, VOLCANO, PodJob
 from ddplaunch.features.manifest.pod_spec import CONTAINER, pod_spec
-from ddplaunch.features.manifest.pytorch_job import pytorch_job
-from ddplaunch.features.manifest.train_job import train_job
 from ddplaunch.features.manifest.yaml_writer import drop_empty, with_comment, write_yaml
 
 RETRY_EXIT_CODES = (EXIT_UNAVAILABLE, EXIT_PREEMPTED, EXIT_SIGNAL + 15)
@@ -55,11 +54,8 @@ def build_objects(job: PodJob) -> Iterator[dict[str, Any]]:
     annotations = {**job.annotations, **(_gang_annotations(job) if job.kind == JOB else {})}
     version, kind, spec_of = _KINDS[job.kind]
     spec = spec_of(job)
-    if job.ttl_s is not None and job.kind != PYTORCHJOB:
-        spec = {
-            with_comment("ttlSecondsAfterFinished", "Then it is deleted, with its pods and their logs."): job.ttl_s,
-            **spec,
-        }
+    if job.kind != PYTORCHJOB:
+        spec = {**drop_empty({TTL_FIELD: job.ttl_s}), **spec}
     annotated = metadata | drop_empty({"annotations": annotations})
     yield {"apiVersion": version, "kind": kind, "metadata": annotated, "spec": spec}
 
@@ -74,11 +70,7 @@ def _gang_annotations(job: PodJob) -> dict[str, Any]:
 
 
 def _min_member(job: PodJob) -> str:
-    return (
-        "All pods start together, or none."
-        if job.required_nodes == job.nodes
-        else "This many pods start together, or none."
-    )
+    return f"{'All' if job.required_nodes == job.nodes else 'This many'} pods start together, or none."
 
 
 def _service(job: PodJob) -> dict[str, Any]:
@@ -106,9 +98,8 @@ def _job(job: PodJob) -> dict[str, Any]:
         "parallelism": job.nodes,
     }
     if job.seconds is not None:
-        spec[with_comment("activeDeadlineSeconds", "From its creation: includes time in which pods wait.")] = (
-            job.seconds
-        )
+        deadline = with_comment("activeDeadlineSeconds", "From its creation: includes time in which pods wait.")
+        spec[deadline] = job.seconds
     if job.min_nodes:
         done = "Node 0 ends when all have; a pod that never joined is not waited for."
         spec[with_comment("successPolicy", done)] = {"rules": [{"succeededIndexes": "0"}]}
@@ -117,22 +108,17 @@ def _job(job: PodJob) -> dict[str, Any]:
     if job.min_nodes:
         ends = "A pod that is lost or evicted restarts and joins; if that is pod 0, all restart,"
     ends += " after 10 s, then 20 s, …;\nif the program failed, the job fails."
-    retries = "How often a pod restarts, for any cause."
-    if job.retries is None:
-        retries = "A pod that could not start is retried three times."
+    action, retries, limit = "Count", "How often a pod restarts, for any cause.", job.retries
+    if limit is None:
+        action, retries, limit = "Ignore", "A pod that could not start is retried three times.", 3
     return {
         **spec,
-        with_comment("podFailurePolicy", ends): {
-            "rules": _pod_failure_rules("Ignore" if job.retries is None else "Count")
-        },
+        with_comment("podFailurePolicy", ends): {"rules": _pod_failure_rules(action)},
         # Per index, since the delay before retries of the whole Job is 10 s times 2 to the number of failed pods. The
         # counts are for pods without an exit code, say rejected by a machine; an index that fails ends the rest.
-        with_comment("backoffLimitPerIndex", retries): 3 if job.retries is None else job.retries,
+        with_comment("backoffLimitPerIndex", retries): limit,
         "maxFailedIndexes": job.nodes - job.required_nodes,
-        "template": {
-            "metadata": drop_empty({"labels": labels, "annotations": job.annotations}),
-            "spec": pod_spec(job),
-        },
+        "template": {"metadata": drop_empty({"labels": labels, "annotations": job.annotations}), "spec": pod_spec(job)},
     }
 
 

@@ -37,13 +37,13 @@ def pod_spec(job: PodJob) -> dict[str, Any]:
     """The pods' spec, with comments."""
     checkpoint = f"Ranks have {job.preempt_grace:g} s for a checkpoint. " if job.preempt_grace else ""
     grace = f"{checkpoint}The grace of ranks is {job.grace:g} s; the rest is for cleaning up."
+    grace_s = math.ceil(job.preempt_grace + job.grace) + EXIT_MARGIN_S
     token = with_comment("automountServiceAccountToken", "The pods do not use the Kubernetes API.")
     return drop_empty(
         {
             "restartPolicy": "Never",
             "subdomain": job.name if job.nodes > 1 and job.kind == JOB else None,  # a JobSet sets it itself
-            with_comment("terminationGracePeriodSeconds", grace): math.ceil(job.preempt_grace + job.grace)
-            + EXIT_MARGIN_S,
+            with_comment("terminationGracePeriodSeconds", grace): grace_s,
             **_placement(job),
             "serviceAccountName": job.service_account,
             token: None if job.service_account else False,

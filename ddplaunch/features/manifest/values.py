@@ -113,9 +113,8 @@ def read_user(ctx: click.Context, param: click.Parameter, text: str | None) -> t
         return None
     user, _, group = text.partition(":")
     if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", text, re.ASCII):
-        raise invalid_value(
-            ctx, param, text, "expected a number, or two with : between them, like 1000:1000", "id shows yours"
-        )
+        what = "expected a number, or two with : between them, like 1000:1000"
+        raise invalid_value(ctx, param, text, what, "id shows yours")
     return int(user), int(group or user)
 
 

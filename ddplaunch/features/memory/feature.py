@@ -26,8 +26,9 @@ class Memory(Feature):
         if plan.target.kind is TargetKind.PROGRAM:
             raise UsageError("--oom-report works only with Python", "leave --oom-report out, or name a Python program")
         if built := cpu_only_torch():
-            text = f"--oom-report needs a torch for CUDA or ROCm; this is {built}, for CPUs only"
-            raise UsageError(text, "leave --oom-report out")
+            raise UsageError(
+                f"--oom-report needs a torch for CUDA or ROCm; this is {built}, for CPUs only", "leave --oom-report out"
+            )
         return ()
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:

@@ -97,10 +97,8 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         for each in find_outliers(found, late)
     ]
     colour = None if is_colour_allowed() else False
-    for line in (
-        *(click.style(sanitize_line(each, 2000), bold=True) for each in (*differ, *sentences)),
-        *_format_page(found, notes),
-    ):
+    bold = [click.style(sanitize_line(each, 2000), bold=True) for each in (*differ, *sentences)]
+    for line in (*bold, *_format_page(found, notes)):
         click.echo(line, color=colour)
     click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
     if of_torch:
@@ -131,17 +129,13 @@ def _print_remote_traces(profiles: Iterable[RankProfile]) -> None:
 
 def _find_pids(path: str, text: str) -> dict[int, int]:
     """Return the pids of the ranks of ``--py-spy``; raise UsageError if one of them does not run here."""
-    here = {
-        each.rank: each.pid
-        for each in client.send_request(path, StatusQuery()).ranks
-        if each.state is RankState.RUNNING
-    }
+    known = client.send_request(path, StatusQuery()).ranks
+    here = {each.rank: each.pid for each in known if each.state is RankState.RUNNING}
     try:
         ranks = parse_cpulist(text)
     except ValueError:
-        raise UsageError(
-            f"--py-spy {sanitize_line(text, 60)}: expected ranks", "--py-spy 0,3 or --py-spy 0-3"
-        ) from None
+        what = f"--py-spy {sanitize_line(text, 60)}: expected ranks"
+        raise UsageError(what, "--py-spy 0,3 or --py-spy 0-3") from None
     if missing := [each for each in ranks if each not in here]:
         what = f"--py-spy {sanitize_line(text, 60)}: not on this machine: {format_ranks(missing)}"
         raise UsageError(what, f"here: {format_ranks(here)}" if here else None)
@@ -195,14 +189,8 @@ def _format_page(found: Sequence[HotSpot], notes: Iterable[str]) -> Iterator[str
     for each in shown:
         low, high = min(each.shares.values()), max(each.shares.values())
         spread = f"{100 * low:.0f} to {_format_share(high)}" if len(each.shares) > 1 else ""
-        rows.append(
-            (
-                _format_share(each.mean),
-                spread,
-                sanitize_line(format_location(each.line), 200),
-                sanitize_line(each.calls, 80),
-            )
-        )
+        where = sanitize_line(format_location(each.line), 200)
+        rows.append((_format_share(each.mean), spread, where, sanitize_line(each.calls, 80)))
     yield ""
     yield from format_table(("TIME", "OF RANKS", "WHERE", "CALLS"), rows)
     if (rest := found[len(shown) :]) and sum(each.mean for each in rest) >= MIN_SHARE:

@@ -55,10 +55,7 @@ class RankProfiler:
             return STARTING if self._ranks.not_spawned else "it has ended"
         if why_not := why_not_inspectable(self._ranks, number):
             return STARTING if why_not == NOT_BEGUN else why_not
-        channel, path = (
-            self._ranks.channels[number],
-            self._ranks.rank_file_path(number, f"profile-{self._serial}"),
-        )
+        channel, path = self._ranks.channels[number], self._ranks.rank_file_path(number, f"profile-{self._serial}")
         tick = channel.signals.get("profile", 0)
         if not (tick and channel.stack_signals[0]):
             return NO_SIGNAL_ERROR
@@ -68,15 +65,8 @@ class RankProfiler:
         if "profile" not in channel.used_signals and profiled.catches_signal(tick):
             return NO_SIGNAL_ERROR  # its program catches that signal
         channel.used_signals.add("profile")
-        places = max_places(self._ranks.plan.world_size)
-        numbers = (
-            tick,
-            int(self._began * 1e9),
-            int(TICK_INTERVAL_S * 1e9),
-            self._ticks,
-            places,
-            self._request.torch,
-        )
+        times = int(self._began * 1e9), int(TICK_INTERVAL_S * 1e9), self._ticks
+        numbers = (tick, *times, max_places(self._ranks.plan.world_size), self._request.torch)
         profiled.remove_file()
         channel.write_line(b"p %d %d %d %d %d %d " % numbers + os.fsencode(path))
         if not channel.has_thread:

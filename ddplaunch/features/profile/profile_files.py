@@ -57,11 +57,8 @@ def _call_events(profile: RankProfile, zero: float) -> Iterator[Event]:
 
 def _name(frame: Frame) -> str:
     """Name a call: with its line in the user's code, so that lines can be distinguished; else without."""
-    return (
-        f"{frame.function} {frame.file}:{frame.line}"
-        if frame.own
-        else f"{frame.function} {PACKAGE_PATH.sub('', frame.file)}"
-    )
+    where = f"{frame.file}:{frame.line}" if frame.own else PACKAGE_PATH.sub("", frame.file)
+    return f"{frame.function} {where}"
 
 
 def _collective_events(profile: RankProfile, zero: float, last: dict[tuple[str, int], float]) -> Iterator[Event]:
@@ -76,19 +73,15 @@ def _collective_events(profile: RankProfile, zero: float, last: dict[tuple[str, 
         lanes[lane] = end
         details: dict[str, Any] = {"number": number, "group": kind.description or kind.group, "tensors": kind.tensors}
         details["ends"] = "when it completed" if ended else "when the last rank came: its own end is not recorded"
-        name = f"{kind.operation} {kind.tensors}".rstrip()
-        yield _make_slice(
-            profile.rank, _COLLECTIVES + lane, name, "collective", (begin - zero) * 1e6, (end - begin) * 1e6, details
-        )
+        name, times = f"{kind.operation} {kind.tensors}".rstrip(), ((begin - zero) * 1e6, (end - begin) * 1e6)
+        yield _make_slice(profile.rank, _COLLECTIVES + lane, name, "collective", *times, details)
 
 
 def _make_slice(
     rank: int, thread: int, name: str, kind: str, begin: float, length: float, details: dict[str, Any]
 ) -> Event:
-    first, last = (
-        round(begin, 3),
-        round(begin + length, 3),
-    )  # whole nanoseconds: slices with the same end get equal ends
+    # Whole nanoseconds: slices with the same end get equal ends.
+    first, last = round(begin, 3), round(begin + length, 3)
     times = {"ts": first, "dur": round(last - first, 3)}
     return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times, "args": details}
 

@@ -54,9 +54,8 @@ class RankProfile(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         above = all(parent <= row for row, parent in enumerate(self.places[::2]))
-        known = max(self.places[1::2], default=-1) < len(self.frames) and max(self.calls[::4], default=-1) < len(
-            self.kinds
-        )
+        known = max(self.places[1::2], default=-1) < len(self.frames)
+        known = known and max(self.calls[::4], default=-1) < len(self.kinds)
         complete = not (len(self.places) % 2 or len(self.ticks) % 2 or len(self.calls) % 4)
         if not (above and known and complete and max(self.ticks[::2], default=0) <= len(self.places) // 2):
             raise ValueError("a profile that contradicts itself")

@@ -31,9 +31,8 @@ def torch_events(path: str, rank: int, zero: float) -> Iterator[Event]:
         began = trace["baseTimeNanoseconds"] / 1e3 - zero * 1e6
         events = [each for each in trace["traceEvents"] if isinstance(each.get("pid"), int)]
         labels = {each["pid"]: each["args"]["labels"] for each in events if each["name"] == "process_labels"}
-        yield from (
-            _translate_event(each, rank, labels.get(each["pid"], ""), began) for each in events if _is_track(each)
-        )
+        for each in filter(_is_track, events):
+            yield _translate_event(each, rank, labels.get(each["pid"], ""), began)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return
 

@@ -72,7 +72,6 @@ def write_page(shares: Sequence[RunRecord], file: str, beside: PageInputs) -> No
             opened.write(text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not the name of a file"
-        raise UsageError(
-            f"--html {sanitize_line(file)}: {why}", "name a file that you may write to, or - for stdout"
-        ) from None
+        hint = "name a file that you may write to, or - for stdout"
+        raise UsageError(f"--html {sanitize_line(file)}: {why}", hint) from None
     click.echo(f"written: {file}")

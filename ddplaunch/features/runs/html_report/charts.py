@@ -109,10 +109,7 @@ def charts_section(run: PageRun) -> Markup | None:
         return None
     step = _HEIGHT + _TITLE + _GAP
     height = step * len(panels)
-    drawn = [
-        _draw_stall(run.percent_at(began), run.percent_at(ended), ended - began, height)
-        for began, ended in run.first.stalls
-    ]
+    drawn = [_draw_stall(run, *stall, height) for stall in run.first.stalls]
     labels = []
     for place, panel in enumerate(panels):
         drawn += _draw_panel(panel, step * place)
@@ -149,9 +146,10 @@ def _build_stretched_svg(steps: int, *content: Markup, **attributes: object) -> 
     return element("svg", *content, **box, **attributes)
 
 
-def _draw_stall(left: float, right: float, seconds: float, height: int) -> Markup:
+def _draw_stall(run: PageRun, began: float, ended: float, height: int) -> Markup:
+    left, right = run.percent_at(began), run.percent_at(ended)
     rect = element("rect", x=f"{left:.2f}%", width=f"{max(right - left, 0.2):.2f}%", y=0, height=height, class_="still")
-    return element("g", rect, element("title", f"stalled for {format_elapsed(seconds)}"))
+    return element("g", rect, element("title", f"stalled for {format_elapsed(ended - began)}"))
 
 
 def _build_tooltips(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
@@ -162,11 +160,8 @@ def _build_tooltips(panels: Sequence[_Panel], total: float, height: int) -> Iter
         if texts:
             width = 100 / _HOVER_STRIPES
             rect = element("rect", x=f"{place * width:.2f}%", width=f"{width:.2f}%", y=0, height=height, class_="hover")
-            yield element(
-                "g",
-                rect,
-                element("title", "\n".join([f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}", *texts])),
-            )
+            when = f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}"
+            yield element("g", rect, element("title", "\n".join([when, *texts])))
 
 
 def sparkline(values: Sequence[float | None], top: float) -> Markup:

@@ -118,17 +118,10 @@ class PageRun(Struct, frozen=True):
 def _build_attempt(shares: Sequence[RunRecord], number: int, ended: float) -> PageAttempt:
     parts = [each for share in shares for each in share.attempts if each.number == number]
     verdict = next((each.verdict for each in parts if each.verdict), None)
-    failures = {each.rank: each for each in (verdict.first, *verdict.others)} if verdict else {}
-    rows = [
-        RankRow(
-            number,
-            rank,
-            _rank_outcome(rank, verdict),
-            stopped_by_us=rank.rank in failures and failures[rank.rank].signal is None,
-        )
-        for part in parts
-        for rank in part.ranks
-    ]
+    failures = (verdict.first, *verdict.others) if verdict else ()
+    stopped_by_us = {each.rank for each in failures if each.signal is None}
+    ranks = [rank for part in parts for rank in part.ranks]
+    rows = [RankRow(number, rank, _rank_outcome(rank, verdict), rank.rank in stopped_by_us) for rank in ranks]
     known = [each.ended for each in parts if each.ended]
     return PageAttempt(
         number,

@@ -67,10 +67,9 @@ def notes(run: PageRun) -> Markup | None:
     found = list(dict.fromkeys(note for share in run.shares for note in share.notes))
     if not found:
         return None
-    more = [element("li", f"and {len(found) - _MAX_NOTES} more")] if len(found) > _MAX_NOTES else []
-    return section_with_heading(
-        "Notes", element("ul", *(element("li", note) for note in found[:_MAX_NOTES]), *more), id="notes"
-    )
+    more = [f"and {len(found) - _MAX_NOTES} more"] if len(found) > _MAX_NOTES else []
+    items = (element("li", note) for note in (*found[:_MAX_NOTES], *more))
+    return section_with_heading("Notes", element("ul", *items), id="notes")
 
 
 def facts(run: PageRun) -> Markup:
@@ -103,19 +102,16 @@ def slow_ranks(run: PageRun) -> Markup | None:
     if sum(map(len, run.inputs.readings)) < _MIN_SAMPLES or len(shares) < 2:
         return None
     middle = median(shares.values())
-    out = sorted(
-        (rank for rank in shares if shares[rank] > max(_MIN_BEHIND, 3 * middle)), key=lambda rank: -shares[rank]
-    )
-    if not out:
+    behind = (rank for rank in shares if shares[rank] > max(_MIN_BEHIND, 3 * middle))
+    if not (out := sorted(behind, key=lambda rank: -shares[rank])):
         return None
     rows = [[str(rank), run.hosts.get(rank) or "–", f"{100 * shares[rank]:.0f} %"] for rank in out[:_MAX_SLOW]]
     explanation = (
         "Behind: the share of samples in which the rank had entered fewer collectives than others."
         f" Half of all ranks: {100 * middle:.0f} % or less."
     )
-    return section_with_heading(
-        "Who was slow", table(["rank", "host", "behind"], rows), element("p", explanation, class_="dim"), id="slow"
-    )
+    about = element("p", explanation, class_="dim")
+    return section_with_heading("Who was slow", table(["rank", "host", "behind"], rows), about, id="slow")
 
 
 def hosts(run: PageRun) -> Markup | None:
@@ -177,9 +173,8 @@ def inspections(run: PageRun) -> Iterator[Markup]:
         when = f"after {format_elapsed(each.moment - run.began)}"
         # Without waits in a failed run, the ranks that waited may have ended: the headline has the reason.
         waited = find_waits(each) or run.verdict is None
-        waits = (
-            [element("ul", *(element("li", text) for text in describe_waits(each)), class_="waits")] if waited else []
-        )
+        texts = [element("li", text) for text in describe_waits(each)] if waited else []
+        waits = [element("ul", *texts, class_="waits")] if waited else []
         title = concat("What the ranks were doing, ", element("span", when, class_="dim"))
         notes = (element("p", note, class_="dim") for note in notes_on(each))
         groups = (_group(alike, each, place < _OPEN) for place, alike in enumerate(group_ranks(each)))
@@ -259,15 +254,11 @@ def _build_summary(used: list[RankUsage]) -> list[Markup]:
     cpu = sum(each.cpu for each in used)
     lines = []
     if most.peak:
-        middle = int(median(each.peak for each in used))
-        lines.append(
-            f"Peak memory: {format_size(most.peak)} (rank {most.last.rank.rank}), {format_size(middle)} in the median"
-        )
+        middle = format_size(int(median(each.peak for each in used)))
+        lines.append(f"Peak memory: {format_size(most.peak)} (rank {most.last.rank.rank}), {middle} in the median")
     if busiest.cpu:
-        lines.append(
-            f"CPU time: {format_elapsed(cpu)} in all, {format_elapsed(busiest.cpu)} at most"
-            f" (rank {busiest.last.rank.rank})"
-        )
+        most_cpu = f"{format_elapsed(busiest.cpu)} at most (rank {busiest.last.rank.rank})"
+        lines.append(f"CPU time: {format_elapsed(cpu)} in all, {most_cpu}")
     return [element("li", line) for line in lines]
 
 

@@ -63,9 +63,8 @@ def timeline_section(run: PageRun) -> Markup | None:
     rows = [row for each in run.attempts for row in each.rows]
     if not rows:
         return None
-    return section_with_heading(
-        "Timeline", _build_legend(rows), _build_chart(run, rows), *_attempts(run), id="timeline"
-    )
+    parts = _build_legend(rows), _build_chart(run, rows), *_attempts(run)
+    return section_with_heading("Timeline", *parts, id="timeline")
 
 
 def _build_legend(rows: list[RankRow]) -> Markup:
@@ -173,16 +172,10 @@ def _attempts(run: PageRun) -> Iterator[Markup]:
     """Yield the table of attempts, if there are several or the reason of an end is known."""
     if len(run.attempts) < 2 and not any(each.why for each in run.attempts):
         return
-    rows = [
-        [
-            str(each.number),
-            format_elapsed(each.began - run.began),
-            format_elapsed(each.ended - each.began),
-            str(len(each.rows)),
-            each.why or "–",
-        ]
-        for each in run.attempts
-    ]
+    rows = []
+    for each in run.attempts:
+        times = format_elapsed(each.began - run.began), format_elapsed(each.ended - each.began)
+        rows.append([str(each.number), *times, str(len(each.rows)), each.why or "–"])
     yield table(["attempt", "began after", "lasted", "ranks", "ended because"], rows)
     if run.first.left_out:
         yield element("p", f"{run.first.left_out} earlier attempts were not recorded.", class_="dim")
