@@ -10,11 +10,11 @@ from ddplaunch.base.text import format_count
 from ddplaunch.cli.core_options import Elastic, Nodes, Ranks
 from ddplaunch.cli.option_values import AUTO
 from ddplaunch.cli.run_options import Inferred
-from ddplaunch.core.net.addresses import is_local_address
 from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.single_node_check import check_single_node
+from ddplaunch.system.network.addresses import is_local_address
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import ExternalRank
 

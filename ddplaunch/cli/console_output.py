@@ -8,12 +8,16 @@ import sys
 import textwrap
 
 from ddplaunch.base.errors import EXIT_USAGE, sanitize_line
-from ddplaunch.core.output.colour import is_colour_allowed
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 
 MAX_MESSAGE_CHARS = 500
 MAX_HINT_CHARS = 4000  # it may be a command to copy
 _LONG_WORD = r"(\S{100})\S{99,}?(:?)(?!\S)"  # a word of 200 characters or more, with its colon
+
+
+def is_colour_allowed() -> bool:
+    """Whether the environment allows colour on a terminal (no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def print_message(message: LogMessage) -> None:

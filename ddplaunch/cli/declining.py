@@ -9,22 +9,21 @@ from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.cli.cluster_detection import detect_cluster
 from ddplaunch.cli.core_options import DryRun, Nodes, Starting
 from ddplaunch.cli.job_config_options import read_job_config
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.net.decline import decline_to_join
-from ddplaunch.core.net.reserved_port import PortTaken
 from ddplaunch.core.options import Options
-from ddplaunch.features.ssh.options import SshHosts
+from ddplaunch.system.network.reserved_port import PortTaken
 from ddplaunch.system.plan.rendezvous import SOURCE_MISSING, locate_store
 
 
 def notify_other_nodes(error: UsageError, options: Options, listener_socket: socket.socket | None) -> None:
     """Make the other nodes end with this error too, unless stdin is a terminal where the command can be repeated.
 
-    Over SSH the connections of the hosts do that. Nodes that were started one by one are not notified either, since
-    this one can be started again; unless node 0's port is taken: then all need another port.
+    A feature that runs the job in place of this launcher does that itself. Nodes that were started one by one are not
+    notified either, since this one can be started again; unless node 0's port is taken: then all need another port.
     ``listener_socket`` is on the control port, if this node has opened it.
     """
-    ssh = options[SshHosts]
-    if options[DryRun].dry_run or ssh.hosts or ssh.hostfile or os.isatty(0):  # as in a shell of srun --pty
+    if options[DryRun].dry_run or os.isatty(0) or load_features().run_instead(options):  # a terminal: srun --pty
         return
     try:
         options, cluster_env = detect_cluster(options)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.cluster_detection import has_shared_log
 from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Preemption, Stopping, TimeLimit
-from ddplaunch.core.job_config import DEFAULT_GPU_MEMORY_TIMEOUT_S, DEFAULT_STALL_TIMEOUT_S, JobConfig
+from ddplaunch.core.feature import load_features
+from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.options import Options
-from ddplaunch.features.check.options import Checking
-from ddplaunch.features.inspect.options import Hangs, Inspecting
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 
 
@@ -31,9 +30,7 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         check_control_port(port, master_port)
         if port == master_port:
             raise UsageError(f"--control-port {port} is the master port", "leave --control-port out, or give another")
-    hangs, gpu_memory_timeout = options[Hangs], options[Checking].gpu_memory_timeout
-    strict = hangs.stall_timeout is not None
-    return JobConfig(
+    config = JobConfig(
         min_nodes=lowest,
         max_nodes=highest + options[Elastic].spares,
         spares=options[Elastic].spares,
@@ -50,8 +47,6 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         heartbeat_timeout=options[Connections].heartbeat_timeout,
         grace=options[Stopping].grace,
         preempt_grace=options[Preemption].preempt_grace,
-        checks_nodes=options[Checking].check,
-        gpu_memory_timeout=DEFAULT_GPU_MEMORY_TIMEOUT_S if gpu_memory_timeout is None else gpu_memory_timeout,
         max_restarts=options[Stopping].max_restarts,
         restart_on=options[Stopping].restart_on,
         restart_backoff=options[Stopping].restart_backoff,
@@ -59,11 +54,9 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         max_membership_changes=options[Elastic].max_membership_changes,
         grow=options[Elastic].grow,
         allow_mismatch=options[Connections].allow_mismatch,
-        inspect=not options[Inspecting].no_inspect,
         timeout=options[TimeLimit].timeout,
-        stall_timeout=hangs.stall_timeout or DEFAULT_STALL_TIMEOUT_S,
-        stall_strict=strict,
-        on_stall=hangs.on_stall or ("stop" if strict else "report"),
-        straggler_timeout=hangs.straggler_timeout,
         shared_log=has_shared_log(cluster_env),
     )
+    for _, feature in load_features():
+        config = feature.configure_job(config, options)
+    return config

@@ -10,11 +10,12 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
+from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.job_config_options import read_job_config
 from ddplaunch.cli.node_config_options import read_node_config
 from ddplaunch.cli.node_start import NodeStart
@@ -28,24 +29,22 @@ from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
-from ddplaunch.core.net.reserved_port import check_loopback
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.supervisor import Supervisor
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
-from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
 from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
+from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
 
-if TYPE_CHECKING:
-    from ddplaunch.features.debug.debug_server import DebugServer
+T = TypeVar("T")
 
 EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun kills all when the first process fails
 
@@ -88,7 +87,7 @@ def build_node_job(
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
-    config = read_node_config(options, plan, show_rules, start.settings, planning.cluster_env)
+    config = read_node_config(options, plan, show_rules, start.settings, job_config, planning.cluster_env)
     return NodeJob(plan, start, config, job_config, options, listener_socket)
 
 
@@ -175,8 +174,6 @@ class NodeJob:
         try:
             self._print_result(result)
         finally:  # these may take some seconds
-            if self._supervisor.sidecars:
-                self._isolated("the end of the sidecars").guard(self._supervisor.sidecars.stop)()
             self._sides.finish()
         if self._log.path:
             host = host_name()
@@ -195,8 +192,8 @@ class NodeJob:
     def rpc(self) -> NodeRpc:
         return self._supervisor.rpc
 
-    def debug_server(self) -> DebugServer | None:
-        return self._supervisor.debugging
+    def find_side(self, kind: type[T]) -> T | None:
+        return self._sides.find(kind)
 
     def stop(self, now: bool, command: str = "") -> None:
         self._supervisor.stop(now, command)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.base.text import display_width, shell_quote
-from ddplaunch.core.output.colour import is_colour_allowed
+from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.system.plan.launch_command import node_command
 from ddplaunch.system.plan.numbers import format_cpulist
 from ddplaunch.system.plan.plan import Fact, Plan

@@ -75,7 +75,7 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
 def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:
     """Plan what this node's zygote does before the ranks start: nothing, unless a feature has more to do."""
     start = options[Starting].start
-    zygote_plan = ZygotePlan(forks=start == "zygote")
+    zygote_plan = ZygotePlan(forks=start == "zygote", source="--start zygote")
     if start == "exec" or (start == "auto" and sys.platform != "linux"):
         return zygote_plan
     for _, feature in load_features():

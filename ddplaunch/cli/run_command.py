@@ -1,6 +1,6 @@
 """``ddplaunch run``: parses the options, makes the plan, and prints it or runs the job.
 
-Modules that only a dry run, a job on this machine, or a job over SSH needs are imported when that is known.
+Modules that only a dry run or a job on this machine needs are imported when that is known.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ddplaunch.cli.target_args import (
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.node_config import ShowRules
 from ddplaunch.core.options import Options
 from ddplaunch.core.output.log_message import FORMATTER
-from ddplaunch.features.ssh.options import SshHosts
 
 
 class _RunCommand(TargetCommand):
@@ -124,26 +124,22 @@ def run(ctx: click.Context, /, **_: object) -> int:
 def _make_plan(
     options: Options, parse_notes: ParseNotes, file_notes: tuple[str, ...]
 ) -> tuple[PlanInputs, ShowRules] | int:
-    """Return the plan and the ranks whose output is shown; after a dry run or a job over SSH, the exit code."""
+    """Return the plan and the ranks whose output is shown; the exit code if the job does not run here."""
     options[DryRun].check_contradictions(options)
     target = resolve_target(options, parse_notes.lookalike_note)
     check_token(options[Nodes].token)
     notes = [*parse_notes.torchrun_notes, *file_notes]
     lookalikes = [f"note: {parse_notes.lookalike_note}"] if parse_notes.lookalike_note else []
-    if remote := options[SshHosts].is_used:
-        from ddplaunch.features.ssh import ssh_launch
-
-        hosts = ssh_launch.read_ssh_hosts(options)
+    if instead := load_features().run_instead(options):
+        instead.check()
         if not options[DryRun].dry_run:
             FORMATTER.run_id = options[Nodes].run_id or new_run_id()
             print_notes(*notes, *lookalikes)
-            return ssh_launch.run_on_hosts(hosts, options, target, FORMATTER.run_id)
-        options, host_note = ssh_launch.options_for_dry_run(hosts, options)
-        notes.insert(0, host_note)
-    planning = prepare_plan(options, target, notes, remote=remote)
-    plan = planning.plan
-    if remote:
-        plan = ssh_launch.on_hosts(plan, hosts, planning.options)
+            return instead.run(target, FORMATTER.run_id)
+        options, note = instead.options_for_dry_run()
+        notes.insert(0, note)
+    planning = prepare_plan(options, target, notes, remote=instead is not None)
+    plan = instead.complete_plan(planning.plan, planning.options) if instead else planning.plan
     FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
     show_rules = read_show_rules(planning.options, plan)
     if plan.node_rank == 0 or not has_shared_log(planning.cluster_env):
@@ -151,6 +147,6 @@ def _make_plan(
     if options[DryRun].dry_run:
         from ddplaunch.cli.dry_run import print_plan
 
-        print_plan(plan, planning.options, parse_notes.alternative_command, is_remote=remote)
+        print_plan(plan, planning.options, parse_notes.alternative_command, is_remote=instead is not None)
         return 0
     return planning, show_rules

@@ -7,6 +7,7 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
+
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import Callback, EventLoop, Timer
-    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import CheckNode, FromNode, Message
+    from ddplaunch.core.messages import AttemptMessage, CheckNode, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
+    from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.options import OptionGroup, Options
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
+    from ddplaunch.system.plan.rank_layout import Rank
+    from ddplaunch.system.target.target import Target
 
 S = TypeVar("S", bound="NodeSide")
 
@@ -47,6 +52,28 @@ class Command(NamedTuple):
     name: str
     summary: str  # in `ddplaunch --help`
     module: str = "command"  # in the feature's folder: command.py
+
+
+class RankSide(NamedTuple):
+    """A feature's part in the process of one rank, which runs before and after the program, or in its signal handlers.
+
+    The file has a class ``Side``, which is made with the ``RankRunner`` and these settings, and has any of the methods
+    ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then stays as long as
+    that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded by path, without
+    a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
+    """
+
+    file: str  # below the package, without suffix, in a folder "rank"
+    settings: dict[str, Any]  # plain data
+
+
+class SchedulerEntry(NamedTuple):
+    """A batch scheduler: the value of ``--scheduler``, and its class in ``module``, which is imported on use."""
+
+    name: str
+    title: str
+    module: str  # in the feature's folder
+    kind: str
 
 
 class NodeSide:
@@ -64,6 +91,10 @@ class NodeSide:
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         """Called when an attempt begins, before its ranks are requested from the zygote."""
 
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
+        """Return its part in the process of a Python rank, right before that is started; None if it has none there."""
+        return None
+
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
 
@@ -71,11 +102,22 @@ class NodeSide:
         """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
         return None
 
+    def find_exception(self, rank: int) -> RecordedError | None:
+        """Return an exception that a rank is handling, and that will end it; None if none is known."""
+        return None
+
     def on_resume(self) -> None:
-        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or had a rank in a debugger."""
+        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or a rank waited for a user."""
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
+
+    def on_signal_after_end(self) -> bool:
+        """Called for a signal to the launcher after ``JobEnded``; return whether it ends what the side waits for.
+
+        If no side returns True, the launcher exits at once.
+        """
+        return False
 
     def close(self) -> None:
         """Called when the job has ended, or the launcher has failed, before the result is printed."""
@@ -104,6 +146,26 @@ class FeatureContext(Struct, frozen=True):
     def find(self, kind: type[S]) -> S | None:
         """Return the side of another feature; None if the job has none."""
         return next((side for side in self.earlier if isinstance(side, kind)), None)
+
+
+class RunInstead(ABC):
+    """What runs the job in place of this launcher, as on other hosts."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise UsageError if the options are invalid, or contradict each other."""
+
+    @abstractmethod
+    def run(self, target: Target, run_id: str) -> int:
+        """Run the job, and return its exit code."""
+
+    @abstractmethod
+    def options_for_dry_run(self) -> tuple[Options, str]:
+        """Return the options with what it supplies, and a note on that."""
+
+    @abstractmethod
+    def complete_plan(self, plan: Plan, options: Options) -> Plan:
+        """Return the plan of a dry run with what is known of the machines."""
 
 
 class RpcCall(NamedTuple):
@@ -183,6 +245,18 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
+    messages: tuple[str, ...] = ()
+    """Its modules with types of messages to node 0, as ``FROM_NODE``. Imported with the first node that joins."""
+
+    schedulers: tuple[SchedulerEntry, ...] = ()
+
+    locators: tuple[str, ...] = ()
+    """Its modules that find runs, as ``LOCATOR``, a ``RunLocator``. Imported when a command looks for its run."""
+
+    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
+        """Return the job config with the settings of this feature."""
+        return config
+
     def check(self, options: Options, plan: Plan) -> Iterable[str]:
         """Raise UsageError if this node cannot do what the options request; return notes for the user."""
         return ()
@@ -191,8 +265,8 @@ class Feature:
         """Return notes for a dry run. Raises UsageError as ``check``, but not for what depends on a remote machine."""
         return ()
 
-    def make_locator(self) -> RunLocator | None:
-        """Return its part in finding the run that a command means; None if it has none."""
+    def run_instead(self, options: Options) -> RunInstead | None:
+        """Return what runs the job in place of this launcher; None if the options do not request it."""
         return None
 
     def make_screen(
@@ -236,6 +310,8 @@ class FeatureRegistry:
             feature: Feature = import_module(f"{package}.{name}.feature").FEATURE
             if all(other in self._features for other in feature.requires):
                 self._features[name] = feature
+                for entry in feature.schedulers:
+                    register_scheduler(*entry._replace(module=f"{package}.{name}.{entry.module}"))
 
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
         return iter(self._features.items())
@@ -243,6 +319,10 @@ class FeatureRegistry:
     def option_groups(self) -> list[type[OptionGroup]]:
         """List the groups of options of all features."""
         return [group for _, feature in self for group in feature.options]
+
+    def run_instead(self, options: Options) -> RunInstead | None:
+        """Return what runs the job in place of this launcher; None if it runs the job itself."""
+        return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""
@@ -256,9 +336,18 @@ class FeatureRegistry:
         """List the full names of all modules with requests."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
 
+    def message_types(self) -> list[type[AttemptMessage]]:
+        """List the types of messages to node 0."""
+        modules = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
+        return [kind for module in modules for kind in import_module(module).FROM_NODE]
+
     def rpc_modules(self) -> list[str]:
         """List the full names of all modules with a kind of request to all nodes."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.rpc_kinds]
+
+    def locator_modules(self) -> list[str]:
+        """List the full names of all modules that find runs."""
+        return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.locators]
 
 
 @cache

@@ -183,6 +183,10 @@ class Options:
         assert isinstance(group, kind)
         return group
 
+    def value(self, name: str) -> Any:
+        """Return the value of an option of a feature that may be missing; None without it."""
+        return next((getattr(each, name) for each in self._groups.values() if name in each.__struct_fields__), None)
+
     def check_target(self) -> None:
         """Raise UsageError if options do not fit the target."""
         for group in self._groups.values():

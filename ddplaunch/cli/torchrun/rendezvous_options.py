@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.torchrun.torchrun_options import TorchrunOptions, TorchrunValue, TranslatedOption
-from ddplaunch.core.net.addresses import find_interface, resolve
+from ddplaunch.system.network.addresses import find_interface, resolve
 from ddplaunch.system.plan.numbers import parse_float
 
 C10D_PORT = "29400"  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py, DEFAULT_PORT

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.node.node_rpc import NodeRpc
 
-if TYPE_CHECKING:
-    from ddplaunch.features.debug.debug_server import DebugServer
+T = TypeVar("T")
 
 
 class ServedJob(Protocol):
@@ -34,8 +33,8 @@ class ServedJob(Protocol):
     def output_times(self, rank: int, count: int) -> bytes:
         """Return the file with the times of the last ``count`` bytes of a rank's output."""
 
-    def debug_server(self) -> DebugServer | None:
-        """Return the debug server of this node; None in a job without debugger."""
+    def find_side(self, kind: type[T]) -> T | None:
+        """Return the node side of a feature; None if the job has none."""
 
     def flush_output(self, mark: bytes) -> None:
         """Show all output that ranks have printed by now, then write ``mark`` to stdout and stderr."""

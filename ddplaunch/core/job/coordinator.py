@@ -274,7 +274,7 @@ class Coordinator:
             return
         node = self._nodes.pop(node_rank)
         self._attempt.remove_node(node_rank)
-        self._limits.on_debugger_active(node_rank, busy=False)
+        self._limits.on_hold_changed(node_rank, is_holding=False)
         self._rpc.on_node_lost(node_rank)
         if self._phase is JobPhase.JOINING:
             self._nodes.broadcast_note(f"{node.name} has left: {why}")

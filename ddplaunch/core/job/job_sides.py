@@ -52,7 +52,7 @@ class JobSides:
                 clock_of,
                 stop_attempt,
                 lambda seconds, callback: call_later(seconds, isolation.guard(callback)),
-                lambda kind, request, on_done: rpc.gather(kind, request, isolation.guard(on_done)),
+                lambda kind, request, on_done: rpc.gather(kind, request, _unless_none(isolation.guard(on_done))),
             )
 
         for name, feature in load_features() if features is None else features:
@@ -88,7 +88,8 @@ class JobSides:
             for name, isolation, side in self._sides:
                 if (call := isolation.call(side.before_stop, attempt)) is not None:
                     attempt.sides_to_reply.add(name)
-                    on_reply = partial(self._on_stop_reply, attempt, name, isolation.guard(side.on_stop_reply))
+                    handler = _unless_none(isolation.guard(side.on_stop_reply))
+                    on_reply = partial(self._on_stop_reply, attempt, name, handler)
                     isolation.call(self._rpc.gather, call.kind, call.request, on_reply, call.timeout_s)
                     if isolation.failed:
                         attempt.sides_to_reply.discard(name)
@@ -115,6 +116,11 @@ class JobSides:
 
     def on_job_end(self, result: JobResult) -> None:
         self._call("on_job_end", result)
+
+
+def _unless_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap a handler of replies: it is not called where the kind of the request has raised."""
+    return lambda reply: None if reply is None else handler(reply)
 
 
 def _find_protocol_error(side: JobSide, node: int, message: FromNode) -> ProtocolError | None:

@@ -2,6 +2,7 @@
 
 A feature declares the kinds of its requests: ``Feature.rpc_kinds``. Pure: no sockets, no clock. A peer may be broken
 or hostile: ``check_payload`` checks the fields on arrival, ``Rpc`` what a node may claim, before anything uses them.
+A kind that raises is reported once; from then on its requests are refused.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import convert
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.node_table import NodeTable
-from ddplaunch.core.messages import Message, RpcReply, RpcRequest
+from ddplaunch.core.messages import Message, NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import UNKNOWN
+from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.core.rpc_kind import GetOffset, Kind
 
 MAX_OPEN_REQUESTS = 64
 TOO_MANY_ERROR = "too many requests to the nodes are open"
+BUG_ERROR = "a bug in ddplaunch, which node 0 has reported, prevents the reply"
 
 
 @cache
@@ -70,10 +73,23 @@ class Rpc:
         self._nodes, self._call_later, self._clock_of, self._find = nodes, call_later, clock_of, find
         self._open: dict[int, _OpenRequest] = {}
         self._serial = 0
+        self._isolations: dict[str, Isolation] = {}  # by kind
+
+    def _isolation(self, kind: Kind) -> Isolation:
+        if kind.name not in self._isolations:
+            report = lambda text: self._nodes.send(0, NoteMessage(text))  # noqa: E731
+            self._isolations[kind.name] = Isolation(f"the request {kind.name}", report)
+        return self._isolations[kind.name]
 
     def gather(self, kind: str, request: Any, on_done: Callable[[Any], None], timeout_s: float | None = None) -> None:
-        """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (the kind's) at most."""
-        self._begin(self._find(kind), request, timeout_s, None, on_done)
+        """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (the kind's) at most.
+
+        If the kind raises, or has raised before, it gets None.
+        """
+        found = self._find(kind)
+        if self._isolation(found).failed:
+            return on_done(None)
+        self._begin(found, request, timeout_s, None, on_done)
 
     def _begin(
         self,
@@ -100,6 +116,8 @@ class Rpc:
         kind, refusal = self._find(message.kind), ""
         if len(self._open) >= MAX_OPEN_REQUESTS:
             refusal = TOO_MANY_ERROR
+        elif self._isolation(kind).failed:
+            refusal = BUG_ERROR
         elif any(each.kind is kind for each in self._open.values()):
             refusal = kind.busy_error
         if refusal:
@@ -113,7 +131,8 @@ class Rpc:
         kind, part = pending.kind, message.payload
         if number:  # node 0 is this process and needs no check
             self._check_reply(pending, pending.waiting_for[number], message)
-            part = None if part is None else kind.to_local_clock(part, self._clock_of(number))
+            offset, isolation = self._clock_of(number), self._isolation(kind)
+            part = None if part is None else isolation.call(kind.to_local_clock, part, offset)
         if not kind.in_parts:
             pending.replies[number] = part
         elif part is not None:
@@ -126,16 +145,25 @@ class Rpc:
         kind, is_end = pending.kind, message.payload is None
         if message.kind != kind.name or not (kind.in_parts or (message.is_last and not is_end)):
             raise ProtocolError("a reply to another request")
-        claimed = [] if is_end else list(kind.claimed_ranks(message.payload))
+        claims = () if is_end else self._isolation(kind).call(lambda: list(kind.claimed_ranks(message.payload)))
+        claimed = claims or ()
         before = len(pending.claimed)
         if any(rank not in ranks for rank in claimed) or len(pending.claimed | {*claimed}) < before + len(claimed):
             raise ProtocolError("a reply about ranks that are not its own, or again")
         pending.claimed.update(claimed)
 
-    def _reply(self, pending: _OpenRequest, payload: Any, *, is_last: bool, silent_nodes: tuple[str, ...] = ()) -> None:
+    def _reply(
+        self,
+        pending: _OpenRequest,
+        payload: Any,
+        *,
+        is_last: bool,
+        silent_nodes: tuple[str, ...] = (),
+        refusal: str = "",
+    ) -> None:
         if pending.client is not None:
             number, serial = pending.client
-            self._nodes.send(number, RpcReply(serial, pending.kind.name, payload, is_last, silent_nodes))
+            self._nodes.send(number, RpcReply(serial, pending.kind.name, payload, is_last, silent_nodes, refusal))
 
     def on_node_lost(self, number: int) -> None:
         """Called when a node is lost: stop waiting for it, from the loop's next round on.
@@ -155,9 +183,11 @@ class Rpc:
         pending.timer.cancel()
         silent = tuple(self._nodes[number].name for number in sorted(pending.waiting_for) if number in self._nodes)
         world_size = sum(len(node.ranks) for node in self._nodes.values())
-        payload = pending.kind.merge(pending.replies, silent, world_size)
+        isolation, kind = self._isolation(pending.kind), pending.kind
+        payload = isolation.call(kind.merge, pending.replies, silent, world_size)
         if pending.on_done is not None:
             pending.on_done(payload)
         if pending.client is not None:
-            payload = pending.kind.for_client(payload, pending.replies, self._clock_of, pending.client[0])
-            self._reply(pending, payload, is_last=True, silent_nodes=silent)
+            payload = isolation.call(kind.for_client, payload, pending.replies, self._clock_of, pending.client[0])
+            refusal = BUG_ERROR if isolation.failed else ""
+            self._reply(pending, payload, is_last=True, silent_nodes=silent, refusal=refusal)

@@ -1,4 +1,4 @@
-"""The time limit of the whole job, --timeout; and the pause of all time limits while a rank is in a debugger."""
+"""The time limit of the whole job, --timeout; and the pause of all time limits while a rank waits for a user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
 from ddplaunch.core.job.node_table import NodeTable
-from ddplaunch.core.messages import DebuggerActive, FromNode, JobStalled, ProgressResumed, RanksStarted
+from ddplaunch.core.messages import FromNode, HoldChanged, JobStalled, ProgressResumed, RanksStarted
 
 
 class TimeLimits:
@@ -31,12 +31,12 @@ class TimeLimits:
         self._job_timer: Timer | None = None
         self._timeout_s = self._remaining_s = nodes.config.timeout
         self._clock, self._set_at = clock, clock()  # ``_remaining_s`` counts from ``_set_at``
-        self._debugging: set[int] = set()  # nodes with a rank in a debugger
+        self._holding: set[int] = set()  # nodes with a rank that waits for a user
 
     @property
     def are_paused(self) -> bool:
-        """Whether no time limit counts now: a rank is in a debugger."""
-        return bool(self._debugging)
+        """Whether no time limit counts now: a rank waits for a user."""
+        return bool(self._holding)
 
     def begin(self, attempt: int) -> None:
         """Called when an attempt starts: reset what belongs to the previous one."""
@@ -44,8 +44,8 @@ class TimeLimits:
             self._start_job_timer()  # also where no rank ever starts
         self._attempt = attempt
         self.is_stalled = False
-        for node in list(self._debugging):
-            self.on_debugger_active(node, busy=False)
+        for node in list(self._holding):
+            self.on_hold_changed(node, is_holding=False)
 
     def on_message(self, node: int, message: FromNode) -> None:
         """Handle a node's message about its ranks in this attempt."""
@@ -54,8 +54,8 @@ class TimeLimits:
                 self.on_ranks_started()
             case ProgressResumed():
                 self.on_progress_resumed()
-            case DebuggerActive(is_active=busy):
-                self.on_debugger_active(node, busy=busy)
+            case HoldChanged(is_holding=is_holding):
+                self.on_hold_changed(node, is_holding=is_holding)
 
     def on_ranks_started(self) -> None:
         """Called when the first rank of a node has started: --timeout counts from the first one."""
@@ -67,25 +67,25 @@ class TimeLimits:
     def _start_job_timer(self) -> None:
         if self._job_timer is not None:
             self._job_timer.cancel()
-        if self._remaining_s is not None and not self.timeout_expired and not self._debugging:
+        if self._remaining_s is not None and not self.timeout_expired and not self._holding:
             self._set_at = self._clock()
             self._job_timer = self._call_later(self._remaining_s, self._on_job_timeout)
 
-    def on_debugger_active(self, node: int, *, busy: bool) -> None:
-        """Called when a rank of this node enters a debugger, or the last one leaves it: pauses the time limits."""
-        before = bool(self._debugging)
-        (self._debugging.add if busy else self._debugging.discard)(node)
-        if before == bool(self._debugging):
+    def on_hold_changed(self, node: int, *, is_holding: bool) -> None:
+        """Called when a rank of this node waits for a user, or none does any more: pauses the time limits."""
+        before = bool(self._holding)
+        (self._holding.add if is_holding else self._holding.discard)(node)
+        if before == bool(self._holding):
             return
-        if self._debugging:
+        if self._holding:
             self._nodes.broadcast(JobStalled(time.time(), ""))
         else:
             self.is_stalled = False
             self._nodes.broadcast(ProgressResumed(self._attempt))
-        if self._debugging and self._job_timer is not None and self._remaining_s is not None:
+        if self._holding and self._job_timer is not None and self._remaining_s is not None:
             self._job_timer.cancel()
             self._remaining_s = max(0.0, self._remaining_s - (self._clock() - self._set_at))
-        elif not self._debugging:
+        elif not self._holding:
             self._start_job_timer()
 
     def end(self) -> None:
@@ -105,6 +105,6 @@ class TimeLimits:
 
     def on_progress_resumed(self) -> None:
         """Called when the ranks of a node, which had stalled, make progress again."""
-        if self.is_stalled and not self._debugging:
+        if self.is_stalled and not self._holding:
             self.is_stalled = False
             self._nodes.broadcast(ProgressResumed(self._attempt))

@@ -30,10 +30,11 @@ from ddplaunch.core.messages import (
     StartAttempt,
     StopAttempt,
 )
-from ddplaunch.core.net import addresses, token_auth
+from ddplaunch.core.net import token_auth
 from ddplaunch.core.net.clock_offset import PeerClock
 from ddplaunch.core.net.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
+from ddplaunch.system.network import addresses
 
 RETRY_DELAYS_S = (0.1, 0.2, 0.4, 0.7, 1.0)  # between connection attempts; the last one repeats
 FIRST_NOTICE_S = 0.3  # after the start, until it prints that node 0 does not answer yet

@@ -16,7 +16,7 @@ from ddplaunch.core.messages import JoinDeclined, JoinRefused, Message, NodeHell
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.net.coordinator_client import CoordinatorClient
 from ddplaunch.core.net.listener import Listener
-from ddplaunch.core.net.reserved_port import try_listen
+from ddplaunch.system.network.reserved_port import try_listen
 
 DECLINE_TIMEOUT_S = 10.0  # to reach the others: when all nodes start at once, some are later
 LINGER_S = 1.0  # for the last message to be delivered

@@ -11,17 +11,17 @@ from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, hos
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello, StartAttempt, Versions
-from ddplaunch.core.net.addresses import (
+from ddplaunch.core.net.coordinator_client import CoordinatorClient
+from ddplaunch.core.net.coordinator_server import CoordinatorServer
+from ddplaunch.core.net.hello import build_hello
+from ddplaunch.system.network.addresses import (
     Unresolvable,
     check_interface,
     check_local_address,
     is_local_address,
     list_reachable_addresses,
 )
-from ddplaunch.core.net.coordinator_client import CoordinatorClient
-from ddplaunch.core.net.coordinator_server import CoordinatorServer
-from ddplaunch.core.net.hello import build_hello
-from ddplaunch.core.net.reserved_port import ReservedPort, try_listen
+from ddplaunch.system.network.reserved_port import ReservedPort, try_listen
 from ddplaunch.system.plan.node_spec import make_node_spec, with_all_nodes, with_assignment
 from ddplaunch.system.plan.plan import Plan
 

@@ -20,7 +20,7 @@ HELLO_TIMEOUT_S = 10.0  # for the first message of a new connection
 MAX_UNAUTHENTICATED = 512  # besides those of joined nodes; a new one closes the oldest
 MIN_UNAUTHENTICATED = 4  # also with few file descriptors, or no node could join
 LINGER_S = 1.0  # for JoinRefused to be delivered
-RESERVED_FDS = 64  # for the launcher itself: files, sockets, pipes, zygote, sidecars
+RESERVED_FDS = 64  # for the launcher itself: files, sockets, pipes, zygotes
 RESERVED_FDS_PER_RANK = 10  # three streams from both ends, a log, its process, the store
 ACCEPT_PAUSE_S = 0.5  # before accepting again after a lack of file descriptors
 

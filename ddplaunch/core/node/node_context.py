@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from msgspec import Struct
 
@@ -10,15 +11,16 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node_config import NodeConfig
-from ddplaunch.core.output.run_log import RunLog, snapshot_file
+from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.core.rank.zygote_messages import ArgumentValues, ProgramJob, PythonJob, RankJob
+from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
 
-LONG_ATTEMPT_S = 300.0
-"""A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
+MakeRankSides = Callable[[NodeRanks, Rank], Iterable[tuple[str, dict[str, Any]]]]
+"""Makes the parts of all features in the process of a rank: ``RankSide``."""
 
 
 class NodeContext(Struct, frozen=True):
@@ -31,28 +33,24 @@ class NodeContext(Struct, frozen=True):
     store: StoreHost
     preemption_file: PreemptionFile
 
-    def build_rank_job(self, ranks: NodeRanks, rank: Rank, fds: dict[str, int]) -> RankJob:
+    def reads_stdin(self, plan: Plan, rank: Rank) -> bool:
+        """Whether a rank has the launcher's own stdin."""
+        return rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.screen.reads_keys)
+
+    def build_rank_job(self, make_sides: MakeRankSides, ranks: NodeRanks, rank: Rank, fds: dict[str, int]) -> RankJob:
         """Return the job of a rank; add its descriptors to ``fds`` by purpose, for the caller to close.
 
         Raises:
             OSError: too many files are open.
         """
-        plan = ranks.plan
-        reads = rank.rank == self.policy.stdin or (plan.world_size == 1 and not self.screen.reads_keys)
+        reads = self.reads_stdin(ranks.plan, rank)
         log = self.log.rank_file(rank.rank, ranks.number)
         self.streams.open_rank(fds, rank.rank, has_stdin=reads, show=self.policy.show.streams_for(rank), log=log)
         if self.policy.inspect:
             fds["rank_channel"] = ranks.open_channel(rank.rank)
-        has_terminal = reads and os.isatty(0)  # plain pdb uses it
-        debugger = ranks.debug_server.socket_path() if ranks.debug_server and not has_terminal else ""
-        return self._describe_job(ranks, rank, debugger)
+        return self._describe_job(ranks, rank, make_sides)
 
-    def _oom_snapshot_path(self, ranks: NodeRanks, rank: Rank) -> str:
-        """The file for the state of CUDA's allocator: in the log folder, else in the current folder."""
-        name = snapshot_file(rank.rank, ranks.number)
-        return self.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
-
-    def _describe_job(self, ranks: NodeRanks, rank: Rank, debugger: str) -> RankJob:
+    def _describe_job(self, ranks: NodeRanks, rank: Rank, make_sides: MakeRankSides) -> RankJob:
         plan, error_file = ranks.plan, ranks.rank_file_path(rank.rank, "json")
         target = plan.target
         environment = {**plan.environment(rank, ranks.number), **self.preemption_file.variables()}
@@ -91,14 +89,7 @@ class NodeContext(Struct, frozen=True):
             "backend": plan.backend,
             "init_method": plan.init_method,
             "error_file": error_file,
-            "trace_file": ranks.rank_file_path(rank.rank, "trace.json"),
-            "trace_min_age_s": LONG_ATTEMPT_S,
-            "oom_snapshot": self._oom_snapshot_path(ranks, rank) if self.policy.oom_report else "",
-            "oom_summary": ranks.rank_file_path(rank.rank, "oom") or "",
-            "debugger": debugger,
-            "debugpy": rank.rank in self.policy.debugpy,
-            "post_mortem": self.policy.post_mortem,
-            "long_group_timeout": self.policy.debug,
             "title": " ".join(target.argv),
+            "sides": [*make_sides(ranks, rank)],
         }
         return python

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,9 +23,7 @@ from ddplaunch.core.output.streams import REPORTED, Streams
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
-from ddplaunch.system.target.target import TargetKind
 
-NOT_BEGUN = "its program has not started yet"
 SIGINT_TIMEOUT_S = 3.0  # seconds between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
 
 
@@ -71,17 +68,6 @@ class RankProcess(Struct):
         proc_utils.send_signal(self.pid, number, self.pidfd)
 
 
-class RankDebugging(Protocol):
-    """The part of the debug server that concerns its ranks."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a rank here is in its debugger."""
-
-    def socket_path(self) -> str:
-        """Return the path of the socket that ranks connect to; "" if it cannot be created."""
-
-
 class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
@@ -92,13 +78,17 @@ class NodeRanks:
         loop: EventLoop,
         folder: RunTempDir,
         explain_end: Callable[[RankEnd], str | None],
+        find_exception: Callable[[int], rank_files.RecordedError | None],
     ) -> None:
-        """``folder``: where ranks write error files; ``explain_end`` returns the hint for the failure of a rank."""
+        """``folder``: where ranks write error files; ``explain_end`` returns the hint for the failure of a rank.
+
+        ``find_exception`` returns the exception that a rank is handling, and that will end it, if it is known.
+        """
         self.number, self.plan = attempt, plan  # number of the attempt: 0 is the first, -1 none yet
         self.phase = AttemptPhase.WAITING
         self.timers = Timers(loop.call_later)  # cancelled once no rank is left
         self.processes: dict[int, RankProcess] = {}  # by rank, those alive
-        self.channels: dict[int, RankChannel] = {}  # by rank, those that can be inspected
+        self.channels: dict[int, RankChannel] = {}  # by rank, those that answer requests
         self.exit_codes: dict[int, int] = {}  # by rank, of those that have ended: -N for signal N
         self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
         self.not_spawned = 0  # requested, no process yet
@@ -107,9 +97,11 @@ class NodeRanks:
         self.stop_signals: set[int] = set()  # the stop signals sent so far
         self.spawned_count = 0  # how many have had a process
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
-        self.debug_server: RankDebugging | None = None  # if they may be debugged
+        self.is_holding = False  # whether one of them waits for a user: time limits are paused
+        self.on_hold_changed: Callable[[], object] = lambda: None
         self._launcher_failure: LauncherFailure | None = None
-        self._loop, self._folder, self._explain_end = loop, folder, explain_end
+        self._loop, self._folder = loop, folder
+        self._explain_end, self._find_exception = explain_end, find_exception
 
     def set_phase(self, phase: AttemptPhase) -> None:
         assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
@@ -133,19 +125,10 @@ class NodeRanks:
         channel = self.channels[rank] = RankChannel(self._loop, lambda what: self.on_failed(rank, what))
         return channel.rank_fd
 
-    def why_not_inspectable(self, rank: int) -> str:
-        """Return why a rank cannot be inspected, for users; "" if it can."""
-        channel = self.channels.get(rank)
-        if channel is None:
-            program = self.plan.target.kind is TargetKind.PROGRAM
-            return "it is not a Python program" if program else "inspection is disabled (--no-inspect)"
-        channel.read_pending()
-        return "" if channel.is_ready else NOT_BEGUN
-
-    @property
-    def has_debugged_rank(self) -> bool:
-        """Whether one of them is in a debugger."""
-        return self.debug_server is not None and self.debug_server.is_active
+    def set_holding(self, is_holding: bool) -> None:
+        """Set whether one of them waits for a user."""
+        self.is_holding = is_holding
+        self.on_hold_changed()
 
     @property
     def is_idle(self) -> bool:
@@ -175,7 +158,7 @@ class NodeRanks:
         recorded = rank_files.read_error_file(self.rank_file_path(process.rank.rank, "json"))
         if process.stop_requested:
             if recorded.message is None:  # killed in a ``finally`` that took longer than the grace
-                recorded = self.in_flight(process.rank.rank) or recorded
+                recorded = self._find_exception(process.rank.rank) or recorded
             if recorded.message is None or recorded.interrupt:
                 self.stopped_count += 1
                 return None
@@ -214,20 +197,11 @@ class NodeRanks:
         self.failures.append(failure)
         return failure
 
-    def in_flight(self, rank: int) -> rank_files.RecordedError | None:
-        """The exception that a rank was handling at the last inspection, and that will end it."""
-        path = self.rank_file_path(rank, "json.in-flight")
-        if path is None or not os.path.exists(path):
-            return None
-        from ddplaunch.features.inspect.node.in_flight import read_in_flight
-
-        return read_in_flight(path)
-
     def stop(self, number: int, *, spares_failing: bool = False) -> None:
         """Send a stop signal to the ranks, not to their process groups.
 
-        A DataLoader's workers must live while a checkpoint is written. ``spares_failing``: a rank with an exception in
-        flight gets no signal; it may clean up and end by itself within the grace.
+        A DataLoader's workers must live while a checkpoint is written. ``spares_failing``: a rank that is handling an
+        exception gets no signal; it may clean up and end by itself within the grace.
         """
         self.stop_signals.add(number)
         if number != signal.SIGTERM:
@@ -236,7 +210,7 @@ class NodeRanks:
 
     def _send_stop(self, number: int, *, spares_failing: bool = False) -> None:
         for process in self.processes.values():
-            if not (spares_failing and self.in_flight(process.rank.rank)):
+            if not (spares_failing and self._find_exception(process.rank.rank)):
                 process.stop(number)
 
     def signal_all(self, number: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core.messages import FromNode, RpcReply, RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rpc_kind import Kind, Reply
 
 NODE_ZERO_MARGIN_S = 1.0  # beyond the timeout of a request, for node 0 to reply
@@ -18,9 +19,15 @@ Handler = Callable[[EventLoop, NodeRanks, RpcRequest, Reply], None]
 class NodeRpc:
     """All open requests that were sent on this node."""
 
-    def __init__(self, loop: EventLoop, send: Callable[[FromNode], None], find_kind: Callable[[str], Kind]) -> None:
-        """``send`` sends a control message; ``find_kind`` returns the kind of a name."""
-        self._loop, self._send, self._find_kind = loop, send, find_kind
+    def __init__(
+        self,
+        loop: EventLoop,
+        send: Callable[[FromNode], None],
+        find_kind: Callable[[str], Kind],
+        report: Callable[[str], object],
+    ) -> None:
+        """``send`` sends a control message; ``find_kind`` returns the kind of a name; ``report`` gets bugs."""
+        self._loop, self._send, self._find_kind, self._report = loop, send, find_kind, report
         self._open: dict[tuple[int, str], tuple[Callable[[RpcReply], None], Timer]] = {}  # by serial and kind
         self._serial = 0
         self.handlers: dict[str, Handler] = {}  # by kind: called in place of ``Kind.answer``
@@ -43,10 +50,11 @@ class NodeRpc:
         on_reply(message)
 
     def on_request(self, ranks: NodeRanks, message: RpcRequest) -> None:
-        """Answer a request of node 0 about this node's ranks."""
+        """Answer a request of node 0 about this node's ranks; without an answer, node 0 waits until its timeout."""
 
         def reply(payload: Any, is_last: bool) -> None:
             self._send(RpcReply(message.serial, message.kind, payload, is_last))
 
         handler = self.handlers.get(message.kind) or self._find_kind(message.kind).answer
-        handler(self._loop, ranks, message, reply)
+        isolated = IsolatedLoop(self._loop, f"the answer to the request {message.kind}", self._report)
+        isolated.guard(handler)(isolated, ranks, message, reply)

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import RankEnd
-from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, load_features
+from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, RankSide, load_features
 from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.rank_files import RecordedError
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.system.plan.rank_layout import Rank
 
-HOOKS = ("observe", "on_message", "on_attempt_start", "on_output", "explain_end", "on_resume", "on_inspect_key")
+T = TypeVar("T")
+
+HOOKS = (
+    "observe",
+    "on_message",
+    "on_attempt_start",
+    "make_rank_side",
+    "on_output",
+    "explain_end",
+    "find_exception",
+    "on_resume",
+    "on_inspect_key",
+    "on_signal_after_end",
+)
 """The hooks that are called on all sides that override them."""
 
 
@@ -40,6 +55,10 @@ class NodeSides:
                 if getattr(type(side), hook) is not getattr(NodeSide, hook):  # else it has no such part
                     guarded.append(context.loop.guard(getattr(side, hook)))
 
+    def find(self, kind: type[T]) -> T | None:
+        """Return the side of a feature; None if the job has none."""
+        return next((side for _, side in self._sides if isinstance(side, kind)), None)
+
     def _isolated(self, name: str) -> IsolatedLoop:
         return IsolatedLoop(self._loop, f"the feature {name}", self._report)
 
@@ -56,6 +75,10 @@ class NodeSides:
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         self._call("on_attempt_start", ranks)
 
+    def make_rank_sides(self, ranks: NodeRanks, rank: Rank) -> list[RankSide]:
+        """Return the parts of all features in the process of a rank."""
+        return [side for side in self._call("make_rank_side", ranks, rank) if side is not None]
+
     def on_output(self, rank: int) -> None:
         for guarded in self._on_output:
             guarded(rank)
@@ -64,11 +87,18 @@ class NodeSides:
         """Return the first hint for a rank's failure."""
         return next(filter(None, self._call("explain_end", end)), None)
 
+    def find_exception(self, rank: int) -> RecordedError | None:
+        """Return the first exception that a side knows of, and that will end this rank."""
+        return next(filter(None, self._call("find_exception", rank)), None)
+
     def on_resume(self) -> None:
         self._call("on_resume")
 
     def on_inspect_key(self) -> None:
         self._call("on_inspect_key")
+
+    def on_signal_after_end(self) -> bool:
+        return any(self._call("on_signal_after_end"))
 
     def close(self) -> None:
         """Close all sides, also those that have raised."""

@@ -49,14 +49,14 @@ class ProcessTree:
         self._loop, self._settings, self._zygote_source = loop, settings, zygote_source
         self._listener: ZygoteListener | None = None
         self._show_note: Callable[[str], object] | None = None
-        self._unrelated_pids = frozenset(proc_utils.list_children())
+        self.unrelated_pids = frozenset(proc_utils.list_children())  # of a shell that became the launcher
         self._sessions: set[int] = set()
         self.environ = {name: value for name, value in environ.items() if name not in LAUNCHER_VARIABLES}
         self.temp_dir = RunTempDir(f"ddplaunch-{run_id}")  # its path in their environment identifies ranks
         self.zygote: ZygoteClient | None = None
         self._stopped = 0  # the pid of a zygote whose stop was reported
         self._stuck: list[str] = []  # descendants of the last zygote that could not be killed
-        self.sidecar_zygote: int | None = None  # the parent of all sidecars
+        self.other_zygotes: set[int] = set()  # of features: what is below them does not end with the ranks
         loop.add_signal_handlers((signal.SIGCHLD,), self._on_child)
 
     def attach(self, listener: ZygoteListener, show_note: Callable[[str], object]) -> None:
@@ -140,11 +140,9 @@ class ProcessTree:
 
     def _is_unrelated(self, pid: int) -> bool:
         """Whether a child of this process, own or adopted, does not descend from the ranks; in doubt True."""
-        if pid == self.sidecar_zygote or not self._unrelated_pids:
-            return pid == self.sidecar_zygote
-        return pid in self._unrelated_pids or not (
-            self._get_session(pid) in self._sessions or self._has_run_marker(pid)
-        )
+        if pid in self.other_zygotes or not self.unrelated_pids:
+            return pid in self.other_zygotes
+        return pid in self.unrelated_pids or not (self._get_session(pid) in self._sessions or self._has_run_marker(pid))
 
     def _get_session(self, pid: int) -> int:
         try:

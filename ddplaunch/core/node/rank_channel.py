@@ -55,9 +55,8 @@ class RankChannel:
         self.rank_fd = rank_socket.detach()  # the rank's end, to be sent to the zygote
         self.stack_signals = (0, 0)  # signals on which it dumps its stacks: from Python, and at once; 0 for none
         self.stacks_fd = 0  # the descriptor that it writes stack dumps to
-        self.debug_signal = 0  # the signal on which it stops in its debugger; 0 for none
-        self.profile_signal = 0  # the signal for ticks of a profile; 0 for none
-        self.profile_armed = False  # whether it was requested to handle that signal
+        self.signals: dict[str, int] = {}  # by purpose: other signals on which features act in it; 0 for none
+        self.used_signals: set[str] = set()  # the purposes of those that it handles; others it will on request
         self.is_ready = False  # whether it has sent these
         self.has_thread = False  # whether its endpoint thread runs: it has called init_process_group
         self.bytes_received = 0  # sent by the rank so far
@@ -69,7 +68,7 @@ class RankChannel:
     @property
     def reserved_signals(self) -> tuple[int, ...]:
         """The signals that the launcher uses in this rank."""
-        return (*self.stack_signals, self.debug_signal, *([self.profile_signal] if self.profile_armed else []))
+        return (*self.stack_signals, *(self.signals[purpose] for purpose in self.used_signals))
 
     def close(self) -> None:
         self._end()
@@ -133,11 +132,14 @@ class RankChannel:
         word, *rest = line.split(b" ", 1)
         try:
             if word == b"h":
-                first, second, self.stacks_fd, self.profile_signal = map(int, rest[0].split())
+                first, second, self.stacks_fd = map(int, rest[0].split())
                 self.stack_signals = first, second
                 self.is_ready = True
-            elif word == b"b":
-                self.debug_signal = int(rest[0])
+            elif word in (b"g", b"o"):
+                purpose, number = rest[0].decode().split()
+                self.signals[purpose] = int(number)
+                if word == b"g":
+                    self.used_signals.add(purpose)
             elif word in (b"t", b"l"):
                 self.has_thread = word == b"t"
             elif word == b"f":

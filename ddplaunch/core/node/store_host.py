@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from ddplaunch.core.net.reserved_port import ReservedPort
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.zygote_client import ZygoteClient
+from ddplaunch.system.network.reserved_port import ReservedPort
 from ddplaunch.system.plan.plan import Plan
 
 

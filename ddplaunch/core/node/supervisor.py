@@ -12,9 +12,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -28,7 +27,6 @@ from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message
-from ddplaunch.core.net.addresses import ReverseLookupCheck
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.launcher_signals import (
@@ -52,13 +50,8 @@ from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import Usage
+from ddplaunch.system.network.addresses import ReverseLookupCheck
 from ddplaunch.system.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from ddplaunch.features.check.node import NodeCheck
-    from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.sidecars.node import SidecarRunner
-    from ddplaunch.features.slurm_step.node import MissingNodes
 
 
 class Supervisor:
@@ -107,22 +100,22 @@ class Supervisor:
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self._signals = LauncherSignals(node_config.zygote.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
-        self.rpc = NodeRpc(loop, self._link.send, find_kind)
-        self._node_check: NodeCheck | None = None
-        self._missing_nodes: MissingNodes | None = None  # in Slurm, while the job waits for nodes
+        self.rpc = NodeRpc(loop, self._link.send, find_kind, screen.show_note)
         self._result: JobResult | None = None  # set once node 0 has ended the job
-        self.debugging: DebugServer | None = None
-        self.sidecars: SidecarRunner | None = None  # stopped by the caller, after the result of the job is shown
         self._new_attempt(-1, self._plan)
 
     def _new_attempt(self, attempt: int, plan: Plan) -> None:
         """Replace the state of the previous attempt; -1: none has started."""
         send = self._link.send
-        ranks = self._ranks = NodeRanks(attempt, plan, self._loop, self.tree.temp_dir, self.sides.explain_end)
+        sides = self.sides
+        ranks = self._ranks = NodeRanks(
+            attempt, plan, self._loop, self.tree.temp_dir, sides.explain_end, sides.find_exception
+        )
+        ranks.on_hold_changed = self.sides.on_resume
         self._teardown = Teardown(ranks, self.tree, self.context, self._job_config, self._emit, send, self._on_drained)
 
     def run(self) -> JobResult:
-        """Run the job; return when nothing of it but its sidecars is left on this node."""
+        """Run the job; return when nothing of its ranks is left on this node."""
         preempt_signal = self._node_config.zygote.preempt_signal
         self._loop.add_signal_handlers(
             STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
@@ -136,11 +129,7 @@ class Supervisor:
                 while self._ranks.phase is not AttemptPhase.ENDED:
                     self._loop.run_once()
         finally:
-            if self._node_check is not None:
-                self._node_check.close()
             self._link.close()
-            if self.debugging:
-                self.debugging.close()
             self.tree.close()
             self.tree.temp_dir.remove()
             self.context.store.close()
@@ -167,23 +156,16 @@ class Supervisor:
                 self._on_joined(message)
             case messages.JoinStatus():
                 self._screen.show_footer(format_join_status(message), of_job=True)
-                if not self._plan.node_rank and message.min_nodes == message.max_nodes:
-                    self._check_missing_nodes(message.missing)
             case messages.ConnectingToNodeZero(reason=error):
                 self._screen.show_footer(f"waiting for node 0: {error}")
-                self._check_missing_nodes((0,))
             case messages.CoordinatorLost():
                 self._screen.reports_job = True  # node 0 no longer prints what concerns the whole job
-            case messages.CheckNode():
-                self._on_check(message)
             case messages.StartAttempt() if (
                 not self.context.log.failed
             ):  # else NodeStartError was sent, and node 0 ends the job
                 self._on_start(message)
             case messages.StopAttempt(attempt=attempt) if attempt == self._ranks.number:
                 self._teardown.on_stop(message)
-                if self.debugging:
-                    self.debugging.release_ranks()
             case messages.PreemptRanks(attempt=attempt) if attempt == self._ranks.number:
                 self._on_preempt()
             case messages.ForwardSignal():
@@ -199,22 +181,7 @@ class Supervisor:
             case _ if event := events.event_from_message(message):  # a note, a restart: shown by observers
                 self._emit(event)
 
-    def _check_missing_nodes(self, missing: Sequence[int]) -> None:
-        """Check whether the Slurm tasks of nodes that have not joined are still alive."""
-        if self._node_config.in_slurm_step:
-            from ddplaunch.features.slurm_step.node import MissingNodes
-
-            if self._missing_nodes is None:
-                self._missing_nodes = MissingNodes(self._loop, os.environ, self._plan, self._link.send)
-            self._missing_nodes.set_missing(missing)
-
-    def _stop_missing_check(self) -> None:
-        if self._missing_nodes:
-            self._missing_nodes.close()
-            self._missing_nodes = None
-
     def _on_joined(self, joined: messages.JoinAccepted) -> None:
-        self._stop_missing_check()
         if joined.node_rank is not None:
             self._plan = replace(self._plan, node_rank=joined.node_rank)
         try:
@@ -222,23 +189,8 @@ class Supervisor:
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
 
-    def _on_check(self, order: messages.CheckNode) -> None:
-        """Check whether this machine has what its ranks need; a check in progress is cancelled."""
-        from ddplaunch.features.check.node import NodeCheck
-
-        self._stop_missing_check()
-        if self._node_check is not None:
-            self._node_check.close()
-        self._screen.show_footer("")  # all nodes have joined
-        environ, log_dir = {**self.tree.environ, **self._plan.shared_environment}, self.context.log.path
-        footer, send = self._screen.show_footer, self._link.send
-        self._node_check = NodeCheck(self._loop, order, self._plan, environ, log_dir, footer, send)
-
     def _on_start(self, order: messages.StartAttempt) -> None:
-        self._stop_missing_check()
         plan, environ = self._plan, self.tree.environ
-        if self._node_check is not None:
-            self._node_check.close()
         if order.assignment:
             extra = self._lookup_check.rank_environment() if self._lookup_check else {}
             plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
@@ -252,14 +204,8 @@ class Supervisor:
         self._open_store()
         ranks.not_spawned = len(plan.local_ranks)
         self.sides.on_attempt_start(ranks)
-        if self._node_config.waits_for_debugger:  # before the ranks start: after a restart they do at once
-            self._start_debug_server(ranks)
-        zygote.spawn((rank.rank, partial(self.context.build_rank_job, ranks, rank)) for rank in plan.local_ranks)
-        if self._node_config.sidecars and self.sidecars is None:
-            from ddplaunch.features.sidecars.node import SidecarRunner
-
-            self.sidecars = SidecarRunner(self._loop, self.context, self._emit, self.tree, self._job_config.grace)
-            self.sidecars.start()
+        build_job = partial(self.context.build_rank_job, self.sides.make_rank_sides, ranks)
+        zygote.spawn((rank.rank, partial(build_job, rank)) for rank in plan.local_ranks)
 
     def _open_store(self) -> None:
         """Open the store of this attempt; again once the zygote is ready, when it is known whether it has torch."""
@@ -267,16 +213,6 @@ class Supervisor:
             self.context.store.open(self.tree.zygote, self._ranks)
         except UsageError as error:
             self._link.send(messages.NodeStartError(error.message, error.hint))
-
-    def _start_debug_server(self, ranks: NodeRanks) -> None:
-        """Accept connections of debuggers from ranks; imported while the zygote imports torch."""
-        if self.debugging is None:
-            from ddplaunch.features.debug.debug_server import DebugServer
-
-            loop, where, timeout = self._loop, self.tree.temp_dir, self._node_config.debug_timeout
-            send, note = self._link.send, self._screen.show_note
-            self.debugging = DebugServer(loop, where, timeout, self.rpc, note, send, self.sides.on_resume)
-        self.debugging.start_attempt(ranks)
 
     def _on_preempt(self) -> None:
         """Notify the ranks of the preemption. They end by themselves, or node 0 stops them after the grace."""
@@ -301,7 +237,6 @@ class Supervisor:
             send(number)
 
     def _on_job_end(self, outcome: JobResult) -> None:
-        self._stop_missing_check()
         self._result = outcome
         match self._ranks.phase:
             case AttemptPhase.WAITING:
@@ -381,8 +316,8 @@ class Supervisor:
         if number == signal.SIGTSTP:
             self._screen.suspend(self._ranks.suspend)
             return self.sides.on_resume()
-        if self._ranks.phase is AttemptPhase.ENDED:  # only sidecars, a blocked reader of output or a peer are left
-            if not (self.sidecars and self.sidecars.stop_now()):
+        if self._ranks.phase is AttemptPhase.ENDED:  # only features, a blocked reader of output or a peer are left
+            if not self.sides.on_signal_after_end():
                 os._exit(self._result.code if self._result else EXIT_SIGNAL + number)
             return
         if not reason and self._signals.is_inspect_request(number):
@@ -392,8 +327,6 @@ class Supervisor:
         first = not self._signals.interrupted
         request = self._signals.interpret(number, reason)
         if isinstance(request, messages.StopRequested):
-            if self.sidecars:
-                self.sidecars.stop_expected = True
             self._teardown.on_stop_requested(request, first=first)
         self._link.send(request)
 

@@ -18,7 +18,7 @@ from ddplaunch.core.output.streams import DRAIN_TIMEOUT_S
 from ddplaunch.core.rank import proc_utils
 
 RUNNING_PHASES = (AttemptPhase.RUNNING, AttemptPhase.STOPPING)
-INSPECTION_TIMEOUT_S = 1.5  # seconds for node 0 to have inspected all ranks, and to order the stop
+STOP_ORDER_TIMEOUT_S = 1.5  # seconds for node 0 to order a stop: it may ask all nodes for something before
 
 
 class Teardown:
@@ -37,7 +37,7 @@ class Teardown:
         """``send`` sends a control message; ``on_done`` gets the attempt report when no process is left."""
         self._ranks, self._tree = ranks, tree
         self._screen, self._streams, self._preemption_file = context.screen, context.streams, context.preemption_file
-        self._grace, self._inspects = config.grace, config.inspects_before_stop
+        self._grace, self._awaits_order = config.grace, config.inspects_before_stop
         self._emit, self._send, self._on_done = emit, send, on_done
         self._interrupted = False
 
@@ -64,9 +64,8 @@ class Teardown:
                 count = len(self._ranks.processes) + self._ranks.not_spawned  # those being spawned
                 self._screen.show_note(_describe_stop_request(request, format_count(count, "rank")), of_job=True)
             stop = partial(self._stop_ranks, request.signal, self._grace)
-            if self._inspects and self._ranks.phase is AttemptPhase.RUNNING:
-                # Node 0 inspects them first and then orders the stop; it may be unreachable.
-                self._ranks.timers.call_later(INSPECTION_TIMEOUT_S, stop)
+            if self._awaits_order and self._ranks.phase is AttemptPhase.RUNNING:
+                self._ranks.timers.call_later(STOP_ORDER_TIMEOUT_S, stop)  # node 0 may be unreachable
             else:
                 stop()
 

@@ -85,7 +85,7 @@ class ZygoteClient:
             "ignores_sigchld": AT_START.ignores_children,
             "failed": None,
             "unsafe": plan.unsafe,
-            "warm": None,
+            "server": None,
             "has_guardian": False,
         }
         provided = source.get_zygote(config, environment) if source else None

@@ -24,10 +24,10 @@ from ddplaunch.core.output.tty import is_interactive, window_size
 from ddplaunch.core.output.wait_footer import WaitFooter
 
 Source = int | str
-"""The origin of output: a rank, or the name of a sidecar."""
+"""The origin of output: a rank, or the name of a program beside the ranks."""
 
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI codes, by rank; red is for errors
-_FAINT = "2"  # for sidecars
+_FAINT = "2"  # for such programs
 _BOLD = "1"  # for merged lines
 _CLEAR = b"\r\x1b[K"
 

@@ -1,4 +1,4 @@
-"""Captures the output of ranks and sidecars by pipes: raw to log files, the tail in memory, lines to the screen."""
+"""Captures output of ranks and programs beside them by pipes: to log files, a tail in memory, lines to the screen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddplaunch.core.output.times import Mark, OutputTimes
 from ddplaunch.core.output.traceback_filter import EXIT_TIMEOUT_S, TracebackFilter
 
 PIPE_BYTES = 1 << 18  # a rank blocks with this much unread (F_SETPIPE_SZ; the kernel's default is 64 KiB)
-REPORT_TAIL_BYTES = 8192  # of a sidecar's output, in its exit message
+REPORT_TAIL_BYTES = 8192  # of the output that ``tail`` returns
 REPORTED = 1 << 16  # bytes of each rank's last output in memory, for the failure report: native frames may come last
 MEMORY_TAIL_BYTES = 1 << 18  # the same for a rank without a log file
 MAX_BEGUN = 4096  # of a longer unfinished line the start is not searched: its time is that of its end
@@ -72,7 +72,7 @@ class _OpenStream(Struct):
 
 
 class Streams:
-    """The output pipes of all ranks of an attempt, and of the sidecars, which outlive it."""
+    """The output pipes of all ranks of an attempt, and of programs beside them, which outlive it."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ class Streams:
             fds["stdout"] = self._open_pipe(rank, 1, show=1 in show, on_output=partial(self._on_output, rank))
             fds["stderr"] = self._open_pipe(rank, 2, show=2 in show, on_output=partial(self._on_output, rank))
 
-    def open_sidecar(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, on_output: Callback) -> None:
-        """Add to ``fds`` a sidecar's stdin, stdout and stderr; ``on_output`` is called whenever ``tail`` has more."""
+    def open_program(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, on_output: Callback) -> None:
+        """Add to ``fds`` a program's stdin, stdout and stderr; ``on_output`` is called whenever ``tail`` has more."""
         self._open_log_file(name, log)
         fds["stdin"] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         fds["stdout"] = self._open_pipe(name, 2, show=show, on_output=on_output)
@@ -184,13 +184,13 @@ class Streams:
         self._subscribers = tuple(each for each in self._subscribers if each != on_data)
 
     def set_shown(self, name: str, show: bool) -> None:
-        """Show the output of this sidecar from now on, or stop showing it."""
+        """Show the output of this program from now on, or stop showing it."""
         for stream in self._streams_of(name):
             stream.show = show
             self._screen.show_lines(name, stream.number, b"", stream.lines.progress_bar if show else b"")
 
     def read_pending(self, name: str) -> None:
-        """Read the remaining output of this sidecar, which has ended."""
+        """Read the remaining output of this program, which has ended."""
         for stream in self._streams_of(name):
             while self._read(stream):
                 pass
@@ -212,7 +212,7 @@ class Streams:
                 self.close_source(source)
 
     def close_source(self, source: Source) -> None:
-        """Show the rest and close the streams of a rank or sidecar."""
+        """Show the rest and close the streams of a rank or program."""
         for stream in self._streams_of(source):
             self._on_eof(stream)
         if source in self._files:

@@ -164,13 +164,7 @@ def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
     else:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name
-        if name == "BdbQuit" and "Caught BdbQuit in DataLoader worker" in message:  # torch/_utils.py, ExceptionWrapper
-            info["hint"] = "a DataLoader worker cannot be stopped in a debugger: use num_workers=0"
-        elif name == "BdbQuit" and job["facts"]["world_size"] > 1 and not os.isatty(0):
-            other = f"pdb, ipdb, pudb and IPython wait for you; for other debuggers use --stdin {job['rank']}"
-            waits = "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
-            info["hint"] = other if job["debugger"] else waits
-        elif name == "EOFError" and job["facts"]["world_size"] > 1:
+        if name == "EOFError" and job["facts"]["world_size"] > 1:
             info["hint"] = f"stdin of this rank is empty; with --stdin {job['rank']} it reads the launcher's stdin"
         elif name == "ModuleNotFoundError" and (hint := _other_environment()):
             info["hint"] = hint
@@ -180,7 +174,7 @@ def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
         with open(fd, "w", encoding="ascii") as file:
-            file.write(_to_json({"message": {"message": message, "extraInfo": info}}))
+            file.write(to_json({"message": {"message": message, "extraInfo": info}}))
     except OSError:
         pass  # a full disk: the failure report uses the rank's output instead
 
@@ -215,10 +209,10 @@ def _truncate(text: str) -> str:
     )
 
 
-def _to_json(value: object) -> str:
+def to_json(value: object) -> str:
     """Format a value as ASCII JSON; the json module is not used, as a user's json.py would shadow it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_to_json(key)}: {_to_json(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{to_json(key)}: {to_json(inner)}" for key, inner in value.items()) + "}"
     if not isinstance(value, str):
         return "null" if value is None else str(value)
     units = memoryview(value.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass")).cast("H")

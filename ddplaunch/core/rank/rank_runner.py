@@ -1,4 +1,4 @@
-"""The worker: runs the user's program in a rank, forked from the zygote or started as a fresh interpreter.
+"""Runs the user's program in a rank, forked from the zygote or started as a fresh interpreter.
 
 The program must not notice that it was not started as ``python train.py`` (docs/fidelity.md lists the differences). So
 this file imports only modules that Python has loaded already or built in, because a user's file may have any other
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-    from ddplaunch.core.rank.zygote_messages import PythonJob
-    from ddplaunch.features.debug.rank.breakpoint_hooks import BreakpointHooks
+    from ddplaunch.core.rank.zygote_messages import PythonJob, RankJob
 
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]
 
@@ -34,19 +33,36 @@ _STACK_CHUNK_SLOTS = 1 << 17  # of the interpreter's stack, in pointers: 1,000 c
 
 _Module = type(sys)
 
+_private_modules: dict[str, ModuleType] = {}  # by path; those of the zygote are its ranks' too
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def load_private_module(path: str) -> Any:
-    """Load a file of the package, as "core/rank/rank_exit", without adding its name to ``sys.modules``."""
-    return _load(path.rpartition("/")[2], os.path.join(PACKAGE_DIR, path + ".py"), {})
+    """Load a file of the package, as "core/rank/rank_exit", once, without adding its name to ``sys.modules``.
+
+    The file may load others at its top: this function is a global name there.
+    """
+    if path not in _private_modules:
+        file = os.path.join(PACKAGE_DIR, path + ".py")
+        _private_modules[path] = _load(os.path.basename(path), file, {}, load_private_module=load_private_module)
+    return _private_modules[path]
 
 
-def _load(name: str, path: str, modules: dict[str, ModuleType]) -> ModuleType:
+def preload_sides(job: RankJob) -> None:
+    """Load the files of a rank's sides in the zygote, so that all its ranks share them."""
+    for file, _ in job["sides"] if job["kind"] != "program" else ():
+        try:
+            load_private_module(file)
+        except Exception:
+            return  # the rank fails in the same way, and shows it
+
+
+def _load(name: str, path: str, modules: dict[str, ModuleType], **names: object) -> ModuleType:
     """Load a file as module ``name``, added to ``modules`` before it runs; importlib.util is not imported."""
     spec: Any = spec_from_file_location(name, path)
     module = module_from_spec(spec)
+    module.__dict__.update(names)
     modules.setdefault(name, module)
     spec.loader.exec_module(module)
     return module
@@ -67,10 +83,10 @@ class RankRunner:
 
         ``forked``: this is a fork of the zygote, whose modules need no teardown at the end.
         """
-        self._job, self._fds, self._forked = job, fds, forked
+        self.job, self._fds, self._forked = job, fds, forked
         self._initial_modules = frozenset(sys.modules)
-        self._endpoint: inspection_endpoint.InspectionEndpoint | None = None
-        self._breakpoints: BreakpointHooks | None = None
+        self.endpoint: inspection_endpoint.InspectionEndpoint | None = None
+        self._sides: list[Any] = []  # of features: ``ddplaunch.core.feature.RankSide``
         self._error: BaseException | None = None
         self._code = 0
         self._interrupted = False
@@ -85,45 +101,26 @@ class RankRunner:
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
         if "rank_channel" in self._fds:
-            self._endpoint = inspection_endpoint.InspectionEndpoint(
-                self._fds["rank_channel"], load_private_module, long_group_timeout=self._job["long_group_timeout"]
-            )
-            if self._job["error_file"]:
-                path = f"{self._job['error_file']}.in-flight"
-                self._endpoint.on_request = (
-                    load_private_module("features/inspect/rank/in_flight").InFlight(path, rank_exit._to_json).note
-                )
-        if self._job["oom_snapshot"]:
-            self._install_oom_reporter()
-        if self._job["debugpy"]:
-            load_private_module("features/debug/rank/breakpoint_hooks").start_debugpy(self._job["rank"])
-        elif self._job["debugger"]:
-            self._breakpoints = load_private_module("features/debug/rank/breakpoint_hooks").BreakpointHooks(
-                self._job["debugger"], self._job["rank"], load_private_module
-            )
-            if self._endpoint is not None and self._breakpoints is not None:
-                self._endpoint.set_debug_signal(self._breakpoints.signal)
+            self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"])
+        for file, settings in self.job["sides"]:
+            self._sides.append(load_private_module(file).Side(self, settings))
+            self._call_sides("begin", self._sides[-1:])
         _set_buffering()
         if self._forked:
             _reseed()
         _reset_main_module()
-        _init_process_group(self._job)
+        _init_process_group(self.job)
         kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
-        self.program, self.positional, self.named = kinds[self._job["kind"]](self._job)
+        self.program, self.positional, self.named = kinds[self.job["kind"]](self.job)
 
-    def _install_oom_reporter(self) -> None:
-        files = self._job["oom_snapshot"], self._job["oom_summary"]
-        reporter = load_private_module("features/memory/rank/oom_report").OomReporter(
-            self._job["rank"], *files, rank_exit.is_user_file
-        )
-        if (cuda := sys.modules.get("torch.cuda")) is not None:
-            reporter.install(cuda)
-        else:
-            sys.meta_path.insert(0, inspection_endpoint.PostImportHook("torch.cuda", "_lazy_call", reporter.install))
+    def _call_sides(self, hook: str, sides: list[Any], *arguments: object) -> None:
+        for side in sides:
+            if (method := getattr(side, hook, None)) is not None:
+                method(*arguments)
 
     def destroy_process_group(self) -> None:
         """Destroy the process group that ``setup`` initialised (--backend), after the program has returned."""
-        if self._job["backend"] is None:
+        if self.job["backend"] is None:
             return
         import torch.distributed as dist
 
@@ -148,29 +145,20 @@ class RankRunner:
             if self._code:
                 self._report_failure(f"sys.exit({self._code})")
         elif isinstance(error, rank_exit.TargetError):
-            rank_exit.write_error_file(self._job, error, str(error))
+            rank_exit.write_error_file(self.job, error, str(error))
             self._code = EXIT_USAGE
         elif error is not None:
             self._code = 1
             self._interrupted = type(error) is KeyboardInterrupt
-            if not self._job["post_mortem"]:
+            if not any(hasattr(side, "failed") for side in self._sides):  # else it stays, which is not worth a report
                 self._report_failure(type(error).__name__)
-            rank_exit.report_exception(self._job, error)
-            if self._job["post_mortem"] and not self._interrupted:
-                self._post_mortem(error)
+            rank_exit.report_exception(self.job, error)
+            if not self._interrupted:
+                self._call_sides("failed", self._sides, error)
 
     def _report_failure(self, what: str) -> None:
-        if self._endpoint is not None:
-            self._endpoint.report_failure(what)
-
-    def _post_mortem(self, error: BaseException) -> None:
-        """Enter the debugger at the exception."""
-        if self._breakpoints is not None:
-            self._breakpoints.post_mortem(error)
-        elif os.isatty(0):
-            import pdb
-
-            pdb.post_mortem(error.__traceback__)
+        if self.endpoint is not None:
+            self.endpoint.report_failure(what)
 
     def exit(self) -> NoReturn:
         """Exit as the interpreter would: print an exception, join threads, run atexit, drop the user's objects, flush.
@@ -186,16 +174,15 @@ class RankRunner:
         except SystemExit as exit:  # from the user's own sys.excepthook
             self._code = rank_exit.exit_code(exit.code)
         self._error = None
-        if self._endpoint is not None and self._code == 0 and self._job["trace_file"]:
-            self._endpoint.write_trace(self._job["trace_file"], self._job["trace_min_age_s"])
+        if self._code == 0:
+            self._call_sides("done", self._sides)
         import atexit
 
         rank_exit.join_threads()
         atexit._run_exitfuncs()
-        if self._breakpoints is not None:
-            self._breakpoints.uninstall()
-        if self._endpoint is not None:
-            self._endpoint.stop()
+        self._call_sides("leave", self._sides[::-1])
+        if self.endpoint is not None:
+            self.endpoint.stop()
         if not self._forked or len(sys._current_frames()) > 1:
             if self._interrupted:
                 rank_exit.exit_by_sigint_later()

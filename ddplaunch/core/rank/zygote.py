@@ -62,11 +62,12 @@ if TYPE_CHECKING:
         PythonJob,
         RankJob,
         ReadyMessage,
+        ServerConfig,
         SpawnRequest,
         Usage,
         ZygoteConfig,
+        ZygoteServer,
     )
-    from ddplaunch.features.warm.rank import warm_zygote
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -94,7 +95,7 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     for number in shielded:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, shielded)
-    server = _become_warm(config, control) if config["warm"] else None
+    server = _make_server(config["server"], config, control) if config["server"] else None
     if server is None:
         # During the imports the socket is not read, so the kernel watches the supervisor; later the zygote cleans up.
         proc_utils.die_with_parent(signal.SIGKILL)
@@ -170,14 +171,10 @@ def _exec_fresh(
     os.execv(sys.executable, words)
 
 
-def _become_warm(config: ZygoteConfig, first: socket.socket) -> warm_zygote.WarmZygoteServer:
-    """Make this process a warm zygote; ``first``: connection of the first run."""
-    module = rank_runner.load_private_module("features/warm/rank/warm_zygote")
-    module.load_modules(rank_runner.load_private_module)
-    proc_utils.set_process_title("ddplaunch: warm zygote")
-    server: warm_zygote.WarmZygoteServer = module.WarmZygoteServer(
-        config, config["warm"], first, IGNORED_SIGNALS, rank_runner
-    )
+def _make_server(server_config: ServerConfig, config: ZygoteConfig, first: socket.socket) -> ZygoteServer:
+    """Make this process a server of zygotes; ``first``: connection of the first run."""
+    module = rank_runner.load_private_module(server_config["file"])
+    server: ZygoteServer = module.make_server(config, server_config["settings"], first, IGNORED_SIGNALS, rank_runner)
     return server
 
 
@@ -334,6 +331,8 @@ class Zygote:
         number = self.store_errno or errno.EMFILE  # missing descriptors were lost to RLIMIT_NOFILE
         if len(fds) == len(request["fds"]) and not self.store_errno:
             # Signals sent to the fork are pending until it has set its handlers.
+            if self.config["forks"]:
+                rank_runner.preload_sides(request["job"])
             before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
             try:
                 pid = os.fork()

@@ -11,20 +11,20 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ddplaunch.core.rank.zygote_messages import FromWarm, FromZygote, ToWarm, ToZygote
+    from ddplaunch.core.rank.zygote_messages import ToZygote
 
 HEADER = struct.Struct("!I")
 MAX_DESCRIPTORS = 16
 
 
-def encode_message(message: ToZygote | FromZygote | ToWarm | FromWarm) -> bytes:
+def encode_message(message: Mapping[str, object]) -> bytes:
     body = json.dumps(message).encode()
     return HEADER.pack(len(body)) + body
 
 
-def send_message(sock: socket.socket, message: FromZygote | ToWarm | FromWarm, fds: Sequence[int] = ()) -> None:
+def send_message(sock: socket.socket, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
     """Send one message; the receiver gets duplicates of ``fds``, in order."""
     data = encode_message(message)
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0

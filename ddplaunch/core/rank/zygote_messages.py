@@ -1,26 +1,22 @@
-"""Types of the JSON messages between supervisor, zygote, warm zygote and guardian, and of a rank's job.
+"""Types of the JSON messages between supervisor and zygote, of a rank's job, and of what features add to the zygote.
 
 Imported for type checking only: neither the zygote nor a rank may load ``typing``.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from ddplaunch.core.rank.atexit_cleanup import AtexitCleanup
 
 Usage = tuple[int, float, float]
 """Resource usage of an ended process and the children it waited for (getrusage(2)): peak memory in bytes (the maximum
 of them), user and system CPU time in seconds."""
-
-
-class WarmEndpoint(TypedDict):
-    """Socket, lifetime and inherited descriptors of a warm zygote."""
-
-    listening_fd: int  # socket for launchers
-    path: str  # of that socket
-    reserved_fds: list[int]  # placeholders at the descriptor numbers that the first run will use
-    session_leader: tuple[int, int]  # with which it ends: pid and start time (``processes.start_ticks``)
-    leader_pidfd: int | None  # None if the kernel has no pidfds
-    idle_timeout_s: float  # lifetime without a run
 
 
 class AllowedState(TypedDict):
@@ -47,6 +43,24 @@ class ForkFixups(Protocol):
     def apply_fixups(self) -> None: ...  # called in each rank
 
 
+class ServerConfig(TypedDict):
+    """What makes a zygote serve several runs."""
+
+    file: str  # of the package, with ``make_server``, which returns a ``ZygoteServer``
+    settings: Any  # its own
+
+
+class ZygoteServer(Protocol):
+    """Serves zygotes to several runs, all with the modules that this process imports once."""
+
+    origins: AbstractContextManager[None]  # around the imports
+    runs_served: int  # before this one
+
+    def serve(
+        self, fit: bool, find_shadowed: Callable[..., str | None], cleanup: AtexitCleanup
+    ) -> tuple[socket.socket, ZygoteConfig]: ...  # returns in a fork for each run
+
+
 class ZygoteConfig(TypedDict):
     """Start configuration of a zygote, made by ``ZygoteClient``."""
 
@@ -68,7 +82,7 @@ class ZygoteConfig(TypedDict):
     ignores_sigchld: bool  # whether new ranks ignore SIGCHLD
     failed: str | None  # why it has restarted with its fallback
     unsafe: str | None  # why it does not fork
-    warm: WarmEndpoint | None  # of a zygote that outlives the run
+    server: ServerConfig | None  # of a zygote that outlives the run
     has_guardian: bool  # whether a guardian is its parent, and other runs share its modules
 
 
@@ -109,15 +123,8 @@ class PythonJob(_Rank):
     backend: str | None
     init_method: str | None
     error_file: str | None  # for the exception that ends the rank
-    trace_file: str | None  # for the last collectives
-    trace_min_age_s: float  # minimum age of the first process group, in seconds
-    oom_snapshot: str  # file for the CUDA allocator's state when out of memory; "" for none
-    oom_summary: str  # file for its summary
-    debugger: str  # path of the debug server's socket; "" without --debug
-    debugpy: bool  # listen for an editor
-    post_mortem: bool  # enter the debugger at the exception that ends the rank
-    long_group_timeout: bool  # process groups without a timeout get one of a day
     title: str  # process title in ps
+    sides: list[tuple[str, dict[str, Any]]]  # of features: a file below the package, settings (``core/feature.py``)
 
 
 RankJob = ProgramJob | PythonJob
@@ -218,75 +225,6 @@ class SignalledMessage(TypedDict):
     rank: int | None
 
 
-class WarmOrder(TypedDict):
-    """The run that a launcher requests a zygote for; sent in a memfd, because the environment may be long."""
-
-    config: ZygoteConfig
-    environment: dict[str, str]
-    fingerprint: dict[str, str]
-    fd_numbers: list[int]  # target numbers of the launcher's descriptors: 0, 1, 2 and other inherited ones
-
-
-class RunRequest(TypedDict):
-    """Fork a zygote; attached: the order, the zygote's control socket, the guardian's socket to the launcher."""
-
-    op: Literal["run"]
-
-
-class ZygoteOffer(TypedDict):
-    """A run's zygote waits for ``FdHandover`` on its control socket; its pidfd is attached as in ``SpawnedMessage``."""
-
-    op: Literal["zygote_offer"]
-    pid: int
-
-
-class FdHandover(TypedDict):
-    """The launcher's ``descriptors`` are attached."""
-
-    op: Literal["fd_handover"]
-
-
-class StatusRequest(TypedDict):
-    """Ask a warm zygote for its status."""
-
-    op: Literal["status"]
-
-
-class StopRequest(TypedDict):
-    """Exit, after the current runs; the reply is a ``WarmStatus``."""
-
-    op: Literal["stop"]
-
-
-class WarmStatus(TypedDict):
-    """Status of a warm zygote."""
-
-    op: Literal["warm_status"]
-    pid: int
-    started_at: float  # seconds since the epoch
-    remaining_s: float | None  # seconds until it exits; None while a run uses it
-    current_runs: int
-    runs_served: int  # all runs so far
-    modules: list[str]
-    working_dir: str  # of it and its runs
-    is_ending: bool
-
-
-class RunDeclined(TypedDict):
-    """A warm zygote cannot serve this run."""
-
-    op: Literal["declined"]
-    reason: str
-
-
-class GuardianExited(TypedDict):
-    """No process of a guardian's run is left, but those that are ``stuck``."""
-
-    op: Literal["guardian_exited"]
-    status: int  # wait status of the run's zygote
-    stuck: list[str]
-
-
 ToZygote = ServeStore | SpawnRequest | SweepRequest | RemovePathRequest
 FromZygote = (
     ReadyMessage
@@ -298,5 +236,3 @@ FromZygote = (
     | SweptMessage
     | SignalledMessage
 )
-ToWarm = RunRequest | StatusRequest | StopRequest | FdHandover
-FromWarm = WarmStatus | RunDeclined | GuardianExited | ZygoteOffer

@@ -1,4 +1,4 @@
-"""Checks this machine before its ranks start: shared memory, disk space, memory, GPUs.
+"""Checks this machine before its ranks start, when node 0 requests it.
 
 A helper process does it, as a dead file server or a hung driver blocks its caller. It announces each step, as a line of
 JSON, before it takes it. The launcher's loop is not blocked.
@@ -6,39 +6,59 @@ JSON, before it takes it. The launcher's loop is not blocked.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
-from ddplaunch.base.text import format_size, join_names
-from ddplaunch.core.messages import CheckNode, CheckPassed, NodeStartError
+from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.messages import CheckNode, CheckPassed, EndJob, JoinAccepted, Message, NodeStartError
+from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.rank.proc_utils import die_with_parent
-from ddplaunch.system.devices import read_hardware
-from ddplaunch.system.devices.cgroups import available_memory
-from ddplaunch.system.devices.cpu import read_cpu
-from ddplaunch.system.devices.visible_gpus import visible_gpus
-from ddplaunch.system.plan.hardware import Gpu
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
 from ddplaunch.system.plan.plan import Plan
 
-Step = tuple[Literal["looking", "waiting", "unfit", "fit"], str, str | None]
-
 STEP_TIMEOUT_S = 5.0  # for one step
-CHECK_STATEMENT = "from ddplaunch.features.check.node import main; main()"
-MIB = 1 << 20
-MIN_SHM_BYTES = 64 * MIB  # a container's default: with less free, dead processes have left something there
-MIN_DISK_BYTES = 50 * MIB
-MIN_MEMORY_BYTES = 256 * MIB  # what importing torch takes
-GPU_BUSY_BYTES = 1 << 30  # with less in use a GPU is free: drivers and desktops take some hundred MiB
-GPU_POLL_INTERVAL_S = 0.5  # between two checks of GPUs that are in use
-CURRENT_DIR_TEXT = "the current folder"
+CHECK_STATEMENT = "from ddplaunch.features.check.machine_check import main; main()"
+
+
+class NodeChecker(NodeSide):
+    """Checks this node when node 0 requests it; a new request, or the start of the ranks, cancels a check."""
+
+    def __init__(self, context: FeatureContext) -> None:
+        self._context, self._plan = context, context.plan
+        self._check: NodeCheck | None = None
+
+    def on_message(self, message: Message) -> None:
+        match message:
+            case JoinAccepted(node_rank=int(node_rank)):
+                self._plan = replace(self._plan, node_rank=node_rank)
+            case CheckNode():
+                self._on_request(message)
+            case EndJob():
+                self.close()
+
+    def _on_request(self, request: CheckNode) -> None:
+        self.close()
+        context = self._context
+        context.screen.show_footer("")  # all nodes have joined
+        environ = {**context.tree.environ, **self._plan.shared_environment}
+        progress, send = context.screen.show_footer, context.send
+        try:
+            self._check = NodeCheck(context.loop, request, self._plan, environ, context.log.path, progress, send)
+        except OSError as error:
+            send(NodeStartError(f"the check of this machine cannot start: {error.strerror}"))
+
+    def on_attempt_start(self, ranks: NodeRanks) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._check is not None:
+            self._check.close()
 
 
 class NodeCheck:
@@ -56,7 +76,7 @@ class NodeCheck:
     ) -> None:
         """``environ``: that of the ranks, with the GPUs that they see; ``log_dir``: the folder of the log."""
         self._loop, self._request, self._on_progress, self._on_result = loop, request, on_progress, on_result
-        folders = {CURRENT_DIR_TEXT: os.getcwd(), "TMPDIR": environ.get("TMPDIR") or "/tmp", "--log-dir": log_dir}
+        folders = {"the current folder": os.getcwd(), "TMPDIR": environ.get("TMPDIR") or "/tmp", "--log-dir": log_dir}
         arguments = (
             request.gpu_memory_timeout,
             sorted({rank.device for rank in plan.local_ranks} - {"cpu"}),
@@ -104,94 +124,3 @@ class NodeCheck:
         self.close()
         self._on_progress("")
         self._on_result(found)
-
-
-def main() -> None:
-    """Run in the helper process; arguments: seconds to wait for GPUs, torch's device names, folders by name."""
-    out = os.dup(1)
-    os.dup2(2, 1)
-    timeout, devices, folders = json.loads(sys.argv[1])
-    for step in run_check(timeout, devices, folders):
-        os.write(out, json.dumps(step).encode() + b"\n")
-        if step[0] in ("unfit", "fit"):
-            os._exit(0)
-
-
-def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -> Iterator[Step]:
-    """Run the check step by step; the last step is "fit", or "unfit" with the problem and a hint."""
-    yield "looking", "/dev/shm", None
-    if wrong := _check_free_space("/dev/shm", "/dev/shm", MIN_SHM_BYTES):
-        yield "unfit", wrong, "remove what dead processes left there, or make it larger: docker run --shm-size 16g"
-    for what, path in folders.items():
-        yield "looking", f"the file system of {what}", None
-        if wrong := _check_writable(what, path):
-            yield "unfit", wrong, "free some space, or choose another folder"
-    cpu = read_cpu("/sys")
-    _, available = available_memory(cpu.memory_total, cpu.memory_available)
-    if available is not None and available < MIN_MEMORY_BYTES:
-        wrong = f"{format_size(available)} of memory are available ({format_size(MIN_MEMORY_BYTES)} needed)"
-        yield "unfit", wrong, "stop processes that use much, or request more memory"
-    if devices:
-        yield from _wait_for_gpu_memory(timeout, devices)
-    yield "fit", "", None
-
-
-def _check_free_space(what: str, path: str, needed: int) -> str | None:
-    try:
-        room = os.statvfs(path)
-    except OSError as error:
-        return None if error.errno == errno.ENOENT else f"{what}: {error.strerror}"
-    free = room.f_bavail * room.f_frsize
-    return (
-        f"{format_size(free)} free in {what} ({format_size(needed)} needed)"
-        if free < needed and room.f_blocks
-        else None
-    )
-
-
-def _check_writable(what: str, path: str) -> str | None:
-    """Why a folder cannot be written to, None if it can. The current folder may be read-only, as in containers."""
-    try:
-        with tempfile.TemporaryFile(dir=path) as file:
-            file.write(b"x" * 4096)
-    except OSError as error:
-        if what.startswith(CURRENT_DIR_TEXT) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return None
-        return f"cannot write to {what}: {error.strerror}"
-    return _check_free_space(what, path, MIN_DISK_BYTES)
-
-
-def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Step]:
-    """Wait until no process uses memory of this job's GPUs, for ``timeout`` seconds."""
-    until = time.monotonic() + timeout
-    while True:
-        yield "looking", "the GPU driver", None
-        hardware = read_hardware(processes=True)
-        visible = visible_gpus(hardware, None, os.environ)
-        found = dict(zip(visible.devices, visible.gpus, strict=True))
-        if missing := [device for device in devices if device not in found]:
-            why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
-            yield "unfit", f"{join_names(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may show why"
-            return
-        gpus = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
-        busy = [gpu for gpu in gpus.values() if (gpu.memory_used or 0) > GPU_BUSY_BYTES]
-        if not busy:
-            return
-        if time.monotonic() >= until:
-            yield (
-                "unfit",
-                _describe_gpu_users(busy[0], timeout),
-                "stop the processes that use it, or exclude the GPU: --gpus",
-            )
-            return
-        used = (f"GPU {gpu.index}: {format_size(gpu.memory_used or 0)}" for gpu in busy)
-        yield "waiting", f"{join_names(used)} are still in use", None
-        time.sleep(max(0.0, min(GPU_POLL_INTERVAL_S, until - time.monotonic())))
-
-
-def _describe_gpu_users(gpu: Gpu, waited: float) -> str:
-    of = f" of {format_size(gpu.memory_total)}" if gpu.memory_total else ""
-    users = join_names(each.description for each in gpu.processes)
-    by = f", by {users}" if users else ""
-    used = f"{format_size(gpu.memory_used or 0)}{of}"
-    return f"GPU {gpu.index}: {used} are in use after {waited:g} s (--gpu-memory-timeout){by}"

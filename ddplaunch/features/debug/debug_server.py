@@ -17,10 +17,10 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
-from ddplaunch.core.messages import DebuggerActive, FromNode, StopRequested
+from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
 from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.node.launcher_signals import is_caught
 from ddplaunch.core.node.node_ranks import NodeRanks
@@ -91,15 +91,12 @@ class DebugServer:
         rpc: NodeRpc,
         notify: Callable[[str], None],
         send: Callable[[FromNode], None],
-        on_active_changed: Callback,
     ) -> None:
         """``idle_timeout_s``: a rank resumes after this time without input; ``rpc`` inspects all ranks.
 
-        ``send`` sends a control message; ``notify`` shows a message. ``on_active_changed`` is called when the first
-        rank stops, and when no rank is stopped any more.
+        ``send`` sends a control message; ``notify`` shows a message.
         """
         self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
-        self._on_active_changed = on_active_changed
         self.on_stop_unattended: Callable[[DebugServer], object] = lambda server: None
         """Called when a rank stops and no user is attached; it may call ``attach_user``."""
         self._inspect, self._notify, self._send = partial(inspect_job, rpc), notify, send
@@ -115,7 +112,8 @@ class DebugServer:
 
     def start_attempt(self, ranks: NodeRanks) -> None:
         """Serve the ranks of a new attempt."""
-        self._ranks, ranks.debug_server, self._left_failed = ranks, self, False
+        self._ranks, self._left_failed = ranks, False
+        ranks.is_holding = self._reported_active
         self._pausing, self._withdrawn = set(), set()
 
     def socket_path(self) -> str:
@@ -136,8 +134,10 @@ class DebugServer:
         """Whether a rank here is in its debugger."""
         return any(each.stopped or each.is_stepping for each in self._known.values())
 
-    def release_ranks(self) -> None:
-        """Resume all ranks, as they are being stopped: none may wait for a user."""
+    def release_ranks(self, attempt: int) -> None:
+        """Resume the ranks of an attempt, as they are being stopped: none may wait for a user."""
+        if self._ranks is None or self._ranks.number != attempt:
+            return
         for rank, each in list(self._known.items()):
             each.connection.send(DetachUser(rank))
             self._on_rank_disconnect(rank, each)
@@ -256,8 +256,8 @@ class DebugServer:
         process = self._ranks and self._ranks.processes.get(rank)
         if not stopped or not each or each.stopped is not stopped or not process or not channel:
             return
-        if is_caught(process.pid, channel.debug_signal):
-            process.send(channel.debug_signal)
+        if is_caught(process.pid, number := channel.signals.get("debug", 0)):
+            process.send(number)
 
     def _announce_stop(self, stopped: RankStopped) -> None:
         rank, attach = stopped.rank, "" if self._users else f"; attach with {self.attach_command()}"
@@ -303,8 +303,9 @@ class DebugServer:
     def _report_active(self) -> None:
         if self.is_active != self._reported_active:
             self._reported_active = self.is_active
-            self._send(DebuggerActive(max(0, self._ranks.number if self._ranks else 0), self._reported_active))
-            self._on_active_changed()
+            if self._ranks is not None:
+                self._send(HoldChanged(self._ranks.number, self._reported_active))
+                self._ranks.set_holding(self._reported_active)
 
     def _inspect_timeouts(self, stopped: RankStopped) -> None:
         """Find out when collectives of the waiting ranks time out."""
@@ -422,7 +423,8 @@ class DebugServer:
             return self._inspect(Detail.WAITS, partial(self._report_busy_rank, rank))
         if process is None:
             return self._send_refusal(f"rank {rank} is not running")
-        if channel is None or not channel.debug_signal or not is_caught(process.pid, channel.debug_signal):
+        number = channel.signals.get("debug", 0) if channel else 0
+        if not is_caught(process.pid, number):
             return self._send_refusal(
                 f"rank {rank} cannot be stopped: its program has not started, or handles that signal"
             )
@@ -430,7 +432,7 @@ class DebugServer:
         if each:
             each.detached = False
         self._withdrawn.discard(rank)
-        process.send(channel.debug_signal)
+        process.send(number)
         self._loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))
 
     def _report_busy_rank(self, rank: int, inspection: Inspection) -> None:

@@ -12,14 +12,10 @@ class Debug(Feature):
     commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank."),)
     requests = ("request",)
 
-    def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if not context.config.has_debug_prompt:
-            return None
-        from ddplaunch.core.output.screen import TerminalScreen
-        from ddplaunch.features.debug.launcher_terminal import LauncherTerminal
+    def make_node_side(self, context: FeatureContext) -> NodeSide:
+        from ddplaunch.features.debug.node import DebugSide
 
-        screen = context.screen
-        return LauncherTerminal(context, screen) if isinstance(screen, TerminalScreen) else None
+        return DebugSide(context)
 
 
 FEATURE = Debug()

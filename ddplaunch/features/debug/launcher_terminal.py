@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.events import AttemptPlanned, Event
-from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.screen import TerminalScreen
 from ddplaunch.features.debug.debug_server import DebugServer
 from ddplaunch.features.debug.debugger_prompt import DebuggerPrompt, TerminalFrontend
 
 
-class LauncherTerminal(NodeSide):
+class LauncherTerminal:
     """The terminal, until the job ends."""
 
-    def __init__(self, context: FeatureContext, screen: TerminalScreen) -> None:
-        self._context, self._screen = context, screen
+    def __init__(self, loop: IsolatedLoop, screen: TerminalScreen) -> None:
+        self._loop, self._screen = loop, screen
         self._frontend: TerminalFrontend | None = None
 
-    def observe(self, event: Event) -> None:
-        if isinstance(event, AttemptPlanned):
-            self._context.loop.call_soon(self._connect)  # the debug server is started after this event
-
-    def _connect(self) -> None:
-        if server := self._context.job.debug_server():
-            server.on_stop_unattended = self._context.loop.guard(self._attach)
-
-    def _attach(self, server: DebugServer) -> None:
-        self._frontend = TerminalFrontend(self._context.loop, self._screen)
+    def attach(self, server: DebugServer) -> None:
+        """Give control to the user at the terminal."""
+        self._frontend = TerminalFrontend(self._loop, self._screen)
         prompt = DebuggerPrompt(self._frontend, server.on_user_message)
         self._frontend.on_key = prompt.on_key
-        server.attach_user(self._context.loop.guard(prompt.on_message))
+        server.attach_user(self._loop.guard(prompt.on_message))
 
     def close(self) -> None:
         """Release the terminal."""

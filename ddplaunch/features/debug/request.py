@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddplaunch.base.types import Count
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.features.debug.messages import FROM_USER, MAX_FRAME_BYTES, TO_USER, DebuggerNotice, PauseRank, ToUser
+from ddplaunch.features.debug.node import DebugSide
 
 NOT_PREPARED_ERROR = "its ranks were not started for server: that takes a terminal, or run --debug"
 
@@ -24,7 +25,8 @@ class DebugRanks(Request[ToUser], frozen=True):
         return True
 
     def handle(self, context: RequestContext) -> None:
-        server = context.job.debug_server()
+        side = context.job.find_side(DebugSide)
+        server = side.server if side else None
         if server is None:
             context.send(DebuggerNotice(NOT_PREPARED_ERROR, is_refusal=True))
             context.finish()

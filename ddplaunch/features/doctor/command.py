@@ -18,7 +18,6 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import join_names
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
-from ddplaunch.core.net.addresses import check_local_address
 from ddplaunch.features.doctor import baseline, manual_rendezvous
 from ddplaunch.features.doctor.baseline import Baseline
 from ddplaunch.features.doctor.bisect_command import bisect
@@ -34,6 +33,7 @@ from ddplaunch.features.ssh.host_spec import Host, read_host_options
 from ddplaunch.features.ssh.ssh_launch import forwarded_environment
 from ddplaunch.features.ssh.ssh_session import resolve_ssh_config, ssh_command
 from ddplaunch.system.clusters.systems import slurm_env
+from ddplaunch.system.network.addresses import check_local_address
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.rendezvous import locate_store
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from ddplaunch.base.frames import read_exactly
 from ddplaunch.base.types import Count, NonNegativeFloat, Seconds, Size, TaggedMessage, TextLine
-from ddplaunch.core.net.reserved_port import listen_on_all_interfaces
+from ddplaunch.system.network.reserved_port import listen_on_all_interfaces
 
 CONNECT_TIMEOUT_S = 3.5  # the kernel sends three SYNs or more meanwhile
 SMALL_REPLY_TIMEOUT_S = 3.0

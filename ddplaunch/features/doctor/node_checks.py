@@ -6,9 +6,9 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.base.errors import host_name
-from ddplaunch.core.net.addresses import machine_id
 from ddplaunch.features.doctor.checks import CheckContext, Findings, HealthCheck, folders, gpus, kernel, network, torch
 from ddplaunch.features.doctor.node_facts import NodeFacts
+from ddplaunch.system.network.addresses import machine_id
 
 CHECKS: tuple[HealthCheck, ...] = (torch.CHECK, gpus.CHECK, folders.CHECK, kernel.CHECK, network.CHECK)
 """All checks, in the order of their findings."""

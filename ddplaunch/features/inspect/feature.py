@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ddplaunch.core.feature import Command, Feature, FeatureContext, JobContext, JobSide, NodeSide
 from ddplaunch.features.inspect.options import Hangs, Inspecting
 
 if TYPE_CHECKING:
+    from ddplaunch.core.job_config import JobConfig
     from ddplaunch.core.options import Options
     from ddplaunch.system.plan.plan import Plan
 
@@ -17,6 +20,19 @@ class Inspect(Feature):
     commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which."),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
+    messages = ("messages",)
+
+    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
+        hangs = options[Hangs]
+        strict = hangs.stall_timeout is not None
+        return replace(
+            config,
+            inspect=not options[Inspecting].no_inspect,
+            stall_timeout=hangs.stall_timeout or config.stall_timeout,
+            stall_strict=strict,
+            on_stall=hangs.on_stall or ("stop" if strict else "report"),
+            straggler_timeout=hangs.straggler_timeout,
+        )
 
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> tuple[str, ...]:
         return ("--no-inspect: `ddplaunch stacks` will not work",) if options[Inspecting].no_inspect else ()

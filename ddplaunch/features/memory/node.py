@@ -22,12 +22,16 @@ from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.base.text import format_size
 from ddplaunch.core.events import AttemptSwept, Event, RankStarted
 from ddplaunch.core.failures import RankEnd
-from ddplaunch.core.feature import NodeSide
+from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
+from ddplaunch.core.output.run_log import snapshot_file
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
+from ddplaunch.features.memory.options import MemoryReport
+from ddplaunch.features.samples.node import SampleCollector
 from ddplaunch.system.devices import cgroups
+from ddplaunch.system.plan.rank_layout import Rank
 
 PointsByRank = dict[int, deque[MemoryPoint]]
 
@@ -51,8 +55,10 @@ _INIT_PID_NAMESPACE = 0xEFFFFFFC  # inode of the first PID namespace, whose pids
 class MemorySide(NodeSide):
     """Explains the end of a rank by the memory of its GPU or of this machine."""
 
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
+    def __init__(self, context: FeatureContext) -> None:
+        self._context = context
+        if samples := context.find(SampleCollector):
+            samples.add_listener(context.loop.guard(self._on_sample))
         self._ranks: NodeRanks | None = None
         self._memory: RankMemory | None = None  # of this attempt, once a rank has been spawned
 
@@ -61,15 +67,23 @@ class MemorySide(NodeSide):
 
     def observe(self, event: Event) -> None:
         if isinstance(event, RankStarted) and self._memory is None:
-            self._memory = RankMemory(self._loop, self._list_pids)
+            self._memory = RankMemory(self._context.loop, self._list_pids)
             self._memory.start_alarm()
         elif isinstance(event, AttemptSwept):
             self.close()
 
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
+        if not self._context.options[MemoryReport].oom_report:
+            return None
+        name = snapshot_file(rank.rank, ranks.number)  # in the log folder, else in the current folder
+        snapshot = self._context.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
+        summary = ranks.rank_file_path(rank.rank, "oom") or ""
+        return RankSide("features/memory/rank/oom_report", {"snapshot": snapshot, "summary": summary})
+
     def _list_pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._ranks.processes.items()} if self._ranks else {}
 
-    def on_sample(self) -> None:
+    def _on_sample(self) -> None:
         """Note the memory of the ranks, in case one runs out."""
         if self._memory:
             self._memory.sample()

@@ -29,7 +29,7 @@ class Notify(Feature):
             return None
         from ddplaunch.features.notify.node import NotifyObserver
 
-        return NotifyObserver(context.loop, context.plan, read_commands(context.options), context.screen)
+        return NotifyObserver(context, read_commands(context.options))
 
 
 FEATURE = Notify()

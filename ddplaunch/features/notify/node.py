@@ -17,18 +17,14 @@ from collections.abc import Mapping, Sequence
 
 from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import host_name, sanitize_line
-from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import format_count
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport, describe_exit
-from ddplaunch.core.feature import NodeSide
+from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.node import child_processes, process_limits
-from ddplaunch.core.node.process_tree import LAUNCHER_VARIABLES
-from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.features.notify.options import NotifyCommand
-from ddplaunch.system.plan.plan import Plan
 
 COMMAND_TIMEOUT_S = 30.0  # for a command and one event
 FINAL_TIMEOUT_S = 10.0  # how long the launcher waits for commands at its end
@@ -42,11 +38,9 @@ _PROGRAM = os.path.join(PACKAGE_DIR, "features", "notify", "rank", "notifier.py"
 class NotifyObserver(NodeSide):
     """Notifies the user of the events of one job; on node 0 only."""
 
-    def __init__(self, loop: EventLoop, plan: Plan, commands: Sequence[NotifyCommand], screen: Screen) -> None:
-        self._loop, self._plan, self._commands = loop, plan, commands
-        self._screen, self._show_note = screen, screen.show_note
-        self._environ = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-        self._unrelated_pids = proc_utils.list_children()  # children of a shell that became the launcher by ``exec``
+    def __init__(self, context: FeatureContext, commands: Sequence[NotifyCommand]) -> None:
+        self._loop, self._plan, self._tree, self._commands = context.loop, context.plan, context.tree, commands
+        self._screen, self._show_note = context.screen, context.screen.show_note
         self._began = time.time()
         self._attempt = 0
         self._queue: deque[bytes] = deque()
@@ -137,7 +131,11 @@ class NotifyObserver(NodeSide):
             try:
                 with process_limits.original_nofile_limit():
                     pid = os.posix_spawn(
-                        sys.executable, words, self._environ, setsid=True, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
+                        sys.executable,
+                        words,
+                        self._tree.environ,
+                        setsid=True,
+                        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
                     )
             except OSError:
                 our_socket.close()
@@ -194,7 +192,7 @@ class NotifyObserver(NodeSide):
                 f"--notify: commands still ran {FINAL_TIMEOUT_S:g} s after the end of the job and were killed"
             )
         self._close()
-        if self._lost and not self._unrelated_pids:
+        if self._lost and not self._tree.unrelated_pids:
             child_processes.kill_descendants(
                 lambda pid: False
             )  # processes of the notifier, which the launcher has adopted

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.feature import Command, Feature
+from typing import TYPE_CHECKING
+
+from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide, RankSide
+
+if TYPE_CHECKING:
+    from ddplaunch.core.node.node_ranks import NodeRanks
+    from ddplaunch.system.plan.rank_layout import Rank
+
+
+class ProfileSide(NodeSide):
+    """Prepares the ranks for profiles."""
+
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide:
+        return RankSide("features/profile/rank/profile_side", {})
 
 
 class Profile(Feature):
@@ -10,6 +23,9 @@ class Profile(Feature):
     commands = (Command("profile", "Profile the ranks of a running job."),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
+
+    def make_node_side(self, context: FeatureContext) -> NodeSide | None:
+        return ProfileSide() if context.config.inspect else None
 
 
 FEATURE = Profile()

@@ -16,8 +16,9 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.launcher_signals import contains_signal, read_signal_sets
-from ddplaunch.core.node.node_ranks import NOT_BEGUN, NodeRanks, RankProcess
+from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
 from ddplaunch.core.rpc_kind import Reply
+from ddplaunch.features.inspect.node.rank_inspector import NOT_BEGUN, why_not_inspectable
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.rank_profile import STARTING, TICK_INTERVAL_S, RankProfile, max_places, parse_profile
 
@@ -52,19 +53,20 @@ class RankProfiler:
         process = self._ranks.processes.get(number)
         if process is None:
             return STARTING if self._ranks.not_spawned else "it has ended"
-        if why_not := self._ranks.why_not_inspectable(number):
+        if why_not := why_not_inspectable(self._ranks, number):
             return STARTING if why_not == NOT_BEGUN else why_not
         channel, path = self._ranks.channels[number], self._ranks.rank_file_path(number, f"profile-{self._serial}")
-        if not (channel.profile_signal and channel.stack_signals[0]):
+        tick = channel.signals.get("profile", 0)
+        if not (tick and channel.stack_signals[0]):
             return NO_SIGNAL_ERROR
         if path is None:
             return "there is no folder for temporary files"
-        profiled = _ProfiledRank(process, channel.profile_signal, path)
-        if not channel.profile_armed and profiled.catches_signal(channel.profile_signal):
+        profiled = _ProfiledRank(process, tick, path)
+        if "profile" not in channel.used_signals and profiled.catches_signal(tick):
             return NO_SIGNAL_ERROR  # its program catches that signal
-        channel.profile_armed = True
+        channel.used_signals.add("profile")
         times = int(self._began * 1e9), int(TICK_INTERVAL_S * 1e9), self._ticks
-        numbers = (channel.profile_signal, *times, max_places(self._ranks.plan.world_size), self._request.torch)
+        numbers = (tick, *times, max_places(self._ranks.plan.world_size), self._request.torch)
         profiled.remove_file()
         channel.write_line(b"p %d %d %d %d %d %d " % numbers + os.fsencode(path))
         if not channel.has_thread:

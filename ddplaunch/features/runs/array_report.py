@@ -11,7 +11,7 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.core.output.text_table import format_table
+from ddplaunch.cli.text_table import format_table
 from ddplaunch.features.runs.job_resolver import check_scheduler, find_recorded_run
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.scheduler import (

@@ -11,9 +11,9 @@ import click
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_count, format_elapsed, format_size, signal_name
+from ddplaunch.cli.failure_text import render_verdict
+from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown
-from ddplaunch.core.output.failure_text import render_verdict
-from ddplaunch.core.output.text_table import format_table
 from ddplaunch.features.runs.goodput import format_goodput, format_percent
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
 

@@ -8,59 +8,68 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ddplaunch.base.errors import host_name
-from ddplaunch.base.event_loop import EventLoop, Timer
-from ddplaunch.core.events import Event, SidecarExited, SidecarListening, SidecarStarted
+from ddplaunch.base.event_loop import Timer
+from ddplaunch.core.events import Event, JobPreempted, SidecarExited, SidecarListening, SidecarStarted, SignalReceived
 from ddplaunch.core.failures import describe_exit
+from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.node import process_limits, rank_files
-from ddplaunch.core.node.node_context import NodeContext
-from ddplaunch.core.node.process_tree import ProcessTree, signals_to_block
+from ddplaunch.core.node.launcher_signals import STOP_SIGNALS
+from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
-from ddplaunch.core.node_config import Sidecar
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import ProgramJob, Usage
+from ddplaunch.features.sidecars.programs import Sidecar
 
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
 
 
-class SidecarRunner:
+class SidecarRunner(NodeSide):
     """Runs all sidecars; reports one that ends early, while the job continues."""
 
-    def __init__(
-        self, loop: EventLoop, context: NodeContext, emit: Callable[[Event], None], tree: ProcessTree, grace: float
-    ) -> None:
-        """``context``, ``tree`` and ``grace`` (in seconds) are those of the ranks."""
-        self._emit, self._tree = emit, tree
-        self._streams, self._log = context.streams, context.log
+    def __init__(self, context: FeatureContext, sidecars: Sequence[Sidecar]) -> None:
+        self._emit, self._tree = context.emit, context.tree
+        self._streams, self._log = context.node.streams, context.log
         self._screen, self._show_note = context.screen, context.screen.show_note
-        self._loop = IsolatedLoop(loop, "the sidecars", self._show_note, self._close)
-        self._grace = min(MAX_GRACE_S, grace)
-        self._sidecars = context.policy.sidecars
+        self._loop = IsolatedLoop(context.loop, "the sidecars", self._show_note, self._close)
+        self._grace = min(MAX_GRACE_S, context.job_config.grace)
+        self._sidecars = sidecars
         self._names = ", ".join(each.name for each in self._sidecars)
-        self._shielded = signals_to_block(context.policy.zygote.preempt_signal)
+        self._preempt_signal = context.config.zygote.preempt_signal
         self._zygote: ZygoteClient | None = None
         self._temp_dir = RunTempDir("ddplaunch-sidecars")
         self._announced: set[str] = set()
-        # stop_expected: the job is being stopped, and the sidecars may have got the signal too: do not report their end
-        self.stop_expected = self._stopping = self._stopped_now = self._was_lost = False
+        # _stop_expected: the job is being stopped; the sidecars may have got the signal too: do not report their end
+        self._stop_expected = self._was_preempted = self._stopping = self._stopped_now = self._was_lost = False
+        self._started = False
         self._timer: Timer | None = None
 
-    def start(self) -> None:
-        self._loop.guard(self._start)()
+    def on_attempt_start(self, ranks: NodeRanks) -> None:
+        if not self._started:
+            self._started = True
+            self._loop.call_soon(self._start)  # once the ranks are requested
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case SignalReceived(number=number):
+                is_notice = number == self._preempt_signal and not (self._was_preempted and number in STOP_SIGNALS)
+                self._stop_expected = self._stop_expected or not is_notice
+            case JobPreempted():
+                self._was_preempted = True
 
     def _start(self) -> None:
+        shielded = signals_to_block(self._preempt_signal)
         try:
-            self._zygote = ZygoteClient(
-                self._loop, listener=self, environment=self._tree.environ, shielded=self._shielded
-            )
+            self._zygote = ZygoteClient(self._loop, listener=self, environment=self._tree.environ, shielded=shielded)
         except process_limits.ResourceLimitError as error:
             return self._show_note(f"{self._names}: {error.message}; the job goes on")
-        self._tree.sidecar_zygote = self._zygote.pid
+        self._tree.other_zygotes.add(self._zygote.pid)
         self._zygote.spawn(
             (number, partial(self._build_job, number, each)) for number, each in enumerate(self._sidecars)
         )
@@ -68,7 +77,7 @@ class SidecarRunner:
     def _build_job(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> ProgramJob:
         name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
         show, on_output = sidecar.url_pattern is None, self._loop.guard(partial(self._on_output, sidecar))
-        self._streams.open_sidecar(fds, name, show=show, log=log, on_output=on_output)
+        self._streams.open_program(fds, name, show=show, log=log, on_output=on_output)
         variables = {"PYTHONUNBUFFERED": "1", **sidecar.variables}  # what it prints goes to a pipe, and is to come now
         if sidecar.url_pattern and self._temp_dir.path:
             variables["TMPDIR"] = self._temp_dir.path
@@ -83,8 +92,10 @@ class SidecarRunner:
             "cpus": None,
         }
 
-    def stop(self) -> None:
+    def finish(self) -> None:
         """Stop all sidecars: SIGTERM, and SIGKILL after the grace; return when none is left."""
+        if not self._started:
+            return
         self._stopping = True
         for sidecar in self._sidecars:
             if sidecar.url_pattern:
@@ -98,7 +109,7 @@ class SidecarRunner:
         while self._zygote or not self._screen.is_drained:
             self._loop.run_once()
 
-    def stop_now(self) -> bool:
+    def on_signal_after_end(self) -> bool:
         """Kill them without the rest of the grace; return False if there is nothing left to kill."""
         if self._zygote is None or self._stopped_now:
             return False
@@ -132,7 +143,7 @@ class SidecarRunner:
         sidecar = self._sidecars[rank]
         self._emit(SidecarExited(sidecar.name, code))
         self._streams.read_pending(sidecar.name)
-        if not (self._stopping or self.stop_expected):
+        if not (self._stopping or self._stop_expected):
             last = rank_files.last_lines(self._streams.tail(sidecar.name), 1) if code else ()
             words = "".join(f": {line.strip()}" for line in last)
             self._show_note(f"{sidecar.name} {describe_exit(code)}, the job goes on{words}")
@@ -168,7 +179,8 @@ class SidecarRunner:
             self._timer.cancel()
         if self._zygote:
             self._zygote.close()
-        self._zygote = self._tree.sidecar_zygote = None
+            self._tree.other_zygotes.discard(self._zygote.pid)
+            self._zygote = None
         for sidecar in self._sidecars:
             self._streams.read_pending(sidecar.name)
             self._streams.close_source(sidecar.name)

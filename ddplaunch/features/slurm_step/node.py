@@ -7,6 +7,7 @@ of the step that are alive there. The other nodes check node 0 in the same way, 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +15,9 @@ from functools import partial
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.text import join_names
-from ddplaunch.core.messages import NodeStartError
+from ddplaunch.core import messages
+from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.messages import Message, NodeStartError
 from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.system.clusters.nodelist import expand_hosts
 from ddplaunch.system.clusters.systems.slurm_env import DISTRIBUTION, JOB_ID, PROCID, STEP_ID, STEP_NODELIST
@@ -27,6 +30,35 @@ MAX_HOSTS = 64  # of a step with one task per rank, where the hosts of missing t
 
 _SLURM_VARIABLES = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 """Slurm variables that srun needs; others of the step would change the step of the check."""
+
+
+class JoinWatcher(NodeSide):
+    """Checks the missing nodes while the job waits for them."""
+
+    def __init__(self, context: FeatureContext) -> None:
+        self._context = context
+        self._missing: MissingNodes | None = None
+
+    def on_message(self, message: Message) -> None:
+        match message:
+            case messages.JoinStatus(missing=missing) if message.min_nodes == message.max_nodes:
+                if not self._context.plan.node_rank:
+                    self._set_missing(missing)
+            case messages.ConnectingToNodeZero():
+                self._set_missing((0,))
+            case messages.JoinAccepted() | messages.CheckNode() | messages.StartAttempt() | messages.EndJob():
+                self.close()
+
+    def _set_missing(self, missing: Sequence[int]) -> None:
+        if self._missing is None:
+            context = self._context
+            self._missing = MissingNodes(context.loop, os.environ, context.plan, context.send)
+        self._missing.set_missing(missing)
+
+    def close(self) -> None:
+        if self._missing:
+            self._missing.close()
+            self._missing = None
 
 
 class MissingNodes:

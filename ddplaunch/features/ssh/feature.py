@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.core.feature import Feature
+from ddplaunch.core.feature import Feature, RunInstead
 from ddplaunch.features.ssh.options import SshHosts
 
 if TYPE_CHECKING:
-    from ddplaunch.core.control_socket.run_locator import RunLocator
+    from ddplaunch.core.options import Options
 
 
 class Ssh(Feature):
     options = (SshHosts,)
+    locators = ("job_records",)
 
-    def make_locator(self) -> RunLocator:
-        from ddplaunch.features.ssh.job_records import SshJobLocator
+    def run_instead(self, options: Options) -> RunInstead | None:
+        if not options[SshHosts].is_used:
+            return None
+        from ddplaunch.features.ssh.ssh_launch import SshLaunch
 
-        return SshJobLocator()
+        return SshLaunch(options)
 
 
 FEATURE = Ssh()

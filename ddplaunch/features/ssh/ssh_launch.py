@@ -28,11 +28,11 @@ from ddplaunch.cli.core_options import (
 from ddplaunch.cli.job_config_options import check_control_port
 from ddplaunch.cli.run_options import Inferred
 from ddplaunch.cli.show_option import read_merge
+from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.output.tty import is_interactive
 from ddplaunch.core.rank.proc_utils import start_ticks
-from ddplaunch.features.runs.options import History
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem, raise_fd_limit
 from ddplaunch.features.ssh.host_spec import Host
 from ddplaunch.features.ssh.host_spec import read_host_options as read_hosts
@@ -53,101 +53,142 @@ _NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
 _OMITTED_OPTIONS = {*_PER_NODE_OPTIONS, "no_config"}
 
 
-def read_ssh_hosts(options: Options) -> tuple[Host, ...]:
-    """Return the hosts of --hosts or --hostfile. Raises UsageError if they are invalid or contradict other options."""
-    ssh, spares = options[SshHosts], options[Elastic].spares
-    hosts = read_hosts(ssh.hosts, ssh.hostfile, ssh.include, ssh.exclude)
-    for name, why in (
-        ("nnodes", "each host is a node"),
-        ("node_rank", "this command starts all nodes"),
-        ("stdin", "the hosts cannot read this terminal"),
-        ("ui", "the hosts cannot draw in this terminal"),
-        ("cluster", "the job runs on the hosts"),
-    ):
-        if options.is_set(name):
-            raise UsageError(f"--{name.replace('_', '-')} does not work with --hosts: {why}", "leave it out")
-    if options[Connections].control == "none":
-        raise UsageError("--control none does not work with --hosts: all nodes must end together", "leave it out")
-    if spares and len(hosts) - spares < 2:
-        left = max(0, len(hosts) - spares)
-        what = f"--spares {spares} of {len(hosts)} hosts leaves {left} for the ranks"
-        raise UsageError(what, "name at least two hosts more than spares: a spare cannot replace node 0")
-    if options.is_set("nproc") and any(host.slots for host in hosts):
-        raise UsageError(f"--nproc {options[Ranks].nproc} and the slots of the hosts contradict each other", "give one")
-    if options.is_set("gpus") and any(host.gpus for host in hosts):
-        raise UsageError(f"--gpus {options[Ranks].gpus} and the slots chosen contradict each other", "give one of them")
-    if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options[Nodes].master_addr is None:
-        what = f"{hosts[0].name} is another machine on each of the hosts"
-        raise UsageError(what, "use the name by which the other hosts reach it, or add --master-addr")
-    nnodes = len(hosts) - spares
-    options.with_defaults(OptionSource.HOSTS, {"nnodes": (nnodes, nnodes)}).check_contradictions()
-    return hosts
+class SshLaunch(RunInstead):
+    """A job that runs on the hosts of --hosts or --hostfile."""
 
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._hosts: tuple[Host, ...] = ()  # read by ``check``
 
-def run_on_hosts(hosts: tuple[Host, ...], options: Options, target: Target, run_id: str) -> int:
-    """Run the job on the hosts; return its exit code."""
-    raise_fd_limit(len(hosts))
-    environ = forwarded_environment(options[SshHosts].env, os.environ)
-    ssh_configs = [resolve_ssh_config(host.destination) for host in hosts]
-    address = (options[Nodes].master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
-    port = options[Nodes].master_port or DEFAULT_PORT
-    control = options[Connections].control_port or port + 1
-    if len(hosts) > 1:
-        check_control_port(control, port)
-    token = options[Nodes].token or os.urandom(16).hex()
-    nonce = os.urandom(16).hex()
-    python = options[SshHosts].remote_python or sys.executable
-    heartbeat, preempt_signal = options[Connections].heartbeat_timeout, options[Preemption].preempt_signal
-    may_merge = is_interactive(1) and is_interactive(2) and options[Output].merge is None
-    merge = ("--merge",) if may_merge and read_merge(options) is None else ()  # the hosts have no terminal
-    fleet = Fleet(
-        heartbeat,
-        options[Stopping].grace,
-        options[Elastic].spares,
-        allow_mismatch=options[Connections].allow_mismatch,
-        preempt_signal=preempt_signal,
-    )
+    def check(self) -> None:
+        options = self._options
+        ssh, spares = options[SshHosts], options[Elastic].spares
+        hosts = self._hosts = read_hosts(ssh.hosts, ssh.hostfile, ssh.include, ssh.exclude)
+        for name, why in (
+            ("nnodes", "each host is a node"),
+            ("node_rank", "this command starts all nodes"),
+            ("stdin", "the hosts cannot read this terminal"),
+            ("ui", "the hosts cannot draw in this terminal"),
+            ("cluster", "the job runs on the hosts"),
+        ):
+            if options.is_set(name):
+                raise UsageError(f"--{name.replace('_', '-')} does not work with --hosts: {why}", "leave it out")
+        if options[Connections].control == "none":
+            raise UsageError("--control none does not work with --hosts: all nodes must end together", "leave it out")
+        if spares and len(hosts) - spares < 2:
+            left = max(0, len(hosts) - spares)
+            what = f"--spares {spares} of {len(hosts)} hosts leaves {left} for the ranks"
+            raise UsageError(what, "name at least two hosts more than spares: a spare cannot replace node 0")
+        if options.is_set("nproc") and any(host.slots for host in hosts):
+            what = f"--nproc {options[Ranks].nproc} and the slots of the hosts contradict each other"
+            raise UsageError(what, "give one")
+        if options.is_set("gpus") and any(host.gpus for host in hosts):
+            what = f"--gpus {options[Ranks].gpus} and the slots chosen contradict each other"
+            raise UsageError(what, "give one of them")
+        if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options[Nodes].master_addr is None:
+            what = f"{hosts[0].name} is another machine on each of the hosts"
+            raise UsageError(what, "use the name by which the other hosts reach it, or add --master-addr")
+        nnodes = len(hosts) - spares
+        options.with_defaults(OptionSource.HOSTS, {"nnodes": (nnodes, nnodes)}).check_contradictions()
 
-    def connect(node: int, host: Host) -> Callable[..., SshSession]:
-        nnodes = len(hosts) - options[Elastic].spares
-        own = (*_node_argv(node, nnodes, address, options[Nodes].master_port), *_nproc_argv(host, options))
-        common = options.to_argv(excluded=_OMITTED_OPTIONS | (_NODE_0_OPTIONS if node else set()))
-        job = HostJob(
-            nonce=nonce,
-            environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH_VARIABLE: "1"},
-            cwd=os.getcwd(),
-            target=target.text,
-            module=options[TargetOptions].module,
-            no_python=options[TargetOptions].no_python,
-            log_dir=options[Logging].log_dir,
-            address=address,
-            ports=(port, control) if node == 0 and len(hosts) > 1 else (),
-            argv=("run", *own, "--no-config", "--run-id", run_id, *common, *merge, "--", target.text, *target.args),
+    def run(self, target: Target, run_id: str) -> int:
+        hosts, options = self._hosts, self._options
+        raise_fd_limit(len(hosts))
+        environ = forwarded_environment(options[SshHosts].env, os.environ)
+        ssh_configs = [resolve_ssh_config(host.destination) for host in hosts]
+        address = (options[Nodes].master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
+        port = options[Nodes].master_port or DEFAULT_PORT
+        control = options[Connections].control_port or port + 1
+        if len(hosts) > 1:
+            check_control_port(control, port)
+        token = options[Nodes].token or os.urandom(16).hex()
+        nonce = os.urandom(16).hex()
+        python = options[SshHosts].remote_python or sys.executable
+        heartbeat, preempt_signal = options[Connections].heartbeat_timeout, options[Preemption].preempt_signal
+        may_merge = is_interactive(1) and is_interactive(2) and options[Output].merge is None
+        merge = ("--merge",) if may_merge and read_merge(options) is None else ()  # the hosts have no terminal
+        fleet = Fleet(
+            heartbeat,
+            options[Stopping].grace,
+            options[Elastic].spares,
+            allow_mismatch=options[Connections].allow_mismatch,
             preempt_signal=preempt_signal,
-            heartbeat=heartbeat,
-            grace=options[Stopping].grace,
         )
-        command = ssh_command(host.destination, ssh_configs[node], python, environ, heartbeat)
-        return lambda loop: SshSession(loop, host.name, ssh_configs[node].first_hop, command, job)
 
-    pid = os.getpid()
-    job = SshJob(
-        run_id=run_id,
-        hosts=tuple(host.destination for host in hosts),
-        python=python,
-        target=shell_quote([target.text, *target.args]),
-        cwd=os.getcwd(),
-        pid=pid,
-        ticks=start_ticks(pid),
-        host=host_name(),
-        began=time.time(),
-    )
-    with record_job(job, history=not options[History].no_history) as end:
-        code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
-        end.code = None if fleet.problems else code
-    if fleet.problems:
-        _print_problems(fleet.problems, len(hosts), code)
-    return code
+        def connect(node: int, host: Host) -> Callable[..., SshSession]:
+            nnodes = len(hosts) - options[Elastic].spares
+            own = (*_node_argv(node, nnodes, address, options[Nodes].master_port), *_nproc_argv(host, options))
+            common = options.to_argv(excluded=_OMITTED_OPTIONS | (_NODE_0_OPTIONS if node else set()))
+            job = HostJob(
+                nonce=nonce,
+                environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH_VARIABLE: "1"},
+                cwd=os.getcwd(),
+                target=target.text,
+                module=options[TargetOptions].module,
+                no_python=options[TargetOptions].no_python,
+                log_dir=options[Logging].log_dir,
+                address=address,
+                ports=(port, control) if node == 0 and len(hosts) > 1 else (),
+                argv=("run", *own, "--no-config", "--run-id", run_id, *common, *merge, "--", target.text, *target.args),
+                preempt_signal=preempt_signal,
+                heartbeat=heartbeat,
+                grace=options[Stopping].grace,
+            )
+            command = ssh_command(host.destination, ssh_configs[node], python, environ, heartbeat)
+            return lambda loop: SshSession(loop, host.name, ssh_configs[node].first_hop, command, job)
+
+        pid = os.getpid()
+        job = SshJob(
+            run_id=run_id,
+            hosts=tuple(host.destination for host in hosts),
+            python=python,
+            target=shell_quote([target.text, *target.args]),
+            cwd=os.getcwd(),
+            pid=pid,
+            ticks=start_ticks(pid),
+            host=host_name(),
+            began=time.time(),
+        )
+        with record_job(job, history=not options.value("no_history")) as end:
+            code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
+            end.code = None if fleet.problems else code
+        if fleet.problems:
+            _print_problems(fleet.problems, len(hosts), code)
+        return code
+
+    def options_for_dry_run(self) -> tuple[Options, str]:
+        """Return the options for these hosts, and a note on the node of each host."""
+        hosts, options = self._hosts, self._options
+        forwarded_environment(options[SshHosts].env, os.environ)
+        new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
+        if len(hosts) > 1:
+            new |= {"node_rank": 0, "master_addr": hosts[0].name}
+        with_ranks = hosts[: len(hosts) - options[Elastic].spares]
+        if any(host.slots for host in hosts):
+            counts = [str(host.slots or 1) for host in with_ranks]
+            new["nproc"] = counts[0] if len(set(counts)) == 1 else ",".join(counts)
+        note = f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
+        return options.with_defaults(OptionSource.HOSTS, new), f"{note}; each is assumed to be like this machine"
+
+    def complete_plan(self, plan: Plan, options: Options) -> Plan:
+        """Return the plan with the names of these hosts, marking what is only assumed about them."""
+        hosts = self._hosts
+        nodes = tuple(replace(node, host=host.name) for node, host in zip(plan.nodes, hosts, strict=False))
+        ranks = tuple(replace(rank, host=nodes[rank.node_rank].host) for rank in plan.ranks)
+        listed = "--hosts" if options[SshHosts].hosts else "--hostfile"
+        sources = {"devices": SOURCE_ASSUMED, "threads per rank": SOURCE_ASSUMED}
+        unknown = [host.name for host in hosts[: len(nodes)] if not host.slots]
+        if not options.is_set("nproc"):
+            sources["processes per node"] = SOURCE_ASSUMED if unknown else listed
+        if options.sources["master_addr"] is OptionSource.HOSTS:
+            sources["master address"] = "the first host"
+        facts = tuple(
+            replace(fact, source=sources.get(fact.name, fact.source)) for fact in plan.facts if fact.name != "node rank"
+        )
+        notes = plan.notes
+        if unknown and not (options.is_set("nproc") or options.is_set("gpus")):
+            notes = (*notes, f"{join_names(unknown)}: one rank per GPU; their number is not known here")
+        return replace(plan, nodes=nodes, ranks=ranks, facts=facts, notes=notes)
 
 
 def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:
@@ -159,40 +200,6 @@ def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:
     print_message(
         LogMessage(MessageKind.ERROR, text, {"problems": found, "code": code}, "".join(f"{line}\n" for line in lines))
     )
-
-
-def options_for_dry_run(hosts: tuple[Host, ...], options: Options) -> tuple[Options, str]:
-    """Return the options of a dry run for these hosts, and a note on the node of each host."""
-    forwarded_environment(options[SshHosts].env, os.environ)
-    new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
-    if len(hosts) > 1:
-        new |= {"node_rank": 0, "master_addr": hosts[0].name}
-    with_ranks = hosts[: len(hosts) - options[Elastic].spares]
-    if any(host.slots for host in hosts):
-        counts = [str(host.slots or 1) for host in with_ranks]
-        new["nproc"] = counts[0] if len(set(counts)) == 1 else ",".join(counts)
-    note = f"over SSH: {', '.join(f'node {node} is {host.name}' for node, host in enumerate(hosts))}"
-    return options.with_defaults(OptionSource.HOSTS, new), f"{note}; each is assumed to be like this machine"
-
-
-def on_hosts(plan: Plan, hosts: tuple[Host, ...], options: Options) -> Plan:
-    """Return the plan of a dry run with the names of these hosts, marking what is only assumed about them."""
-    nodes = tuple(replace(node, host=host.name) for node, host in zip(plan.nodes, hosts, strict=False))
-    ranks = tuple(replace(rank, host=nodes[rank.node_rank].host) for rank in plan.ranks)
-    listed = "--hosts" if options[SshHosts].hosts else "--hostfile"
-    sources = {"devices": SOURCE_ASSUMED, "threads per rank": SOURCE_ASSUMED}
-    unknown = [host.name for host in hosts[: len(nodes)] if not host.slots]
-    if not options.is_set("nproc"):
-        sources["processes per node"] = SOURCE_ASSUMED if unknown else listed
-    if options.sources["master_addr"] is OptionSource.HOSTS:
-        sources["master address"] = "the first host"
-    facts = tuple(
-        replace(fact, source=sources.get(fact.name, fact.source)) for fact in plan.facts if fact.name != "node rank"
-    )
-    notes = plan.notes
-    if unknown and not (options.is_set("nproc") or options.is_set("gpus")):
-        notes = (*notes, f"{join_names(unknown)}: one rank per GPU; their number is not known here")
-    return replace(plan, nodes=nodes, ranks=ranks, facts=facts, notes=notes)
 
 
 def forwarded_environment(env_options: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:

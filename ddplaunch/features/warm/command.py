@@ -8,9 +8,9 @@ import click
 
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.base.text import format_elapsed, format_size
-from ddplaunch.core.output.text_table import format_table
+from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.rank.proc_utils import wait_for_end
-from ddplaunch.core.rank.zygote_messages import WarmStatus
+from ddplaunch.features.warm.rank.warm_messages import WarmStatus
 from ddplaunch.features.warm.warm_client import query_all
 
 _EXIT_TIMEOUT_S = 10.0

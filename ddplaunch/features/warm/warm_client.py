@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from ddplaunch.core.rank import proc_utils, zygote_channel
-from ddplaunch.core.rank.zygote_messages import WarmOrder, WarmStatus
 from ddplaunch.features.warm import warm_sockets
+from ddplaunch.features.warm.rank.warm_messages import WarmOrder, WarmStatus
 
 REPLY_TIMEOUT_S = 0.2  # for each of its two replies; then the run starts without it
 

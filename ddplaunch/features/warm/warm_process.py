@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from ddplaunch.core.node.zygote_process import EXIT_TIMEOUT_S
 from ddplaunch.core.rank import proc_utils
-from ddplaunch.core.rank.zygote_messages import GuardianExited
+from ddplaunch.features.warm.rank.warm_messages import GuardianExited
 from ddplaunch.features.warm.warm_client import receive_reply
 
 

@@ -16,12 +16,14 @@ from ddplaunch.base import rlimits
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.zygote_process import ZYGOTE_SCRIPT, spawn_zygote
 from ddplaunch.core.rank import proc_utils, zygote_channel
-from ddplaunch.core.rank.zygote_messages import WarmOrder, ZygoteConfig
+from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 from ddplaunch.features.warm import warm_client, warm_sockets
 from ddplaunch.features.warm.fingerprint import compute_fingerprint, fingerprint_id
+from ddplaunch.features.warm.rank.warm_messages import WarmEndpoint, WarmOrder
 from ddplaunch.features.warm.warm_process import WarmStart, WarmZygote
 
 _TITLE_BYTES = 4096  # for the command line of ranks of any later run
+_SERVER = "features/warm/rank/warm_zygote"  # the file that the zygote loads
 _NO_SHELL = "the shell that it was started from has ended"
 
 
@@ -112,17 +114,15 @@ class WarmZygoteStarter:
             fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
             reserved = order["fd_numbers"][3:]
-            warm_config: ZygoteConfig = {
-                **config,
-                "warm": {
-                    "listening_fd": listening.fileno(),
-                    "path": path,
-                    "reserved_fds": reserved,
-                    "session_leader": (leader, started),
-                    "leader_pidfd": leader_pidfd,
-                    "idle_timeout_s": self._idle_timeout_s,
-                },
+            endpoint: WarmEndpoint = {
+                "listening_fd": listening.fileno(),
+                "path": path,
+                "reserved_fds": reserved,
+                "session_leader": (leader, started),
+                "leader_pidfd": leader_pidfd,
+                "idle_timeout_s": self._idle_timeout_s,
             }
+            warm_config: ZygoteConfig = {**config, "server": {"file": _SERVER, "settings": endpoint}}
             for fd in (listening.fileno(), leader_pidfd):
                 if fd is not None:
                     os.set_inheritable(fd, True)

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
+from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core.failures import FailureReport, RankFailure
-from ddplaunch.core.output.failure_text import render_verdict
 from tests.conftest import write_program
 from tests.constant_override import launcher_with_constant
 from tests.core.job.test_joining import Nodes

@@ -9,6 +9,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt
+from ddplaunch.features.inspect.rpc import InspectKind
 from tests.core.job.test_coordinator import Job
 
 
@@ -130,3 +131,16 @@ def test_without_features_ranks_are_stopped_at_once_and_the_report_blames_no_ran
     outcome = job.outcome(0).outcome
     assert outcome.verdict
     assert (outcome.verdict.first, outcome.verdict.blame) == (failure, None)
+
+
+def test_where_the_inspection_itself_raises_ranks_are_stopped_as_without_it(monkeypatch):
+    monkeypatch.setattr(InspectKind, "merge", lambda *arguments: 1 / 0)
+    job = Job(inspect=True)
+    failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
+    job.wait(1)
+    assert bugs(job) == ["bug in ddplaunch: the request inspect failed and is left out, the job goes on"]
+    assert len(job.take(messages.StopAttempt)) == 1
+    job.drain(0, failure, stopped=1)
+    outcome = job.outcome(0).outcome
+    assert outcome.verdict
+    assert outcome.verdict.first == failure

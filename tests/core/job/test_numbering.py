@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.core.net.reserved_port import try_listen
+from ddplaunch.system.network.reserved_port import try_listen
 from tests.conftest import (
     assert_refused,
     clean_environment,

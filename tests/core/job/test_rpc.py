@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch.base.frames import LENGTH, ProtocolError
 from ddplaunch.base.types import decode, encode
-from ddplaunch.core.job.rpc import MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload, find_kind
-from ddplaunch.core.messages import FROM_NODE, RpcReply, RpcRequest
+from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload, find_kind
+from ddplaunch.core.messages import FROM_NODE, NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
 from ddplaunch.core.rpc_kind import Kind
@@ -238,6 +238,23 @@ def test_a_job_without_ranks_replies_at_once():
     assert done == [([], ())]
 
 
+@pytest.mark.parametrize("hook", ["claimed_ranks", "to_local_clock", "merge", "for_client"])
+def test_a_kind_that_raises_is_reported_once_and_refused_from_then_on(nodes, hook, monkeypatch):
+    def fail(*arguments):
+        raise ValueError(hook)
+
+    monkeypatch.setattr(Merged, hook, fail)
+    for serial in (1, 2):
+        nodes.request(2, "merged", serial=serial)
+        if serial == 1:
+            for node in range(3):
+                nodes.reply(node, (2 * node,))
+    sent = [message for _, message in nodes.take() if not isinstance(message, RpcRequest)]
+    (note,) = [message.text for message in sent if isinstance(message, NoteMessage)]
+    assert note.startswith("bug in ddplaunch: the request merged failed and is left out, the job goes on")
+    assert sent[1:] == [RpcReply(serial, "merged", refusal=BUG_ERROR) for serial in (1, 2)]
+
+
 def test_a_payload_is_checked_on_arrival():
     arrived = decode(encode(RpcRequest(1, "inspect", 1.0, Detail.WAITS))[LENGTH.size :], FROM_NODE)
     assert check_payload(arrived) == RpcRequest(1, "inspect", 1.0, Detail.WAITS)
@@ -260,7 +277,9 @@ class Client:
         self.job = Job()
         self.sent: list[Any] = []
         self.replies: list[RpcReply] = []
-        self.rpc = NodeRpc(SimpleNamespace(call_later=self.job.after), self.sent.append, find_kind)
+        self.reports: list[str] = []
+        loop = SimpleNamespace(call_later=self.job.after)
+        self.rpc = NodeRpc(loop, self.sent.append, find_kind, self.reports.append)
 
     def request(self, kind: str, timeout_s: float) -> None:
         self.rpc.request(kind, "what", timeout_s, self.replies.append)
@@ -300,3 +319,13 @@ def test_a_request_of_node_0_goes_to_the_handler_of_its_kind():
     client.rpc.handlers["merged"] = lambda loop, ranks, request, reply: reply((ranks, request.payload), True)
     client.rpc.on_request(ranks, RpcRequest(9, "merged", 1.0, "what"))
     assert client.sent == [RpcReply(9, "merged", (ranks, "what"))]
+
+
+def test_a_handler_that_raises_is_reported_and_the_job_goes_on():
+    client = Client()
+    client.rpc.handlers["merged"] = lambda loop, *request: loop.call_later(1.0, lambda: 1 / 0)
+    client.rpc.on_request(object(), RpcRequest(9, "merged", 3.0, "what"))
+    client.job.wait(1)
+    (report,) = client.reports
+    assert report.startswith("bug in ddplaunch: the answer to the request merged failed and is left out, the job goes")
+    assert "ZeroDivisionError" in report

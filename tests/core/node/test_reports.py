@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core.control_socket import locate
 from ddplaunch.core.failures import RankFailure, find_first_cause
-from ddplaunch.core.output.failure_text import render_verdict
 from ddplaunch.features.runs import run_lookup
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.start_modes import LIGHT

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.core.net.reserved_port import ReservedPort, check_loopback
+from ddplaunch.system.network.reserved_port import ReservedPort, check_loopback
 from tests.conftest import (
     PROGRAMS,
     BackgroundJob,

@@ -22,6 +22,7 @@ import ddplaunch.features.inspect.request as inspection, ddplaunch.core.control_
 from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 from ddplaunch.features.sidecars.node import SidecarRunner
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
+from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.memory.node import MemorySide
 from ddplaunch.cli import main
 from ddplaunch.features.notify.feature import Notify
@@ -38,6 +39,7 @@ output.TailOutputRequest.handle = broken("a request")
 inspection.JobInspection = broken("an answer that comes later")
 RankInspector._poll_replies = broken("an inspection")
 StallDetector._on_rank_activity = broken("a clock")
+StragglerMonitor.start_timers = broken("a monitor")
 SidecarRunner.on_spawned = broken("a sidecar")
 MemorySide.explain_end = broken("a hint")
 del sys.argv[1:3]
@@ -79,11 +81,12 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the answer to InspectJobRequest failed", 1),
         ("the inspection of ranks failed", 1),
         ("stall detection failed", 1),
+        ("the feature inspect failed", 1),
         ("the sidecars failed", 1),
         ("the feature memory failed", 1),
     ):
         assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
-    assert output.count("Traceback (most recent call last)") == 9
+    assert output.count("Traceback (most recent call last)") == 10
     assert "RuntimeError: an answer that comes later" in output
     assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
     job.assert_nothing_left()

@@ -113,7 +113,7 @@ def test_a_check_that_hangs(start_ddplaunch, tmp_path, gpu, number, expected):
     write_program(tmp_path, "train.py", "print('started')")
     job = start_ddplaunch("run", "--check", "train.py", env=environ)
     wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
-    (child,) = job.find("features.check.node")
+    (child,) = job.find("features.check.machine_check")
     os.kill(child, number)
     assert (job.wait(), job.stdout()) == (2, "")
     assert f"Error: {expected}\n" in job.stderr()

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from ddplaunch.core.control_socket.client import JobNotResponding, send_request
-from ddplaunch.core.node import node_context as job
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.inspect.node import inspect_side
 from ddplaunch.features.inspect.request import InspectJobRequest
 from tests.conftest import free_port, wait_until, write_program
 from tests.constant_override import launcher_with_constant
@@ -18,7 +18,7 @@ from tests.skewed_clock import skewed_environment
 
 pytestmark = pytest.mark.slow
 
-LONG = "core.node.node_context.LONG_ATTEMPT_S"
+LONG = "features.inspect.node.inspect_side.LONG_ATTEMPT_S"
 
 PROGRAM = """
 import os, sys, time
@@ -70,7 +70,7 @@ def run(start_ddplaunch, tmp_path):
     ],
 )
 def test_the_slow_rank_is_named(run, how, tmp_path):
-    assert job.LONG_ATTEMPT_S == 300
+    assert inspect_side.LONG_ATTEMPT_S == 300
     if "--backend" in how:
         text = PROGRAM.replace('dist.init_process_group("gloo")', "").replace("dist.destroy_process_group()", "")
         write_program(tmp_path, "program.py", text)

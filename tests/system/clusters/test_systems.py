@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.core.net.addresses import list_reachable_addresses
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.systems import node_platforms
+from ddplaunch.system.network.addresses import list_reachable_addresses
 from tests.conftest import write_program
 from tests.core.job.test_joining import free_port
 from tests.system.clusters.recorded_environments import (

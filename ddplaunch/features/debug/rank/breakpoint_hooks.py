@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
+    from ddplaunch.core.rank import inspection_endpoint
+    from ddplaunch.core.rank.rank_runner import RankRunner, load_private_module
     from ddplaunch.features.debug.rank.debugger_terminal import DebuggerTerminal
     from ddplaunch.features.debug.rank.rank_debugger import Debugger
+else:
+    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
 
 _STOP_FUNCTIONS = {  # by module: the function that stops the program, and the debugger's name if it needs a terminal
     "pdb": ("set_trace", ""),
@@ -30,6 +34,51 @@ _STOP_FUNCTIONS = {  # by module: the function that stops the program, and the d
     "IPython.terminal.debugger": ("set_trace", "ipdb"),
 }
 _OWN_DIR = os.path.dirname(__file__) + os.sep
+
+
+class Side:
+    """Lets the program of this rank stop for a user, or an editor attach to it."""
+
+    def __init__(self, rank: RankRunner, settings: dict[str, Any]) -> None:
+        """``settings``: "debugpy" (an editor may attach), "socket" (of the debug server; "" for none), "post_mortem"
+        (stop at the exception that ends the program), "long_timeouts" (of one day, for process groups without one).
+        """
+        self._rank, self._settings = rank, settings
+        self._hooks: BreakpointHooks | None = None
+        if settings["post_mortem"]:
+            self.failed = self._post_mortem
+
+    def begin(self) -> None:
+        rank, settings = self._rank, self._settings
+        if settings["long_timeouts"] and rank.endpoint is not None:
+            inspection_endpoint.call_after_import(
+                "torch.distributed.distributed_c10d", "init_process_group", _set_long_timeouts
+            )
+        if settings["debugpy"]:
+            start_debugpy(rank.job["rank"])
+        elif settings["socket"]:
+            self._hooks = BreakpointHooks(settings["socket"], rank.job["rank"])
+            if rank.endpoint is not None:
+                rank.endpoint.report_signal("debug", self._hooks.signal)
+
+    def _post_mortem(self, error: BaseException) -> None:
+        if self._hooks is not None:
+            self._hooks.post_mortem(error)
+        elif os.isatty(0):
+            import pdb
+
+            pdb.post_mortem(error.__traceback__)
+
+    def leave(self) -> None:
+        if self._hooks is not None:
+            self._hooks.uninstall()
+
+
+def _set_long_timeouts(module: Any) -> None:
+    """Give process groups a default timeout of one day, in the module that makes them."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        if getattr(module, name, None) is not None:
+            setattr(module, name, module.timedelta(days=1))
 
 
 def start_debugpy(rank: int) -> None:
@@ -43,11 +92,11 @@ def start_debugpy(rank: int) -> None:
 
 
 class BreakpointHooks:
-    """The breakpoint hooks of one rank, from ``RankRunner.setup`` on."""
+    """The breakpoint hooks of one rank, from its start on."""
 
-    def __init__(self, socket_path: str, rank: int, load_module: Callable[[str], Any]) -> None:
-        """``socket_path``: the debug server's socket. ``load_module``: ``rank_runner.load_private_module``."""
-        self._path, self._rank, self._load_module = socket_path, rank, load_module
+    def __init__(self, socket_path: str, rank: int) -> None:
+        """``socket_path``: the debug server's socket."""
+        self._path, self._rank = socket_path, rank
         self._pid = os.getpid()
         self._debugger: Debugger | None = None
         self._terminal: DebuggerTerminal | None = None  # for debuggers that need one
@@ -63,15 +112,10 @@ class BreakpointHooks:
         self._register()
 
     def _register(self) -> None:
-        if not hasattr(_signal, "SIGRTMIN"):
-            return
-        blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
-        for number in range(_signal.SIGRTMIN, _signal.SIGRTMAX + 1):
-            if number not in blocked and _signal.getsignal(number) == _signal.SIG_DFL:
-                _signal.signal(number, self._on_signal)
-                _signal.siginterrupt(number, False)  # system calls of the program must not fail with EINTR
-                self.signal = number
-                return
+        if free := inspection_endpoint.list_free_signals():
+            self.signal = free[0]
+            _signal.signal(self.signal, self._on_signal)
+            _signal.siginterrupt(self.signal, False)  # system calls of the program must not fail with EINTR
 
     def _restore(self) -> None:
         """In a process that the program forks: restore Python's own debuggers, without frames of this file."""
@@ -100,7 +144,9 @@ class BreakpointHooks:
     def _load_debugger(self) -> Debugger:
         with self._load_lock:
             if self._debugger is None:
-                self._debugger = self._load_module("features/debug/rank/rank_debugger").Debugger(self._path, self._rank)
+                self._debugger = load_private_module("features/debug/rank/rank_debugger").Debugger(
+                    self._path, self._rank
+                )
         return self._debugger
 
     def _on_breakpoint(self, *args: Any, **named: Any) -> Any:
@@ -130,7 +176,7 @@ class BreakpointHooks:
     def _stop_at_terminal(self, tool: str, function: Any, frame: FrameType, *args: Any, **named: Any) -> None:
         debugger = self._load_debugger()
         if self._terminal is None:
-            self._terminal = self._load_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
+            self._terminal = load_private_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
         self._terminal.stop(tool, function, frame, *args, **named)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

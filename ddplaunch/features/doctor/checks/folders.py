@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ddplaunch.base.text import format_size
-from ddplaunch.features.check.node import MIN_DISK_BYTES, MIN_SHM_BYTES
+from ddplaunch.features.check.machine_check import MIN_DISK_BYTES, MIN_SHM_BYTES
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import JobFolder, NodeFacts
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe

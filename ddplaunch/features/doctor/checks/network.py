@@ -9,11 +9,11 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from ddplaunch.base.types import TextLine
-from ddplaunch.core.net.addresses import NameLookup, find_interface, list_networks
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NetworkAddress, NodeFacts, RouteToNodeZero
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.system.devices.sysfs import read_int
+from ddplaunch.system.network.addresses import NameLookup, find_interface, list_networks
 
 LOOPBACK_TIMEOUT_S = 2.0  # for a connection within the machine
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)

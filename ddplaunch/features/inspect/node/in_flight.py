@@ -11,10 +11,8 @@ from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES, RecordedError
 
 
-def read_in_flight(path: str | None) -> RecordedError | None:
+def read_in_flight(path: str) -> RecordedError | None:
     """Read the newest exception that will end the rank; None if it is handling none, or catches them."""
-    if path is None:
-        return None
     try:
         for line in read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines():
             entry = json.loads(line)

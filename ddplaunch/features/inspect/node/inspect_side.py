@@ -8,18 +8,24 @@ from functools import partial
 
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
-from ddplaunch.core.feature import FeatureContext, NodeSide
-from ddplaunch.core.messages import ArrivalsReported
+from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
+from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES, RecordedError
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
+from ddplaunch.features.inspect.messages import ArrivalsReported
+from ddplaunch.features.inspect.node.in_flight import read_in_flight
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.inspect.rpc import KIND, inspect_job
+from ddplaunch.system.plan.rank_layout import Rank
+
+LONG_ATTEMPT_S = 300.0
+"""A rank that succeeds this long after its first process group writes the arrivals at its last collectives."""
 
 
 class InspectSide(NodeSide):
@@ -77,13 +83,18 @@ class InspectSide(NodeSide):
             )
         self._stall_detector.start_attempt(ranks)
 
-    def reset_stall_detection(self) -> None:
-        """Begin to measure anew: the ranks could not make progress for a while, for a reason of their user's."""
-        if self._stall_detector:
-            self._stall_detector.reset()
+    def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
+        if not self._context.config.inspect:
+            return None
+        files = {
+            "in_flight_file": ranks.rank_file_path(rank.rank, "json.in-flight") or "",
+            "trace_file": ranks.rank_file_path(rank.rank, "trace.json") or "",
+        }
+        return RankSide("features/inspect/rank/inspect_side", {**files, "trace_min_age_s": LONG_ATTEMPT_S})
 
     def on_resume(self) -> None:
-        self.reset_stall_detection()
+        if self._stall_detector:
+            self._stall_detector.reset()
 
     def on_output(self, rank: int) -> None:
         if self._stall_detector:
@@ -110,6 +121,10 @@ class InspectSide(NodeSide):
         if path and os.path.exists(path):
             self._arrivals += read_trace_file(path, rank, ranks.plan.world_size)
 
+    def find_exception(self, rank: int) -> RecordedError | None:
+        path = self._ranks.rank_file_path(rank, "json.in-flight") if self._ranks else None
+        return read_in_flight(path) if path and os.path.exists(path) else None
+
     def on_inspect_key(self) -> None:
         context = self._context
         context.screen.show_note("inspecting the ranks; press Ctrl-\\ again to stop the job")
@@ -118,7 +133,6 @@ class InspectSide(NodeSide):
     def _show(self, inspection: Inspection) -> None:
         import click
 
-        from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
         from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
 
         page = render_stacks(inspection)
@@ -128,7 +142,7 @@ class InspectSide(NodeSide):
 
 
 def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
-    """Read and remove the file of ``inspection_endpoint.py`` with the arrivals of a rank at its last collectives.
+    """Read and remove the file of a rank with its arrivals of a rank at its last collectives.
 
     Empty if it is truncated, as on a full disk.
     """

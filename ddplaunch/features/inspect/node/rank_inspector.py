@@ -33,7 +33,9 @@ from ddplaunch.features.inspect.node import dataloader_workers
 from ddplaunch.features.inspect.node.dataloader_workers import DataLoaderWorkers
 from ddplaunch.features.inspect.node.rank_stack_dump import ENDING_ERROR, NO_SIGNAL_ERROR, REPLACED_ERROR, RankStackDump
 from ddplaunch.features.inspect.node.system_calls import read_sleeps
+from ddplaunch.system.target.target import TargetKind
 
+NOT_BEGUN = "its program has not started yet"
 RECHECK_INTERVAL_S = 0.1  # between the two reads of the collectives: a rank that moves is not waiting
 READ_TIMEOUT_S = 0.3  # for a read, and more for each rank: one that holds the GIL never replies
 READ_TIMEOUT_PER_RANK_S = 0.01
@@ -115,7 +117,7 @@ class RankInspector:
                 or number not in self._ranks.processes
             ):
                 continue
-            if why := self._ranks.why_not_inspectable(number):
+            if why := why_not_inspectable(self._ranks, number):
                 self._found[number] = replace(found, no_stack=why)
             elif self._ranks.channels[number].has_thread and found.condition is not ProcessCondition.STOPPED:
                 self._unconfirmed.add(number)
@@ -258,6 +260,16 @@ class RankInspector:
         plan = self._ranks.plan
         found = tuple(self._found[number] for number in sorted(self._found))
         return Inspection(time.time(), found, plan.world_size)
+
+
+def why_not_inspectable(ranks: NodeRanks, rank: int) -> str:
+    """Return why a rank cannot be inspected, for users; "" if it can."""
+    channel = ranks.channels.get(rank)
+    if channel is None:
+        program = ranks.plan.target.kind is TargetKind.PROGRAM
+        return "it is not a Python program" if program else "inspection is disabled (--no-inspect)"
+    channel.read_pending()
+    return "" if channel.is_ready else NOT_BEGUN
 
 
 def apply_group_states(found: RankInspection, reply: RankReply) -> RankInspection:

@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import events
 from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT, JobConfig
-from ddplaunch.core.messages import FromNode, ProgressResumed, StallSuspected
+from ddplaunch.core.messages import FromNode, ProgressResumed
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import may_wait
 from ddplaunch.features.inspect.diagnosis.stall_check import is_working
+from ddplaunch.features.inspect.messages import StallSuspected
 from ddplaunch.features.inspect.node.tree_usage import TreeUsage, read_tree_usage
 
 RECHECK_DELAY_S = 4.0  # between two inspections, before the stall timeout
@@ -71,6 +72,7 @@ class StallDetector:
         self._stalled = False  # whether node 0 has reported a stall
         self._noisy = False  # whether ranks printed during the stall, so that output does not count as progress
         self._inspected = 0.0
+        self._min_interval_s = min(EARLY_STALL_CHECK_S, self._timeout)  # between two inspections, while ranks print
         self._noisy_check_at = 0.0  # when ranks that print all the time are inspected next
         self._offset = 0.0
         self._clock_set = 0.0  # when the wall clock was last set, by itself
@@ -102,9 +104,7 @@ class StallDetector:
             self._stalled = isinstance(event, events.JobStalled)
             last = max(self._printed.values(), default=0.0)
             self._noisy = (
-                self._stalled
-                and time.monotonic() - last < min(EARLY_STALL_CHECK_S, self._timeout) / 2
-                and self._ranks is not None
+                self._stalled and time.monotonic() - last < self._min_interval_s / 2 and self._ranks is not None
             )
             if self._noisy:
                 self._noisy_check_at = time.monotonic() + EARLY_STALL_CHECK_S
@@ -119,7 +119,7 @@ class StallDetector:
 
     def _on_printed(self, rank: int) -> None:
         self._on_rank_activity(rank)
-        if not self._noisy:
+        if self._stalled and not self._noisy:
             self._on_progress()
 
     def _on_progress(self) -> None:
@@ -132,7 +132,7 @@ class StallDetector:
         now = self._printed[rank] = time.monotonic()
         self._next, self._was_waiting = 0, False
         if self._timer is not None:
-            quiet = max(now + self._checks[0][0], self._inspected + min(EARLY_STALL_CHECK_S, self._timeout))
+            quiet = max(now + self._checks[0][0], self._inspected + self._min_interval_s)
             self._timer.when = max(now, min(quiet, self._noisy_check_at))
 
     def _silence_s(self, ranks: NodeRanks) -> float:

@@ -12,7 +12,10 @@ from _thread import get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from ddplaunch.core.rank import rank_exit
+    from ddplaunch.core.rank.rank_runner import load_private_module
+else:
+    rank_exit = load_private_module("core/rank/rank_exit")
 
 MAX_EXCEPTIONS = 8  # of a chain of exceptions, each raised while the next one was handled
 _MAX_FRAMES = 100
@@ -21,9 +24,8 @@ _MAX_FRAMES = 100
 class InFlight:
     """Keeps a file up to date that exists while the main thread handles an exception."""
 
-    def __init__(self, path: str, to_json: Callable[[object], str]) -> None:
-        self._path, self._to_json = path, to_json
-        self._main, self._pid = get_ident(), os.getpid()
+    def __init__(self, path: str, main_thread: int) -> None:
+        self._path, self._main, self._pid = path, main_thread, os.getpid()
         self._text = ""
 
     def note(self) -> None:
@@ -32,7 +34,7 @@ class InFlight:
             found = sys._current_exceptions().get(self._main)  # type: ignore[attr-defined, unused-ignore]
             error = found[1] if isinstance(found, tuple) else found
             described = _describe_chain(error if isinstance(error, BaseException) else None, get_ident() == self._main)
-            text = "\n".join(map(self._to_json, described))
+            text = "\n".join(map(rank_exit.to_json, described))
             if text == self._text or os.getpid() != self._pid:
                 return
             self._text = text

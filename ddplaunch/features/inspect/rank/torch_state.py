@@ -1,6 +1,6 @@
 """Reads torch.distributed's state in this rank: process groups, the current call, the flight recorder's entries.
 
-Called in the thread of ``answers``; what this version of torch lacks is left out. Part of the worker
+Called in the thread of ``inspection_endpoint``; what this version of torch lacks is left out. Part of the worker
 (``core/rank/rank_runner.py``) and bound by its rules.
 """
 

@@ -11,24 +11,32 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
+
+    from ddplaunch.core.rank import inspection_endpoint, rank_exit
+    from ddplaunch.core.rank.rank_runner import RankRunner, load_private_module
+else:
+    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
+    rank_exit = load_private_module("core/rank/rank_exit")
 
 MAX_HISTORY_EVENTS = 100_000  # in the snapshot's history: a few hundred bytes each
 MAX_SNAPSHOTS = 10  # a program may catch the error and retry with smaller batches
 _MAX_LINES = 3  # source lines in the report
 
 
-class OomReporter:
-    """Observes torch's CUDA allocator and writes the report; one per process, from ``RankRunner.setup`` on."""
+class Side:
+    """Observes torch's CUDA allocator and writes the report; one per process."""
 
-    def __init__(self, rank: int, snapshot: str, summary: str, is_user_file: Callable[[str], bool]) -> None:
-        """``snapshot`` and ``summary`` are the files to write; ``is_user_file``: whether a file is the user's code."""
-        self._rank, self._snapshot, self._summary, self._is_user_file = rank, snapshot, summary, is_user_file
+    def __init__(self, rank: RankRunner, settings: dict[str, Any]) -> None:
+        """``settings``: the files to write, "snapshot" and "summary"."""
+        self._rank, self._snapshot, self._summary = rank.job["rank"], settings["snapshot"], settings["summary"]
         self._pid, self._count = os.getpid(), 0
 
-    def install(self, cuda: ModuleType) -> None:
+    def begin(self) -> None:
+        inspection_endpoint.call_after_import("torch.cuda", "_lazy_call", self._install)
+
+    def _install(self, cuda: ModuleType) -> None:
         """Queue the setup for when the program initialises CUDA; called once torch.cuda is imported."""
         cuda._lazy_call(self._start)
 
@@ -69,7 +77,7 @@ class OomReporter:
         main = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
         for frame in (sys._getframe(), main):  # in backward an autograd thread allocates, and the main thread waits
             while frame is not None:
-                if self._is_user_file(frame.f_code.co_filename):
+                if rank_exit.is_user_file(frame.f_code.co_filename):
                     return f"; at {_format_line(frame.f_code.co_filename, frame.f_lineno)}"
                 frame = frame.f_back
         return ""
@@ -80,7 +88,7 @@ class OomReporter:
         for size, frames in blocks:
             place = "backward or library code"  # autograd's threads have no frame of the user's code
             for frame in frames:  # the innermost comes first
-                if self._is_user_file(frame["filename"]):
+                if rank_exit.is_user_file(frame["filename"]):
                     place = f"{_format_line(frame['filename'], frame['line'])} ({frame['name']})"
                     break
             previous, count = found.get(place, (0, 0))

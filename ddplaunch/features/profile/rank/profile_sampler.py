@@ -1,10 +1,10 @@
 """The sampling profiler of a rank: records the main thread's stack at each tick, a signal from the launcher.
 
-Loaded by ``answers`` when a profile is requested, and bound by its rules. A sampling thread would get the GIL where the
-program releases it, and so find native code six times too often (measured); a signal is handled where the program is.
-If it arrives in native code, it is handled when that returns, so all ticks since the last one were spent there. Frames
-of the program are never kept, and its code objects only until the profile is written. torch's own profiler runs in
-addition if requested.
+Loaded by ``profile_side`` when a profile is requested, and bound by its rules. A sampling thread would get the GIL
+where the program releases it, and so find native code six times too often (measured); a signal is handled where the
+program is. If it arrives in native code, it is handled when that returns, so all ticks since the last one were spent
+there. Frames of the program are never kept, and its code objects only until the profile is written. torch's own
+profiler runs in addition if requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ProfileSampler:
     """Samples the main thread; one per process, for one profile after another."""
 
     def __init__(self) -> None:
-        self._signal = self._start_ns = self._period_ns = self._ticks = self._max_nodes = 0
+        self.signal = self._start_ns = self._period_ns = self._ticks = self._max_nodes = 0
         self._path = b""
         self._torch: TorchTrace | None = None
         self._recorded_ticks = 0
@@ -47,7 +47,7 @@ class ProfileSampler:
         PATH is the result file.
         """
         numbers = line.split(b" ", 7)
-        self._signal, self._start_ns, self._period_ns, self._ticks, self._max_nodes, torch = map(int, numbers[1:7])
+        self.signal, self._start_ns, self._period_ns, self._ticks, self._max_nodes, torch = map(int, numbers[1:7])
         self._path, self._recorded_ticks = numbers[7], 0
         if not (self._torch and self._torch.is_running):
             end_ns = self._start_ns + self._ticks * self._period_ns
@@ -56,10 +56,10 @@ class ProfileSampler:
 
     def start(self, frame: FrameType | None) -> None:
         """Start handling ticks, unless the program uses their signal; called in the main thread, at this frame."""
-        if _signal.getsignal(self._signal) == _signal.SIG_DFL:
-            _signal.signal(self._signal, self.on_tick)
-            _signal.siginterrupt(self._signal, False)
-        self.on_tick(self._signal, frame)  # the thread may have been in native code since the first tick
+        if _signal.getsignal(self.signal) == _signal.SIG_DFL:
+            _signal.signal(self.signal, self.on_tick)
+            _signal.siginterrupt(self.signal, False)
+        self.on_tick(self.signal, frame)  # the thread may have been in native code since the first tick
         if self._torch:
             self._torch.start()
 

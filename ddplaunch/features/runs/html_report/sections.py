@@ -15,7 +15,7 @@ from ddplaunch import __version__
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import format_count, format_elapsed, format_ranks, format_size, join_names, signal_name
-from ddplaunch.core.output.failure_text import render_verdict
+from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import busy_workers, worker_name
 from ddplaunch.features.inspect.diagnosis.stack_groups import StackGroup, group_ranks

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from ddplaunch.core.rank import atexit_cleanup, proc_utils, zygote_channel
-    from ddplaunch.core.rank.zygote_messages import ToWarm, WarmEndpoint, WarmOrder, WarmStatus, ZygoteConfig
+    from ddplaunch.core.rank.zygote_messages import ZygoteConfig
     from ddplaunch.features.warm.rank import file_dependencies, guardian, inherited_state
+    from ddplaunch.features.warm.rank.warm_messages import ToWarm, WarmEndpoint, WarmOrder, WarmStatus
 
     RunZygote = tuple[socket.socket, ZygoteConfig]
     """Control socket and configuration of a run's zygote."""
@@ -38,7 +39,23 @@ _UCRED = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
 _F_GETFL, _F_SETFL, _F_DUPFD_CLOEXEC = 3, 4, 1030  # fcntl(2); a user's file could shadow the module fcntl
 
 
-def load_modules(load_module: Callable[[str], Any]) -> None:
+def make_server(
+    config: ZygoteConfig,
+    endpoint: WarmEndpoint,
+    first: socket.socket,
+    ignored_signals: Sequence[int],
+    rank_runner: Any,
+) -> WarmZygoteServer:
+    """Make this process a warm zygote; called by the zygote before its imports.
+
+    ``first``: connection of the first run; ``ignored_signals``: those that only launchers handle.
+    """
+    _load_modules(rank_runner.load_private_module)
+    proc_utils.set_process_title("ddplaunch: warm zygote")
+    return WarmZygoteServer(config, endpoint, first, ignored_signals, rank_runner)
+
+
+def _load_modules(load_module: Callable[[str], Any]) -> None:
     """Load the files that this one needs; ``load_module``: ``rank_runner.load_private_module``."""
     global atexit_cleanup, file_dependencies, guardian, inherited_state, proc_utils, zygote_channel
     atexit_cleanup = load_module("core/rank/atexit_cleanup")
@@ -60,7 +77,7 @@ class WarmZygoteServer:
         ignored_signals: Sequence[int],
         rank_runner: Any,
     ) -> None:
-        """``first``: connection of the first run; ``ignored_signals``: those that only launchers handle."""
+        """The arguments are those of ``make_server``."""
         self.path, self.seconds, self.modules = endpoint["path"], endpoint["idle_timeout_s"], config["modules"]
         self.first, self.ignored_signals = first, ignored_signals
         self.inherited = inherited_state.read_inherited_state()
@@ -320,11 +337,9 @@ class WarmZygoteServer:
 
     def capture_output(self) -> bool:
         """Read what the imports have printed, for the first run to show; return whether there was output."""
-        import ctypes
-
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        ctypes.CDLL(None).fflush(None)
+        _load_libc().fflush(None)
         for number in self.captured_output:
             self.captured_output[number] = os.pread(number, os.fstat(number).st_size, 0)
         return any(self.captured_output.values())
@@ -351,22 +366,24 @@ class WarmZygoteServer:
         os._exit(0)
 
 
+def _load_libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None)
+
+
 def _on_signal_noop(number: int, frame: object) -> None:
     """A signal handler that does nothing: the wakeup descriptor gets the signal."""
 
 
 def _clear_death_signal(peer: socket.socket) -> None:
     """Clear O_ASYNC: during the imports it let the kernel kill this process when ``peer``'s other end closed."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
+    libc = _load_libc()
     libc.fcntl(peer.fileno(), _F_SETFL, libc.fcntl(peer.fileno(), _F_GETFL) & ~os.O_ASYNC)
 
 
 def _duplicate_fd(fd: int, least: int) -> int:
-    import ctypes
-
-    copy: int = ctypes.CDLL(None).fcntl(fd, _F_DUPFD_CLOEXEC, least)
+    copy: int = _load_libc().fcntl(fd, _F_DUPFD_CLOEXEC, least)
     if copy < 0:
         raise OSError
     return copy

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 
 from ddplaunch.base.errors import UsageError, sanitize_line, truncate_line
-from ddplaunch.core.net.addresses import parse_address, resolve
+from ddplaunch.system.network.addresses import parse_address, resolve
 from ddplaunch.system.plan.rendezvous import LOOPBACK
 
 LISTEN_BACKLOG = 65535  # the kernel limits it (net.core.somaxconn): all nodes may connect at once

@@ -1,0 +1,94 @@
+"""Types of the JSON messages between launcher, warm zygote and guardian.
+
+Imported for type checking only, as ``core/rank/zygote_messages.py`` is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from ddplaunch.core.rank.zygote_messages import ZygoteConfig
+
+
+class WarmEndpoint(TypedDict):
+    """Socket, lifetime and inherited descriptors of a warm zygote."""
+
+    listening_fd: int  # socket for launchers
+    path: str  # of that socket
+    reserved_fds: list[int]  # placeholders at the descriptor numbers that the first run will use
+    session_leader: tuple[int, int]  # with which it ends: pid and start time (``processes.start_ticks``)
+    leader_pidfd: int | None  # None if the kernel has no pidfds
+    idle_timeout_s: float  # lifetime without a run
+
+
+class WarmOrder(TypedDict):
+    """The run that a launcher requests a zygote for; sent in a memfd, because the environment may be long."""
+
+    config: ZygoteConfig
+    environment: dict[str, str]
+    fingerprint: dict[str, str]
+    fd_numbers: list[int]  # target numbers of the launcher's descriptors: 0, 1, 2 and other inherited ones
+
+
+class RunRequest(TypedDict):
+    """Fork a zygote; attached: the order, the zygote's control socket, the guardian's socket to the launcher."""
+
+    op: Literal["run"]
+
+
+class ZygoteOffer(TypedDict):
+    """A run's zygote waits for ``FdHandover`` on its control socket; its pidfd is attached as in ``SpawnedMessage``."""
+
+    op: Literal["zygote_offer"]
+    pid: int
+
+
+class FdHandover(TypedDict):
+    """The launcher's ``descriptors`` are attached."""
+
+    op: Literal["fd_handover"]
+
+
+class StatusRequest(TypedDict):
+    """Ask a warm zygote for its status."""
+
+    op: Literal["status"]
+
+
+class StopRequest(TypedDict):
+    """Exit, after the current runs; the reply is a ``WarmStatus``."""
+
+    op: Literal["stop"]
+
+
+class WarmStatus(TypedDict):
+    """Status of a warm zygote."""
+
+    op: Literal["warm_status"]
+    pid: int
+    started_at: float  # seconds since the epoch
+    remaining_s: float | None  # seconds until it exits; None while a run uses it
+    current_runs: int
+    runs_served: int  # all runs so far
+    modules: list[str]
+    working_dir: str  # of it and its runs
+    is_ending: bool
+
+
+class RunDeclined(TypedDict):
+    """A warm zygote cannot serve this run."""
+
+    op: Literal["declined"]
+    reason: str
+
+
+class GuardianExited(TypedDict):
+    """No process of a guardian's run is left, but those that are ``stuck``."""
+
+    op: Literal["guardian_exited"]
+    status: int  # wait status of the run's zygote
+    stuck: list[str]
+
+
+ToWarm = RunRequest | StatusRequest | StopRequest | FdHandover
+FromWarm = WarmStatus | RunDeclined | GuardianExited | ZygoteOffer
