@@ -169,7 +169,7 @@ def _convert_one(value: Value, text: Any, live: bool) -> Any:
     return value.convert(text) if value.convert else text
 
 
-_CLICK_TYPES: Mapping[str, click.ParamType] = {"int": click.INT, "float": click.FLOAT, "bool": click.BOOL}
+_CLICK_TYPES: dict[str, Any] = {"int": click.INT, "float": click.FLOAT, "bool": click.BOOL}
 _MAX_DIGITS = 1000
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """A number for a parameter without a type: not "nan", "inf" or "1_000"."""
