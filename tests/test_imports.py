@@ -20,8 +20,6 @@ LAYERS = ("base", "system", "core", "cli", "features")
 ALLOWED = {
     ("cli.node_config_options", "features.debug.options"),
     ("cli.node_config_options", "features.live.options"),
-    ("cli.node_config_options", "features.memory.options"),
-    ("cli.side_programs", "features.sidecars.options"),
 }
 """Imports that still run upward, by importing and imported module. Entries may only be removed."""
 
@@ -39,9 +37,6 @@ FEATURE_IMPORTS = {
     "submit": {"runs", "sidecars"},
 }
 """Features that import from other features."""
-
-LATE_IMPORTS = {"submit": {"sidecars"}}
-"""Features that import others inside a command only."""
 
 REQUIRED_WITHOUT_IMPORT = {"warm": {"preload"}}
 """Features that need another one for what it does: a warm zygote is kept for what is preloaded."""
@@ -197,7 +192,7 @@ def test_features_require_those_that_they_import():
     assert [*registered] == [*FEATURES]  # else one is above a feature that it requires
     for name, feature in registered.items():
         imported = {*registered} & FEATURE_IMPORTS.get(name, set())
-        needed = imported - LATE_IMPORTS.get(name, set()) | REQUIRED_WITHOUT_IMPORT.get(name, set())
+        needed = imported | REQUIRED_WITHOUT_IMPORT.get(name, set())
         assert {*feature.requires} == needed, name
 
 

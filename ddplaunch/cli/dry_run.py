@@ -6,7 +6,6 @@ import json
 
 from msgspec.structs import replace
 
-from ddplaunch.cli import side_programs
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
 from ddplaunch.cli.plan_text import print_layout
@@ -23,9 +22,6 @@ _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc
 def print_plan(plan: Plan, options: Options, alternative_command: str | None, *, is_remote: bool) -> None:
     """Print the plan; then ``alternative_command``, which passes ``--dry-run`` to the target."""
     notes = list(plan.notes)
-    if plan.node_rank == 0:
-        sidecars = side_programs.read_sidecars(options, is_remote=is_remote)
-        notes += [f"sidecar on node 0: {each.command_text}" for each in sidecars]
     for _, feature in load_features():
         notes += feature.describe(options, plan, is_remote=is_remote)
     if plan.nnodes > 1 and not plan.started_rank and not is_remote:

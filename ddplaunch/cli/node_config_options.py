@@ -1,4 +1,4 @@
-"""Builds the node config from the options: how this node starts its ranks, what it shows, which sidecars it runs."""
+"""Builds the node config from the options: how this node starts its ranks, what it shows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.cli import side_programs
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.net.hello import cpu_only_torch
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
 from ddplaunch.core.output.log_message import FORMATTER
@@ -20,7 +18,6 @@ from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interac
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.features.debug.options import Debugging
 from ddplaunch.features.live.options import LiveDisplay
-from ddplaunch.features.memory.options import MemoryReport
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
@@ -53,14 +50,12 @@ def read_node_config(
         debug_timeout=options[Debugging].debug_timeout,
         post_mortem=options[Debugging].post_mortem,
         debugpy=_parse_debugpy_ranks(options[Debugging].debugpy),
-        oom_report=_wants_oom_report(options, plan),
         waits_for_debugger=_has_interactive_terminal() or options[Debugging].debug or options[Debugging].post_mortem,
         has_debug_prompt=_has_interactive_terminal() and not options[LiveDisplay].ui and options[Output].stdin is None,
         prefix=options[Output].prefix,
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
         preempt_forward=options[Preemption].preempt_forward,
-        sidecars=() if plan.node_rank else side_programs.read_sidecars(options),
         in_slurm_step=in_step(options, cluster_env, plan.node_rank),
     )
 
@@ -75,17 +70,6 @@ def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:
     if find_spec("debugpy") is None:
         raise UsageError("--debugpy needs debugpy, which is not installed", "pip install debugpy")
     return frozenset(map(int, typed.split(",")))
-
-
-def _wants_oom_report(options: Options, plan: Plan) -> bool:
-    """Whether ranks report CUDA's memory. Raises UsageError if the torch that is found cannot use CUDA or ROCm."""
-    if options[MemoryReport].oom_report and plan.target.kind is TargetKind.PROGRAM:
-        raise UsageError("--oom-report works only with Python", "leave --oom-report out, or name a Python program")
-    if options[MemoryReport].oom_report and (built := cpu_only_torch()):
-        raise UsageError(
-            f"--oom-report needs a torch for CUDA or ROCm; this is {built}, for CPUs only", "leave --oom-report out"
-        )
-    return options[MemoryReport].oom_report
 
 
 def _has_interactive_terminal() -> bool:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
+
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import Callback, EventLoop, Timer
-    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import CheckNode, FromNode, Message
+    from ddplaunch.core.messages import AttemptMessage, CheckNode, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
@@ -64,6 +65,15 @@ class RankSide(NamedTuple):
 
     file: str  # below the package, without suffix, in a folder "rank"
     settings: dict[str, Any]  # plain data
+
+
+class SchedulerEntry(NamedTuple):
+    """A batch scheduler: the value of ``--scheduler``, and its class in ``module``, which is imported on use."""
+
+    name: str
+    title: str
+    module: str  # in the feature's folder
+    kind: str
 
 
 class NodeSide:
@@ -235,6 +245,14 @@ class Feature:
     rpc_kinds: tuple[str, ...] = ()
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
+    messages: tuple[str, ...] = ()
+    """Its modules with types of messages to node 0, as ``FROM_NODE``. Imported with the first node that joins."""
+
+    schedulers: tuple[SchedulerEntry, ...] = ()
+
+    locators: tuple[str, ...] = ()
+    """Its modules that find runs, as ``LOCATOR``, a ``RunLocator``. Imported when a command looks for its run."""
+
     def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
         """Return the job config with the settings of this feature."""
         return config
@@ -249,10 +267,6 @@ class Feature:
 
     def run_instead(self, options: Options) -> RunInstead | None:
         """Return what runs the job in place of this launcher; None if the options do not request it."""
-        return None
-
-    def make_locator(self) -> RunLocator | None:
-        """Return its part in finding the run that a command means; None if it has none."""
         return None
 
     def make_screen(
@@ -296,6 +310,8 @@ class FeatureRegistry:
             feature: Feature = import_module(f"{package}.{name}.feature").FEATURE
             if all(other in self._features for other in feature.requires):
                 self._features[name] = feature
+                for entry in feature.schedulers:
+                    register_scheduler(*entry._replace(module=f"{package}.{name}.{entry.module}"))
 
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
         return iter(self._features.items())
@@ -324,9 +340,18 @@ class FeatureRegistry:
         """List the full names of all modules with requests."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
 
+    def message_types(self) -> list[type[AttemptMessage]]:
+        """List the types of messages to node 0."""
+        modules = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
+        return [kind for module in modules for kind in import_module(module).FROM_NODE]
+
     def rpc_modules(self) -> list[str]:
         """List the full names of all modules with a kind of request to all nodes."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.rpc_kinds]
+
+    def locator_modules(self) -> list[str]:
+        """List the full names of all modules that find runs."""
+        return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.locators]
 
 
 @cache

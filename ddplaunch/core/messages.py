@@ -117,11 +117,10 @@ class AttemptReport(TaggedMessage, frozen=True):
     preemption_seen: bool = False  # whether runtime.preempted() returned True in a rank
 
 
-class ArrivalsReported(TaggedMessage, frozen=True):
-    """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
+class AttemptMessage(TaggedMessage, frozen=True):
+    """Base class of features' messages to node 0 about the ranks of a node: ``Feature.messages``."""
 
     attempt: Count
-    arrivals: Any  # checked on arrival by the feature that uses them
 
 
 class NodeStartError(TaggedMessage, frozen=True):
@@ -145,12 +144,6 @@ class StopRequested(TaggedMessage, frozen=True):
     reason: TextLine = ""  # where a rank requested it
 
 
-class StallSuspected(TaggedMessage, frozen=True):
-    """The ranks of this node have printed nothing for the stall timeout and make no progress: check the job."""
-
-    attempt: Count
-
-
 class RanksStarted(TaggedMessage, frozen=True):
     """The first rank of this node has started."""
 
@@ -162,12 +155,6 @@ class HoldChanged(TaggedMessage, frozen=True):
 
     attempt: Count
     is_holding: bool
-
-
-class StragglersFound(TaggedMessage, frozen=True):
-    """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
-
-    attempt: Count
 
 
 class PreemptionNotice(TaggedMessage, frozen=True):
@@ -354,15 +341,13 @@ class HeartbeatMessage(TaggedMessage, frozen=True):
 FromNode = (
     FailureReported
     | RanksFinished
-    | ArrivalsReported
     | AttemptReport
+    | AttemptMessage
     | NodeStartError
     | CheckPassed
     | StopRequested
     | PreemptionNotice
     | RanksStarted
-    | StallSuspected
-    | StragglersFound
     | ProgressResumed
     | HoldChanged
     | RpcRequest
@@ -400,5 +385,5 @@ Message = (
     | FromNodeZero
 )
 
-FROM_NODE: tuple[type[FromNode], ...] = FromNode.__args__
+FROM_NODE: tuple[type[FromNode], ...] = tuple(kind for kind in FromNode.__args__ if kind is not AttemptMessage)
 FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__

@@ -1,13 +1,9 @@
-"""Settings of one node: what it preloads, shows and logs, its sidecars, debugging and preemption."""
+"""Settings of one node: what it preloads, shows and logs, debugging and preemption."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from msgspec import Struct
 
-from msgspec import Struct, field
-
-from ddplaunch.base.text import shell_quote
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.rank_layout import Rank
 
@@ -34,24 +30,6 @@ class ShowRules(Struct, frozen=True):
         return next((rule.streams for rule in reversed(self.rules) if rule.matches(rank)), frozenset())
 
 
-class Sidecar(Struct, frozen=True):
-    """A program that starts and ends with the job.
-
-    ``url_pattern``: a title, and a pattern of the line in which it prints its URL. What it prints before that is shown
-    only if it fails.
-    """
-
-    name: str  # unique in the job; the prefix of its lines, and in the name of its log
-    argv: tuple[str, ...]
-    path: str
-    variables: Mapping[str, str] = field(default_factory=dict)  # added to the launcher's environment
-    url_pattern: tuple[str, re.Pattern[bytes]] | None = None
-
-    @property
-    def command_text(self) -> str:
-        return shell_quote(self.argv)
-
-
 class NodeConfig(Struct, frozen=True):
     """The options that apply to this node alone."""
 
@@ -65,12 +43,10 @@ class NodeConfig(Struct, frozen=True):
     debug_timeout: float  # seconds without input after which a rank in its debugger resumes
     post_mortem: bool  # whether a rank that fails enters its debugger at the exception
     debugpy: frozenset[int]  # the ranks to which an editor may attach
-    oom_report: bool  # whether ranks report their GPU memory when CUDA runs out of it
     waits_for_debugger: bool  # whether ranks stop at breakpoints at all
     has_debug_prompt: bool  # whether the launcher's terminal is the debugger's
     prefix: str  # before each line of a rank: core/output/prefix.py
     output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
     quiet_s: float  # seconds after which a wait for the other nodes is reported
     preempt_forward: int | None  # the signal that ranks get then, if any
-    sidecars: tuple[Sidecar, ...]  # empty on other nodes than node 0
     in_slurm_step: bool = False  # whether the tasks of a Slurm step are the job's nodes

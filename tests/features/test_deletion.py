@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.click_commands import COMMANDS
+from ddplaunch.core.feature import load_features
 from tests.conftest import assert_refused, clean_environment, run_command, write_program
 from tests.package_copy import PACKAGE, copy_package
+from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import FORKED
-from tests.test_imports import ALLOWED, FEATURE_IMPORTS, REQUIRED_WITHOUT_IMPORT
+from tests.test_imports import ALLOWED, FEATURE_IMPORTS
 
 FOLDERS = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").exists())
 
@@ -29,13 +31,17 @@ time.sleep(600 if sys.argv[1] == "wait" else 0)
 """
 
 
+REQUIRED = {name: {*FEATURE_IMPORTS.get(name, ())} for name in FOLDERS}
+for registered, feature in load_features():
+    REQUIRED[registered] |= {*feature.requires}
+
+
 def dependents_of(name: str) -> set[str]:
-    """A feature, and those that import or require it, also by others."""
+    """A feature, and those that require it, also by others."""
     found, before = {name}, set[str]()
     while found != before:
         before = found
-        for needed in (FEATURE_IMPORTS, REQUIRED_WITHOUT_IMPORT):
-            found = found | {other for other, others in needed.items() if others & found}
+        found = found | {other for other, required in REQUIRED.items() if required & found}
     return found
 
 
@@ -109,14 +115,18 @@ def test_without_a_feature_the_others_work(name: str, package: Path, tmp_path: P
         try:
             assert job.stdout
             assert sorted(job.stdout.readline() for _ in range(2)) == ["[0] rank 0\n", "[1] rank 1\n"]
-            if "ps" not in commands_of(gone):
+            if "ps" in commands_of(gone):
+                job.send_signal(signal.SIGINT)
+            else:
                 shown = type_command("ps")
                 assert shown.returncode == 0, shown.stderr
                 assert "train.py wait" in shown.stdout
+                stopped = type_command("stop", str(job.pid))
+                assert stopped.returncode == 0, stopped.stderr
+            errors = job.communicate(timeout=scaled_timeout(60))[1]
         finally:
-            job.send_signal(signal.SIGTERM)
-            errors = job.communicate()[1]
-        assert job.returncode == 143, errors
+            job.kill()
+        assert job.returncode == 130, errors
 
         done = type_command(*run, "end")
         assert (done.returncode, done.stderr) == (0, "")

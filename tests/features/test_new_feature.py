@@ -13,6 +13,9 @@ from tests.package_copy import add_feature, copy_package
 CONTRIBUTING = Path(ddplaunch.__file__).parents[1] / "CONTRIBUTING.md"
 
 
+RUN = ("run", "--count", "--run-id", "toy", "--nproc", "3", "--no-python", "sh", "-c", "echo up; exec sleep 600")
+
+
 def read_files() -> dict[str, str]:
     """Return the files of the feature in CONTRIBUTING.md, "Your first feature", by name without ".py"."""
     return dict(
@@ -38,8 +41,7 @@ def test_a_feature_is_a_folder_and_a_line(tmp_path: Path):
         output = helped.stdout.read().partition("\nOutput:\n")[2].partition("\n\n")[0]
         assert re.search(r"--count +Count the ranks that start.$", output), output
 
-    program = ("--no-python", "sh", "-c", "echo up; exec sleep 600")
-    with start("run", "--run-id", "toy", "--nproc", "3", "--count", *program) as job:
+    with start(*RUN) as job:
         assert job.stdout
         assert [job.stdout.readline()[-3:] for _ in range(3)] == ["up\n"] * 3
         try:

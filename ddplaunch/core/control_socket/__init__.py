@@ -1,4 +1,6 @@
-"""The control socket of a running job: its server, its client, the job's status, and core's requests.
+"""The control socket of a running job: its server and client, the job's status, and how a command finds its run.
 
-A request that belongs to a feature is in that feature's ``request.py``.
+``locate`` finds the run, ``client`` sends a ``request.Request``, ``server`` passes it to its handler in the launcher.
+A request that belongs to a feature is in that feature's ``request.py``. Handlers use ``served_job.ServedJob``, so
+``core/node`` and ``core/job`` need not be read.
 """

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 
-from ddplaunch.core.control_socket.remote_job import RemoteJob
-from ddplaunch.core.control_socket.run_locator import RunIndex, RunLocator, RunningBatchJob, RunningJob, job_at
+from ddplaunch.core.control_socket.run_locator import (
+    RemoteJob,
+    RunIndex,
+    RunLocator,
+    RunningBatchJob,
+    RunningJob,
+    job_at,
+)
 from ddplaunch.core.control_socket.socket_dir import list_sockets
 from ddplaunch.core.feature import load_features
 
@@ -60,4 +67,4 @@ def find_remote_job(word: str | None) -> RemoteJob | None:
 
 
 def _locators() -> Iterator[RunLocator]:
-    return (locator for _, feature in load_features() if (locator := feature.make_locator()))
+    return (import_module(module).LOCATOR for module in load_features().locator_modules())

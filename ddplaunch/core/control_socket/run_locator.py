@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ddplaunch.base.errors import UsageError, sanitize_line
+from msgspec import Struct
+
+from ddplaunch.base.errors import UsageError, host_name, sanitize_line
 from ddplaunch.base.text import closest_match, join_names
-from ddplaunch.core.control_socket.remote_job import RemoteJob
+from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -39,6 +41,50 @@ class RunningBatchJob(NamedTuple):
     def run_command(self, command: str, options: Sequence[str]) -> int:
         """Run a command for this run on node 0, pass on its output, and return its exit code."""
         return run_on_nodes(self.job, self.state, [command, self.run, *options])
+
+
+class RemoteJob(Struct, frozen=True):
+    """A job on other machines, as recorded on the one that it was started from; a feature that starts some adds how."""
+
+    run_id: str
+    hosts: tuple[str, ...]  # the first is node 0
+    python: str  # that runs ddplaunch on the hosts
+    target: str
+    cwd: str  # of the command that started it
+    pid: int  # of that command
+    ticks: int | None  # when that process started, see `start_ticks`
+    host: str  # of that process
+    began: float  # in seconds since the epoch
+    ended: float | None = None
+    code: int | None = None  # its exit code
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the command that started it still runs, as far as this machine knows."""
+        is_remote = self.host != host_name()
+        return self.ended is None and (is_remote or start_ticks(self.pid) == self.ticks)
+
+    @property
+    def state(self) -> str:
+        """Its state in a word: running, lost, failed or done."""
+        if self.ended is None:
+            return "running" if self.is_running else "lost"
+        return "failed" if self.code else "done"
+
+    def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
+        """Start ``ddplaunch WORDS`` on its first host; return a function that waits for its end and returns its code.
+
+        ``stdin``: the command reads this process's stdin, which only one command at a time can.
+        """
+        raise NotImplementedError
+
+    def format_command(self, words: Sequence[str]) -> str:
+        """Return the shell command with which a user can run ``ddplaunch WORDS`` on its first host."""
+        raise NotImplementedError
+
+    def remove_record(self) -> None:
+        """Forget the job."""
+        raise NotImplementedError
 
 
 class RunIndex:

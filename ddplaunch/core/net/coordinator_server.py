@@ -14,6 +14,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
 from ddplaunch.core import messages
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.coordinator import Coordinator
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job.signal_forwarding import SignalDeduplicator
@@ -108,7 +109,7 @@ class CoordinatorServer:
         number = accepted.node_spec.node_rank
         self._peers[number] = connection
         self._clocks[number] = PeerClock()
-        connection.set_accepted_types(messages.FROM_NODE)
+        connection.set_accepted_types((*messages.FROM_NODE, *load_features().message_types()))
         connection.on_message = partial(self._on_peer_message, number)
         connection.on_lost = partial(self._on_disconnect, number)
         assigned, late = None if hello.has_node_rank else number, self._has_started

@@ -1,5 +1,4 @@
 """``--check``: verifies memory and GPUs of every node before ranks start.
 
-``node.py`` starts the check on a node, ``machine_check.py`` is what runs; the coordinator collects the results
-(``core/job/node_checks.py``).
+``machine_check`` has the rules, ``node.py`` runs them on a node. How node 0 waits for the nodes need not be read.
 """

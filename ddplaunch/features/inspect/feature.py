@@ -20,6 +20,7 @@ class Inspect(Feature):
     commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which."),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
+    messages = ("messages",)
 
     def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
         hangs = options[Hangs]

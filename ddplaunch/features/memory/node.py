@@ -28,6 +28,7 @@ from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.output.run_log import snapshot_file
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
+from ddplaunch.features.memory.options import MemoryReport
 from ddplaunch.features.samples.node import SampleCollector
 from ddplaunch.system.devices import cgroups
 from ddplaunch.system.plan.rank_layout import Rank
@@ -72,7 +73,7 @@ class MemorySide(NodeSide):
             self.close()
 
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
-        if not self._context.config.oom_report:
+        if not self._context.options[MemoryReport].oom_report:
             return None
         name = snapshot_file(rank.rank, ranks.number)  # in the log folder, else in the current folder
         snapshot = self._context.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")

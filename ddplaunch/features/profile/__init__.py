@@ -1,1 +1,5 @@
-"""``ddplaunch profile``: samples where the ranks of a running job spend their time."""
+"""``ddplaunch profile``: samples where the ranks of a running job spend their time.
+
+``rank/`` samples, ``node.py`` collects, ``hot_spots`` concludes (pure), ``profile_files`` writes files for viewers. How
+requests reach the ranks need not be read.
+"""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli.job_argument import RunName
-from ddplaunch.features.runs.job_resolver import job_state, query_state, resolve_job_id
+from ddplaunch.features.runs.job_resolver import find_slurm, job_state, query_state, resolve_job_id
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job
 from ddplaunch.system.schedulers.scheduler import JobForgotten, JobId, SchedulerNotResponding
-from ddplaunch.system.schedulers.scheduler_registry import get_scheduler, make_scheduler
+from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 
 INITIAL_LOG_BYTES = 64 << 10  # of the end of the log, shown first
 
@@ -47,9 +46,8 @@ def _attach_to_slurm_job(word: str) -> int:
     """Follow a job of Slurm that was not submitted by ddplaunch."""
     if not re.fullmatch(r"\d+(_\d+)?", word):
         raise UsageError(f"no submitted job is called {sanitize_line(word, 60)}", "ddplaunch ps shows those that were")
-    slurm = make_scheduler("slurm")
-    if shutil.which(slurm.query_program) is None:
-        what = f"job {word} was not submitted here, and {slurm.query_program} is not on PATH to ask Slurm about it"
+    if (slurm := find_slurm()) is None:
+        what = f"job {word} was not submitted here, and scontrol is not on PATH to ask Slurm about it"
         raise SchedulerNotResponding(
             what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed"
         )

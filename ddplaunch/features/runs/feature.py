@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
 from ddplaunch.features.runs.options import History
-
-if TYPE_CHECKING:
-    from ddplaunch.core.control_socket.run_locator import RunLocator
 
 
 class Runs(Feature):
     requires = ("inspect", "samples")
     options = (History,)
+    locators = ("run_lookup",)
     commands = (
         Command("stop", "Stop a running job.", module="stop"),
         Command("wait", "Wait for a job to end and return its exit code.", module="stop"),
@@ -23,11 +19,6 @@ class Runs(Feature):
         Command("attach", "Follow the log of a submitted job.", module="attach"),
         Command("clean", "Delete the records of finished runs.", module="clean"),
     )
-
-    def make_locator(self) -> RunLocator:
-        from ddplaunch.features.runs.run_lookup import RecordedRunLocator
-
-        return RecordedRunLocator()
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         if context.options[History].no_history:

@@ -38,11 +38,16 @@ def resolve_job(word: str | None) -> SubmittedJob | None:
     return job
 
 
+def find_slurm() -> Scheduler | None:
+    """Return Slurm, if this installation supports it and its commands are on this machine."""
+    slurm = make_scheduler("slurm") if "slurm" in SCHEDULER_TITLES else None
+    return slurm if slurm and shutil.which(slurm.query_program) else None
+
+
 def _find_slurm_job(word: str) -> SubmittedJob | None:
     """Return a running or pending Slurm job that the user submitted without ``ddplaunch submit``."""
     number, _, index = word.partition("_")
-    slurm = make_scheduler("slurm")
-    if not (number.isdecimal() and index.isdecimal() >= bool(index)) or shutil.which(slurm.query_program) is None:
+    if not (number.isdecimal() and index.isdecimal() >= bool(index)) or (slurm := find_slurm()) is None:
         return None
     if any(word == str(run.pid) for run in locate.list_running()) or slurm.why_unavailable():
         return None
@@ -64,7 +69,7 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
 
 def list_script_jobs() -> list[SubmittedJob]:
     """List Slurm jobs submitted without ``ddplaunch submit`` that, by the history, still run on other machines."""
-    if shutil.which("scontrol") is None:
+    if find_slurm() is None:
         return []
     known, found = {job.number for job in submitted_jobs.list_jobs()}, dict[str, SubmittedJob]()
     for each in history_store.read_all_records():
@@ -166,8 +171,7 @@ def end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
             state = BatchJobState(mark_forgotten(job, which.index), 1)
     else:  # a script of the user's own
         number, _, index = word.partition("_")
-        slurm = make_scheduler("slurm")
-        if not number.isdecimal() or shutil.which(slurm.query_program) is None:
+        if not number.isdecimal() or (slurm := find_slurm()) is None:
             return None
         try:
             state = query_state(JobId(number, index=index or None), slurm)

@@ -19,8 +19,7 @@ from ddplaunch.cli.text_table import fit_to_width, format_table
 from ddplaunch.core.control_socket import client, locate
 from ddplaunch.core.control_socket.client import JobNotResponding, advice_to_continue
 from ddplaunch.core.control_socket.job_status import Status, short_target
-from ddplaunch.core.control_socket.remote_job import RemoteJob
-from ddplaunch.core.control_socket.run_locator import RunningJob
+from ddplaunch.core.control_socket.run_locator import RemoteJob, RunningJob
 from ddplaunch.core.output.tty import window_size
 from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection

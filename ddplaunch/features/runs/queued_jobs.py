@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.features.runs.array_report import summarize_array
-from ddplaunch.features.runs.job_resolver import list_script_jobs, mark_forgotten
+from ddplaunch.features.runs.job_resolver import find_slurm, list_script_jobs, mark_forgotten
 from ddplaunch.system.clusters.systems.slurm_env import JOB_ID
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.job_step import query_node_zero
@@ -65,9 +65,8 @@ def list_queued_jobs(now: float, *, everything: bool) -> list[QueuedJob]:
 
 def _list_script_jobs(deadline: Deadline) -> list[QueuedJob]:
     """List the jobs of Slurm with launchers that were not submitted by ddplaunch and have not ended."""
-    if not (jobs := list_script_jobs()):
+    if not (jobs := list_script_jobs()) or (slurm := find_slurm()) is None:
         return []
-    slurm = make_scheduler("slurm")
     answers = None if slurm.why_unavailable() else slurm.query([_job_id(job) for job in jobs], deadline.left)
     records = ((job, seen) for job in jobs for seen in (answers or {}).get(_job_id(job), ()))
     return [QueuedJob(job, seen.description, None, seen) for job, seen in records if seen.code is None]

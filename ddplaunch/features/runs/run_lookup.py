@@ -112,3 +112,6 @@ def _socket_created_at(job: RunningJob) -> float:
         return os.stat(job.path).st_mtime
     except OSError:
         return 0.0
+
+
+LOCATOR = RecordedRunLocator()

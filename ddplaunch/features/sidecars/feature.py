@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
 from ddplaunch.features.sidecars.options import SidecarPrograms
+
+if TYPE_CHECKING:
+    from ddplaunch.core.options import Options
+    from ddplaunch.features.sidecars.programs import Sidecar
+    from ddplaunch.system.plan.plan import Plan
 
 
 class Sidecars(Feature):
     options = (SidecarPrograms,)
 
+    def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
+        _read_sidecars(options, plan)
+        return ()
+
+    def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> list[str]:
+        sidecars = _read_sidecars(options, plan, is_remote=is_remote)
+        return [f"sidecar on node 0: {each.command_text}" for each in sidecars]
+
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if not context.config.sidecars:
+        if not (sidecars := _read_sidecars(context.options, context.plan)):
             return None
         from ddplaunch.features.sidecars.node import SidecarRunner
 
-        return SidecarRunner(context)
+        return SidecarRunner(context, sidecars)
+
+
+def _read_sidecars(options: Options, plan: Plan, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
+    """Return the sidecars of this node; only node 0 has any."""
+    if plan.node_rank or not options[SidecarPrograms].are_used:
+        return ()
+    from ddplaunch.features.sidecars.programs import read_sidecars
+
+    return read_sidecars(options[SidecarPrograms], is_remote=is_remote)
 
 
 FEATURE = Sidecars()

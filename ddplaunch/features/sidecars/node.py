@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ddplaunch.base.errors import host_name
@@ -22,10 +22,10 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
-from ddplaunch.core.node_config import Sidecar
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import ProgramJob, Usage
+from ddplaunch.features.sidecars.programs import Sidecar
 
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
 
@@ -33,13 +33,13 @@ MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
 class SidecarRunner(NodeSide):
     """Runs all sidecars; reports one that ends early, while the job continues."""
 
-    def __init__(self, context: FeatureContext) -> None:
+    def __init__(self, context: FeatureContext, sidecars: Sequence[Sidecar]) -> None:
         self._emit, self._tree = context.emit, context.tree
         self._streams, self._log = context.node.streams, context.log
         self._screen, self._show_note = context.screen, context.screen.show_note
         self._loop = IsolatedLoop(context.loop, "the sidecars", self._show_note, self._close)
         self._grace = min(MAX_GRACE_S, context.job_config.grace)
-        self._sidecars = context.config.sidecars
+        self._sidecars = sidecars
         self._names = ", ".join(each.name for each in self._sidecars)
         self._preempt_signal = context.config.zygote.preempt_signal
         self._zygote: ZygoteClient | None = None

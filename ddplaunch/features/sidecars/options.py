@@ -21,3 +21,7 @@ class SidecarPrograms(OptionGroup, frozen=True):
         "Run TensorBoard on DIR while the job runs, and print its URL.", completion="folder")] = None
     sidecar: Annotated[tuple[str, ...], Option("--sidecar COMMAND",
         "Run a program on node 0 while the job runs; may be repeated.", check_commands)] = ()
+
+    @property
+    def are_used(self) -> bool:
+        return bool(self.sidecar) or self.tensorboard is not None

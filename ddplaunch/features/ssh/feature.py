@@ -8,12 +8,12 @@ from ddplaunch.core.feature import Feature, RunInstead
 from ddplaunch.features.ssh.options import SshHosts
 
 if TYPE_CHECKING:
-    from ddplaunch.core.control_socket.run_locator import RunLocator
     from ddplaunch.core.options import Options
 
 
 class Ssh(Feature):
     options = (SshHosts,)
+    locators = ("job_records",)
 
     def run_instead(self, options: Options) -> RunInstead | None:
         if not options[SshHosts].is_used:
@@ -21,11 +21,6 @@ class Ssh(Feature):
         from ddplaunch.features.ssh.ssh_launch import SshLaunch
 
         return SshLaunch(options)
-
-    def make_locator(self) -> RunLocator:
-        from ddplaunch.features.ssh.job_records import SshJobLocator
-
-        return SshJobLocator()
 
 
 FEATURE = Ssh()

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import click
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, sanitize_line
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
-from ddplaunch.base.text import shell_quote
+from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.base.types import as_dict, parse
-from ddplaunch.core.control_socket.remote_job import RemoteJob
-from ddplaunch.core.control_socket.run_locator import RunLocator
-from ddplaunch.features.ssh.host_command import HostCommand
+from ddplaunch.core.control_socket.run_locator import RemoteJob, RunLocator
+from ddplaunch.core.output.tty import is_interactive
+from ddplaunch.features.ssh.ssh_session import interactive_ssh_command
+from ddplaunch.system.plan.launch_command import python_command
 
 MAX_JOBS = 100  # on record
 MAX_BYTES = 1 << 20  # of a file
+
+_SSH_FAILED = 255  # ssh's own exit code
 
 
 class SshJob(RemoteJob, frozen=True):
@@ -47,6 +52,32 @@ class SshJobLocator(RunLocator):
 
     def list_remote_jobs(self) -> list[RemoteJob]:
         return [*read_jobs()]
+
+
+class HostCommand:
+    """A ddplaunch command that runs on the first host of a job."""
+
+    def __init__(self, job: RemoteJob, words: Sequence[str], *, stdin: bool = True) -> None:
+        """``stdin``: the command reads this process's stdin, which only one command at a time can."""
+        host, self._job, self._words = job.hosts[0], job, words
+        click.echo(f"ddplaunch: {job.run_id} runs on {join_names(job.hosts)}; connecting to {host} over SSH", err=True)
+        terminal = stdin and os.isatty(0) and is_interactive(1)
+        argv = interactive_ssh_command(host, [*python_command(job.python), *words], os.environ, terminal=terminal)
+        self._process = subprocess.Popen(argv, stdin=None if stdin else subprocess.DEVNULL)
+
+    def wait(self) -> int:
+        """Wait for its end and return its exit code. Raises LaunchError if ssh cannot connect to the host."""
+        try:
+            code = self._process.wait()
+        except BaseException:
+            self._process.kill()
+            raise
+        if code == _SSH_FAILED:
+            hint = f"log in there and run: {self._job.format_command(self._words)}"
+            error = LaunchError(f"ssh cannot connect to {self._job.hosts[0]}", hint)
+            error.exit_code = EXIT_UNAVAILABLE
+            raise error
+        return code
 
 
 @contextmanager
@@ -103,3 +134,6 @@ def _read(path: str) -> SshJob | None:
         return parse(data, SshJob) if owner == os.geteuid() else None
     except (OSError, ProtocolError):
         return None
+
+
+LOCATOR = SshJobLocator()

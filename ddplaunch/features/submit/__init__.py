@@ -1,1 +1,5 @@
-"""``ddplaunch submit``: batch scripts for Slurm, Grid Engine, PBS and LSF, and submitting them."""
+"""``ddplaunch submit``: batch scripts for Slurm, Grid Engine, PBS and LSF, and submitting them.
+
+A new scheduler is a file with a ``BatchScheduler`` and its line in ``feature.py``; the files of the others, and how a
+job finds its nodes, need not be read.
+"""

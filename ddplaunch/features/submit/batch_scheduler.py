@@ -1,6 +1,6 @@
 """Base class of schedulers that accept batch scripts: supported options, writing the script, submitting it.
 
-Each scheduler has a class of its own, registered in ``scheduler_registry.py``. Those that start one process per job, on
+Each scheduler has a class of its own, registered in ``feature.py``. Those that start one process per job, on
 the first of its hosts, share ``hosts``.
 """
 

@@ -9,11 +9,11 @@ from ddplaunch.cli.argv_splitter import SplitArgv, TranslatedArgv, end_of_option
 from ddplaunch.cli.batch_command import BatchCommand, all_params, option_sections, parse_notes, with_command_name
 from ddplaunch.cli.cluster_detection import check_token
 from ddplaunch.cli.run_options import GROUPS
-from ddplaunch.cli.side_programs import check_tensorboard
 from ddplaunch.cli.target_args import resolve_target
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.core.options import Options
 from ddplaunch.features.sidecars.options import SidecarPrograms
+from ddplaunch.features.sidecars.programs import check_tensorboard
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler, submit_job
 from ddplaunch.features.submit.options import (
     COMMON_OPTIONS,

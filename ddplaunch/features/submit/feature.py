@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.feature import Command, Feature
+from ddplaunch.core.feature import Command, Feature, SchedulerEntry
 
 
 class Submit(Feature):
-    requires = ("runs",)
+    requires = ("runs", "sidecars")
+    schedulers = (
+        SchedulerEntry("slurm", "Slurm", "slurm", "Slurm"),
+        SchedulerEntry("sge", "Grid Engine", "gridengine", "GridEngine"),
+        SchedulerEntry("pbs", "PBS", "pbs", "Pbs"),
+        SchedulerEntry("lsf", "LSF", "lsf", "Lsf"),
+    )
     commands = (Command("submit", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),)
 
 

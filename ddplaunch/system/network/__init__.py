@@ -1,1 +1,4 @@
-"""The network of this machine: its interfaces and addresses, name look-ups, and reserved ports."""
+"""Addresses and ports of this machine, without a connection to another.
+
+How nodes connect is in ``core/net``, and need not be read.
+"""

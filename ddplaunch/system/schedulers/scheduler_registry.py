@@ -1,27 +1,28 @@
-"""Registry of the batch schedulers: the values of ``--scheduler``, their titles and classes."""
+"""Registry of the batch schedulers that features bring: the values of ``--scheduler``, their titles and classes."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from ddplaunch.system.schedulers.scheduler import Scheduler
-from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+if TYPE_CHECKING:
+    from ddplaunch.system.schedulers.scheduler import Scheduler
+    from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
-_REGISTRY = {
-    "slurm": ("Slurm", "features.submit.slurm", "Slurm"),
-    "sge": ("Grid Engine", "features.submit.gridengine", "GridEngine"),
-    "pbs": ("PBS", "features.submit.pbs", "Pbs"),
-    "lsf": ("LSF", "features.submit.lsf", "Lsf"),
-}
-"""Title, module and class of each. Modules are given by name: this package may not import ``commands``."""
+SCHEDULER_TITLES: dict[str, str] = {}
 
-SCHEDULER_TITLES = {name: system for name, (system, _, _) in _REGISTRY.items()}
+_CLASSES: dict[str, tuple[str, str]] = {}  # module and class of each; imported on use
+
+
+def register_scheduler(name: str, title: str, module: str, kind: str) -> None:
+    """Make a scheduler known by its ``--scheduler`` name; ``kind`` is its class in ``module``."""
+    SCHEDULER_TITLES[name], _CLASSES[name] = title, (module, kind)
 
 
 def make_scheduler(name: str) -> Scheduler:
     """Create the scheduler with this ``--scheduler`` name."""
-    _, module, kind = _REGISTRY[name]
-    found: Scheduler = getattr(import_module(f"ddplaunch.{module}"), kind)()
+    module, kind = _CLASSES[name]
+    found: Scheduler = getattr(import_module(module), kind)()
     return found
 
 

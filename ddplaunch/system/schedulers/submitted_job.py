@@ -33,7 +33,7 @@ class SubmittedJob(Struct, frozen=True):
     moment: float  # of the submission, in seconds since the epoch
     ended: str | None = None  # description of how it ended
     code: int | None = None  # its exit code
-    scheduler: str = "slurm"  # its name in ``system/schedulers/scheduler_registry.py``
+    scheduler: str = "slurm"  # its name in the registry of schedulers
     gone: float | None = None  # when it was first seen to have ended, while its exit status is unknown
     ends: Mapping[str, JobEnd] = field(default_factory=dict)  # of an array, by index
     errors: str | None = None  # the file of its stderr, if it is not the log

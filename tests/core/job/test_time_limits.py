@@ -12,6 +12,7 @@ from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
 from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
+from ddplaunch.features.inspect.messages import StallSuspected
 from tests.core.job.test_coordinator import Job
 from tests.features.inspect.diagnosis.test_stall import rank
 
@@ -108,7 +109,7 @@ def test_all_nodes_may_suspect_a_stall_at_once():
     job = Job(min_nodes=8, max_nodes=8)
     job.join(*range(1, 8))
     for number in range(8):
-        job.send(number, messages.StallSuspected(0))
+        job.send(number, StallSuspected(0))
     assert len(job.take(messages.RpcRequest)) == 8
     job.wait(3 + STALL_CHECK_INTERVAL_S)  # nobody answers
     assert len(job.take(messages.RpcRequest)) == 8
@@ -127,7 +128,7 @@ class Waiting:
         """A node's word after this much silence, at another collective than before; return the notes."""
         self.steps += 1
         self.job.wait(STALL_CHECK_INTERVAL_S)
-        self.job.send(0, messages.StallSuspected(0))
+        self.job.send(0, StallSuspected(0))
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> list[str]:
@@ -206,7 +207,7 @@ def test_a_rank_that_only_prints_ends_no_stall():
         waiting.job.send(0, messages.ProgressResumed(0))
         waiting.job.take(messages.JobStalled)
         waiting.job.wait(STALL_CHECK_INTERVAL_S)
-        waiting.job.send(0, messages.StallSuspected(0))
+        waiting.job.send(0, StallSuspected(0))
         waiting.inspected(seconds)
         (stalled,) = waiting.job.take(messages.JobStalled)
         assert (stalled.text, round(time.time() - stalled.since)) == ("", seconds)

@@ -12,6 +12,7 @@ import pytest
 from ddplaunch.base.errors import escape_control_chars
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import decode
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.messages import FROM_NODE, FROM_NODE_ZERO
 from tests.conftest import wait_until, write_program
 from tests.core.job.test_coordinator import joined
@@ -114,10 +115,10 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
 )
 def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
     """On arrival, or where it is compared with how the job stands."""
-    job = joined(1)
+    job, accepted = joined(1), (*FROM_NODE, *load_features().message_types())
     with pytest.raises(ProtocolError):
         job.send(
-            1, decode_message(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, FROM_NODE)
+            1, decode_message(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, accepted)
         )
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.core import events
 from ddplaunch.core.job_config import LONG_WAIT, JobConfig
-from ddplaunch.core.messages import ProgressResumed, StallSuspected
+from ddplaunch.core.messages import ProgressResumed
 from ddplaunch.core.node.node_ranks import AttemptPhase
 from ddplaunch.features.inspect.diagnosis.inspection import (
     ActiveCall,
@@ -20,6 +20,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     ProcessCondition,
     RankInspection,
 )
+from ddplaunch.features.inspect.messages import StallSuspected
 from ddplaunch.features.inspect.node import stall_detector
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.tree_usage import TreeUsage

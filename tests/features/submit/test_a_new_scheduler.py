@@ -1,4 +1,4 @@
-"""Tests that a new scheduler needs a file and a line of ``scheduler_registry.py``, in a copy of the package."""
+"""Tests that a new scheduler needs a file and a line of ``feature.py``, in a copy of the package."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Toy(BatchScheduler):
         return found
 '''
 
-LINE = '    "toy": ("Toy", "features.submit.toy", "Toy"),\n'
+LINE = '        SchedulerEntry("toy", "Toy", "toy", "Toy"),\n'
 
 PROGRAMS = {
     "toysub": "cat >script; echo 7 running >jobs; echo 7",
@@ -71,8 +71,8 @@ def toy(tmp_path: Path):
     package = tmp_path / "with_toy" / "ddplaunch"
     shutil.copytree(Path(ddplaunch.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "features" / "submit" / "toy.py").write_text(TOY)
-    table = package / "system" / "schedulers" / "scheduler_registry.py"
-    table.write_text(table.read_text().replace('    "lsf":', f'{LINE}    "lsf":'))
+    table = package / "features" / "submit" / "feature.py"
+    table.write_text(table.read_text().replace('        SchedulerEntry("lsf"', f'{LINE}        SchedulerEntry("lsf"'))
     write_program(tmp_path, "train.py", "")
     for name, line in PROGRAMS.items():
         write_program(tmp_path, f"bin/{name}", f"#!/bin/sh\n{line}\n").chmod(0o755)

@@ -1,1 +1,5 @@
-"""Diagnosis of inspected ranks: who waits for whom, stalls, slow ranks, out of memory. Pure, standard library only."""
+"""Diagnosis of inspected ranks: who waits for whom, stalls, slow ranks. Pure, standard library only.
+
+``inspection`` has the types, ``waits`` the conclusions and ``wait_sentences`` their words. How ranks are inspected need
+not be read: `tests/features/inspect/diagnosis` has samples of real hangs.
+"""

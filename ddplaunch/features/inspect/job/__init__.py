@@ -1,1 +1,4 @@
-"""What node 0 concludes from inspections: stalls, stragglers, and the rank that a failed job waited for."""
+"""Inspection on node 0: before the ranks are stopped, for time limits, and which rank the others waited for.
+
+It asks all nodes by ``rpc.py`` and judges with ``diagnosis/``; how a node answers need not be read.
+"""

@@ -7,27 +7,19 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ddplaunch.base.types import convert
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
 from ddplaunch.core.job.node_table import NodePhase
-from ddplaunch.core.messages import (
-    ArrivalsReported,
-    FromNode,
-    NoteMessage,
-    RanksFinished,
-    RanksInspected,
-    StallSuspected,
-    StragglersFound,
-)
+from ddplaunch.core.messages import FromNode, NoteMessage, RanksFinished, RanksInspected
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
 from ddplaunch.features.inspect.job.stall_limit import StallLimit
 from ddplaunch.features.inspect.job.straggler_limit import StragglerLimit
+from ddplaunch.features.inspect.messages import ArrivalsReported, StallSuspected, StragglersFound
 from ddplaunch.features.inspect.slow_rank_detector import SlowRankDetector
 
 BEFORE_STOP_TIMEOUT_S = 1.0  # for the inspection before the ranks are stopped
@@ -67,8 +59,6 @@ class InspectJob(JobSide):
                 if any(each.phase is NodePhase.RUNNING for each in self._context.nodes.values()):
                     self._stragglers.on_ranks_finished()
             case ArrivalsReported(arrivals=arrivals):
-                if node:  # node 0 is this process and needs no check
-                    arrivals = convert(arrivals, tuple[CollectiveArrivals, ...])
                 ranks, offset = self._context.nodes[node].ranks, self._context.clock_of(node)
                 self._slow_ranks.add_arrivals(node, ranks, arrivals, offset)
 

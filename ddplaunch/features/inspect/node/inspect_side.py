@@ -9,7 +9,6 @@ from functools import partial
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
-from ddplaunch.core.messages import ArrivalsReported
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES, RecordedError
 from ddplaunch.core.output.isolation import IsolatedLoop
@@ -17,6 +16,7 @@ from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
+from ddplaunch.features.inspect.messages import ArrivalsReported
 from ddplaunch.features.inspect.node.in_flight import read_in_flight
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
@@ -92,13 +92,9 @@ class InspectSide(NodeSide):
         }
         return RankSide("features/inspect/rank/inspect_side", {**files, "trace_min_age_s": LONG_ATTEMPT_S})
 
-    def reset_stall_detection(self) -> None:
-        """Begin to measure anew: the ranks could not make progress for a while, for a reason of their user's."""
+    def on_resume(self) -> None:
         if self._stall_detector:
             self._stall_detector.reset()
-
-    def on_resume(self) -> None:
-        self.reset_stall_detection()
 
     def on_output(self, rank: int) -> None:
         if self._stall_detector:

@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import events
 from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT, JobConfig
-from ddplaunch.core.messages import FromNode, ProgressResumed, StallSuspected
+from ddplaunch.core.messages import FromNode, ProgressResumed
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import may_wait
 from ddplaunch.features.inspect.diagnosis.stall_check import is_working
+from ddplaunch.features.inspect.messages import StallSuspected
 from ddplaunch.features.inspect.node.tree_usage import TreeUsage, read_tree_usage
 
 RECHECK_DELAY_S = 4.0  # between two inspections, before the stall timeout

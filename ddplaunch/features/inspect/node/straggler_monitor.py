@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import MAX_LISTED_NAMES, format_count
 from ddplaunch.core.failures import first_line
-from ddplaunch.core.messages import FromNode, StragglersFound
+from ddplaunch.core.messages import FromNode
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks, RankProcess
 from ddplaunch.core.node.rank_files import read_error_file
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
+from ddplaunch.features.inspect.messages import StragglersFound
 
 NAME_DELAY_S = 30.0  # seconds from the end of a rank to the report: rank 0 may be writing the last checkpoint
 FAILED_S = 5.0  # seconds from a program's failure to the report: threads may be uploading results

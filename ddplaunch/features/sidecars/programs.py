@@ -5,30 +5,50 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
+from msgspec import Struct, field
+
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import shell_quote
 from ddplaunch.cli.option_values import find_program
-from ddplaunch.core.node_config import Sidecar
-from ddplaunch.core.options import Options
 from ddplaunch.features.sidecars.options import SidecarPrograms
+
+
+class Sidecar(Struct, frozen=True):
+    """A program that starts and ends with the job.
+
+    ``url_pattern``: a title, and a pattern of the line in which it prints its URL. What it prints before that is shown
+    only if it fails.
+    """
+
+    name: str  # unique in the job; the prefix of its lines, and in the name of its log
+    argv: tuple[str, ...]
+    path: str
+    variables: Mapping[str, str] = field(default_factory=dict)  # added to the launcher's environment
+    url_pattern: tuple[str, re.Pattern[bytes]] | None = None
+
+    @property
+    def command_text(self) -> str:
+        return shell_quote(self.argv)
+
 
 _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)
 """TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)"""
 
 
-def read_sidecars(options: Options, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
+def read_sidecars(options: SidecarPrograms, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
     """Return the sidecars; ``is_remote``: they run on another machine, so nothing can be checked here.
 
     Raises:
         UsageError: a program or TensorBoard is not installed, or the folder is a file.
     """
     found: list[Sidecar] = []
-    if (folder := options[SidecarPrograms].tensorboard) is not None:
+    if (folder := options.tensorboard) is not None:
         check_tensorboard(folder, remote=is_remote)
         found.append(_tensorboard_sidecar(folder))
-    for text in options[SidecarPrograms].sidecar:
+    for text in options.sidecar:
         words, path = find_program(text, "--sidecar", is_remote=is_remote)
         found.append(Sidecar(_unique_name(words[0], found), words, path))
     return tuple(found)

@@ -1,0 +1,23 @@
+"""Messages of inspection from a node to node 0."""
+
+from __future__ import annotations
+
+from ddplaunch.core.messages import AttemptMessage
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
+
+
+class ArrivalsReported(AttemptMessage, frozen=True):
+    """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
+
+    arrivals: tuple[CollectiveArrivals, ...]
+
+
+class StallSuspected(AttemptMessage, frozen=True):
+    """The ranks of this node have printed nothing for the stall timeout and make no progress: check the job."""
+
+
+class StragglersFound(AttemptMessage, frozen=True):
+    """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
+
+
+FROM_NODE = (ArrivalsReported, StallSuspected, StragglersFound)
