@@ -325,6 +325,10 @@ class FeatureRegistry:
         """Return what runs the job in place of this launcher; None if it runs the job itself."""
         return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
 
+    def make_zygote_source(self, options: Options) -> ZygoteSource | None:
+        """Return what provides the zygotes of this node; None if no feature does."""
+        return next(filter(None, (feature.make_zygote_source(options) for _, feature in self)), None)
+
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""
         return {
