@@ -6,6 +6,7 @@ import os
 from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.tty import can_move_cursor, in_foreground, is_interactive
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
@@ -14,7 +15,6 @@ from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.features.debug.options import Debugging
 from ddplaunch.features.live.options import LiveDisplay

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import JoinDeclined, JoinRefused, Message, NodeHello
-from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.net.coordinator_client import CoordinatorClient
 from ddplaunch.core.net.listener import Listener
 from ddplaunch.system.network.reserved_port import try_listen
