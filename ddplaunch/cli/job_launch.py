@@ -21,6 +21,7 @@ from ddplaunch.cli.node_config_options import read_node_config
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
+from ddplaunch.cli.startup_notice import StartupNotice
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.control_socket.status_tracker import StatusTracker
@@ -38,7 +39,6 @@ from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
-from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
 from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
