@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch.core.feature import Feature, FeatureContext, JobContext, JobSide, NodeSide
-from ddplaunch.core.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 
 if TYPE_CHECKING:
@@ -15,18 +14,9 @@ if TYPE_CHECKING:
     from ddplaunch.core.options import Options
 
 
-class CheckJob(JobSide):
-    """Requests the check of every node before each attempt."""
-
-    def __init__(self, gpu_memory_timeout: float) -> None:
-        self._gpu_memory_timeout = gpu_memory_timeout
-
-    def before_start(self, attempt: int) -> CheckNode:
-        return CheckNode(attempt, self._gpu_memory_timeout)
-
-
 class Check(Feature):
     options = (Checking,)
+    messages = ("messages",)
 
     def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
         timeout = options[Checking].gpu_memory_timeout
@@ -43,7 +33,11 @@ class Check(Feature):
         return NodeChecker(context)
 
     def make_job_side(self, context: JobContext) -> JobSide | None:
-        return CheckJob(context.config.gpu_memory_timeout) if context.config.checks_nodes else None
+        if not context.config.checks_nodes:
+            return None
+        from ddplaunch.features.check.job import CheckJob
+
+        return CheckJob(context.config.gpu_memory_timeout)
 
 
 FEATURE = Check()
