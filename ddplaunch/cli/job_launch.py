@@ -40,6 +40,7 @@ from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
+from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
@@ -88,7 +89,7 @@ def build_node_job(
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
     config = read_node_config(options, plan, show_rules, start.settings, job_config, planning.cluster_env)
-    return NodeJob(plan, start, config, job_config, options, listener_socket)
+    return NodeJob(plan, start, config, job_config, options, planning.cluster_env, listener_socket)
 
 
 class NodeJob:
@@ -101,6 +102,7 @@ class NodeJob:
         node_config: NodeConfig,
         job_config: JobConfig,
         options: Options,
+        cluster_env: ClusterEnv | None,
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder; ``listener_socket`` is that of ``bind_control_port``.
@@ -128,6 +130,7 @@ class NodeJob:
             node_config,
             job_config,
             options,
+            cluster_env,
             self,
             supervisor.context,
             supervisor.tree,

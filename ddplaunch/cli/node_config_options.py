@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.tty import can_move_cursor, in_foreground, is_interactive
-from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
+from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.core.job_config import JobConfig
@@ -56,7 +56,6 @@ def read_node_config(
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
         preempt_forward=options[Preemption].preempt_forward,
-        in_slurm_step=in_step(options, cluster_env, plan.node_rank),
     )
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
+    from ddplaunch.system.clusters.cluster_env import ClusterEnv
     from ddplaunch.system.plan.plan import Plan
     from ddplaunch.system.plan.rank_layout import Rank
     from ddplaunch.system.target.target import Target
@@ -133,6 +134,7 @@ class FeatureContext(Struct, frozen=True):
     config: NodeConfig
     job_config: JobConfig
     options: Options
+    cluster_env: ClusterEnv | None  # the cluster that supplies options; None if none does
     job: ServedJob
     node: NodeContext
     tree: ProcessTree
