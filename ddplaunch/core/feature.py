@@ -221,6 +221,7 @@ class JobContext(Struct, frozen=True):
     """What the job side of a feature may use of the coordinator."""
 
     config: JobConfig
+    options: Options  # of node 0
     run_id: str
     nodes: NodeTable
     limits: TimeLimits
@@ -325,6 +326,10 @@ class FeatureRegistry:
     def run_instead(self, options: Options) -> RunInstead | None:
         """Return what runs the job in place of this launcher; None if it runs the job itself."""
         return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
+
+    def make_zygote_source(self, options: Options) -> ZygoteSource | None:
+        """Return what provides the zygotes of this node; None if no feature does."""
+        return next(filter(None, (feature.make_zygote_source(options) for _, feature in self)), None)
 
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""

@@ -46,6 +46,7 @@ class JobSides:
         def make_context(isolation: Isolation) -> JobContext:
             return JobContext(
                 nodes.config,
+                nodes.config.options,
                 run_id,
                 nodes,
                 limits,

@@ -17,8 +17,13 @@ from ddplaunch.core.job.joining import FIRST_NOTICE_S
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello, Versions
+from ddplaunch.core.options import Options
 from ddplaunch.features.check.messages import CheckNode
+from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec
+
+CHECKED = Options({Checking: Checking(check=True)}, {})
+"""The options of a job whose nodes check their machines."""
 
 LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
 
@@ -677,7 +682,7 @@ def test_a_third_ctrl_c_does_not_wait():
 
 def checking(*numbers: int, **rules: object) -> Job:
     """A job that asks its nodes to check their machines."""
-    return joined(*numbers, checks_nodes=True, **rules)
+    return joined(*numbers, options=CHECKED, **rules)
 
 
 LACK = messages.NodeStartError("12 MiB free in /dev/shm (64 MiB needed)", "remove something")
@@ -875,7 +880,7 @@ def test_ctrl_c_on_a_node_that_leaves_ends_the_job_with_the_grace():
 
 
 def test_nodes_leave_while_others_are_awaited_checked_or_restarted():
-    job = joined(1, min_nodes=2, max_nodes=3, checks_nodes=True, max_restarts=1, restart_backoff=5.0)
+    job = joined(1, min_nodes=2, max_nodes=3, options=CHECKED, max_restarts=1, restart_backoff=5.0)
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
     job.join(1, 2)

@@ -11,7 +11,7 @@ from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.inspect.rpc import InspectKind
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_coordinator import CHECKED, Job
 
 
 class RaisingSide(JobSide):
@@ -59,7 +59,7 @@ def test_a_side_that_raises_is_reported_once_and_the_job_goes_on():
 
 
 def test_without_features_nothing_precedes_the_start():
-    job = Job(features=(), checks_nodes=True)
+    job = Job(features=(), options=CHECKED)
     assert not job.take(CheckNode)
     assert job.take(messages.StartAttempt)
 

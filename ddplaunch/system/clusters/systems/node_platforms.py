@@ -148,9 +148,8 @@ def modelarts(environ: EnvVariables) -> ClusterEnv | None:
     check_below(node_rank, nnodes, index, count)
     if len(hosts) != nnodes:
         raise contradiction_error(f"{count}={nnodes}", f"{listed}={environ[listed]} (nodes: {len(hosts)})")
-    return env_for_node(
-        "modelarts", (count, index, listed), nnodes, node_rank, hosts[0], gpus=gpus, address_may_be_unknown=True
-    )
+    names = (count, index, listed)
+    return env_for_node("modelarts", names, nnodes, node_rank, hosts[0], gpus=gpus, address_may_be_unknown=True)
 
 
 RENDEZVOUS = "/run/determined/info/rendezvous.json"
