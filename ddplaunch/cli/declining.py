@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import detect_cluster
 from ddplaunch.cli.core_options import DryRun, Nodes, Starting
 from ddplaunch.cli.job_config_options import read_job_config
@@ -21,7 +22,6 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import JoinDeclined, JoinRefused, Message, NodeHello
 from ddplaunch.core.net.coordinator_client import CoordinatorClient
 from ddplaunch.core.net.listener import Listener
-from ddplaunch.core.options import Options
 from ddplaunch.system.network.reserved_port import PortTaken, try_listen
 from ddplaunch.system.plan.rendezvous import SOURCE_MISSING, locate_store
 

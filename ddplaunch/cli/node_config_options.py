@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
+from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.node_config import NodeConfig, ShowRules
-from ddplaunch.core.options import Options
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.clusters.cluster_env import ClusterEnv

@@ -19,6 +19,7 @@ from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+    from ddplaunch.base.options import OptionGroup, Options
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
-    from ddplaunch.core.options import OptionGroup, Options
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions

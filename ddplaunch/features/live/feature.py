@@ -10,7 +10,7 @@ from ddplaunch.features.live.options import LiveDisplay
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.system.plan.plan import Plan
 

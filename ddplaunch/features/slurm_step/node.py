@@ -14,6 +14,7 @@ from functools import partial
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
+from ddplaunch.base.options import Options
 from ddplaunch.base.text import join_names
 from ddplaunch.cli.cluster_detection import SLURM, find_slurm_step, task_count
 from ddplaunch.cli.core_options import Elastic, Nodes
@@ -21,7 +22,6 @@ from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core import messages
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import Message, NodeStartError
-from ddplaunch.core.options import Options
 from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.clusters.nodelist import expand_hosts
