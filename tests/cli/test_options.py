@@ -8,12 +8,12 @@ import click
 import pytest
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import Options, OptionSource, declared_options
 from ddplaunch.cli.core_options import Logging, Nodes, Ranks, Stopping
 from ddplaunch.cli.run_command import run
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS
 from ddplaunch.cli.target_args import ParseNotes
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.options import Options, OptionSource, declared_options
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.warm.options import Warming
 

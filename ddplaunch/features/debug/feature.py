@@ -8,7 +8,7 @@ from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
 from ddplaunch.features.debug.options import Debugging
 
 if TYPE_CHECKING:
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.system.plan.plan import Plan
 
 

@@ -10,8 +10,8 @@ from ddplaunch.core.feature import Command, Feature, FeatureContext, JobContext,
 from ddplaunch.features.inspect.options import Hangs, Inspecting
 
 if TYPE_CHECKING:
+    from ddplaunch.base.options import Options
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.options import Options
     from ddplaunch.system.plan.plan import Plan
 
 

@@ -8,8 +8,8 @@ from ddplaunch.core.feature import Command, Feature
 from ddplaunch.features.warm.options import Warming
 
 if TYPE_CHECKING:
+    from ddplaunch.base.options import Options
     from ddplaunch.core.node.zygote_process import ZygoteSource
-    from ddplaunch.core.options import Options
 
 
 class Warm(Feature):
