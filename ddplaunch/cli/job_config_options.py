@@ -56,6 +56,7 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
         allow_mismatch=options[Connections].allow_mismatch,
         timeout=options[TimeLimit].timeout,
         shared_log=has_shared_log(cluster_env),
+        options=options,
     )
     for _, feature in load_features():
         config = feature.configure_job(config, options)

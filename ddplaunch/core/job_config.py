@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.core.options import Options
+
 MIN_INSPECT_GRACE_S = 5.0  # with a shorter --grace, ranks are not inspected before they are stopped
-DEFAULT_STALL_TIMEOUT_S = 300.0  # without --stall-timeout
-EARLY_STALL_CHECK_S = 20.0  # without output, until waiting ranks are inspected
-LONG_WAIT = 600.0  # a wait this long (seconds) is reported although ranks print
-DEFAULT_GPU_MEMORY_TIMEOUT_S = 30.0  # without --gpu-memory-timeout
 
 
 class JobConfig(Struct, frozen=True):
@@ -28,8 +26,6 @@ class JobConfig(Struct, frozen=True):
     heartbeat_timeout: float = 15.0  # silence after which a node counts as lost
     grace: float = 30.0  # between SIGTERM and SIGKILL
     preempt_grace: float = 90.0  # between the preemption notice and SIGTERM
-    checks_nodes: bool = False  # whether every node checks itself before each attempt
-    gpu_memory_timeout: float = DEFAULT_GPU_MEMORY_TIMEOUT_S  # how long that check waits for GPU memory in use
     max_restarts: int = 0
     restart_on: str = "any"  # or "transient", "always"; "any": unless the same failure came twice
     restart_backoff: float = 0.0
@@ -39,11 +35,8 @@ class JobConfig(Struct, frozen=True):
     allow_mismatch: bool = False  # whether differing versions only give a warning
     inspect: bool = True  # whether ranks are inspected before they are stopped
     timeout: float | None = None  # of the whole job, from the first start of ranks
-    stall_timeout: float = DEFAULT_STALL_TIMEOUT_S  # without progress, until ``on_stall`` applies
-    stall_strict: bool = False  # whether idle ranks that wait for no other rank also count as stalled
-    on_stall: str = "report"  # or "stop", "restart"
-    straggler_timeout: float | None = None  # how long ranks may run after the others have ended
     shared_log: bool = False  # all nodes print into one log: notes to all nodes are printed by node 0 only
+    options: Options = Options({}, {})  # for the job sides of features
 
     @property
     def is_elastic(self) -> bool:
@@ -58,11 +51,6 @@ class JobConfig(Struct, frozen=True):
     def inspects_before_stop(self) -> bool:
         """Whether ranks are inspected before they are stopped: a short grace leaves no time for it."""
         return self.inspect and self.grace >= MIN_INSPECT_GRACE_S
-
-    @property
-    def stall_check_interval_s(self) -> float:
-        """Seconds between two inspections of ranks that may have stalled."""
-        return max(self.stall_timeout / 5, min(1.0, self.stall_timeout / 2))
 
     @property
     def max_active_nodes(self) -> int:

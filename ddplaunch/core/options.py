@@ -179,9 +179,9 @@ class Options:
         return cls(groups, sources)
 
     def __getitem__(self, kind: type[G]) -> G:
-        group = self._groups[kind]
-        assert isinstance(group, kind)
-        return group
+        """Return the values of a group; the defaults if the command does not have it."""
+        group = self._groups.get(kind)
+        return group if isinstance(group, kind) else kind()
 
     def value(self, name: str) -> Any:
         """Return the value of an option of a feature that may be missing; None without it."""

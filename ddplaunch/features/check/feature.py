@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
-
 from ddplaunch.core.feature import Feature, FeatureContext, JobContext, JobSide, NodeSide
-from ddplaunch.core.messages import CheckNode
 from ddplaunch.features.check.options import Checking
-
-if TYPE_CHECKING:
-    from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.options import Options
-
-
-class CheckJob(JobSide):
-    """Requests the check of every node before each attempt."""
-
-    def __init__(self, gpu_memory_timeout: float) -> None:
-        self._gpu_memory_timeout = gpu_memory_timeout
-
-    def before_start(self, attempt: int) -> CheckNode:
-        return CheckNode(attempt, self._gpu_memory_timeout)
 
 
 class Check(Feature):
     options = (Checking,)
-
-    def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
-        timeout = options[Checking].gpu_memory_timeout
-        return replace(
-            config,
-            checks_nodes=options[Checking].check,
-            gpu_memory_timeout=config.gpu_memory_timeout if timeout is None else timeout,
-        )
+    messages = ("messages",)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
         """Return the side on each node: node 0 alone decides whether nodes are checked."""
@@ -43,7 +17,12 @@ class Check(Feature):
         return NodeChecker(context)
 
     def make_job_side(self, context: JobContext) -> JobSide | None:
-        return CheckJob(context.config.gpu_memory_timeout) if context.config.checks_nodes else None
+        checking = context.options[Checking]
+        if not checking.check:
+            return None
+        from ddplaunch.features.check.job import CheckJob
+
+        return CheckJob(checking.gpu_memory_timeout_s)
 
 
 FEATURE = Check()

@@ -6,8 +6,10 @@ from typing import Annotated
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.option_values import seconds
-from ddplaunch.core.job_config import DEFAULT_GPU_MEMORY_TIMEOUT_S
 from ddplaunch.core.options import Option, OptionGroup, Options
+
+DEFAULT_GPU_MEMORY_TIMEOUT_S = 30.0
+
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off
@@ -25,6 +27,10 @@ class Checking(OptionGroup, frozen=True):
     gpu_memory_timeout: Annotated[float | None, Option("--gpu-memory-timeout TIME",
         "With --check: how long to wait for GPU memory that is still in use.  "
         f"[default: {DEFAULT_GPU_MEMORY_TIMEOUT_S:g}]", seconds, in_project=True)] = None
+
+    @property
+    def gpu_memory_timeout_s(self) -> float:
+        return DEFAULT_GPU_MEMORY_TIMEOUT_S if self.gpu_memory_timeout is None else self.gpu_memory_timeout
 
     def check_contradictions(self, options: Options) -> None:
         if self.gpu_memory_timeout is not None and not self.check:

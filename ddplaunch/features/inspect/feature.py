@@ -23,16 +23,7 @@ class Inspect(Feature):
     messages = ("messages",)
 
     def configure_job(self, config: JobConfig, options: Options) -> JobConfig:
-        hangs = options[Hangs]
-        strict = hangs.stall_timeout is not None
-        return replace(
-            config,
-            inspect=not options[Inspecting].no_inspect,
-            stall_timeout=hangs.stall_timeout or config.stall_timeout,
-            stall_strict=strict,
-            on_stall=hangs.on_stall or ("stop" if strict else "report"),
-            straggler_timeout=hangs.straggler_timeout,
-        )
+        return replace(config, inspect=not options[Inspecting].no_inspect)
 
     def describe(self, options: Options, plan: Plan, *, is_remote: bool) -> tuple[str, ...]:
         return ("--no-inspect: `ddplaunch stacks` will not work",) if options[Inspecting].no_inspect else ()

@@ -9,6 +9,11 @@ from ddplaunch.cli.core_options import Connections, Nodes, Stopping, TargetOptio
 from ddplaunch.cli.option_values import time_limit
 from ddplaunch.core.options import Option, OptionGroup, Options
 
+DEFAULT_STALL_TIMEOUT_S = 300.0
+EARLY_STALL_CHECK_S = 20.0  # without output, until waiting ranks are inspected
+LONG_WAIT = 600.0  # a wait this long (seconds) is reported although ranks print
+
+
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off
 
@@ -37,6 +42,25 @@ class Hangs(OptionGroup, frozen=True):
         in_project=True)] = None
     straggler_timeout: Annotated[float | None, Option("--straggler-timeout TIME",
         "Stop ranks that still run this long after the last other rank has ended.", time_limit, in_project=True)] = None
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether idle ranks that wait for no other rank also count as stalled."""
+        return self.stall_timeout is not None
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """How long there may be no progress until ``stall_action`` applies."""
+        return self.stall_timeout or DEFAULT_STALL_TIMEOUT_S
+
+    @property
+    def stall_action(self) -> str:
+        return self.on_stall or ("stop" if self.is_strict else "report")
+
+    @property
+    def stall_check_interval_s(self) -> float:
+        """Seconds between two inspections of ranks that may have stalled."""
+        return max(self.stall_timeout_s / 5, min(1.0, self.stall_timeout_s / 2))
 
     def check_contradictions(self, options: Options) -> None:
         if self.on_stall and self.stall_timeout is None:

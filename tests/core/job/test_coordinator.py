@@ -17,7 +17,13 @@ from ddplaunch.core.job.joining import FIRST_NOTICE_S
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello, Versions
+from ddplaunch.core.options import Options
+from ddplaunch.features.check.messages import CheckNode
+from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec
+
+CHECKED = Options({Checking: Checking(check=True)}, {})
+"""The options of a job whose nodes check their machines."""
 
 LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
 
@@ -676,7 +682,7 @@ def test_a_third_ctrl_c_does_not_wait():
 
 def checking(*numbers: int, **rules: object) -> Job:
     """A job that asks its nodes to check their machines."""
-    return joined(*numbers, checks_nodes=True, **rules)
+    return joined(*numbers, options=CHECKED, **rules)
 
 
 LACK = messages.NodeStartError("12 MiB free in /dev/shm (64 MiB needed)", "remove something")
@@ -684,7 +690,7 @@ LACK = messages.NodeStartError("12 MiB free in /dev/shm (64 MiB needed)", "remov
 
 def test_the_ranks_start_when_every_node_has_what_they_need():
     job = checking(1, min_nodes=2)
-    assert [check.attempt for check in job.take(messages.CheckNode)] == [0, 0]
+    assert [check.attempt for check in job.take(CheckNode)] == [0, 0]
     job.send(0, messages.CheckPassed(0))
     assert not job.take(messages.StartAttempt)
     job.send(1, messages.CheckPassed(0))
@@ -707,9 +713,9 @@ def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
     left_out = "node 1 (n1) is left out: 12 MiB free in /dev/shm (64 MiB needed)"
     assert job.take(messages.NoteMessage, 2)[-1].text == left_out
     assert job.outcome(1).outcome.usage_error == (left_out, "remove something")
-    job.take(messages.CheckNode)
+    job.take(CheckNode)
     job.join(1)
-    assert not job.take(messages.CheckNode), "it is asked at the next start"
+    assert not job.take(CheckNode), "it is asked at the next start"
 
 
 def test_too_few_have_what_their_ranks_need():
@@ -729,7 +735,7 @@ def test_a_node_that_lacks_something_before_a_restart():
     job.drain(0, job.fail(0, 0))
     job.drain(1)
     job.wait(0)
-    assert [check.attempt for check in job.take(messages.CheckNode)][-2:] == [1, 1]
+    assert [check.attempt for check in job.take(CheckNode)][-2:] == [1, 1]
     job.send(1, LACK)
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.verdict.first.rank) == (3, 0)
@@ -783,13 +789,13 @@ def test_a_node_that_lacks_something_when_the_ranks_have_failed_meanwhile():
     job.send(0, messages.CheckPassed(0))
     job.join(1)
     job.drain(0, job.fail(0, 0))
-    job.take(messages.CheckNode)
+    job.take(CheckNode)
     job.take(messages.StartAttempt)
     job.send(1, LACK)
     assert job.outcome(1).outcome.code == 2
-    assert not job.take(messages.CheckNode) + job.take(messages.StartAttempt)
+    assert not job.take(CheckNode) + job.take(messages.StartAttempt)
     job.wait(5)
-    assert len(job.take(messages.CheckNode)) == 1
+    assert len(job.take(CheckNode)) == 1
     job.send(0, messages.CheckPassed(1))
     assert len(job.take(messages.StartAttempt)) == 1
 
@@ -874,11 +880,11 @@ def test_ctrl_c_on_a_node_that_leaves_ends_the_job_with_the_grace():
 
 
 def test_nodes_leave_while_others_are_awaited_checked_or_restarted():
-    job = joined(1, min_nodes=2, max_nodes=3, checks_nodes=True, max_restarts=1, restart_backoff=5.0)
+    job = joined(1, min_nodes=2, max_nodes=3, options=CHECKED, max_restarts=1, restart_backoff=5.0)
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
     job.join(1, 2)
-    assert job.take(messages.CheckNode, 2)
+    assert job.take(CheckNode, 2)
     terminate(job, 2)
     for node in (0, 1):
         job.send(node, messages.CheckPassed(0))

@@ -161,7 +161,7 @@ def test_what_passes_is_restarted(fields):
 
 
 def test_a_restart_on_a_stall_was_asked_for():
-    job = Job(min_nodes=1, max_restarts=1, restart_on="transient", stall_timeout=9.0, on_stall="restart")
+    job = Job(min_nodes=1, max_restarts=1, restart_on="transient")
     cut = TimeLimitExpired("the job has stalled", None, may_restart=True)
     job.coordinator._on_time_limit(cut)
     job.drain(0, job.fail(0, 0))

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ddplaunch.core import messages
-from tests.core.job.test_coordinator import LEAVES, Job
+from tests.core.job.test_coordinator import CHECKED, LEAVES, Job
 
 JOINED = "has joined as a spare"
 
@@ -171,7 +171,7 @@ def test_a_lost_spare_changes_nothing():
 
 
 def test_with_checks_a_spare_comes_for_a_node_that_is_left_out():
-    job = Job(min_nodes=2, max_nodes=3, spares=1, checks_nodes=True)
+    job = Job(min_nodes=2, max_nodes=3, spares=1, options=CHECKED)
     job.join(1, 2)
     job.send(0, messages.CheckPassed(0))
     job.send(1, messages.NodeStartError("/dev/shm is full", "empty it"))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import Any
 
 from msgspec.structs import replace
 
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+from ddplaunch.core.options import Options
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
 from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
 from ddplaunch.features.inspect.messages import StallSuspected
+from ddplaunch.features.inspect.options import Hangs
 from tests.core.job.test_coordinator import Job
 from tests.features.inspect.diagnosis.test_stall import rank
 
@@ -120,8 +123,8 @@ def test_all_nodes_may_suspect_a_stall_at_once():
 class Waiting:
     """A job of two ranks, of which rank 0 waits; a test says for how long, and what the job's usual gap is."""
 
-    def __init__(self, **rules: object) -> None:
-        self.job, self.gap, self.steps = Job(**rules), 0.1, 0
+    def __init__(self, **hangs: Any) -> None:
+        self.job, self.gap, self.steps = Job(options=Options({Hangs: Hangs(**hangs)}, {})), 0.1, 0
         self.quiet: float | None = None  # seconds since a rank printed; None: as long as they wait
 
     def suspect(self, seconds: float) -> list[str]:

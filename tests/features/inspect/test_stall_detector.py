@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.core import events
-from ddplaunch.core.job_config import LONG_WAIT, JobConfig
 from ddplaunch.core.messages import ProgressResumed
 from ddplaunch.core.node.node_ranks import AttemptPhase
 from ddplaunch.features.inspect.diagnosis.inspection import (
@@ -24,12 +23,13 @@ from ddplaunch.features.inspect.messages import StallSuspected
 from ddplaunch.features.inspect.node import stall_detector
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.tree_usage import TreeUsage
+from ddplaunch.features.inspect.options import LONG_WAIT, Hangs
 
 
 class Node:
     """Two ranks whose collectives and CPU time a test sets."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: JobConfig) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hangs: Hangs) -> None:
         self.now, self.cpu, self.worked = 1000.0, 0.0, 0.0
         self.collectives = (5, 4), (4, 4)
         self.fields: dict[str, object] = {}  # of rank 0
@@ -52,7 +52,7 @@ class Node:
             lambda roots, store: {pid: TreeUsage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
         )
         self.notes: list[str] = []
-        self.clock = StallDetector(self, rules, self.inspect, self.send, self.notes.append)  # type: ignore[arg-type]
+        self.clock = StallDetector(self, hangs, self.inspect, self.send, self.notes.append)  # type: ignore[arg-type]
         self.clock.start_attempt(self.ranks)  # type: ignore[arg-type]
 
     def send(self, message: object) -> None:
@@ -83,7 +83,7 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch):
-    return Node(monkeypatch, JobConfig())
+    return Node(monkeypatch, Hangs())
 
 
 def test_a_stall_is_reported_to_node_0_soon_and_after_five_minutes_without_output(node):
@@ -96,7 +96,7 @@ def test_a_stall_is_reported_to_node_0_soon_and_after_five_minutes_without_outpu
 
 
 def test_with_a_shorter_stall_timeout_there_is_no_earlier_inspection(monkeypatch):
-    node = Node(monkeypatch, JobConfig(stall_timeout=20.0))
+    node = Node(monkeypatch, Hangs(stall_timeout=20.0))
     node.wait(20)
     assert node.inspections == [1016, 1020]
     assert node.sent == [(1020, StallSuspected(0))]

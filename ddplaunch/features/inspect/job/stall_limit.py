@@ -10,12 +10,12 @@ from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.core.feature import JobContext
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
-from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT
 from ddplaunch.features.inspect.diagnosis.culprit import find_culprit
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.slow_ranks import typical_gap
 from ddplaunch.features.inspect.diagnosis.stall_check import Stall, check_stall
 from ddplaunch.features.inspect.job.awaited_rank import format_host, make_failure
+from ddplaunch.features.inspect.options import EARLY_STALL_CHECK_S, LONG_WAIT, Hangs
 
 STALL_CHECK_INTERVAL_S = 2.0  # the longest, between two inspections of a job that may have stalled
 _UNUSUAL_WAIT_FACTOR = 10.0  # a wait is reported early if longer than this times the typical gap between collectives
@@ -28,7 +28,7 @@ class StallLimit:
 
     def __init__(self, context: JobContext, on_expired: Callable[[TimeLimitExpired, Inspection], None]) -> None:
         """``on_expired`` stops the attempt if ranks run."""
-        self._context, self._config, self._on_expired = context, context.config, on_expired
+        self._context, self._hangs, self._on_expired = context, context.options[Hangs], on_expired
         self._limits = context.limits
         self._attempt = -1
         self._inspecting = False  # an inspection is in progress, or the pause after one
@@ -71,20 +71,20 @@ class StallLimit:
     def _check(self, attempt: int, inspection: Inspection) -> None:
         if attempt != self._attempt:
             return
-        config = self._config
+        hangs = self._hangs
         if self._limits.are_paused:
-            self._set_timer("stall check", config.stall_check_interval_s / 2, self._on_check_interval)
+            self._set_timer("stall check", hangs.stall_check_interval_s / 2, self._on_check_interval)
             return
-        stall, check_again_s = check_stall(inspection, config.stall_timeout, strict=config.stall_strict)
+        stall, check_again_s = check_stall(inspection, hangs.stall_timeout_s, strict=hangs.is_strict)
         if check_again_s is None:
             self._set_timer(
-                "stall check", min(config.stall_check_interval_s / 2, STALL_CHECK_INTERVAL_S), self._on_check_interval
+                "stall check", min(hangs.stall_check_interval_s / 2, STALL_CHECK_INTERVAL_S), self._on_check_interval
             )
         else:
             self._set_timer("stall check", check_again_s, self._inspect)
         if stall is None:
             self._check_early(attempt, inspection)
-        elif config.on_stall != "report" and stall.killable:
+        elif hangs.stall_action != "report" and stall.killable:
             found, nodes = find_culprit(inspection), self._context.nodes
             what = found.text if found else stall.text
             hint = FALSE_STALL_HINT if stall.is_alive and stall.only_looks_idle else None
@@ -92,7 +92,9 @@ class StallLimit:
             seconds, host = format_elapsed(stall.seconds), format_host(nodes, failure)
             text = f"no progress for {seconds} (--stall-timeout): {what}{host}"
             self._send_stalled(stall, "")
-            self._on_expired(TimeLimitExpired(text, failure, stall.is_alive, config.on_stall == "restart"), inspection)
+            self._on_expired(
+                TimeLimitExpired(text, failure, stall.is_alive, hangs.stall_action == "restart"), inspection
+            )
         else:
             self._report(stall)
 
@@ -115,7 +117,7 @@ class StallLimit:
         if stall.seconds >= report_after:
             self._report_after_s[stall.location] = _REPEAT_WAIT_FACTOR * stall.seconds
             self._report(stall)
-        elif report_after < self._config.stall_timeout:
+        elif report_after < self._hangs.stall_timeout_s:
             self._set_timer("early report", report_after - stall.seconds, self.on_suspected)
 
     def _report(self, stall: Stall) -> None:

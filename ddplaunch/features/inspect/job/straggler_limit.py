@@ -13,6 +13,7 @@ from ddplaunch.core.job.node_table import NodePhase
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations, find_stragglers, format_trace
 from ddplaunch.features.inspect.job.awaited_rank import format_host, make_failure
+from ddplaunch.features.inspect.options import Hangs
 
 
 class StragglerLimit:
@@ -21,7 +22,7 @@ class StragglerLimit:
     def __init__(self, context: JobContext, on_expired: Callable[[TimeLimitExpired, Inspection], None]) -> None:
         """``on_expired`` stops the attempt if ranks run."""
         self._context, self._nodes, self._on_expired = context, context.nodes, on_expired
-        self._timeout_s = context.config.straggler_timeout
+        self._timeout_s = context.options[Hangs].straggler_timeout
         self._attempt = -1
         self._nodes_found: set[int] = set()  # nodes that have sent StragglersFound
         self._timer: Timer | None = None

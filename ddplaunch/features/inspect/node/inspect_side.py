@@ -21,6 +21,7 @@ from ddplaunch.features.inspect.node.in_flight import read_in_flight
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
+from ddplaunch.features.inspect.options import Hangs
 from ddplaunch.features.inspect.rpc import KIND, inspect_job
 from ddplaunch.system.plan.rank_layout import Rank
 
@@ -32,7 +33,7 @@ class InspectSide(NodeSide):
     """Inspects the ranks of this node, for node 0 and for other features, and watches for ranks that hang."""
 
     def __init__(self, context: FeatureContext) -> None:
-        self._context = context
+        self._context, self._hangs = context, context.options[Hangs]
         self._is_isolated = context.job_config.port is None and context.plan.nnodes > 1  # no node sees the others
         self._ranks: NodeRanks | None = None  # of the current attempt, like the fields below
         self._stragglers: StragglerMonitor | None = None
@@ -62,7 +63,7 @@ class InspectSide(NodeSide):
         self._stragglers = StragglerMonitor(
             context.loop,
             ranks,
-            context.job_config.straggler_timeout,
+            self._hangs.straggler_timeout,
             partial(self._inspect_ranks, Detail.STACKS),
             context.send,
             context.screen.show_note,
@@ -72,14 +73,14 @@ class InspectSide(NodeSide):
     def _start_stall_detector(self, ranks: NodeRanks) -> None:
         """Start stall detection, unless this node cannot see all ranks."""
         context = self._context
-        if ranks.plan.world_size == 1 and context.job_config.stall_strict and not ranks.number:
+        if ranks.plan.world_size == 1 and self._hangs.is_strict and not ranks.number:
             context.emit(NoteAdded("--stall-timeout has no effect in a job of one rank"))
         if ranks.plan.world_size == 1 or self._is_isolated or not context.config.inspect:
             return
         if self._stall_detector is None:
             inspect = partial(self._inspect_ranks, Detail.STATE)
             self._stall_detector = StallDetector(
-                context.loop, context.job_config, inspect, context.send, context.screen.show_note
+                context.loop, self._hangs, inspect, context.send, context.screen.show_note
             )
         self._stall_detector.start_attempt(ranks)
 

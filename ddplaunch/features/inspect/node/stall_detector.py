@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import events
-from ddplaunch.core.job_config import EARLY_STALL_CHECK_S, LONG_WAIT, JobConfig
 from ddplaunch.core.messages import FromNode, ProgressResumed
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
@@ -26,6 +25,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import may_wait
 from ddplaunch.features.inspect.diagnosis.stall_check import is_working
 from ddplaunch.features.inspect.messages import StallSuspected
 from ddplaunch.features.inspect.node.tree_usage import TreeUsage, read_tree_usage
+from ddplaunch.features.inspect.options import EARLY_STALL_CHECK_S, LONG_WAIT, Hangs
 
 RECHECK_DELAY_S = 4.0  # between two inspections, before the stall timeout
 MAX_WAKE_DELAY_S = 2.0  # a timer that is later: the launcher was stopped, with all ranks (Ctrl-Z, a frozen container)
@@ -48,19 +48,19 @@ class StallDetector:
     def __init__(
         self,
         loop: EventLoop,
-        config: JobConfig,
+        hangs: Hangs,
         inspect: InspectRanks,
         send: Callable[[FromNode], None],
         note: Callable[[str], None],
     ) -> None:
         """``inspect`` finds the state of this node's ranks; ``send`` sends to node 0; ``note`` shows a message."""
         self._loop, self._inspect, self._send = IsolatedLoop(loop, "stall detection", note), inspect, send
-        self._timeout, self._strict = config.stall_timeout, config.stall_strict
+        self._timeout, self._strict = hangs.stall_timeout_s, hangs.is_strict
         doubled = [EARLY_STALL_CHECK_S * 2**times for times in range(10)]
-        last = config.stall_timeout - config.stall_check_interval_s
+        last = hangs.stall_timeout_s - hangs.stall_check_interval_s
         self._checks = [
             *((each, RECHECK_DELAY_S) for each in doubled if each + RECHECK_DELAY_S < last),
-            (last, config.stall_check_interval_s),
+            (last, hangs.stall_check_interval_s),
         ]
         self._next = 0  # index of the next check: (seconds without output, seconds until the second inspection)
         self._ranks: NodeRanks | None = None
