@@ -9,7 +9,7 @@ from ddplaunch.features.debug.options import Debugging
 class Debug(Feature):
     requires = ("inspect", "ssh")
     options = (Debugging,)
-    commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank."),)
+    commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank.", heading="Diagnose"),)
     requests = ("request",)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
