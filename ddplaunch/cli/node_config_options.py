@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
-from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.options import Options
-from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
 from ddplaunch.core.zygote_settings import ZygoteSettings
-from ddplaunch.features.debug.options import Debugging
-from ddplaunch.features.live.options import LiveDisplay
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
@@ -46,32 +40,9 @@ def read_node_config(
         log_dir=options[Logging].log_dir,
         inspect=job_config.inspect and plan.target.kind is not TargetKind.PROGRAM,
         colour=is_colour_allowed(),
-        debug=options[Debugging].debug,
-        debug_timeout=options[Debugging].debug_timeout,
-        post_mortem=options[Debugging].post_mortem,
-        debugpy=_parse_debugpy_ranks(options[Debugging].debugpy),
-        waits_for_debugger=_has_interactive_terminal() or options[Debugging].debug or options[Debugging].post_mortem,
-        has_debug_prompt=_has_interactive_terminal() and not options[LiveDisplay].ui and options[Output].stdin is None,
         prefix=options[Output].prefix,
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
         preempt_forward=options[Preemption].preempt_forward,
         in_slurm_step=in_step(options, cluster_env, plan.node_rank),
     )
-
-
-def _parse_debugpy_ranks(typed: str | None) -> frozenset[int]:
-    """Parse the ranks of ``--debugpy``."""
-    if typed is None:
-        return frozenset()
-    if not all(part.strip().isdecimal() for part in typed.split(",")):
-        raise UsageError(f"--debugpy {sanitize_line(typed, 60)}: expected ranks", "--debugpy 0,3")
-
-    if find_spec("debugpy") is None:
-        raise UsageError("--debugpy needs debugpy, which is not installed", "pip install debugpy")
-    return frozenset(map(int, typed.split(",")))
-
-
-def _has_interactive_terminal() -> bool:
-    """Whether a user at this terminal can type commands to a rank's debugger."""
-    return in_foreground(0) and (is_interactive(1) or is_interactive(2)) and can_move_cursor() and not FORMATTER.as_json

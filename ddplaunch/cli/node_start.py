@@ -32,7 +32,7 @@ class NodeStart:
         check_proc()
         self.loop = EventLoop()
         self.settings = ZygoteSettings(plan_zygote(options, plan), options[Preemption].preempt_signal)
-        source = next(filter(None, (feature.make_zygote_source(options) for _, feature in load_features())), None)
+        source = load_features().make_zygote_source(options)
         if self.settings.preempt_signal is not None:  # the loop unblocks it once the launcher handles it
             signal.pthread_sigmask(signal.SIG_BLOCK, (self.settings.preempt_signal,))
         self.tree = ProcessTree(self.loop, self.settings, os.environ, plan.run_id, source)

@@ -18,10 +18,12 @@ from ddplaunch.cli.cluster_detection import (
     ignored_rank_variables,
     to_started_rank,
 )
+from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.core_options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
 from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.options import Options
+from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.devices.machine import read_machine
@@ -78,8 +80,9 @@ def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:
     zygote_plan = ZygotePlan(forks=start == "zygote", source="--start zygote")
     if start == "exec" or (start == "auto" and sys.platform != "linux"):
         return zygote_plan
-    for _, feature in load_features():
-        zygote_plan = feature.plan_zygote(options, plan, zygote_plan)
+    for name, feature in load_features():
+        isolation = Isolation(f"the feature {name}", print_note)
+        zygote_plan = isolation.call(feature.plan_zygote, options, plan, zygote_plan) or zygote_plan
     return zygote_plan
 
 

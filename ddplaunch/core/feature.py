@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import AttemptMessage, CheckNode, FromNode, Message
+    from ddplaunch.core.messages import AttemptMessage, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
@@ -191,7 +191,7 @@ class JobSide:
             ProtocolError: the node cannot have sent this; then it counts as lost.
         """
 
-    def before_start(self, attempt: int) -> CheckNode | None:
+    def before_start(self, attempt: int) -> AttemptMessage | None:
         """Return what to send to every node before the attempt, which waits for the replies; one feature has one."""
         return None
 
@@ -249,7 +249,7 @@ class Feature:
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
     messages: tuple[str, ...] = ()
-    """Its modules with types of messages to node 0, as ``FROM_NODE``. Imported with the first node that joins."""
+    """Its modules with types of messages, as ``FROM_NODE`` and ``FROM_NODE_ZERO``. Imported when nodes join."""
 
     schedulers: tuple[SchedulerEntry, ...] = ()
 
@@ -327,6 +327,10 @@ class FeatureRegistry:
         """Return what runs the job in place of this launcher; None if it runs the job itself."""
         return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
 
+    def make_zygote_source(self, options: Options) -> ZygoteSource | None:
+        """Return what provides the zygotes of this node; None if no feature does."""
+        return next(filter(None, (feature.make_zygote_source(options) for _, feature in self)), None)
+
     def commands(self) -> dict[str, Command]:
         """Return all commands by name, with the full names of their modules."""
         return {
@@ -339,10 +343,10 @@ class FeatureRegistry:
         """List the full names of all modules with requests."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
 
-    def message_types(self) -> list[type[AttemptMessage]]:
-        """List the types of messages to node 0."""
+    def message_types(self, origin: str) -> list[type[AttemptMessage]]:
+        """List the types of messages with this origin: "FROM_NODE" or "FROM_NODE_ZERO"."""
         modules = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
-        return [kind for module in modules for kind in import_module(module).FROM_NODE]
+        return [kind for module in modules for kind in getattr(import_module(module), origin, ())]
 
     def rpc_modules(self) -> list[str]:
         """List the full names of all modules with a kind of request to all nodes."""

@@ -117,12 +117,6 @@ class AttemptReport(TaggedMessage, frozen=True):
     preemption_seen: bool = False  # whether runtime.preempted() returned True in a rank
 
 
-class AttemptMessage(TaggedMessage, frozen=True):
-    """Base class of features' messages to node 0 about the ranks of a node: ``Feature.messages``."""
-
-    attempt: Count
-
-
 class NodeStartError(TaggedMessage, frozen=True):
     """This node cannot start its ranks, or its check failed: a problem that a user can fix."""
 
@@ -203,13 +197,6 @@ class JoinStatus(TaggedMessage, frozen=True):
     missing: tuple[Count, ...]  # the lowest missing node ranks
     window_s: Seconds | None = None  # until the job starts with those that have joined; None if they are too few
     kind: Literal["node", "task"] = "node"  # the word in messages
-
-
-class CheckNode(TaggedMessage, frozen=True):
-    """Check your machine before this attempt; the reply is ``CheckPassed`` or ``NodeStartError``."""
-
-    attempt: Count
-    gpu_memory_timeout: Seconds  # how long to wait for GPU memory in use
 
 
 class StartAttempt(TaggedMessage, frozen=True):
@@ -293,6 +280,12 @@ class EndJob(TaggedMessage, frozen=True):
 # ---------------------------------------------------------------------------------------------- both ways
 
 
+class AttemptMessage(TaggedMessage, frozen=True):
+    """Base class of messages of features about an attempt: ``Feature.messages``."""
+
+    attempt: Count
+
+
 class ProgressResumed(TaggedMessage, frozen=True):
     """From a node: its ranks make progress again after ``JobStalled``. From node 0: so does the job."""
 
@@ -303,7 +296,7 @@ class RpcRequest(TaggedMessage, frozen=True):
     """From node 0: a request about your ranks. To node 0: about all ranks. The replies have the same ``serial``."""
 
     serial: Count
-    kind: Name  # "inspect", "profile": the feature that declares the types of the payloads
+    kind: Name  # the name of the kind, which declares the types of the payloads
     timeout_s: Seconds  # for the last reply
     payload: Any  # checked on arrival by ``rpc.check_payload``
 
@@ -357,7 +350,7 @@ FromNode = (
 )
 FromNodeZero = (
     JoinStatus
-    | CheckNode
+    | AttemptMessage
     | StartAttempt
     | StopAttempt
     | PreemptRanks
@@ -386,4 +379,6 @@ Message = (
 )
 
 FROM_NODE: tuple[type[FromNode], ...] = tuple(kind for kind in FromNode.__args__ if kind is not AttemptMessage)
-FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = FromNodeZero.__args__
+FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = tuple(
+    kind for kind in FromNodeZero.__args__ if kind is not AttemptMessage
+)

@@ -1,4 +1,4 @@
-"""Settings of one node: what it preloads, shows and logs, debugging and preemption."""
+"""Settings of one node: what it preloads, shows and logs, and preemption."""
 
 from __future__ import annotations
 
@@ -39,12 +39,6 @@ class NodeConfig(Struct, frozen=True):
     log_dir: str | None
     inspect: bool  # whether ranks can be inspected
     colour: bool
-    debug: bool  # whether breakpoints wait for a user to attach, and process groups get a timeout of 24 hours
-    debug_timeout: float  # seconds without input after which a rank in its debugger resumes
-    post_mortem: bool  # whether a rank that fails enters its debugger at the exception
-    debugpy: frozenset[int]  # the ranks to which an editor may attach
-    waits_for_debugger: bool  # whether ranks stop at breakpoints at all
-    has_debug_prompt: bool  # whether the launcher's terminal is the debugger's
     prefix: str  # before each line of a rank: core/output/prefix.py
     output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
     quiet_s: float  # seconds after which a wait for the other nodes is reported

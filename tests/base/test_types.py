@@ -33,12 +33,11 @@ from ddplaunch.features.doctor.messages import Exit, NodeAnswer, Question
 from ddplaunch.features.runs.run_record import RunRecord
 from tests.core.job.test_coordinator import Job
 
-OF_FEATURES = load_features().message_types()
-"""Messages to node 0 that features add."""
+TO_NODE_ZERO = [*messages.FROM_NODE, *load_features().message_types("FROM_NODE")]
 
 OWN = [kind for kind in typing.get_args(messages.Message) if kind is not messages.ConnectingToNodeZero]
 
-KINDS = [*OWN, *OF_FEATURES]
+KINDS = [*OWN, *TO_NODE_ZERO, *load_features().message_types("FROM_NODE_ZERO")]
 """All that nodes ever send."""
 
 RPC_KINDS = [import_module(module).KIND for module in load_features().rpc_modules()]
@@ -250,7 +249,7 @@ def test_a_coordinator_accepts_any_message():
         job = Job(min_nodes=2, grace=1.0, max_restarts=2)
         job.join(1)
         for _ in range(20):
-            kind = maker.random.choice([*messages.FROM_NODE, *OF_FEATURES])
+            kind = maker.random.choice(TO_NODE_ZERO)
             try:
                 job.send(1, receive(maker.body(kind), kind))
             except ProtocolError:

@@ -22,6 +22,7 @@ CONTENTS = {
         "clusters": "cluster variables",
         "devices": "CPUs and GPUs",
         "schedulers": "batch jobs",
+        "network": "addresses, ports",
     },
     "core": {
         "job": "decisions",

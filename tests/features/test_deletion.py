@@ -16,12 +16,9 @@ from tests.conftest import assert_refused, clean_environment, run_command, write
 from tests.package_copy import PACKAGE, copy_package
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import FORKED
-from tests.test_imports import ALLOWED, FEATURE_IMPORTS
+from tests.test_imports import FEATURE_IMPORTS
 
 FOLDERS = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").exists())
-
-NOT_YET = {imported.split(".")[1] for _, imported in ALLOWED if imported.startswith("features.")}
-"""Features that a module below them still imports by name, and that cannot be deleted yet."""
 
 PROGRAM = """
 import os, sys, time
@@ -45,7 +42,7 @@ def dependents_of(name: str) -> set[str]:
     return found
 
 
-DELETIONS = {name: gone for name in FOLDERS if not (gone := dependents_of(name)) & NOT_YET}
+DELETIONS = {name: dependents_of(name) for name in FOLDERS}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +85,6 @@ def test_features_form_a_graph_without_circles():
             f"{name}: requires {', '.join(sorted(imported)) or 'none'}; required by {', '.join(sorted(gone)) or 'none'}"
         )
         assert not imported & gone, name
-    print(f"not to be deleted yet: {', '.join(sorted(NOT_YET)) or 'none'}")
 
 
 @pytest.mark.ci

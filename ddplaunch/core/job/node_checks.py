@@ -11,7 +11,7 @@ from ddplaunch.base.text import join_names
 from ddplaunch.core.failures import FailureReport, JobResult
 from ddplaunch.core.job.membership import Membership
 from ddplaunch.core.job.node_table import JoinedNode, NodeTable
-from ddplaunch.core.messages import CheckNode, EndJob, NodeStartError
+from ddplaunch.core.messages import AttemptMessage, EndJob, NodeStartError
 
 SLOW_NODE_NOTICE_S = 5.0  # after this, print which nodes have not replied
 
@@ -23,7 +23,7 @@ class NodeChecks:
         self,
         nodes: NodeTable,
         membership: Membership,
-        make_request: Callable[[int], CheckNode | None],
+        make_request: Callable[[int], AttemptMessage | None],
         call_later: Callable[[float, Callable[[], None]], None],
         start: Callable[[], None],
         end: Callable[[JobResult], None],
@@ -36,7 +36,7 @@ class NodeChecks:
         """
         self._config, self._nodes, self._membership = nodes.config, nodes, membership
         self._make_request, self._call_later, self._start, self._end = make_request, call_later, start, end
-        self._request: CheckNode | None = None  # for the latest attempt
+        self._request: AttemptMessage | None = None  # for the latest attempt
         self._unanswered: set[int] = set()  # nodes without a reply; empty if no round of checks is in progress
 
     @property

@@ -19,6 +19,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult
+from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import (
@@ -317,7 +318,8 @@ class CoordinatorClient:
         self._set_state(ConnectionState.JOINED)
         self._deadline.cancel()
         self._retries = 0
-        self._connection.set_accepted_types(messages.FROM_NODE_ZERO)
+        of_features = load_features().message_types("FROM_NODE_ZERO")
+        self._connection.set_accepted_types((*messages.FROM_NODE_ZERO, *of_features))
         self._connection.on_message = self._on_joined_message
         self._connection.on_lost = self._on_disconnect
         self._peer_clock = PeerClock()

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.core.feature import Feature, FeatureContext, JobContext, JobSide, NodeSide
-from ddplaunch.core.messages import CheckNode
 from ddplaunch.features.check.options import Checking
-
-
-class CheckJob(JobSide):
-    """Requests the check of every node before each attempt."""
-
-    def __init__(self, gpu_memory_timeout: float) -> None:
-        self._gpu_memory_timeout = gpu_memory_timeout
-
-    def before_start(self, attempt: int) -> CheckNode:
-        return CheckNode(attempt, self._gpu_memory_timeout)
 
 
 class Check(Feature):
     options = (Checking,)
+    messages = ("messages",)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
         """Return the side on each node: node 0 alone decides whether nodes are checked."""
@@ -28,7 +18,11 @@ class Check(Feature):
 
     def make_job_side(self, context: JobContext) -> JobSide | None:
         checking = context.options[Checking]
-        return CheckJob(checking.gpu_memory_timeout_s) if checking.check else None
+        if not checking.check:
+            return None
+        from ddplaunch.features.check.job import CheckJob
+
+        return CheckJob(checking.gpu_memory_timeout_s)
 
 
 FEATURE = Check()

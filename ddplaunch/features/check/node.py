@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.core.feature import FeatureContext, NodeSide
-from ddplaunch.core.messages import CheckNode, CheckPassed, EndJob, JoinAccepted, Message, NodeStartError
+from ddplaunch.core.messages import CheckPassed, EndJob, JoinAccepted, Message, NodeStartError
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.rank.proc_utils import die_with_parent
+from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
 from ddplaunch.system.plan.plan import Plan
 

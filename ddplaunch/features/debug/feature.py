@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
 from ddplaunch.features.debug.options import Debugging
+
+if TYPE_CHECKING:
+    from ddplaunch.core.options import Options
+    from ddplaunch.system.plan.plan import Plan
 
 
 class Debug(Feature):
@@ -11,6 +17,10 @@ class Debug(Feature):
     options = (Debugging,)
     commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank.", heading="Diagnose"),)
     requests = ("request",)
+
+    def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
+        options[Debugging].debugpy_ranks()
+        return ()
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:
         from ddplaunch.features.debug.node import DebugSide

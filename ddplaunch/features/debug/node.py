@@ -9,7 +9,10 @@ from ddplaunch.core.failures import RankEnd
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.messages import Message, StopAttempt
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.screen import TerminalScreen
+from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
+from ddplaunch.features.debug.options import Debugging
 from ddplaunch.system.plan.rank_layout import Rank
 
 if TYPE_CHECKING:
@@ -21,42 +24,44 @@ class DebugSide(NodeSide):
     """Has the debug server of this node, and ends the stops of its ranks when these are to end."""
 
     def __init__(self, context: FeatureContext) -> None:
-        self._context = context
+        self._context, self._options = context, context.options[Debugging]
+        self._debugpy_ranks = self._options.debugpy_ranks()
+        self._has_terminal = _has_interactive_terminal()
         self.server: DebugServer | None = None
         self._ranks: NodeRanks | None = None
         self._terminal: LauncherTerminal | None = None
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         self._ranks = ranks
-        if not self._context.config.waits_for_debugger:
-            return
+        context, options = self._context, self._options
+        if not (self._has_terminal or options.debug or options.post_mortem):
+            return  # no rank stops at a breakpoint
         if self.server is None:  # imported while the zygote imports torch
             from ddplaunch.features.debug.debug_server import DebugServer
             from ddplaunch.features.debug.launcher_terminal import LauncherTerminal
 
-            context, config = self._context, self._context.config
             folder, note = context.tree.temp_dir, context.screen.show_note
-            self.server = DebugServer(context.loop, folder, config.debug_timeout, context.job.rpc, note, context.send)
-            if config.has_debug_prompt and isinstance(context.screen, TerminalScreen):
-                self._terminal = LauncherTerminal(context.loop, context.screen)
+            self.server = DebugServer(context.loop, folder, options.debug_timeout, context.job.rpc, note, context.send)
+            screen, reads_stdin = context.screen, context.config.stdin is not None
+            if self._has_terminal and not reads_stdin and isinstance(screen, TerminalScreen) and not screen.reads_keys:
+                self._terminal = LauncherTerminal(context.loop, screen)
                 self.server.on_stop_unattended = self._terminal.attach
         self.server.start_attempt(ranks)
 
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
-        config = self._context.config
         settings = {
-            "debugpy": rank.rank in config.debugpy,
+            "debugpy": rank.rank in self._debugpy_ranks,
             "socket": self._socket_path(rank.rank),
-            "post_mortem": config.post_mortem,
-            "long_timeouts": config.debug,
+            "post_mortem": self._options.post_mortem,
+            "long_timeouts": self._options.debug,
         }
         return RankSide("features/debug/rank/breakpoint_hooks", settings) if any(settings.values()) else None
 
     def _socket_path(self, rank: int) -> str:
         """Return the socket that the debugger of a rank connects to; "" if that uses a terminal, or none is wanted."""
-        return self.server.socket_path() if self.server is not None and not self._has_terminal(rank) else ""
+        return self.server.socket_path() if self.server is not None and not self._rank_has_terminal(rank) else ""
 
-    def _has_terminal(self, rank: int) -> bool:
+    def _rank_has_terminal(self, rank: int) -> bool:
         """Whether a rank has the launcher's terminal, which plain pdb uses."""
         assert self._ranks is not None
         plan = self._ranks.plan
@@ -67,7 +72,7 @@ class DebugSide(NodeSide):
             return None
         if "Caught BdbQuit in DataLoader worker" in end.error:  # torch/_utils.py, ExceptionWrapper
             return "a DataLoader worker cannot be stopped in a debugger: use num_workers=0"
-        if self._ranks is None or self._ranks.plan.world_size == 1 or self._has_terminal(end.rank):
+        if self._ranks is None or self._ranks.plan.world_size == 1 or self._rank_has_terminal(end.rank):
             return None
         if self._socket_path(end.rank):
             return f"pdb, ipdb, pudb and IPython wait for you; for other debuggers use --stdin {end.rank}"
@@ -82,3 +87,8 @@ class DebugSide(NodeSide):
             self.server.close()
         if self._terminal is not None:
             self._terminal.close()
+
+
+def _has_interactive_terminal() -> bool:
+    """Whether a user at this terminal can type commands to a rank's debugger."""
+    return in_foreground(0) and (is_interactive(1) or is_interactive(2)) and can_move_cursor() and not FORMATTER.as_json

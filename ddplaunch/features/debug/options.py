@@ -2,8 +2,10 @@
 
 # Without ``from __future__ import annotations``: the annotations are read when the module is imported.
 
+from importlib.util import find_spec
 from typing import Annotated
 
+from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli.option_values import time_limit
 from ddplaunch.core.options import Option, OptionGroup
 
@@ -25,3 +27,14 @@ class Debugging(OptionGroup, frozen=True):
         "Enter the debugger at the exception of the first rank that fails.")] = False
     debugpy: Annotated[str | None, Option("--debugpy RANKS",
         "Ranks to which an editor on this machine can attach with debugpy, like 0,3.")] = None
+
+    def debugpy_ranks(self) -> frozenset[int]:
+        """Parse the ranks of ``--debugpy``; raises UsageError."""
+        if self.debugpy is None:
+            return frozenset()
+        if not all(part.strip().isdecimal() for part in self.debugpy.split(",")):
+            raise UsageError(f"--debugpy {sanitize_line(self.debugpy, 60)}: expected ranks", "--debugpy 0,3")
+
+        if find_spec("debugpy") is None:
+            raise UsageError("--debugpy needs debugpy, which is not installed", "pip install debugpy")
+        return frozenset(map(int, self.debugpy.split(",")))

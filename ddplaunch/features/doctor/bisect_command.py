@@ -194,13 +194,10 @@ def fold_hosts(names: Sequence[str]) -> str:
             found[name, "", 0] = []
         else:
             found.setdefault((parts[1], parts[3], len(parts[2])), []).append(int(parts[2]))
-    return ",".join(
-        f"{head}{part}{tail}"
-        for (head, tail, digits), numbers in found.items()
-        for run in (group_consecutive(numbers) or [[]])
-        for part in _format_range([str(number).zfill(digits) for number in run])
-    )
-
-
-def _format_range(run: Sequence[str]) -> Sequence[str]:
-    return [f"[{run[0]}-{run[-1]}]"] if len(run) > 2 else run or [""]
+    folded = []
+    for (head, tail, digits), numbers in found.items():
+        for run in group_consecutive(numbers) or [[]]:
+            words = [str(number).zfill(digits) for number in run] or [""]
+            words = [f"[{words[0]}-{words[-1]}]"] if len(run) > 2 else words
+            folded += [f"{head}{part}{tail}" for part in words]
+    return ",".join(folded)

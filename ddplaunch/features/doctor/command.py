@@ -148,9 +148,8 @@ def _parse_manual_nodes(
     if nnodes is None:
         raise UsageError(f"--node-rank {node_rank} requires --nnodes", "add the number of nodes: --nnodes 2")
     if hosts:
-        raise UsageError(
-            f"--nnodes {nnodes} does not work with {hosts}, which sets the number", "leave one of them out"
-        )
+        what = f"--nnodes {nnodes} does not work with {hosts}, which sets the number"
+        raise UsageError(what, "leave one of them out")
     example = f"on node 0: --nnodes {nnodes} --node-rank 0 --master-addr {master_addr or '10.0.0.1'}"
     if nnodes > 1 and node_rank is None:
         raise UsageError(f"--nnodes {nnodes} requires --node-rank", example)

@@ -19,7 +19,7 @@ from ddplaunch.features.doctor.examination import (
 )
 from ddplaunch.features.doctor.flows import Pair, flow_findings, lossy_pairs
 from ddplaunch.features.doctor.node_checks import machine_findings
-from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
+from ddplaunch.features.doctor.node_facts import NodeFacts
 
 MAX_CLOCK_DIFFERENCE_S = 1.0
 UNSUPPORTED_TEXT = "not support"
@@ -145,7 +145,8 @@ def _check_links(examination: DoctorResults) -> Findings:
         elif node is not examination.nodes[0] and facts and facts.link and facts.link.loopback:
             text = f"node 0's address is this machine itself ({facts.link.address})"
             yield Finding(Severity.ERROR, node.name, text, "--master-addr with an address that the other nodes reach")
-    mtus = nodes_by_value(examination.nodes, lambda facts: _mtu(facts.link))
+    own = [node for node in examination.nodes if node.facts and node.facts.link and not node.facts.link.loopback]
+    mtus = nodes_by_value(own, lambda facts: str(facts.link.mtu) if facts.link and facts.link.mtu else None)
     if len(mtus) > 1:
         by_mtu = "; ".join(f"{mtu} on {join_node_names(who)}" for mtu, who in mtus.items())
         text = f"the MTU of the interfaces differs: {by_mtu}"
@@ -156,10 +157,6 @@ def _resolves_node_zero_wrongly(node: ExaminedNode) -> bool:
     """Whether it resolves the name of node 0 wrongly, which is a finding of its own."""
     facts = node.facts
     return bool(facts and (facts.link_error or (facts.link and facts.link.loopback)))
-
-
-def _mtu(link: RouteToNodeZero | None) -> str | None:
-    return str(link.mtu) if link and link.mtu and not link.loopback else None
 
 
 def _duplicate_machines(examination: DoctorResults) -> dict[str, str]:

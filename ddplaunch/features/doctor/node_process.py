@@ -98,7 +98,7 @@ class RequestHandler:
                     os.environb.update(each.partition(b"=")[::2] for each in environ)
                 folder = os.getcwd() if self._by_hand else os.fsdecode(cwd)
                 self._nonce, self._benchmarks = nonce, [HelperProbe(_BENCHMARK_STATEMENT)]
-                return read_facts(CheckContext(folder, toward, os.environ, self._benchmarks[0]))
+                return read_facts(CheckContext(folder, toward, self._benchmarks[0]))
             case messages.FindRoute(toward):
                 return messages.RouteReply(find_route(toward))
             case messages.GetTime():

@@ -195,9 +195,8 @@ class SocketJobSource:
 
 
 def _make_screen(loop: EventLoop) -> LiveScreen:
-    return LiveScreen(
-        loop, ScreenOptions(READER_TIMEOUT_S, 0.0, "", False), reports_job=True, colour=is_colour_allowed()
-    )
+    options = ScreenOptions(READER_TIMEOUT_S, 0.0, "", False)
+    return LiveScreen(loop, options, reports_job=True, colour=is_colour_allowed())
 
 
 class JobChooser:

@@ -440,7 +440,5 @@ def format_last_lines(rank: int, data: bytes) -> str:
     lines = data.decode(errors="replace").rstrip("\n").split("\n")[-LOG_LINES:]
     if not data:
         return f"ddplaunch: rank {rank} has no output in memory on this node\n"
-    shown = (
-        escape_control_chars(line.rstrip("\r").rpartition("\r")[2]) for line in lines
-    )  # a progress bar's last state
-    return "".join(f"[{rank}] {line}\n" for line in shown)
+    last_states = (line.rstrip("\r").rpartition("\r")[2] for line in lines)  # of a progress bar
+    return "".join(f"[{rank}] {escape_control_chars(line)}\n" for line in last_states)

@@ -366,9 +366,8 @@ def _make_rank_failed(verdict: FailureReport, raised: RaisedException | None, *,
     message, report = verdict.blame or first.headline, click.unstyle(render_verdict(verdict, 1))
     if alive:  # the process has not ended, so there is no exit code
         report = report.replace(message, message := message.removesuffix(f" (exit code {first.exit_code})"), 1)
-    error = RankFailed(
-        message, rank=first.rank, host=first.host, exit_code=first.shell_exit_code, signal=first.signal, report=report
-    )
+    code, signal_number = first.shell_exit_code, first.signal
+    error = RankFailed(message, rank=first.rank, host=first.host, exit_code=code, signal=signal_number, report=report)
     text = RankTraceback(first.rank, first.traceback) if first.traceback else None
     error.__cause__ = raised.error if raised is not None and raised.error is not None else text
     if error.__cause__ is not text and error.__cause__ is not None:

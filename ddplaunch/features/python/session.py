@@ -90,9 +90,8 @@ class Session:
         check_call(function, args)
         with self._lock:
             if self._ended:
-                raise LaunchError(
-                    "the session has ended: create a new one", "Session(restart=True) starts new ranks after a failure"
-                )
+                what = "the session has ended: create a new one"
+                raise LaunchError(what, "Session(restart=True) starts new ranks after a failure")
             if self._ranks is None:
                 self._ranks = _SessionRanks(function, self._keywords, self._output, self.on_note)
                 weakref.finalize(self, self._ranks.close)  # at the latest at the interpreter's exit

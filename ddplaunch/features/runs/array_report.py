@@ -63,9 +63,8 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
         which, scheduler = JobId(job.number, job.cluster, ""), check_scheduler(get_scheduler(job), job.cluster)
         replies = scheduler.query([which], QUICK_TIMEOUT_S)
         if replies is None:
-            raise SchedulerNotResponding(
-                f"{scheduler.query_program} does not answer: the state of job {job.number} is not known"
-            )
+            what = f"{scheduler.query_program} does not answer: the state of job {job.number} is not known"
+            raise SchedulerNotResponding(what)
         records = replies.get(which, ())
         if not (records or job.ends):
             raise scheduler.forgotten_error(which)
@@ -73,14 +72,8 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
     rows = []
     for index, each in found.items():
         number = each.number or JobId(job.number, index=index).text
-        rows.append(
-            (
-                index,
-                each,
-                find_recorded_run(job, replace(each, number=number)),
-                job.log_paths(index)[0] or each.log_path,
-            )
-        )
+        run = find_recorded_run(job, replace(each, number=number))
+        rows.append((index, each, run, job.log_paths(index)[0] or each.log_path))
     if as_json:
         jobs = [
             {"index": int(index), "state": each.description, "code": each.code, "run": run, "log": log}
@@ -88,10 +81,8 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
         ]
         return click.echo(json.dumps({"job": job.number, "state": words, "code": code, "jobs": jobs}, indent=2))
     click.echo(f"job {job.number}, array {job.array}: {words}")
-    heads = ("INDEX", "STATE", "LOG")
-    for line in format_table(
-        heads, [(index, each.description.removeprefix("is "), log or "-") for index, each, _, log in rows]
-    ):
+    cells = [(index, each.description.removeprefix("is "), log or "-") for index, each, _, log in rows]
+    for line in format_table(("INDEX", "STATE", "LOG"), cells):
         click.echo(line)
     return click.echo(f"one of them: ddplaunch report {JobId(job.number, index='INDEX').text}")
 

@@ -62,9 +62,8 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
         python=sys.executable, image=None, moment=0.0,
     )  # fmt: skip
     found = next((job for job in list_script_jobs() if job.number == state.number), unknown)
-    return replace(
-        found, name=word, log=state.log_path or "", errors=state.stderr_path, moment=0.0
-    )  # it has earlier runs too
+    # It has earlier runs too.
+    return replace(found, name=word, log=state.log_path or "", errors=state.stderr_path, moment=0.0)
 
 
 def list_script_jobs() -> list[SubmittedJob]:
@@ -117,9 +116,8 @@ def query_state(which: JobId, scheduler: Scheduler) -> BatchJobState:
     state = check_scheduler(scheduler, which.cluster).query_one(which, QUICK_TIMEOUT_S)
     if state is None:
         what = f"{scheduler.query_program} does not answer: the state of job {which.text} is unknown"
-        raise SchedulerNotResponding(
-            what, f"{scheduler.ping_command or scheduler.query_program} shows whether {scheduler.title} is up"
-        )
+        ping = scheduler.ping_command or scheduler.query_program
+        raise SchedulerNotResponding(what, f"{ping} shows whether {scheduler.title} is up")
     return state
 
 
@@ -132,13 +130,10 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
         LaunchError: the scheduler does not answer, or neither it nor the record knows how the job ended.
     """
     scheduler = scheduler or get_scheduler(job)
-    end = job.get_end(which.index)
+    stored = None
     log, errors = job.log_paths(which.index)
-    stored = (
-        BatchJobState(end.words, end.code, job=which, number=which.text, log_path=log, stderr_path=errors)
-        if end
-        else None
-    )
+    if end := job.get_end(which.index):
+        stored = BatchJobState(end.words, end.code, job=which, number=which.text, log_path=log, stderr_path=errors)
     if stored and not scheduler.can_requeue:
         return stored
     try:
@@ -216,17 +211,14 @@ def run_name(job: SubmittedJob, state: BatchJobState) -> str:
 
 def find_recorded_run(job: SubmittedJob, state: BatchJobState) -> str | None:
     """Return the name of the latest run of a job in the history of this machine (nodes may share a home)."""
-    return next(
-        (name for name in history_store.list_runs() if _has_prefix(job.run_id or f"{state.number}.", name)), None
-    )
+    prefix = job.run_id or f"{state.number}."
+    return next((name for name in history_store.list_runs() if _has_prefix(prefix, name)), None)
 
 
 def find_runs_of_job(job: SubmittedJob, state: BatchJobState) -> list[RunRecord]:
     """Return all runs of a job in that history, oldest first; not those of other jobs with the same run id."""
-    later = [
-        each.moment for each in submitted_jobs.list_jobs() if job.run_id == each.run_id and each.moment > job.moment
-    ]
-    end = min(later, default=inf) if job.run_id else inf
+    moments = (each.moment for each in submitted_jobs.list_jobs() if job.run_id == each.run_id)
+    end = min((each for each in moments if each > job.moment), default=inf) if job.run_id else inf
     prefix, number = job.run_id or f"{state.number}.", state.number.partition(".")[0]
     found = [
         each

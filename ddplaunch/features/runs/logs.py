@@ -166,9 +166,8 @@ def _chosen_ranks(found: FoundRun, typed: str | None, failed: bool) -> list[int]
     numbers = [parse_int(word) for word in typed.split(",")]
     chosen = [number for number in numbers if number is not None]
     if len(chosen) != len(numbers):
-        raise UsageError(
-            f"--rank {sanitize_line(typed, 60)}: expected ranks like 3 or 0,3", "without it, all ranks are shown"
-        )
+        what = f"--rank {sanitize_line(typed, 60)}: expected ranks like 3 or 0,3"
+        raise UsageError(what, "without it, all ranks are shown")
     size = found.record.world_size if found.record else None
     if size is not None and (beyond := [number for number in chosen if not 0 <= number < size]):
         raise UsageError(f"--rank {beyond[0]}: {found.run} has {describe_all_ranks(size)}", f"--rank {size - 1}")
@@ -214,15 +213,12 @@ def parse_moment(text: str, now: float) -> float:
 
 def _explain_if_empty(found: FoundRun, pieces: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Yield the same pieces; if there are none, print why."""
-    is_empty = True
-    for piece in pieces:
-        is_empty = False
-        yield piece
-    if is_empty:
-        if found.record and found.record.world_size == 1:
-            click.echo("the only rank of a job prints straight to its terminal; --log-dir keeps a copy", err=True)
-        else:
-            click.echo(f"the ranks of {found.run} on this machine have printed nothing", err=True)
+    if first := next(pieces, None):
+        yield from chain([first], pieces)
+    elif found.record and found.record.world_size == 1:
+        click.echo("the only rank of a job prints straight to its terminal; --log-dir keeps a copy", err=True)
+    else:
+        click.echo(f"the ranks of {found.run} on this machine have printed nothing", err=True)
 
 
 def _why_no_output(found: FoundRun) -> tuple[str, str]:
@@ -301,10 +297,9 @@ def merge_live(pieces: Iterable[tuple[int, bytes]]) -> Iterator[MergedLines]:
 
     Thread(target=read, daemon=True).start()
     while True:
+        due = equal.next_flush_time
         try:
-            found = arrived.get(
-                timeout=None if equal.next_flush_time is None else max(0.0, equal.next_flush_time - time.monotonic())
-            )
+            found = arrived.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
         except Empty:
             found = 0, 1, b""  # flush the oldest line
         if isinstance(found, BaseException):

@@ -27,13 +27,11 @@ def report_since(text: str, *, as_json: bool) -> Iterator[str]:
     """Yield the lines on the runs that began in the last ``text``, like "7d"; raise UsageError if it is not a time."""
     seconds = parse_seconds(text)
     if not seconds or seconds < 0:
-        raise UsageError(
-            f"--since {sanitize_line(text, 60)}: expected a time, like 12h or 7d", "ddplaunch report --since 7d"
-        )
+        what = f"--since {sanitize_line(text, 60)}: expected a time, like 12h or 7d"
+        raise UsageError(what, "ddplaunch report --since 7d")
     first = time.time() - seconds
-    runs = [
-        each for each in history_store.read_all_records() if each.began >= first and each.fate is not RunState.RUNNING
-    ]
+    recent = (each for each in history_store.read_all_records() if each.began >= first)
+    runs = [each for each in recent if each.fate is not RunState.RUNNING]
     spent, hosts = sum_breakdowns(each.spent for each in runs), find_blamed_hosts(runs)
     return iter([_as_json(runs, spent, hosts)]) if as_json else _format_summary(runs, spent, hosts, seconds)
 
@@ -55,10 +53,8 @@ def _format_summary(
     yield f"  {format_count(len(runs), 'run')} {period}{unknown}"
     if lost := lost_times(spent):
         yield ""
-        yield from format_table(
-            ("LOST", "SHARE", ""),
-            [(format_duration(each), format_percent(each / spent.wall_s), why) for each, why in lost],
-        )
+        times = [(format_duration(each), format_percent(each / spent.wall_s), why) for each, why in lost]
+        yield from format_table(("LOST", "SHARE", ""), times)
     if hosts:
         yield ""
         rows = [

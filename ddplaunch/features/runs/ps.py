@@ -54,24 +54,16 @@ def ps(show_all: bool, as_json: bool) -> None:
     recent = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
     ended = list(itertools.islice(recent, None if show_all else MAX_RECENT))
     jobs = list_queued_jobs(now, everything=show_all)
-    remote = [
-        job
-        for job in locate.list_remote_jobs()
-        if show_all or job.is_running or now - (job.ended or job.began) < RECENT_S
-    ]
+    far = locate.list_remote_jobs()
+    remote = [job for job in far if show_all or job.is_running or now - (job.ended or job.began) < RECENT_S]
     running = seen()
     if unreadable and show_all:
         which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"
         click.echo(f"{which}; ddplaunch clean {unreadable[0]} removes one", err=True)
     if as_json:
-        found = [
-            *map(running_to_json, running),
-            *map(remote_to_json, remote),
-            *map(submitted_to_json, jobs),
-            *map(ended_to_json, ended),
-        ]
-        click.echo(json.dumps(found, indent=2))
-        return
+        found = [*map(running_to_json, running), *map(remote_to_json, remote)]
+        found += [*map(submitted_to_json, jobs), *map(ended_to_json, ended)]
+        return click.echo(json.dumps(found, indent=2))
     if not running and not ended and not jobs and not remote:
         hint = "" if show_all or not runs else "; --all shows those that have ended"
         click.echo(f"you have no running jobs on this machine{hint}", err=True)
@@ -80,9 +72,8 @@ def ps(show_all: bool, as_json: bool) -> None:
         click.echo(line, color=None if is_colour_allowed() else False)
     for each in running:
         if each.suspended:
-            click.echo(
-                f"run {each.run} is suspended (PID {each.job.pid}): {advice_to_continue(each.job.pid)}", err=True
-            )
+            pid = each.job.pid
+            click.echo(f"run {each.run} is suspended (PID {pid}): {advice_to_continue(pid)}", err=True)
 
 
 def _read_records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
@@ -172,29 +163,19 @@ def render_table(
     across: int | None,
 ) -> Iterator[str]:
     """Yield the lines of ``ddplaunch ps``, with ANSI styles; ``across``: columns of the terminal."""
-    if running:
-        heads = ("RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET")
-        rows = [_running_row(each, now) for each in running]
-        yield from format_table(heads, rows, max_width=across, optional=("PID", "COLLECTIVES/S"))
-    if running and (remote or jobs or ended):
-        yield ""
-    if remote:
-        yield from format_table(
-            ("RUN", "STATE", "BEGAN", "HOSTS", "TARGET"), [_ssh_row(each, now) for each in remote], max_width=across
-        )
-    if remote and (jobs or ended):
-        yield ""
-    if jobs:
-        heads = ("JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE")
-        rows = [_job_row(each, now) for each in jobs]
-        yield from format_table(heads, rows, max_width=across, optional=("COLLECTIVES/S", "SUBMITTED"))
-    if jobs and ended:
-        yield ""
-    if ended:
-        rows = [_ended_row(each, now) for each in ended]
-        colours = [_COLOURS.get(each.fate) for each in ended]
-        heads = ("RUN", "STATE", "ENDED", "LASTED", "GOODPUT", "RANKS", "TARGET")
-        yield from format_table(heads, rows, colours, across, optional=("GOODPUT", "LASTED"))
+    rows = [_running_row(each, now) for each in running]
+    heads = ["RUN", "STATE", "AGE", "RANKS", "COLLECTIVES/S", "PID", "TARGET"]
+    tables = [(rows, format_table(heads, rows, (), across, ("PID", "COLLECTIVES/S")))]
+    rows = [_ssh_row(each, now) for each in remote]
+    tables += [(rows, format_table(["RUN", "STATE", "BEGAN", "HOSTS", "TARGET"], rows, (), across))]
+    rows = [_job_row(each, now) for each in jobs]
+    heads = ["JOB", "SUBMITTED", "NODES", "RANKS", "COLLECTIVES/S", "TARGET", "STATE"]
+    tables += [(rows, format_table(heads, rows, (), across, ("COLLECTIVES/S", "SUBMITTED")))]
+    rows, colours = [_ended_row(each, now) for each in ended], [_COLOURS.get(each.fate) for each in ended]
+    heads = ["RUN", "STATE", "ENDED", "LASTED", "GOODPUT", "RANKS", "TARGET"]
+    tables += [(rows, format_table(heads, rows, colours, across, ("GOODPUT", "LASTED")))]
+    for number, lines in enumerate(lines for rows, lines in tables if rows):
+        yield from ("", *lines) if number else lines
 
 
 def _running_row(seen: ObservedJob, now: float) -> tuple[str, ...]:
@@ -222,28 +203,15 @@ def _job_row(each: QueuedJob, now: float) -> tuple[str, ...]:
 
 def _ssh_row(job: RemoteJob, now: float) -> tuple[str, ...]:
     state = f"{job.state} ({job.code})" if job.code else job.state
-    return (
-        job.run_id,
-        state,
-        f"{format_elapsed(now - job.began)} ago",
-        join_names(job.hosts),
-        _format_target(job.target),
-    )
+    began = f"{format_elapsed(now - job.began)} ago"
+    return job.run_id, state, began, join_names(job.hosts), _format_target(job.target)
 
 
 def _ended_row(record: RunRecord, now: float) -> tuple[str, ...]:
     lasted = "-" if record.ended is None else format_elapsed(record.ended - record.began)
     since = "-" if record.ended is None else f"{format_elapsed(now - record.ended)} ago"
-    effective = format_percent(record.spent.goodput if record.ended else None)
-    return (
-        record.run,
-        format_state(record),
-        since,
-        lasted,
-        effective,
-        str(record.world_size),
-        _format_target(record.target),
-    )
+    times = since, lasted, format_percent(record.spent.goodput if record.ended else None)
+    return record.run, format_state(record), *times, str(record.world_size), _format_target(record.target)
 
 
 def format_state(record: RunRecord) -> str:

@@ -48,9 +48,8 @@ def list_queued_jobs(now: float, *, everything: bool) -> list[QueuedJob]:
     jobs = submitted_jobs.list_jobs()
     states = dict[tuple[str, JobId], QueuedJob]()
     for name in dict.fromkeys(job.scheduler for job in jobs if job.code is None):
-        states |= _query_scheduler(
-            name, [job for job in jobs if job.code is None and job.scheduler == name], deadline, now
-        )
+        its_jobs = [job for job in jobs if job.code is None and job.scheduler == name]
+        states |= _query_scheduler(name, its_jobs, deadline, now)
     found = []
     over = 0
     for job in jobs:
@@ -114,21 +113,12 @@ def _with_ranks(found: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJo
                 if str(run["run"]).startswith(job.run_prefix) and run["ended"] is None:
                     replies[job.number] = (run["world_size"], run["collectives_per_second"])
 
-    threads = [
-        threading.Thread(target=query_node, args=(each.job, each.seen), daemon=True)
-        for each in found
-        if each.seen
-        and each.seen.is_running
-        and get_scheduler(each.job).allows_overlapping_steps
-        and not each.job.image
-    ][:MAX_CONCURRENT_STEPS]
+    running = [(each.job, each.seen) for each in found if each.seen and each.seen.is_running and not each.job.image]
+    reached = [each for each in running if get_scheduler(each[0]).allows_overlapping_steps][:MAX_CONCURRENT_STEPS]
+    threads = [threading.Thread(target=query_node, args=each, daemon=True) for each in reached]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [
-        replace(each, world_size=replies[each.job.number][0], rate=replies[each.job.number][1])
-        if each.job.number in replies
-        else each
-        for each in found
-    ]
+    known = [(each, *replies.get(each.job.number, (None, None))) for each in found]
+    return [replace(each, world_size=world_size, rate=rate) for each, world_size, rate in known]

@@ -47,18 +47,9 @@ REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
 @click.command(cls=JobCommand)
 @click.argument("run", required=False, metavar="[RUN]", type=RunName())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with stable field names.")
+@click.option("--html", metavar="FILE", type=PathType(dir_okay=False), help="Write a self-contained HTML page.")
 @click.option(
-    "--html",
-    metavar="FILE",
-    type=PathType(dir_okay=False),
-    help="Write a self-contained HTML page.",
-)
-@click.option(
-    "--serve",
-    metavar="[PORT]",
-    is_flag=False,
-    flag_value="0",
-    help="Serve that page on this machine until Ctrl-C.",
+    "--serve", metavar="[PORT]", is_flag=False, flag_value="0", help="Serve that page on this machine until Ctrl-C."
 )
 @click.option("--since", metavar="TIME", help="Summarize all runs started in the last 7d, 12h, …")
 def report(run: str | None, as_json: bool, html: str | None, serve: str | None, since: str | None) -> int | None:
@@ -113,9 +104,8 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
 def _print_period_report(since: str, run: str | None, as_json: bool, page: str) -> None:
     if run or page:
         other = page or f"a run, here {sanitize_line(run or '', 60)}"
-        raise UsageError(
-            f"--since {sanitize_line(since, 60)} is of all runs: not with {other}", "leave one of them out"
-        )
+        what = f"--since {sanitize_line(since, 60)} is of all runs: not with {other}"
+        raise UsageError(what, "leave one of them out")
     for line in report_since(since, as_json=as_json):
         click.echo(line, color=None if is_colour_allowed() else False)
 

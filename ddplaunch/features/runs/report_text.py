@@ -61,10 +61,9 @@ def render_report(shares: Sequence[RunRecord], total: TimeOfRuns, output: str | 
     if record.remark:
         yield from ("", record.remark)
     yield from _format_attempts(record)
-    latest = max(_last_attempt_number(share) for share in shares)  # without nodes that were lost earlier
-    yield from _format_ranks(
-        [rank for share in shares if _last_attempt_number(share) == latest for rank in _ranks_of_last_attempt(share)]
-    )
+    last = [share.attempts[-1] for share in shares if share.attempts]
+    latest = max((each.number for each in last), default=-1)  # without nodes that were lost earlier
+    yield from _format_ranks([rank for each in last if each.number == latest for rank in each.ranks])
     if record.notes:
         yield from ("", *(f"note: {note}" for note in record.notes))
     if output:
@@ -105,14 +104,6 @@ def _format_attempts(record: RunRecord) -> Iterator[str]:
 def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
     lasted = "-" if attempt.ended is None else format_elapsed(attempt.ended - attempt.began)
     return str(attempt.number), _format_time(attempt.began), lasted, attempt.why or "-"
-
-
-def _last_attempt_number(record: RunRecord) -> int:
-    return record.attempts[-1].number if record.attempts else -1
-
-
-def _ranks_of_last_attempt(record: RunRecord) -> Sequence[RankRecord]:
-    return record.attempts[-1].ranks if record.attempts else ()
 
 
 def _format_ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:

@@ -84,18 +84,13 @@ def _begin_to_stop(job: RunningJob, now: bool) -> str:
     if is_suspended(job.pid):
         os.kill(job.pid, signal.SIGCONT)
         click.echo(f"{job.run_id} was suspended; it is continued, so that it can stop", err=True)
-        _wait_until_continued(job.pid)
+        deadline = time.monotonic() + CONTINUE_TIMEOUT_S
+        while is_suspended(job.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
     status = client.send_request(job.path, StatusQuery())
     client.send_request(job.path, StopJobRequest(now))
     click.echo(f"stopping {status.run_id}: {format_count(len(status.ranks), 'rank')}", err=True)
     return status.run_id
-
-
-def _wait_until_continued(pid: int) -> None:
-    """Wait until the kernel has continued a process."""
-    deadline = time.monotonic() + CONTINUE_TIMEOUT_S
-    while is_suspended(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
@@ -132,12 +127,10 @@ def _wait_for_end(job: RunningJob) -> None:
     printed = -1
     while not wait_for_end(job.pid, POLL_INTERVAL_S):
         try:
-            left = sum(
-                each.state is RankState.RUNNING
-                for each in client.send_request(job.path, StatusQuery(), POLL_INTERVAL_S).ranks
-            )
+            ranks = client.send_request(job.path, StatusQuery(), POLL_INTERVAL_S).ranks
         except JobNotResponding:
             continue
+        left = sum(each.state is RankState.RUNNING for each in ranks)
         if left and left != printed:
             click.echo(f"waiting for {format_count(left, 'rank')}; --now kills what is left", err=True)
             printed = left

@@ -46,7 +46,7 @@ class JoinWatcher(NodeSide):
                     self._set_missing(missing)
             case messages.ConnectingToNodeZero():
                 self._set_missing((0,))
-            case messages.JoinAccepted() | messages.CheckNode() | messages.StartAttempt() | messages.EndJob():
+            case messages.JoinAccepted() | messages.AttemptMessage() | messages.StartAttempt() | messages.EndJob():
                 self.close()
 
     def _set_missing(self, missing: Sequence[int]) -> None:

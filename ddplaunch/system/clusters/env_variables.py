@@ -34,9 +34,8 @@ class EnvVariables(dict[str, str]):
         """Return the number that these variables have. Raises UsageError if none is set, or set ones differ."""
         present = [name for name in names if self.is_set(name)]
         if not present:
-            raise UsageError(
-                f"none of {', '.join(names)} is set, but other variables of the same system are", IGNORE_HINT
-            )
+            what = f"none of {', '.join(names)} is set, but other variables of the same system are"
+            raise UsageError(what, IGNORE_HINT)
         first, *others = present
         for other in others:
             if self.number(first) != self.number(other):

@@ -117,9 +117,8 @@ def _apply_rocm_masks(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visibl
         sources.append(ROCR)
     inner = next((name for name in (HIP, CUDA) if name in environ), None)
     if inner:
-        visible, inner_notes = resolve_mask(
-            inner, environ[inner], available, partial(_resolve_entry, visible), on_duplicate="counts once"
-        )
+        find = partial(_resolve_entry, visible)
+        visible, inner_notes = resolve_mask(inner, environ[inner], available, find, on_duplicate="counts once")
         sources.append(inner)
         notes += inner_notes
     return VisibleGpus(tuple(visible), SOURCE_SEPARATOR.join(sources) or "KFD", notes=tuple(notes))

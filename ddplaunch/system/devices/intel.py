@@ -91,9 +91,8 @@ def _apply_affinity_mask(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Vis
     unknown = sorted(wanted - {str(gpu.index) for gpu in gpus} - {""})
     if unknown:
         notes.append(f"{ZE_MASK}={mask} names {', '.join(unknown)}, but {format_available(gpus)}.")
-    return VisibleGpus(
-        tuple(as_whole_gpu(gpu) for gpu in gpus if str(gpu.index) in wanted), ZE_MASK, notes=tuple(notes)
-    )
+    kept = tuple(as_whole_gpu(gpu) for gpu in gpus if str(gpu.index) in wanted)
+    return VisibleGpus(kept, ZE_MASK, notes=tuple(notes))
 
 
 def _select(chosen: Sequence[VisibleGpu], notes: list[str], environ: Mapping[str, str]) -> VisibleGpus:

@@ -153,7 +153,7 @@ def _read_gpu(nvml: Any, index: int, trees: KernelTrees, driver: str | None) -> 
     numa_node, cpus = read_pci_locality(trees.sysfs, pci)
     mig_mode = query(nvml.nvmlDeviceGetMigMode, handle) or (nvml.NVML_DEVICE_MIG_DISABLE, None)
     in_mig_mode = mig_mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    gpu = Gpu(
+    return Gpu(
         vendor="nvidia",
         index=index,
         name=name,
@@ -168,7 +168,6 @@ def _read_gpu(nvml: Any, index: int, trees: KernelTrees, driver: str | None) -> 
         processes=_read_processes(nvml, handle) if trees.processes else (),
         driver=driver,
     )
-    return gpu
 
 
 def _query(nvml: Any, function: Any, *arguments: Any) -> Any:
@@ -192,10 +191,8 @@ def _affine_node(nvml: Any, handle: Any) -> int | None:
 
     Not nvmlDeviceGetNumaNodeId: on some platforms a GPU's own memory is a NUMA node, and this is its number.
     """
-    words = _query(
-        nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, MAX_NODES // BITS_PER_WORD, nvml.NVML_AFFINITY_SCOPE_NODE
-    )
-    nodes = _set_bits(words)
+    size = MAX_NODES // BITS_PER_WORD
+    nodes = _set_bits(_query(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, size, nvml.NVML_AFFINITY_SCOPE_NODE))
     return nodes[0] if len(nodes) == 1 else None
 
 
@@ -248,13 +245,9 @@ def _apply_visible_devices(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> V
         everything = [device for gpu in gpus for device in _devices_of(gpu)]
         visible, notes = drop_hidden_mig(everything)
         return VisibleGpus(tuple(visible), "NVML", notes=(*notes, *_order_notes(gpus, environ)))
-    named, notes = resolve_mask(
-        VISIBLE_DEVICES_VARIABLE,
-        mask,
-        format_available(gpus),
-        lambda entry: _resolve_entry(gpus, entry),
-        on_duplicate="hides all",
-    )
+    find = functools.partial(_resolve_entry, gpus)
+    available = format_available(gpus)
+    named, notes = resolve_mask(VISIBLE_DEVICES_VARIABLE, mask, available, find, on_duplicate="hides all")
     visible, dropped = drop_hidden_mig(named)
     if any(re.match(INDEX_PATTERN, entry) for entry in mask.split(",")):
         notes += _order_notes(gpus, environ)

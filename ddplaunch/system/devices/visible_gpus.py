@@ -39,9 +39,8 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
     """
     vendor = next((each for each in VENDORS if any(gpu.vendor == each.name for gpu in hardware.gpus)), None)
     if wanted == NO_GPUS:
-        return VisibleGpus(
-            (), f"--gpus {NO_GPUS}", dict((vendor and vendor.hide_all_variables) or NVIDIA.hide_all_variables)
-        )
+        variables = (vendor and vendor.hide_all_variables) or NVIDIA.hide_all_variables
+        return VisibleGpus((), f"--gpus {NO_GPUS}", dict(variables))
     if vendor is None:
         inherited = _hide_gpus(environ)
         if wanted is None:
@@ -65,10 +64,8 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
 def single_device_environments(visible: VisibleGpus, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
     """Return for each device the variables with which a rank sees it alone."""
     by_name = {vendor.name: vendor for vendor in VENDORS}
-    by_index = visible.by_index
-    return tuple(
-        by_name[each.gpu.vendor].select_visible([each], [], environ, by_index).environ for each in visible.gpus
-    )
+    chosen = ((by_name[each.gpu.vendor], each) for each in visible.gpus)
+    return tuple(vendor.select_visible([each], [], environ, visible.by_index).environ for vendor, each in chosen)
 
 
 def are_all_hidden(environ: Mapping[str, str]) -> bool:

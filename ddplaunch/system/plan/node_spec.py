@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -48,16 +49,12 @@ def make_node_spec(plan: Plan) -> NodeSpec:
 def assign_nodes(specs: Sequence[NodeSpec]) -> Iterator[NodeAssignment]:
     """Assign ranks to the nodes of an attempt, in their order."""
     world_size = sum(len(spec.devices) for spec in specs)
-    nodes_by_host: dict[str, int] = {}
-    for spec in specs:
-        nodes_by_host[spec.host] = nodes_by_host.get(spec.host, 0) + 1
+    nodes_by_host = Counter(spec.host for spec in specs)
     host_indexes = {host: index for index, host in enumerate(nodes_by_host)}
     first = 0
     for index, spec in enumerate(specs):
-        host = spec.host
-        yield NodeAssignment(
-            index, len(specs), first, world_size, host_indexes[host], len(host_indexes), nodes_by_host[host]
-        )
+        on_host = host_indexes[spec.host], len(host_indexes), nodes_by_host[spec.host]
+        yield NodeAssignment(index, len(specs), first, world_size, *on_host)
         first += len(spec.devices)
 
 

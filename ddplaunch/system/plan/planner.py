@@ -100,12 +100,13 @@ def make_plan(
         raise UsageError(what, "leave them out")
     all_notes = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
     rendezvous.check_init_method(spec.init_method)
-    address, port = _locate_store(spec, machine.host if here == 0 else None, environ)
+    given = spec.master_addr, spec.master_port, spec.init_method
+    host = machine.host if here == 0 else None
+    address, port = rendezvous.locate_store(*given, nnodes=nnodes, here=host, environ=environ)
+    address, port = spec.with_true_source("master_addr", address), spec.with_true_source("master_port", port)
     bound: dict[int, tuple[Cpus, ...]] = {}
-    if spec.bind == "numa":
-        bound = {
-            count: rank_layout.bind_to_numa(slots, count, machine.numa, machine.allowed_cpus) for count in set(counts)
-        }
+    for count in set(counts) if spec.bind == "numa" else ():
+        bound[count] = rank_layout.bind_to_numa(slots, count, machine.numa, machine.allowed_cpus)
     threads = {count: _threads(count, spec, machine, bound.get(count, ()), environ) for count in set(counts)}
     nodes = _nodes(counts, counts_source, threads, here, machine, address)
     sources = {"--node-rank": node_rank, "--master-addr": address, "--master-port": port}
@@ -137,13 +138,6 @@ def make_plan(
         device_masks=machine.device_masks if spec.virtual_local_rank else (),
         local_rank_option=target.local_rank_option if spec.pass_local_rank else None,
     )
-
-
-def _locate_store(spec: PlanSpec, here: str | None, environ: Mapping[str, str]) -> tuple[SourcedValue, SourcedValue]:
-    """Return address and port of the store; ``here`` is this machine's name, if it is node 0."""
-    given = (spec.master_addr, spec.master_port, spec.init_method)
-    address, port = rendezvous.locate_store(*given, nnodes=spec.nnodes, here=here, environ=environ)
-    return spec.with_true_source("master_addr", address), spec.with_true_source("master_port", port)
 
 
 def _device_slots(spec: PlanSpec, machine: MachineInfo) -> tuple[tuple[DeviceSlot, ...], Mapping[str, str | None]]:

@@ -127,9 +127,8 @@ def _count(part: str, text: str) -> int:
     if count < 1:
         raise UsageError(f"--nproc {text}: a node runs at least one process", "--nproc 1")
     if count > MAX_RANKS_PER_NODE:
-        raise UsageError(
-            f"--nproc {text}: a node runs at most {MAX_RANKS_PER_NODE:,} processes", f"--nproc {MAX_RANKS_PER_NODE}"
-        )
+        what = f"--nproc {text}: a node runs at most {MAX_RANKS_PER_NODE:,} processes"
+        raise UsageError(what, f"--nproc {MAX_RANKS_PER_NODE}")
     return count
 
 

@@ -135,9 +135,8 @@ def choose_backend(requested: str | None, init_method: str | None, device_backen
     if requested not in (None, "auto"):
         parts = requested.lower().split(",")
         if any(not word for part in parts for word in part.split(":")):
-            raise UsageError(
-                f"--backend {requested}: a device or a backend is empty", "--backend gloo, or cpu:gloo,cuda:nccl"
-            )
+            what = f"--backend {requested}: a device or a backend is empty"
+            raise UsageError(what, "--backend gloo, or cpu:gloo,cuda:nccl")
         devices = {part.partition(":")[0] for part in parts}
         if len(parts) > 1 and (len(devices) < len(parts) or not all(":" in part for part in parts)):
             raise UsageError(f"--backend {requested} needs a device for each backend", "--backend cpu:gloo,cuda:nccl")

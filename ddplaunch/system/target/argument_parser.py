@@ -149,12 +149,8 @@ def _convert(parameter: Parameter, name: str, given: Any, live: bool) -> Any:
 def _convert_one(value: Value, text: Any, live: bool) -> Any:
     """Convert one text. Raises click.BadParameter, with the expected type, if it cannot be converted."""
     match value.kind:
-        case "int":
-            return click.INT.convert(text, None, None)
-        case "float":
-            return click.FLOAT.convert(text, None, None)
-        case "bool":
-            return click.BOOL.convert(text, None, None)
+        case "int" | "float" | "bool":
+            return _CLICK_TYPES[value.kind].convert(text, None, None)
         case "number":
             if not _NUMBER.fullmatch(text) or len(text) > _MAX_DIGITS:
                 raise click.BadParameter(f"{text!r} is not a number")
@@ -173,6 +169,7 @@ def _convert_one(value: Value, text: Any, live: bool) -> Any:
     return value.convert(text) if value.convert else text
 
 
+_CLICK_TYPES: dict[str, Any] = {"int": click.INT, "float": click.FLOAT, "bool": click.BOOL}
 _MAX_DIGITS = 1000
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """A number for a parameter without a type: not "nan", "inf" or "1_000"."""

@@ -35,9 +35,8 @@ def find_function(typed: str, where: str, function: str, module: ast.Module) -> 
     if isinstance(node, ast.ClassDef):
         raise UsageError(f"{typed} is a class, not a function", _suggest_functions(where, function, names))
     if isinstance(node, (ast.Import, ast.Assign, ast.AnnAssign)) and (what := _non_function_statement(node)):
-        raise UsageError(
-            f"{typed} is not a function: {truncate_line(what, 60)}", _suggest_functions(where, function, names)
-        )
+        hint = _suggest_functions(where, function, names)
+        raise UsageError(f"{typed} is not a function: {truncate_line(what, 60)}", hint)
     if len(bindings) == 1 and isinstance(node, ast.FunctionDef) and not node.decorator_list and node in module.body:
         return signature.from_source(typed, node, module)
     return None

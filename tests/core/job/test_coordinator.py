@@ -18,6 +18,7 @@ from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello, Versions
 from ddplaunch.core.options import Options
+from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec
 
@@ -689,7 +690,7 @@ LACK = messages.NodeStartError("12 MiB free in /dev/shm (64 MiB needed)", "remov
 
 def test_the_ranks_start_when_every_node_has_what_they_need():
     job = checking(1, min_nodes=2)
-    assert [check.attempt for check in job.take(messages.CheckNode)] == [0, 0]
+    assert [check.attempt for check in job.take(CheckNode)] == [0, 0]
     job.send(0, messages.CheckPassed(0))
     assert not job.take(messages.StartAttempt)
     job.send(1, messages.CheckPassed(0))
@@ -712,9 +713,9 @@ def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
     left_out = "node 1 (n1) is left out: 12 MiB free in /dev/shm (64 MiB needed)"
     assert job.take(messages.NoteMessage, 2)[-1].text == left_out
     assert job.outcome(1).outcome.usage_error == (left_out, "remove something")
-    job.take(messages.CheckNode)
+    job.take(CheckNode)
     job.join(1)
-    assert not job.take(messages.CheckNode), "it is asked at the next start"
+    assert not job.take(CheckNode), "it is asked at the next start"
 
 
 def test_too_few_have_what_their_ranks_need():
@@ -734,7 +735,7 @@ def test_a_node_that_lacks_something_before_a_restart():
     job.drain(0, job.fail(0, 0))
     job.drain(1)
     job.wait(0)
-    assert [check.attempt for check in job.take(messages.CheckNode)][-2:] == [1, 1]
+    assert [check.attempt for check in job.take(CheckNode)][-2:] == [1, 1]
     job.send(1, LACK)
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.verdict.first.rank) == (3, 0)
@@ -788,13 +789,13 @@ def test_a_node_that_lacks_something_when_the_ranks_have_failed_meanwhile():
     job.send(0, messages.CheckPassed(0))
     job.join(1)
     job.drain(0, job.fail(0, 0))
-    job.take(messages.CheckNode)
+    job.take(CheckNode)
     job.take(messages.StartAttempt)
     job.send(1, LACK)
     assert job.outcome(1).outcome.code == 2
-    assert not job.take(messages.CheckNode) + job.take(messages.StartAttempt)
+    assert not job.take(CheckNode) + job.take(messages.StartAttempt)
     job.wait(5)
-    assert len(job.take(messages.CheckNode)) == 1
+    assert len(job.take(CheckNode)) == 1
     job.send(0, messages.CheckPassed(1))
     assert len(job.take(messages.StartAttempt)) == 1
 
@@ -883,7 +884,7 @@ def test_nodes_leave_while_others_are_awaited_checked_or_restarted():
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
     job.join(1, 2)
-    assert job.take(messages.CheckNode, 2)
+    assert job.take(CheckNode, 2)
     terminate(job, 2)
     for node in (0, 1):
         job.send(node, messages.CheckPassed(0))

@@ -9,12 +9,13 @@ from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt
+from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.inspect.rpc import InspectKind
 from tests.core.job.test_coordinator import CHECKED, Job
 
 
 class RaisingSide(JobSide):
-    def before_start(self, attempt: int) -> messages.CheckNode:
+    def before_start(self, attempt: int) -> CheckNode:
         raise ValueError(f"attempt {attempt}")
 
 
@@ -59,7 +60,7 @@ def test_a_side_that_raises_is_reported_once_and_the_job_goes_on():
 
 def test_without_features_nothing_precedes_the_start():
     job = Job(features=(), options=CHECKED)
-    assert not job.take(messages.CheckNode)
+    assert not job.take(CheckNode)
     assert job.take(messages.StartAttempt)
 
 

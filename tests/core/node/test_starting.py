@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import ddplaunch_command, run_command, wait_until, write_program
@@ -132,6 +133,8 @@ def test_descriptors_that_run_out_while_ranks_start(start_ddplaunch, tmp_path):
     script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
     job = start_ddplaunch("run", "--preload", "slow", "--nproc", "20", script)
     wait_until((tmp_path / "importing").exists, "the import")
+    launcher = psutil.Process(job.process.pid)
+    wait_until(lambda: any(each.laddr for each in launcher.net_connections("unix")), "its control socket, the last one")
     most = len(os.listdir(f"/proc/{job.process.pid}/fd")) + 10
     resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (most, most))
     (tmp_path / "gate").open("w").close()

@@ -26,6 +26,7 @@ from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.memory.node import MemorySide
 from ddplaunch.cli import main
 from ddplaunch.features.notify.feature import Notify
+from ddplaunch.features.preload.feature import Preload
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
 
 def broken(what):
@@ -35,6 +36,7 @@ def broken(what):
 
 HistoryRecorder.observe = broken("an observer")
 Notify.make_node_side = broken("a hook")
+Preload.plan_zygote = broken("a plan")
 output.TailOutputRequest.handle = broken("a request")
 inspection.JobInspection = broken("an answer that comes later")
 RankInspector._poll_replies = broken("an inspection")
@@ -77,6 +79,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     for what, times in (
         ("the feature runs failed", 1),
         ("the feature notify failed", 1),
+        ("the feature preload failed", 1),
         ("the answer to TailOutputRequest failed", 2),  # each request is one of its own
         ("the answer to InspectJobRequest failed", 1),
         ("the inspection of ranks failed", 1),
@@ -86,7 +89,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the feature memory failed", 1),
     ):
         assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
-    assert output.count("Traceback (most recent call last)") == 10
+    assert output.count("Traceback (most recent call last)") == 11
     assert "RuntimeError: an answer that comes later" in output
     assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
     job.assert_nothing_left()

@@ -42,7 +42,6 @@ class CheckContext(Struct, frozen=True):
 
     cwd: str
     node_zero_address: str  # "" with one node
-    environ: Mapping[str, str]
     benchmark_process: HelperProbe  # runs ``benchmark``; its first line is a TorchFacts, so torch is imported once
 
 

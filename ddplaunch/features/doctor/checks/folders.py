@@ -23,8 +23,8 @@ _CACHE_DIR_TEXT = "the cache folder"
 def _read(context: CheckContext) -> FactReader:
     places = {
         "the current folder": context.cwd,
-        "TMPDIR": context.environ.get("TMPDIR") or "/tmp",
-        _CACHE_DIR_TEXT: context.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+        "TMPDIR": os.environ.get("TMPDIR") or "/tmp",
+        _CACHE_DIR_TEXT: os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
         "/dev/shm": "/dev/shm",
     }
     probe = HelperProbe.for_function(check_folders, *(word for place in places.items() for word in place))

@@ -41,9 +41,8 @@ def ddplaunch_submit(cluster: str, environ: EnvVariables, job_id: str, index: st
         job = f"{digits}_{which}{dot}{server}"
     node_rank = environ.number(SUBMIT_NODE_RANK_VARIABLE)
     check_below(node_rank, len(hosts), SUBMIT_NODE_RANK_VARIABLE, f"hosts in {SUBMIT_HOSTS_VARIABLE}")
-    return env_for_node(
-        cluster, (job_id, SUBMIT_HOSTS_VARIABLE, SUBMIT_NODE_RANK_VARIABLE), len(hosts), node_rank, hosts[0], job=job
-    )
+    names = (job_id, SUBMIT_HOSTS_VARIABLE, SUBMIT_NODE_RANK_VARIABLE)
+    return env_for_node(cluster, names, len(hosts), node_rank, hosts[0], job=job)
 
 
 JSRUN_RANK, RANKFILE, LSF_JOB = "JSM_NAMESPACE_RANK", "LSB_DJOB_RANKFILE", "LSB_JOBID"
@@ -75,10 +74,8 @@ def lsf(environ: EnvVariables) -> ClusterEnv | None:
         hosts, job = (given.hosts, parse_number(given.job_id, LSF_JOB)) if given else ((), None)
         rank, size, local_rank = environ.numbers(*names)
         process = RankAssignment(rank, size, local_rank, environ.optional_number("JSM_NAMESPACE_LOCAL_SIZE"))
-        first = hosts[0] if hosts else None
-        return env_for_started_ranks(
-            "lsf", (*names, RANKFILE), process, max_nodes=len(hosts) or None, address=first, job=job
-        )
+        first, most = hosts[0] if hosts else None, len(hosts) or None
+        return env_for_started_ranks("lsf", (*names, RANKFILE), process, max_nodes=most, address=first, job=job)
     if ours := ddplaunch_submit("lsf", environ, LSF_JOB, "LSB_JOBINDEX"):
         return ours
     if given and environ.is_set(task) and (place := own_host_index(given.hosts)) is not None:

@@ -79,9 +79,8 @@ def volcano(environ: EnvVariables) -> ClusterEnv | None:
     ((name, hosts),) = tasks.items()
     count_name = name.removesuffix("HOSTS") + "NUM"
     if environ.optional_number(count_name) not in (None, len(hosts)):
-        raise contradiction_error(
-            f"{count_name}={environ[count_name]}", f"{name}={environ[name]} (nodes: {len(hosts)})"
-        )
+        listed = f"{name}={environ[name]} (nodes: {len(hosts)})"
+        raise contradiction_error(f"{count_name}={environ[count_name]}", listed)
     check_below(index, len(hosts), index_name, f"hosts in {name}")
     return env_for_node("volcano", (index_name, name), len(hosts), index, hosts[0], address_may_be_unknown=True)
 

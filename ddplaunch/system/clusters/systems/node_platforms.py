@@ -6,14 +6,14 @@ Each says where its variables are documented.
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.base.types import parse
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, register_system
 from ddplaunch.system.clusters.env_builders import (
     env_for_array_task,
@@ -49,9 +49,11 @@ def sagemaker(environ: EnvVariables) -> ClusterEnv | None:
     """
     listed, host = environ["SM_HOSTS"], environ.text("SM_CURRENT_HOST")  # ["algo-1","algo-2"], algo-2
     try:
-        hosts = msgspec.json.decode(listed, type=Annotated[list[str], Meta(min_length=1)])
-    except (msgspec.MsgspecError, ValueError):
-        raise UsageError(f"SM_HOSTS={listed} is not a JSON list of hosts", IGNORE_HINT) from None
+        hosts = parse(listed, list[str])
+    except ProtocolError:
+        hosts = []
+    if not hosts:
+        raise UsageError(f"SM_HOSTS={listed} is not a JSON list of hosts", IGNORE_HINT)
     if host not in hosts:
         raise contradiction_error(f"SM_HOSTS={listed}", f"SM_CURRENT_HOST={host}")
     gpus, names = environ.optional_number("SM_NUM_GPUS"), ("SM_HOSTS", "SM_CURRENT_HOST")
@@ -148,9 +150,8 @@ def modelarts(environ: EnvVariables) -> ClusterEnv | None:
     check_below(node_rank, nnodes, index, count)
     if len(hosts) != nnodes:
         raise contradiction_error(f"{count}={nnodes}", f"{listed}={environ[listed]} (nodes: {len(hosts)})")
-    return env_for_node(
-        "modelarts", (count, index, listed), nnodes, node_rank, hosts[0], gpus=gpus, address_may_be_unknown=True
-    )
+    names = (count, index, listed)
+    return env_for_node("modelarts", names, nnodes, node_rank, hosts[0], gpus=gpus, address_may_be_unknown=True)
 
 
 RENDEZVOUS = "/run/determined/info/rendezvous.json"

@@ -111,10 +111,8 @@ def submitit(environ: EnvVariables) -> ClusterEnv | None:
     if environ[executor] != "local":  # slurm, debug
         return None
     nnodes, job = environ.numbers("SUBMITIT_LOCAL_JOB_NUM_NODES", "SUBMITIT_LOCAL_JOB_ID")  # a process's number
-    names = (executor, rank, size, local_rank)
-    return env_for_started_ranks(
-        "submitit", names, RankAssignment(*environ.numbers(*names[1:])), nnodes=nnodes, job=job
-    )
+    names, place = (executor, rank, size, local_rank), RankAssignment(*environ.numbers(rank, size, local_rank))
+    return env_for_started_ranks("submitit", names, place, nnodes=nnodes, job=job)
 
 
 OWN_HOST_VARIABLE = "PMIX_HOSTNAME"  # n1

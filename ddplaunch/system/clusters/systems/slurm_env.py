@@ -90,9 +90,8 @@ def _check_ntasks(environ: EnvVariables, size: int) -> None:
     if environ.is_set(NTASKS, TASKS_PER_NODE) and (ntasks := environ.number(NTASKS)) != size:
         tasks = sum(expand_counts(environ[TASKS_PER_NODE], TASKS_PER_NODE))
         if ntasks != tasks:
-            raise contradiction_error(
-                f"{NTASKS}={ntasks}", f"{TASKS_PER_NODE}={environ[TASKS_PER_NODE]} (tasks: {tasks})"
-            )
+            counted = f"{TASKS_PER_NODE}={environ[TASKS_PER_NODE]} (tasks: {tasks})"
+            raise contradiction_error(f"{NTASKS}={ntasks}", counted)
 
 
 def _make_notes(environ: EnvVariables, cluster_env: ClusterEnv) -> list[str]:
@@ -107,9 +106,8 @@ def _make_notes(environ: EnvVariables, cluster_env: ClusterEnv) -> list[str]:
         if over_nodes != "block" and cluster_env.nnodes != 1:
             notes.append(f"{DISTRIBUTION}={environ[DISTRIBUTION]}: the ranks of a node are not consecutive")
     elif environ.is_set(PTY_PORT) and cluster_env.nnodes != 1:
-        notes.append(
-            f"if this is a shell from srun --pty, it has one of {cluster_env.nnodes} nodes: use --cluster none"
-        )
+        pty = "if this is a shell from srun --pty, it has one of"
+        notes.append(f"{pty} {cluster_env.nnodes} nodes: use --cluster none")
     return notes
 
 
