@@ -9,12 +9,12 @@ import os
 import signal
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.options import Options
 from ddplaunch.cli.core_options import Preemption
 from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.process_tree import ProcessTree
-from ddplaunch.core.options import Options
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 

@@ -19,6 +19,7 @@ from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+    from ddplaunch.base.options import OptionGroup, Options
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
-    from ddplaunch.core.options import OptionGroup, Options
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
+    from ddplaunch.system.clusters.cluster_env import ClusterEnv
     from ddplaunch.system.plan.plan import Plan
     from ddplaunch.system.plan.rank_layout import Rank
     from ddplaunch.system.target.target import Target
@@ -52,6 +53,8 @@ class Command(NamedTuple):
     name: str
     summary: str  # in `ddplaunch --help`
     module: str = "command"  # in the feature's folder: command.py
+    heading: str = "Other"  # of `ddplaunch --help`
+    place: int = 5  # under the heading: the smallest is first; equal ones are in the order of the features
 
 
 class RankSide(NamedTuple):
@@ -133,6 +136,7 @@ class FeatureContext(Struct, frozen=True):
     config: NodeConfig
     job_config: JobConfig
     options: Options
+    cluster_env: ClusterEnv | None  # the cluster that supplies options; None if none does
     job: ServedJob
     node: NodeContext
     tree: ProcessTree

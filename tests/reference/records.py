@@ -8,7 +8,7 @@ from typing import Any
 
 import ddplaunch
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.core.control_socket.run_locator import RunningJob
+from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.zygote_plan import ZygotePlan

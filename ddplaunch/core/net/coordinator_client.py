@@ -13,6 +13,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.frames import ProtocolError
@@ -33,7 +34,6 @@ from ddplaunch.core.messages import (
 )
 from ddplaunch.core.net import token_auth
 from ddplaunch.core.net.clock_offset import PeerClock
-from ddplaunch.core.net.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.system.network import addresses
 

@@ -17,6 +17,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from ddplaunch.base import tty
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import signal_name
@@ -44,7 +45,6 @@ from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node.teardown import Teardown
 from ddplaunch.core.node_config import NodeConfig
-from ddplaunch.core.output import tty
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
