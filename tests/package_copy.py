@@ -24,9 +24,11 @@ def copy_package(folder: Path) -> Path:
 def add_feature(package: Path, name: str, **files: str) -> None:
     """Add a feature to a copy of the package: a folder with these files (without ``.py``), and a line in the list."""
     folder = package / "features" / name
-    folder.mkdir()
-    for file, text in {"__init__": "", **files}.items():
-        (folder / f"{file}.py").write_text(text)
+    for file, text in files.items():
+        path = folder / f"{file}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        (path.parent / "__init__.py").touch()
     table = package / "features" / "__init__.py"
     whole = table.read_text()
     assert "\n)\n" in whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -161,6 +162,19 @@ def test_imports_run_downward():
         if layer(name) in LAYERS and LAYERS.index(layer(imported)) > LAYERS.index(layer(name))
     }
     assert sorted(found) == []
+
+
+def test_features_are_not_named_in_texts_either():
+    """Files that are loaded by path or name: a feature names its own, and those of features that it requires."""
+    wrong = []
+    for name, tree in MODULES.items():
+        own_feature = name.split(".")[1] if layer(name) == "features" and name.count(".") else ""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and layer(name) in LAYERS:
+                found = re.fullmatch(r"(?:ddplaunch[./])?features[./](\w+)[./][\w./]+", node.value)
+                if found and found[1] not in {own_feature, *FEATURE_IMPORTS.get(own_feature, ())}:
+                    wrong.append(f"{name}: {node.value}")
+    assert wrong == []
 
 
 def test_no_circle_of_files():

@@ -27,7 +27,6 @@ assert sys.argv[1] != "fail" or os.environ["RANK"] != "1", "wrong loss"
 time.sleep(600 if sys.argv[1] == "wait" else 0)
 """
 
-
 REQUIRED = {name: {*FEATURE_IMPORTS.get(name, ())} for name in FOLDERS}
 for registered, feature in load_features():
     REQUIRED[registered] |= {*feature.requires}
@@ -137,5 +136,6 @@ def test_without_a_feature_the_others_work(name: str, package: Path, tmp_path: P
         assert helped.returncode == 0, helped.stderr
         listed = re.findall(r"^  (\w+)  +[A-Z]", helped.stdout.partition("Options:")[2], re.MULTILINE)
         assert listed == [name for name in COMMANDS if name not in commands_of(gone)]
+        assert type_command("run", "--help-all").returncode == 0
         for command in commands_of(gone)[:1]:
             assert_refused(type_command(command), f"{command} is not a command of ddplaunch")

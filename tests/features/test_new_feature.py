@@ -7,24 +7,27 @@ import sys
 from pathlib import Path
 
 import ddplaunch
-from tests.conftest import clean_environment
+from tests.conftest import clean_environment, write_program
 from tests.package_copy import add_feature, copy_package
+from tests.start_modes import FORKED
 
 CONTRIBUTING = Path(ddplaunch.__file__).parents[1] / "CONTRIBUTING.md"
-
-
-RUN = ("run", "--count", "--run-id", "toy", "--nproc", "3", "--no-python", "sh", "-c", "echo up; exec sleep 600")
+MAX_LINES = 60  # of the files of the walk-through, without blank ones
 
 
 def read_files() -> dict[str, str]:
     """Return the files of the feature in CONTRIBUTING.md, "Your first feature", by name without ".py"."""
     return dict(
-        re.findall(r"```python\n# features/count/(\w+)\.py: [^\n]*\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
+        re.findall(r"```python\n# features/count/([\w/]+)\.py: [^\n]*\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
     )
 
 
 def test_a_feature_is_a_folder_and_a_line(tmp_path: Path):
-    add_feature(copy_package(tmp_path), "count", **read_files())
+    files = read_files()
+    assert {*files} == {"feature", "node", "rank/greeting", "request", "command"}
+    assert sum(bool(line) for text in files.values() for line in text.splitlines()) <= MAX_LINES
+    add_feature(copy_package(tmp_path), "count", **files)
+    write_program(tmp_path, "train.py", "import time\ntime.sleep(600)\n")
 
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -41,9 +44,10 @@ def test_a_feature_is_a_folder_and_a_line(tmp_path: Path):
         output = helped.stdout.read().partition("\nOutput:\n")[2].partition("\n\n")[0]
         assert re.search(r"--count +Count the ranks that start.$", output), output
 
-    with start(*RUN) as job:
+    with start("run", "--count", "--run-id", "toy", "--nproc", "3", *FORKED, "train.py") as job:
         assert job.stdout
-        assert [job.stdout.readline()[-3:] for _ in range(3)] == ["up\n"] * 3
+        lines = [job.stdout.readline() for _ in range(3)]
+        assert sorted(lines) == [f"[{rank}] hello from rank {rank}\n" for rank in range(3)]
         try:
             with start("count", "toy") as asking:
                 assert asking.stdout

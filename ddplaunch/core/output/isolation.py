@@ -1,4 +1,4 @@
-"""Isolates optional features, such as the history or --notify: an exception in one disables it, and the job goes on."""
+"""Isolates optional parts, like the sides of features: an exception in one disables it, and the job goes on."""
 
 from __future__ import annotations
 
