@@ -53,6 +53,8 @@ class Command(NamedTuple):
     name: str
     summary: str  # in `ddplaunch --help`
     module: str = "command"  # in the feature's folder: command.py
+    heading: str = "Other"  # of `ddplaunch --help`
+    place: int = 5  # under the heading: the smallest is first; equal ones are in the order of the features
 
 
 class RankSide(NamedTuple):

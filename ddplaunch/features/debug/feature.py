@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Debug(Feature):
     requires = ("inspect", "ssh")
     options = (Debugging,)
-    commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank."),)
+    commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank.", heading="Diagnose"),)
     requests = ("request",)
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class Inspect(Feature):
     options = (Inspecting, Hangs)
-    commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which."),)
+    commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which.", heading="Diagnose"),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
     messages = ("messages",)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Live(Feature):
     requires = ("inspect", "samples", "runs")
     options = (LiveDisplay,)
-    commands = (Command("top", "Show the live status of a running job and its ranks."),)
+    commands = (Command("top", "Show the live status of a running job and its ranks.", heading="Watch", place=2),)
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
         why = _why_no_live_view() if options[LiveDisplay].ui else None

@@ -72,13 +72,12 @@ def _placement(job: PodJob) -> dict[str, Any]:
     anti_affinity = [{"labelSelector": selector, "topologyKey": key} for key in job.anti_affinity_labels]
     evenly = {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector}
     dns = with_comment("dnsPolicy", "Otherwise the name of node 0 would not be known there.")
+    pod_affinity = {_REQUIRED: anti_affinity} if anti_affinity else None
     return {
         "schedulerName": job.scheduler_name,
         "priorityClassName": job.priority_class,
         "nodeSelector": labels,
-        "affinity": drop_empty(
-            {"nodeAffinity": node_affinity, "podAntiAffinity": {_REQUIRED: anti_affinity} if anti_affinity else None}
-        ),
+        "affinity": drop_empty({"nodeAffinity": node_affinity, "podAntiAffinity": pod_affinity}),
         "topologySpreadConstraints": [{"topologyKey": key, **evenly} for key in job.spread],
         "tolerations": [_toleration(each) for each in job.tolerations],
         "hostNetwork": job.host_network or None,
@@ -113,14 +112,10 @@ def _container(job: PodJob) -> dict[str, Any]:
         env, cluster = "env", "kubeflow"
     ports = with_comment("ports", "Node 0 listens there, so no machine gets two pods with these ports.")
     message = with_comment("terminationMessagePolicy", "kubectl describe pod shows the report of a failure.")
-    mounts = [
-        {"name": "shm", "mountPath": "/dev/shm"},
-        *([{"name": "tmp", "mountPath": "/tmp"}] if _has_tmp(job) else []),
-        *(
-            drop_empty({"name": name, "mountPath": mount.path, "readOnly": mount.read_only or None})
-            for name, mount in _named_mounts(job)
-        ),
-    ]
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
+    mounts += [{"name": "tmp", "mountPath": "/tmp"}] if _has_tmp(job) else []
+    for name, mount in _named_mounts(job):
+        mounts.append(drop_empty({"name": name, "mountPath": mount.path, "readOnly": mount.read_only or None}))
     return drop_empty(
         {
             "name": CONTAINER,
@@ -139,9 +134,8 @@ def _container(job: PodJob) -> dict[str, Any]:
 
 
 def _resources(job: PodJob) -> dict[str, Any]:
-    limits = drop_empty(
-        {"cpu": job.cpus_per_task, "memory": job.memory, NVIDIA: job.gpus_per_node or None, **job.resources}
-    )
+    amounts = {"cpu": job.cpus_per_task, "memory": job.memory, NVIDIA: job.gpus_per_node or None}
+    limits = drop_empty({**amounts, **job.resources})
     resources = with_comment("resources", REQUESTS_COMMENT) if limits else "resources"
     fields = {resources: drop_empty({"limits": limits, "requests": dict(job.requests)})}
     if job.restricted:

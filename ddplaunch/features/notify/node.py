@@ -56,10 +56,8 @@ class NotifyObserver(NodeSide):
             case events.AttemptPlanned(plan=plan, attempt=attempt):
                 self._plan, self._attempt = plan, attempt
                 if attempt == 0:
-                    self._enqueue(
-                        "starts",
-                        f"starts {format_count(plan.world_size, 'rank')} on {format_count(plan.nnodes, 'node')}",
-                    )
+                    ranks, nodes = format_count(plan.world_size, "rank"), format_count(plan.nnodes, "node")
+                    self._enqueue("starts", f"starts {ranks} on {nodes}")
             case events.JobStalled(since=since, text=text) if text:
                 self._enqueue("stalls", text, {"since": since})
             case events.JobPreempted():
@@ -90,9 +88,8 @@ class NotifyObserver(NodeSide):
     def _enqueue(self, name: str, text: str, own: Mapping[str, object] | None = None, *, last: bool = False) -> None:
         if self._count >= MAX_EVENTS and not last:
             if self._count == MAX_EVENTS:
-                self._show_note(
-                    f"--notify: limit of {MAX_EVENTS} events reached; only the end of the job will be reported"
-                )
+                limit = f"limit of {MAX_EVENTS} events reached"
+                self._show_note(f"--notify: {limit}; only the end of the job will be reported")
             self._count = MAX_EVENTS + 1
             return
         self._count += 1
@@ -128,15 +125,10 @@ class NotifyObserver(NodeSide):
         words = [sys.executable, "-I", "-S", _PROGRAM, str(child_socket.fileno()), commands, f"{COMMAND_TIMEOUT_S:g}"]
         with child_socket:
             child_socket.set_inheritable(True)
+            signals = [signal.SIGPIPE, signal.SIGXFSZ]
             try:
                 with process_limits.original_nofile_limit():
-                    pid = os.posix_spawn(
-                        sys.executable,
-                        words,
-                        self._tree.environ,
-                        setsid=True,
-                        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-                    )
+                    pid = os.posix_spawn(sys.executable, words, self._tree.environ, setsid=True, setsigdef=signals)
             except OSError:
                 our_socket.close()
                 raise
@@ -188,13 +180,11 @@ class NotifyObserver(NodeSide):
             self._loop.run_once()
         timer.cancel()
         if self._busy:
-            self._show_note(
-                f"--notify: commands still ran {FINAL_TIMEOUT_S:g} s after the end of the job and were killed"
-            )
+            late = f"{FINAL_TIMEOUT_S:g} s after the end of the job"
+            self._show_note(f"--notify: commands still ran {late} and were killed")
         self._close()
         if self._lost and not self._tree.unrelated_pids:
-            child_processes.kill_descendants(
-                lambda pid: False
-            )  # processes of the notifier, which the launcher has adopted
+            # Processes of the notifier, which the launcher has adopted.
+            child_processes.kill_descendants(lambda pid: False)
         while not self._screen.is_drained:
             self._loop.run_once()

@@ -29,8 +29,7 @@ def attach(job: str | None) -> int:
     known = submitted_jobs.find_job(job) if job is not None else next(iter(submitted_jobs.list_jobs()), None)
     if known is None:
         if job is None:
-            what = "no submitted job is on record"
-            raise UsageError(what, "ddplaunch attach NUMBER takes any job of Slurm")
+            raise UsageError("no submitted job is on record", "ddplaunch attach NUMBER takes any job of Slurm")
         return _attach_to_slurm_job(job)
     which = resolve_job_id(known, job or known.number, "attach")
     scheduler = get_scheduler(known)
@@ -48,9 +47,8 @@ def _attach_to_slurm_job(word: str) -> int:
         raise UsageError(f"no submitted job is called {sanitize_line(word, 60)}", "ddplaunch ps shows those that were")
     if (slurm := find_slurm()) is None:
         what = f"job {word} was not submitted here, and scontrol is not on PATH to ask Slurm about it"
-        raise SchedulerNotResponding(
-            what, "ddplaunch ps shows those that were; on a login node of Slurm any is followed"
-        )
+        hint = "ddplaunch ps shows those that were; on a login node of Slurm any is followed"
+        raise SchedulerNotResponding(what, hint)
     number, _, index = word.partition("_")
     job = JobId(number, index=index or None)
     try:

@@ -57,9 +57,8 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
 
 def _resolve_ended_run(run: str) -> str:
     """Return the name of the run that ``run`` names; raise UsageError if it still runs."""
-    if run not in history_store.list_runs() or history_store.read_run_record(
-        run
-    ):  # unreadable records are found by their exact name only
+    is_unreadable = run in history_store.list_runs() and not history_store.read_run_record(run)
+    if not is_unreadable:  # such a record is found by its exact name only
         run = run_lookup.find_run(run).run
     if locate.index_runs().jobs.get(run):
         raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")

@@ -127,16 +127,10 @@ class RecordBuilder:
         self._notes, self._lost = [*head.notes], [*head.lost]
 
     def build(self) -> RunRecord:
-        attempts = tuple(
-            replace(each, ranks=tuple(ranks)) for each, ranks in zip(self._attempts, self._ranks, strict=True)
-        )
-        return replace(
-            self._head,
-            attempts=attempts,
-            inspections=tuple(self._inspections),
-            notes=tuple(self._notes),
-            lost=tuple(self._lost),
-        )
+        ranks = map(tuple, self._ranks)
+        attempts = tuple(replace(each, ranks=own) for each, own in zip(self._attempts, ranks, strict=True))
+        inspections, notes, lost = tuple(self._inspections), tuple(self._notes), tuple(self._lost)
+        return replace(self._head, attempts=attempts, inspections=inspections, notes=notes, lost=lost)
 
     def add_event(self, event: Event | events.AttemptStarted | events.AttemptsOmitted, moment: float) -> None:
         """Apply ``event``, which happened at ``moment``."""
@@ -150,11 +144,9 @@ class RecordBuilder:
                 self._head = replace(self._head, left_out=attempts)
             case events.RankStarted(rank=rank, pid=pid):
                 self._update_rank(rank, pid=pid, started=moment)
-            case events.RankExited(rank=rank, code=code) if (
-                self._attempts and event.attempt == self._attempts[-1].number
-            ):
+            case events.RankExited() if self._attempts and event.attempt == self._attempts[-1].number:
                 cpu = event.user_cpu + event.system_cpu
-                self._update_rank(rank, ended=moment, code=code, peak_memory=event.peak_memory, cpu=cpu)
+                self._update_rank(event.rank, ended=moment, code=event.code, peak_memory=event.peak_memory, cpu=cpu)
             case events.SignalReceived(number=number) if self._head.signal is None:
                 self._head = replace(self._head, signal=number)
                 self._set_reason(f"stopped by {signal_name(number)}")
@@ -162,14 +154,12 @@ class RecordBuilder:
                 self._set_reason("preempted")
             case events.AttemptSwept() if self._attempts:
                 self._update_attempt(ended=moment)
-                self._ranks[-1] = [
-                    replace(each, ended=moment) if each.ended is None and each.started is not None else each
-                    for each in self._ranks[-1]
-                ]
+                for index, each in enumerate(self._ranks[-1]):
+                    if each.ended is None and each.started is not None:
+                        self._ranks[-1][index] = replace(each, ended=moment)
             case events.Restarting(text=text, verdict=verdict):
-                self._update_attempt(
-                    why=verdict.first.headline if verdict else text.partition("\n")[0], verdict=verdict
-                )
+                why = verdict.first.headline if verdict else text.partition("\n")[0]
+                self._update_attempt(why=why, verdict=verdict)
             case events.NodeLost(host=host):
                 self._lost.append(host)
             case events.NoteAdded(text=text) | events.JobStalled(text=text) if text:
@@ -187,9 +177,8 @@ class RecordBuilder:
             return RunState.DONE
         if code == EXIT_PREEMPTED:
             return RunState.PREEMPTED
-        return (
-            RunState.STOPPED if self._head.signal is not None and code == 128 + self._head.signal else RunState.FAILED
-        )
+        is_stopped = self._head.signal is not None and code == 128 + self._head.signal
+        return RunState.STOPPED if is_stopped else RunState.FAILED
 
     def _set_reason(self, why: str) -> None:
         if self._attempts and not self._attempts[-1].why:
@@ -244,17 +233,12 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
         except _DECODE_ERRORS:
             continue
     record = builder.build()
-    last_seen_at = None
-    if record.ended is None and (
-        samples := sample_file.read_samples(os.path.join(folder, sample_file.sample_file_name(record.node_rank)))
-    ):
-        last_seen_at = min(samples[-1].time, time.time())
+    sample_path = os.path.join(folder, sample_file.sample_file_name(record.node_rank))
+    samples = sample_file.read_samples(sample_path) if record.ended is None else []
+    last_seen_at = min(samples[-1].time, time.time()) if samples else None
     record = replace(record, spent=accounting.breakdown(last_seen_at), stalls=accounting.stall_periods)
-    return (
-        replace(record, fate=RunState.LOST)
-        if record.fate is RunState.RUNNING and not is_launcher_alive(record)
-        else record
-    )
+    is_lost = record.fate is RunState.RUNNING and not is_launcher_alive(record)
+    return replace(record, fate=RunState.LOST) if is_lost else record
 
 
 def _decode_line(line: bytes) -> Any:

@@ -57,9 +57,8 @@ def find_blamed_hosts(records: Iterable[RunRecord]) -> list[BlamedHost]:
 def suggest_excludes(now: float) -> list[BlamedHost]:
     """Find the hosts on which batch jobs failed repeatedly in RECENT_S; reads the runs that READ_TIMEOUT_S allows."""
     deadline = time.monotonic() + READ_TIMEOUT_S
-    records = itertools.takewhile(
-        lambda each: time.monotonic() < deadline, history_store.read_all_records()
-    )  # the latest first
+    latest_first = history_store.read_all_records()
+    records = itertools.takewhile(lambda each: time.monotonic() < deadline, latest_first)
     recent = (each for each in records if each.job and each.began > now - RECENT_S)
     return [each for each in find_blamed_hosts(recent) if each.times >= MIN_BLAMES]
 

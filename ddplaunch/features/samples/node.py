@@ -49,12 +49,7 @@ class CounterSnapshot(Struct, frozen=True):
 class SampleCollector(NodeSide):
     """Takes the samples of one node, in all attempts, if there is a subscriber."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        inspect: Inspect | None,
-        emit: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, loop: EventLoop, inspect: Inspect | None, emit: Callable[[Event], None]) -> None:
         """``inspect`` finds the state or the lateness of this node's ranks; None if they cannot be inspected."""
         self._loop, self._inspect, self._emit = loop, inspect, emit
         self._subscribers: list[OnSample] = []

@@ -112,22 +112,14 @@ def _merge_rows(
     before: dict[Any, _Row] = {row[0]: row for row in first}
     after: dict[Any, _Row] = {row[0]: row for row in last}
     for key in sorted(before | after):
-        one, other = before.get(key), after.get(key)
-        if one is None or other is None:
-            yield [*(one or other or ())]
-            continue
-        yield [
-            new
-            if index < names or old is None
-            else old
-            if new is None
-            else _merge_values(old, new, share, index == memory)
-            for index, (old, new) in enumerate(zip(one, other, strict=True))
-        ]
-
-
-def _merge_values(old: float, new: float, share: float, most: bool) -> float:
-    return max(old, new) if most else old + (new - old) * share
+        merged = [*after.get(key, before.get(key, ()))]
+        for index, old in enumerate(before.get(key, ())):
+            new = merged[index]
+            if new is None:
+                merged[index] = old
+            elif index >= names and old is not None:
+                merged[index] = max(old, new) if index == memory else old + (new - old) * share
+        yield merged
 
 
 def ranks_behind(inspection: Inspection) -> frozenset[int]:
@@ -136,10 +128,8 @@ def ranks_behind(inspection: Inspection) -> frozenset[int]:
     for rank in inspection.ranks:
         for each in rank.groups:
             of_group[each.group][rank.rank] = each.enqueued
-    return frozenset(
-        rank
-        for entered in of_group.values()
-        for most in [max(entered.values())]
-        for rank, number in entered.items()
-        if number < most
-    )
+    behind = set[int]()
+    for entered in of_group.values():
+        most = max(entered.values())
+        behind.update(rank for rank, number in entered.items() if number < most)
+    return frozenset(behind)

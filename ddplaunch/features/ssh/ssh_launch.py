@@ -70,6 +70,7 @@ class SshLaunch(RunInstead):
             ("stdin", "the hosts cannot read this terminal"),
             ("ui", "the hosts cannot draw in this terminal"),
             ("cluster", "the job runs on the hosts"),
+            ("grow", "the number of hosts is fixed"),
         ):
             if options.is_set(name):
                 raise UsageError(f"--{name.replace('_', '-')} does not work with --hosts: {why}", "leave it out")

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 class Warm(Feature):
     requires = ("preload",)
     options = (Warming,)
-    commands = (Command("warm", "List or stop warm zygotes, which make later runs start faster."),)
+    commands = (
+        Command("warm", "List or stop warm zygotes, which make later runs start faster.", heading="Housekeeping"),
+    )
 
     def make_zygote_source(self, options: Options) -> ZygoteSource | None:
         from ddplaunch.features.warm.idle_timeout import read_idle_timeout

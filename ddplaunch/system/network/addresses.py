@@ -65,17 +65,15 @@ def find_interface(address: str) -> str | None:
     if not address:
         return None
     wanted = parse_address(address)
-    return next(
-        (name for name, found in list_interface_addresses().items() if wanted in map(parse_address, found)), None
-    )
+    interfaces = list_interface_addresses().items()
+    return next((name for name, found in interfaces if wanted in map(parse_address, found)), None)
 
 
 def check_interface(interface: str) -> None:
     """Raise a UsageError where this machine has no such interface."""
     if interface not in (found := list_interface_addresses()):
-        raise UsageError(
-            f"--interface {interface}: this machine has no such interface", f"it has {_format_interfaces(found)}"
-        )
+        why = f"--interface {interface}: this machine has no such interface"
+        raise UsageError(why, f"it has {_format_interfaces(found)}")
 
 
 def find_address(interface: str, family: socket.AddressFamily) -> str | None:

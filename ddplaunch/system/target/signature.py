@@ -13,8 +13,9 @@ import os
 import pathlib
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 INJECTED_PARAMETERS = {
@@ -213,16 +214,10 @@ def _enum_members(name: str, module: ast.Module | None) -> tuple[str, ...]:
         if isinstance(node, ast.ClassDef) and node.name == name:
             if not any(_last_name(base).endswith(("Enum", "Flag")) for base in node.bases):
                 return ()
-            return tuple(_assigned_names(node))
+            targets = [statement.targets for statement in node.body if isinstance(statement, ast.Assign)]
+            names = [each.id for each in chain(*targets) if isinstance(each, ast.Name)]
+            return tuple(name for name in names if not name.startswith("_"))
     return ()
-
-
-def _assigned_names(node: ast.ClassDef) -> Iterator[str]:
-    for statement in node.body:
-        if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Name) and not target.id.startswith("_"):
-                    yield target.id
 
 
 def _value_from_default_source(default: ast.expr, module: ast.Module) -> Value:

@@ -28,6 +28,9 @@ CALL, CALL_QUIETLY, CALL_OR_END = b"c", b"q", b"r"
 """Requests for a call. If the function raises: print its traceback; print nothing; fail with the exception."""
 
 _EXIT_EXCEPTIONS = (SystemExit, KeyboardInterrupt)
+"""Exceptions that end a rank."""
+
+_OWN_DIR = os.path.dirname(__file__) + os.sep
 
 
 @contextmanager
@@ -38,11 +41,6 @@ def short_socket_path(folder: str) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{CALL_SOCKET}"
     finally:
         os.close(fd)
-
-
-"""Exceptions that end a rank."""
-
-_OWN_DIR = os.path.dirname(__file__) + os.sep
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,9 @@ def _host_file_reader(job_id: str, file: str) -> AllocationReader:
     """Return a reader of an allocation's host file, if it is on this host: one line per slot or host."""
 
     def allocation(environ: EnvVariables) -> Allocation | None:
-        return (
-            Allocation(environ[job_id], read_host_file(environ[file]), file) if environ.is_set(job_id, file) else None
-        )
+        if not environ.is_set(job_id, file):
+            return None
+        return Allocation(environ[job_id], read_host_file(environ[file]), file)
 
     return allocation
 

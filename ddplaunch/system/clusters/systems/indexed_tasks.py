@@ -124,14 +124,8 @@ def kubernetes(environ: EnvVariables) -> ClusterEnv | None:
     check_below(node_rank, nnodes, INDEX_VARIABLE, NNODES_VARIABLE)
     address = environ.text(ADDRESS_VARIABLE) if nnodes > 1 else environ.get(ADDRESS_VARIABLE) or None
     port = environ.optional_number(PORT_VARIABLE) if nnodes > 1 else None  # it may be that of a Service called master
-    node = env_for_node(
-        "kubernetes",
-        (INDEX_VARIABLE, NNODES_VARIABLE, ADDRESS_VARIABLE),
-        nnodes,
-        node_rank,
-        address,
-        address_may_be_unknown=True,
-    )
+    names = (INDEX_VARIABLE, NNODES_VARIABLE, ADDRESS_VARIABLE)
+    node = env_for_node("kubernetes", names, nnodes, node_rank, address, address_may_be_unknown=True)
     return replace(node, min_nodes=min_nodes, port=port)
 
 

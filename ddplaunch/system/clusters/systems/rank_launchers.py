@@ -41,15 +41,13 @@ def azureml(environ: EnvVariables) -> ClusterEnv | None:
     """
     run_id = environ.get("AZUREML_RUN_ID") or None  # loving_drum_4kwx1yvh2m
     if cluster_env := openmpi.detect(environ):
+        cluster_env = replace(cluster_env, cluster="azureml", run_id=run_id or cluster_env.run_id)
         mpi_addresses = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")  # 10.0.0.4:6000; alone without a port
-        name = next((name for name in mpi_addresses if environ.is_set(name)), None)
-        return replace(
-            cluster_env,
-            cluster="azureml",
-            variables=(*cluster_env.variables, *([name] if name else [])),
-            address=environ[name].partition(":")[0] if name else cluster_env.address,
-            run_id=run_id or cluster_env.run_id,
-        )
+        name = next(filter(environ.is_set, mpi_addresses), None)
+        if name is None:
+            return cluster_env
+        address = environ[name].partition(":")[0]
+        return replace(cluster_env, variables=(*cluster_env.variables, name), address=address)
     nnodes, size = "AZUREML_NODE_COUNT", "WORLD_SIZE"  # the latter counts nodes, or processes with several a node
     needed = ("NODE_RANK", size, "MASTER_ADDR")
     if not environ.is_set(*needed) or environ.number(size) != environ.optional_number(nnodes):
@@ -79,9 +77,8 @@ def torch(environ: EnvVariables) -> ClusterEnv | None:
     if local_size == world_size:
         nnodes, node_rank = 1, 0
     place, port = RankAssignment(rank, world_size, local_rank, local_size), environ.number("MASTER_PORT")
-    return ClusterEnv(
-        "torch", needed, nnodes, node_rank, address=environ["MASTER_ADDR"], port=port, rank_assignment=place
-    )
+    address = environ["MASTER_ADDR"]
+    return ClusterEnv("torch", needed, nnodes, node_rank, address=address, port=port, rank_assignment=place)
 
 
 def check_ambiguous_rank(environ: EnvVariables) -> None:
