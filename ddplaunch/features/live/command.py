@@ -23,12 +23,12 @@ from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.base.tty import ENTER, can_move_cursor, is_interactive, restore_terminal
 from ddplaunch.base.types import as_dict
+from ddplaunch.cli import client
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
 from ddplaunch.cli.run_locator import job_at
 from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
 from ddplaunch.core.control_socket.output_request import OutputChunk, TailOutputRequest
 from ddplaunch.core.control_socket.request import Request

@@ -15,12 +15,11 @@ import click
 
 from ddplaunch.base.text import format_count, format_elapsed, join_names
 from ddplaunch.base.tty import window_size
-from ddplaunch.cli import locate
+from ddplaunch.cli import client, locate
+from ddplaunch.cli.client import JobNotResponding, advice_to_continue
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.run_locator import RemoteJob, RunningJob
 from ddplaunch.cli.text_table import fit_to_width, format_table
-from ddplaunch.core.control_socket import client
-from ddplaunch.core.control_socket.client import JobNotResponding, advice_to_continue
 from ddplaunch.core.control_socket.job_status import Status, short_target
 from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection

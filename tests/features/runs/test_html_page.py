@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.cli import client
 from ddplaunch.cli.run_locator import RunningJob
-from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
 from ddplaunch.features.inspect.request import JobInspection

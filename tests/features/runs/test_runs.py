@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from ddplaunch.base.text import display_width
-from ddplaunch.cli import locate
-from ddplaunch.core.control_socket import client
-from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.cli import client, locate
+from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket.job_status import short_target
 from ddplaunch.core.control_socket.output_request import last_lines
 from ddplaunch.core.rank.proc_utils import is_suspended
