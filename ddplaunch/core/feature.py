@@ -345,10 +345,11 @@ class FeatureRegistry:
         """List the full names of all modules with requests."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
 
-    def message_types(self, origin: str) -> list[type[AttemptMessage]]:
-        """List the types of messages with this origin: "FROM_NODE" or "FROM_NODE_ZERO"."""
-        modules = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
-        return [kind for module in modules for kind in getattr(import_module(module), origin, ())]
+    def message_types(self, *, from_node_zero: bool) -> list[type[AttemptMessage]]:
+        """List the types of messages that node 0 sends, or those that it gets."""
+        names = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
+        modules = map(import_module, names)
+        return [kind for each in modules for kind in (each.FROM_NODE_ZERO if from_node_zero else each.FROM_NODE)]
 
     def rpc_modules(self) -> list[str]:
         """List the full names of all modules with a kind of request to all nodes."""

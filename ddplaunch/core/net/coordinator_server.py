@@ -109,7 +109,7 @@ class CoordinatorServer:
         number = accepted.node_spec.node_rank
         self._peers[number] = connection
         self._clocks[number] = PeerClock()
-        connection.set_accepted_types((*messages.FROM_NODE, *load_features().message_types("FROM_NODE")))
+        connection.set_accepted_types((*messages.FROM_NODE, *load_features().message_types(from_node_zero=False)))
         connection.on_message = partial(self._on_peer_message, number)
         connection.on_lost = partial(self._on_disconnect, number)
         assigned, late = None if hello.has_node_rank else number, self._has_started

@@ -25,13 +25,12 @@ from ddplaunch.core import events, messages
 from ddplaunch.core.failures import JobResult, RankFailure, describe_exit
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import find_kind
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
+from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS, STOP_SIGNALS
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.launcher_signals import (
-    STOP_SIGNALS,
     ZYGOTE_REPORT_DELAY_S,
     BroadcastSignalFilter,
     LauncherSignals,

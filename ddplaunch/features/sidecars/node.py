@@ -17,8 +17,8 @@ from ddplaunch.base.types import ExitStatus, Pid, TextLine
 from ddplaunch.core.events import Event, JobPreempted, SignalReceived, StoredEvent
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.node import process_limits, rank_files
-from ddplaunch.core.node.launcher_signals import STOP_SIGNALS
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
