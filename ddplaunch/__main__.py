@@ -9,7 +9,10 @@ try:
 except OSError:  # the current folder was deleted, which is reported later
     pass
 
-from ddplaunch.cli import main
+try:
+    from ddplaunch.cli import main
+except KeyboardInterrupt:  # Ctrl-C during the imports
+    sys.exit(130)
 
 if __name__ == "__main__":
     main()

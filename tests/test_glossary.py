@@ -104,7 +104,7 @@ def test_how_it_works_names_what_exists():
     page = (PACKAGE.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     known = {name for used in IDENTIFIERS.values() for name in used}
     assert [name for name in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", page) if name not in known] == []
-    of_features = [kind for origin in ("FROM_NODE", "FROM_NODE_ZERO") for kind in load_features().message_types(origin)]
+    of_features = [each for way in (True, False) for each in load_features().message_types(from_node_zero=way)]
     own = {kind for kind in get_args(messages.Message) if kind is not messages.AttemptMessage}  # a base class
     sent = {kind.__name__ for kind in (*own, *of_features)}
     assert [name for name in sorted(sent) if f"`{name}`" not in page] == []

@@ -43,7 +43,7 @@ PROGRAMS_FOR_RANKS = ("features.python.rank",)
 """Folders ``rank`` whose files are imported by name in a process that imports the package anyway."""
 
 THIRD_PARTY = {
-    "base": {"msgspec"},
+    "base": {"click", "msgspec"},
     "system": {"click", "msgspec", "psutil", "pynvml"},
     "core": {"click", "msgspec", "psutil", "torch"},
     "cli": {"click", "msgspec", "rich", "tomli"},

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import encode
 from ddplaunch.core.messages import NoteMessage, StartAttempt
-from ddplaunch.core.net.connection import Connection
 from tests.benchmarks import scale
 from tests.conftest import clean_environment
 from tests.core.job.test_coordinator import Job

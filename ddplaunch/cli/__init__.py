@@ -1,7 +1,8 @@
 """The command line: ``main`` runs the command of ``sys.argv``, prints its error and returns its exit code.
 
 Each part of ``ddplaunch run`` has a file of its own: ``run_command`` calls them in order, from the words to the job.
-Commands of features are in their folders, and need not be read.
+A command about a run finds it by ``locate``, and its launcher answers to ``client``. Commands of features are in their
+folders, and need not be read.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.options import OptionSource, PathType, value_source
 from ddplaunch.cli.argv_splitter import (
     DRY_RUN,
     FOREIGN_OPTION_NAMES,
@@ -39,7 +40,6 @@ from ddplaunch.cli.target_args import (
     translate_torchrun,
 )
 from ddplaunch.cli.target_command import TargetCommand, spellings
-from ddplaunch.core.options import OptionSource, PathType, value_source
 
 REFUSED_RUN_OPTIONS = {
     **dict.fromkeys(("--nnodes", "--standalone"), "use --nodes N"),

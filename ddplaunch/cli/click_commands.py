@@ -7,6 +7,7 @@ import re
 import shlex
 import textwrap
 from importlib import import_module
+from itertools import groupby
 
 import click
 from click.shell_completion import (
@@ -25,26 +26,23 @@ from ddplaunch.core.feature import Command, load_features
 
 COMPLETION_VARIABLE = "_DDPLAUNCH_COMPLETE"  # set by a shell's completion script (README)
 
-GROUPS = {
-    "Run": ("run", "stop", "wait"),
-    "Watch": ("ps", "top", "logs", "report"),
-    "Diagnose": ("stacks", "debug", "profile", "doctor"),
-    "Clusters": ("submit", "attach", "manifest"),
-    "Housekeeping": ("devices", "warm", "clean", "completion", "help"),
-}
-"""The headings of the help, and the commands under each. A command without a group is listed last, under "Other"."""
+_RUN = "ddplaunch.cli.run_command"
+
+HEADINGS = ("Run", "Watch", "Diagnose", "Clusters", "Housekeeping")
+"""The headings of the help, in order; others of features follow."""
 
 
 def _find_commands() -> dict[str, Command]:
     """Return all commands in the order of the help."""
     own = (
-        Command("run", "Run a training job, or this machine's part of a multi-node job.", "ddplaunch.cli.run_command"),
-        Command("completion", "Print the completion script for a shell.", __name__),
-        Command("help", "Show the help of a command or a page of the documentation.", __name__),
+        Command("run", "Run a training job, or this machine's part of a multi-node job.", _RUN, "Run"),
+        Command("completion", "Print the completion script for a shell.", __name__, "Housekeeping", 9),
+        Command("help", "Show the help of a command or a page of the documentation.", __name__, "Housekeeping", 9),
     )
-    found = {command.name: command for command in own} | load_features().commands()
-    listed = [name for names in GROUPS.values() for name in names]
-    return {name: found[name] for name in (*listed, *found) if name in found}
+    found = [*own, *load_features().commands().values()]
+    headings = list(dict.fromkeys([*HEADINGS, *(command.heading for command in found)]))
+    found.sort(key=lambda command: (headings.index(command.heading), command.place))
+    return {command.name: command for command in found}
 
 
 COMMANDS = _find_commands()
@@ -76,14 +74,10 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        grouped = {name for names in GROUPS.values() for name in names}
-        groups = {**GROUPS, "Other": tuple(name for name in COMMANDS if name not in grouped)}
         width = max(map(len, COMMANDS))
-        for heading, names in groups.items():
-            rows = [(name.ljust(width), COMMANDS[name].summary) for name in names if name in COMMANDS]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+        for heading, commands in groupby(COMMANDS.values(), key=lambda command: command.heading):
+            with formatter.section(heading):
+                formatter.write_dl([(command.name.ljust(width), command.summary) for command in commands])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)

@@ -6,11 +6,10 @@ import os
 from collections.abc import Iterator
 
 from ddplaunch.base.errors import EXIT_USAGE, UsageError, host_name
+from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.base.text import format_count
 from ddplaunch.cli.core_options import Elastic, Nodes, Ranks
-from ddplaunch.cli.option_values import AUTO
 from ddplaunch.cli.run_options import Inferred
-from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.single_node_check import check_single_node
@@ -81,7 +80,7 @@ def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
     return options.with_defaults(OptionSource.CLUSTER, of_node_0), cluster_env
 
 
-def _slurm_step(options: Options) -> ClusterEnv | None:
+def find_slurm_step(options: Options) -> ClusterEnv | None:
     """Return the Slurm step whose tasks may be the nodes of a job with --nnodes, None if there is none."""
     if options[Nodes].cluster is not None or IN_RANK_VARIABLE in os.environ or options[Nodes].nnodes[1] == 1:
         return None
@@ -98,9 +97,9 @@ def _step_with_node_rank(options: Options) -> ClusterEnv | None:
     Raises:
         UsageError: the step has more tasks than the job has nodes.
     """
-    if (step := _slurm_step(options)) is None:
+    if (step := find_slurm_step(options)) is None:
         return None
-    tasks, nodes = _task_count(step), options[Nodes].nnodes[1] + options[Elastic].spares
+    tasks, nodes = task_count(step), options[Nodes].nnodes[1] + options[Elastic].spares
     if tasks > nodes:
         if _task_number(step) and has_shared_log(step):
             raise SystemExit(EXIT_USAGE)
@@ -112,17 +111,7 @@ def _step_with_node_rank(options: Options) -> ClusterEnv | None:
     return step if tasks == nodes and step.rank_assignment is None and not options.is_set("node_rank") else None
 
 
-def in_step(options: Options, cluster_env: ClusterEnv | None, node_rank: int) -> bool:
-    """Whether the tasks of a Slurm step are the job's nodes or ranks, so that a node rank is a task number."""
-    if cluster_env is not None:
-        return cluster_env.cluster == SLURM and not cluster_env.is_batch_script
-    step = _slurm_step(options)
-    if step is None or _task_count(step) != options[Nodes].nnodes[1] + options[Elastic].spares:
-        return False
-    return options[Nodes].node_rank == AUTO or (step.rank_assignment is None and node_rank == step.node_rank)
-
-
-def _task_count(step: ClusterEnv) -> int:
+def task_count(step: ClusterEnv) -> int:
     return step.rank_assignment.world_size if step.rank_assignment else step.nnodes or 1
 
 

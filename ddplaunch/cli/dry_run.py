@@ -6,12 +6,12 @@ import json
 
 from msgspec.structs import replace
 
+from ddplaunch.base.options import Options
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
 from ddplaunch.cli.plan_text import print_layout
 from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
-from ddplaunch.core.options import Options
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import has_shared_log
 from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Preemption, Stopping, TimeLimit
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.options import Options
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from ddplaunch.base.errors import EXIT_OUTPUT, EXIT_PREEMPTED, UsageError, host_name
+from ddplaunch.base.options import Options
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
 from ddplaunch.cli.failure_text import render_verdict
@@ -21,6 +22,7 @@ from ddplaunch.cli.node_config_options import read_node_config
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
+from ddplaunch.cli.startup_notice import StartupNotice
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.control_socket.status_tracker import StatusTracker
@@ -33,13 +35,12 @@ from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.supervisor import Supervisor
 from ddplaunch.core.node_config import NodeConfig, ShowRules
-from ddplaunch.core.options import Options
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
-from ddplaunch.core.output.startup_notice import StartupNotice
 from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
+from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
@@ -88,7 +89,7 @@ def build_node_job(
         notes.append(check_loopback())
     print_notes(*filter(None, notes))
     config = read_node_config(options, plan, show_rules, start.settings, job_config, planning.cluster_env)
-    return NodeJob(plan, start, config, job_config, options, listener_socket)
+    return NodeJob(plan, start, config, job_config, options, planning.cluster_env, listener_socket)
 
 
 class NodeJob:
@@ -101,6 +102,7 @@ class NodeJob:
         node_config: NodeConfig,
         job_config: JobConfig,
         options: Options,
+        cluster_env: ClusterEnv | None,
         listener_socket: socket.socket | None,
     ) -> None:
         """Bind the ports and open the log folder; ``listener_socket`` is that of ``bind_control_port``.
@@ -128,6 +130,7 @@ class NodeJob:
             node_config,
             job_config,
             options,
+            cluster_env,
             self,
             supervisor.context,
             supervisor.tree,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE, in_step
+from ddplaunch.base.options import Options
+from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.node_config import NodeConfig, ShowRules
-from ddplaunch.core.options import Options
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
@@ -44,5 +44,4 @@ def read_node_config(
         output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
         quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
         preempt_forward=options[Preemption].preempt_forward,
-        in_slurm_step=in_step(options, cluster_env, plan.node_rank),
     )

@@ -9,12 +9,13 @@ import os
 import signal
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.options import Options
 from ddplaunch.cli.core_options import Preemption
 from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
+from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, STOP_SIGNALS
 from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.process_tree import ProcessTree
-from ddplaunch.core.options import Options
 from ddplaunch.core.zygote_settings import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 
@@ -23,7 +24,7 @@ class NodeStart:
     """The event loop and the process tree of a job that is about to start on this node."""
 
     def __init__(self, options: Options, plan: Plan) -> None:
-        """Start the zygote, unless it depends on what node 0 has yet to assign.
+        """Start the zygote of a job of one node; that of several nodes starts once the control port is bound.
 
         Raises:
             UsageError: the value of an option is wrong.
@@ -33,10 +34,12 @@ class NodeStart:
         self.loop = EventLoop()
         self.settings = ZygoteSettings(plan_zygote(options, plan), options[Preemption].preempt_signal)
         source = load_features().make_zygote_source(options)
-        if self.settings.preempt_signal is not None:  # the loop unblocks it once the launcher handles it
-            signal.pthread_sigmask(signal.SIG_BLOCK, (self.settings.preempt_signal,))
         self.tree = ProcessTree(self.loop, self.settings, os.environ, plan.run_id, source)
-        if plan.has_node_rank:
+        if plan.nnodes == 1:
+            # Until the loop has handlers for them, and unblocks them: a zygote must not outlive its launcher.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, *FORWARDED_SIGNALS} - {signal.SIGCONT})
+            if self.settings.preempt_signal is not None:
+                signal.pthread_sigmask(signal.SIG_BLOCK, {self.settings.preempt_signal})
             self.tree.ensure_zygote(plan)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.core.options import Option, Read
+from ddplaunch.base.options import Option, Read
 from ddplaunch.core.output.prefix import check_template as check_prefix
 from ddplaunch.system.plan.numbers import parse_float, parse_int
 

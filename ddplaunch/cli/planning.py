@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import (
     check_lone_node,
     cluster_notes,
@@ -22,7 +23,6 @@ from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.core_options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
 from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core.feature import load_features
-from ddplaunch.core.options import Options
 from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.clusters.cluster_env import ClusterEnv

@@ -13,6 +13,7 @@ from itertools import takewhile
 import click
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import Options
 from ddplaunch.cli.argv_splitter import HELP, ArgvGrammar, split_argv
 from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
@@ -34,7 +35,6 @@ from ddplaunch.cli.target_args import (
 from ddplaunch.cli.target_command import SETTINGS, TargetCommand, spellings
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.node_config import ShowRules
-from ddplaunch.core.options import Options
 from ddplaunch.core.output.log_message import FORMATTER
 
 

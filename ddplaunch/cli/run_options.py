@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypedDict
 
+from ddplaunch.base.options import OptionGroup, declared_options
 from ddplaunch.cli import core_options as core
 from ddplaunch.core.feature import load_features
-from ddplaunch.core.options import OptionGroup, declared_options
 
 
 class Inferred(TypedDict, total=False):

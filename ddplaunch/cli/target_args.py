@@ -9,6 +9,7 @@ from functools import cache
 from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import Options
 from ddplaunch.cli.argv_splitter import (
     SplitArgv,
     TranslatedArgv,
@@ -18,7 +19,6 @@ from ddplaunch.cli.argv_splitter import (
 )
 from ddplaunch.cli.core_options import TargetOptions
 from ddplaunch.cli.torchrun.translator import translate
-from ddplaunch.core.options import Options
 from ddplaunch.system.target.argument_parser import check_arguments, function_help, is_help_request
 from ddplaunch.system.target.target import Target, find_target
 

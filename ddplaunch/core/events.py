@@ -10,7 +10,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, get_args
+from typing import Any, ClassVar, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,6 +40,9 @@ from ddplaunch.system.plan.plan import Plan
 
 class StoredEvent(Struct, frozen=True, tag_field="event"):
     """Base class of stored events; the tag is the name in the file, as it is for messages that are events."""
+
+    in_history: ClassVar[bool] = True
+    """Whether the history has it, too; events.jsonl has all."""
 
 
 class AttemptPlanned(Struct, frozen=True):
@@ -73,6 +76,8 @@ class AttemptsOmitted(StoredEvent, frozen=True, tag="left_out"):
 
 class ZygoteReady(StoredEvent, frozen=True, tag="ready"):
     """The zygote can start ranks."""
+
+    in_history = False
 
     forks: bool
     unsafe: TextLine | None  # why it does not fork
@@ -151,48 +156,32 @@ class JobEnded(StoredEvent, frozen=True, tag="ended"):
     remark: TextLine | None = None
 
 
-class SidecarStarted(StoredEvent, frozen=True, tag="sidecar_started"):
-    sidecar: TextLine
-    pid: Pid
+Event = StoredEvent | AttemptPlanned | Restarting | RanksInspected | JobStalled | NodeLost
+"""Features may have stored events of their own."""
 
-
-class SidecarListening(StoredEvent, frozen=True, tag="sidecar_answers"):
-    sidecar: TextLine
-    url: TextLine  # that it has printed
-
-
-class SidecarExited(StoredEvent, frozen=True, tag="sidecar_exited"):
-    sidecar: TextLine
-    code: ExitStatus  # -N for signal N
-
-
-Event = (
-    AttemptPlanned
-    | ZygoteReady
-    | RankStarted
-    | RankStartFailed
-    | RankExited
-    | SignalReceived
-    | JobPreempted
-    | AttemptSwept
-    | Restarting
-    | RanksInspected
-    | NoteAdded
-    | FirstCollective
-    | JobStalled
-    | StallEnded
-    | NodeLost
-    | CheckpointFound
-    | JobEnded
-    | SidecarStarted
-    | SidecarListening
-    | SidecarExited
+_STORED = (
+    AttemptStarted,
+    ZygoteReady,
+    RankStarted,
+    RankStartFailed,
+    RankExited,
+    SignalReceived,
+    JobPreempted,
+    AttemptSwept,
+    Restarting,
+    RanksInspected,
+    NoteAdded,
+    FirstCollective,
+    JobStalled,
+    StallEnded,
+    NodeLost,
+    CheckpointFound,
+    JobEnded,
+    AttemptsOmitted,
 )
 
-_STORED = (AttemptStarted, *(kind for kind in get_args(Event) if kind is not AttemptPlanned), AttemptsOmitted)
-
 EVENT_TYPES: Mapping[str, type[Any]] = {str(kind.__struct_config__.tag): kind for kind in _STORED}
-"""The events stored in events.jsonl and the history, by their names there; each with all its fields."""
+"""The events of the core in events.jsonl and the history, by their names there; each with all its fields."""
 
 
 class Observer(Protocol):
@@ -233,7 +222,7 @@ class Observers:
                     self._report(describe_bug(type(observer).__name__, error))
 
 
-def event_to_json(event: Event | AttemptsOmitted, moment: float, **more: float) -> bytes:
+def event_to_json(event: Event, moment: float, **more: float) -> bytes:
     """Format an event as a line of JSON, with its time ``moment`` (seconds since the epoch) and ``more`` fields."""
     stored: Any = AttemptStarted.from_planned(event) if isinstance(event, AttemptPlanned) else event
     if isinstance(stored, Restarting) and stored.verdict:

@@ -19,6 +19,7 @@ from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+    from ddplaunch.base.options import OptionGroup, Options
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
-    from ddplaunch.core.options import OptionGroup, Options
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
+    from ddplaunch.system.clusters.cluster_env import ClusterEnv
     from ddplaunch.system.plan.plan import Plan
     from ddplaunch.system.plan.rank_layout import Rank
     from ddplaunch.system.target.target import Target
@@ -52,6 +53,8 @@ class Command(NamedTuple):
     name: str
     summary: str  # in `ddplaunch --help`
     module: str = "command"  # in the feature's folder: command.py
+    heading: str = "Other"  # of `ddplaunch --help`
+    place: int = 5  # under the heading: the smallest is first; equal ones are in the order of the features
 
 
 class RankSide(NamedTuple):
@@ -133,6 +136,7 @@ class FeatureContext(Struct, frozen=True):
     config: NodeConfig
     job_config: JobConfig
     options: Options
+    cluster_env: ClusterEnv | None  # the cluster that supplies options; None if none does
     job: ServedJob
     node: NodeContext
     tree: ProcessTree
@@ -341,10 +345,11 @@ class FeatureRegistry:
         """List the full names of all modules with requests."""
         return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
 
-    def message_types(self, origin: str) -> list[type[AttemptMessage]]:
-        """List the types of messages with this origin: "FROM_NODE" or "FROM_NODE_ZERO"."""
-        modules = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
-        return [kind for module in modules for kind in getattr(import_module(module), origin, ())]
+    def message_types(self, *, from_node_zero: bool) -> list[type[AttemptMessage]]:
+        """List the types of messages that node 0 sends, or those that it gets."""
+        names = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
+        modules = map(import_module, names)
+        return [kind for each in modules for kind in (each.FROM_NODE_ZERO if from_node_zero else each.FROM_NODE)]
 
     def rpc_modules(self) -> list[str]:
         """List the full names of all modules with a kind of request to all nodes."""

@@ -43,4 +43,3 @@ class NodeConfig(Struct, frozen=True):
     output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
     quiet_s: float  # seconds after which a wait for the other nodes is reported
     preempt_forward: int | None  # the signal that ranks get then, if any
-    in_slurm_step: bool = False  # whether the tasks of a Slurm step are the job's nodes

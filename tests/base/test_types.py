@@ -33,11 +33,11 @@ from ddplaunch.features.doctor.messages import Exit, NodeAnswer, Question
 from ddplaunch.features.runs.run_record import RunRecord
 from tests.core.job.test_coordinator import Job
 
-TO_NODE_ZERO = [*messages.FROM_NODE, *load_features().message_types("FROM_NODE")]
+TO_NODE_ZERO = [*messages.FROM_NODE, *load_features().message_types(from_node_zero=False)]
 
 OWN = [kind for kind in typing.get_args(messages.Message) if kind is not messages.ConnectingToNodeZero]
 
-KINDS = [*OWN, *TO_NODE_ZERO, *load_features().message_types("FROM_NODE_ZERO")]
+KINDS = [*OWN, *TO_NODE_ZERO, *load_features().message_types(from_node_zero=True)]
 """All that nodes ever send."""
 
 RPC_KINDS = [import_module(module).KIND for module in load_features().rpc_modules()]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_type_hints
+from typing import Annotated, get_type_hints
 
 import click
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli.core_options import Logging, Nodes, Ranks, Stopping
+from ddplaunch.base.options import Option, OptionGroup, Options, OptionSource, declared_options
+from ddplaunch.cli.core_options import DryRun, Logging, Nodes, Output, Ranks, Stopping, TimeLimit
 from ddplaunch.cli.run_command import run
-from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS
+from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS, arrange_groups
 from ddplaunch.cli.target_args import ParseNotes
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.options import Options, OptionSource, declared_options
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.warm.options import Warming
 
@@ -36,6 +36,37 @@ def test_every_option_has_one_name_and_one_heading():
     named = {name for names in SECTIONS.values() for name in names}
     assert named - {"--help", "--help-all"} == {param.opts[-1] for param in PARAMS} - {"target", "args"}
     assert set(COMMON_OPTIONS) <= named
+
+
+class Early(OptionGroup, frozen=True):
+    heading = "Time limits"
+    after = "timeout"
+
+    early: Annotated[bool, Option("--early")] = False
+
+
+class Earlier(OptionGroup, frozen=True):
+    heading = "Time limits"
+    after = "early"
+
+    earlier: Annotated[bool, Option("--earlier")] = False
+
+
+class Elsewhere(OptionGroup, frozen=True):
+    elsewhere: Annotated[bool, Option("--elsewhere")] = False
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        ((Early,), (TimeLimit, Early, Output, DryRun)),
+        ((Earlier, Early), (TimeLimit, Early, Earlier, Output, DryRun)),  # whatever the order of the features
+        ((Earlier,), (TimeLimit, Earlier, Output, DryRun)),  # the feature that it follows is missing
+        ((Elsewhere,), (TimeLimit, Output, Elsewhere, DryRun)),
+    ],
+)
+def test_a_group_of_a_feature_follows_the_option_that_it_names(added, expected):
+    assert tuple(arrange_groups((TimeLimit, Output, DryRun), added)) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import ddplaunch
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.core.control_socket.run_locator import RunningJob
+from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.zygote_plan import ZygotePlan
@@ -27,6 +27,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
 from ddplaunch.features.inspect.stacks_text import stacks_to_json as stacks_json
 from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, record_to_json
+from ddplaunch.features.sidecars.node import SidecarExited, SidecarListening, SidecarStarted
 from ddplaunch.system.devices.vendor import VisibleGpu, VisibleGpus
 from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance, NumaNode
 from ddplaunch.system.plan.plan import Plan
@@ -468,7 +469,9 @@ def _paths(value: Any, path: str) -> Iterator[str]:
 def events() -> dict[str, list[str]]:
     """Each event that events.jsonl has, with its own fields."""
     kept_alone = ("inspected", "left_out")  # in the history
-    return {name: list(kind.__struct_fields__) for name, kind in EVENT_TYPES.items() if name not in kept_alone}
+    of_features = {str(kind.__struct_config__.tag): kind for kind in (SidecarStarted, SidecarListening, SidecarExited)}
+    kinds = {**EVENT_TYPES, **of_features}
+    return {name: list(kind.__struct_fields__) for name, kind in kinds.items() if name not in kept_alone}
 
 
 def failure_fields() -> tuple[list[str], list[str]]:

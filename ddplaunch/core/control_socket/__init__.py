@@ -1,6 +1,6 @@
-"""The control socket of a running job: its server and client, the job's status, and how a command finds its run.
+"""The control socket of a running job: its server, and the job's status.
 
-``locate`` finds the run, ``client`` sends a ``request.Request``, ``server`` passes it to its handler in the launcher.
-A request that belongs to a feature is in that feature's ``request.py``. Handlers use ``served_job.ServedJob``, so
-``core/node`` and ``core/job`` need not be read.
+``cli/client.py`` sends a ``request.Request``, ``server`` passes it to its handler in the launcher. A request that
+belongs to a feature is in that feature's ``request.py``. Handlers use ``served_job.ServedJob``, so ``core/node`` and
+``core/job`` need not be read.
 """

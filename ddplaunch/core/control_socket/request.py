@@ -10,10 +10,10 @@ from functools import cache
 from importlib import import_module
 from typing import Generic, TypeVar
 
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.types import TaggedMessage
 from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.core.feature import load_features
-from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.output.isolation import IsolatedLoop
 
 M = TypeVar("M")

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.core.control_socket.request import Request, RequestContext, all_requests
 from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.core.control_socket.socket_dir import listen_in_dir, remove_socket
-from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.output.isolation import IsolatedLoop
 
 MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel

@@ -77,9 +77,11 @@ class Rpc:
 
     def _isolation(self, kind: Kind) -> Isolation:
         if kind.name not in self._isolations:
-            report = lambda text: self._nodes.send(0, NoteMessage(text))  # noqa: E731
-            self._isolations[kind.name] = Isolation(f"the request {kind.name}", report)
+            self._isolations[kind.name] = Isolation(f"the request {kind.name}", self._report)
         return self._isolations[kind.name]
+
+    def _report(self, text: str) -> None:
+        self._nodes.send(0, NoteMessage(text))
 
     def gather(self, kind: str, request: Any, on_done: Callable[[Any], None], timeout_s: float | None = None) -> None:
         """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (the kind's) at most.

@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 from msgspec import Struct, field
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+"""The launcher handles these, unless it inherited them as ignored."""
+
 FORWARDED_SIGNALS = frozenset(
     {
         *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGXCPU),

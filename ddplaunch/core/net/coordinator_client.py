@@ -13,6 +13,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.frames import ProtocolError
@@ -33,7 +34,6 @@ from ddplaunch.core.messages import (
 )
 from ddplaunch.core.net import token_auth
 from ddplaunch.core.net.clock_offset import PeerClock
-from ddplaunch.core.net.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.system.network import addresses
 
@@ -318,7 +318,7 @@ class CoordinatorClient:
         self._set_state(ConnectionState.JOINED)
         self._deadline.cancel()
         self._retries = 0
-        of_features = load_features().message_types("FROM_NODE_ZERO")
+        of_features = load_features().message_types(from_node_zero=True)
         self._connection.set_accepted_types((*messages.FROM_NODE_ZERO, *of_features))
         self._connection.on_message = self._on_joined_message
         self._connection.on_lost = self._on_disconnect

@@ -10,6 +10,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
@@ -29,11 +30,10 @@ from ddplaunch.core.messages import (
     NodeHello,
     StartAttempt,
 )
-from ddplaunch.core.net import kernel_limits
 from ddplaunch.core.net.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset, PeerClock
-from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.core.net.listener import Listener
+from ddplaunch.system.network import kernel_limits
 from ddplaunch.system.network.addresses import find_interface
 
 LINGER_S = 1.0  # for EndJob to be delivered to the other nodes
@@ -109,7 +109,7 @@ class CoordinatorServer:
         number = accepted.node_spec.node_rank
         self._peers[number] = connection
         self._clocks[number] = PeerClock()
-        connection.set_accepted_types((*messages.FROM_NODE, *load_features().message_types("FROM_NODE")))
+        connection.set_accepted_types((*messages.FROM_NODE, *load_features().message_types(from_node_zero=False)))
         connection.on_message = partial(self._on_peer_message, number)
         connection.on_lost = partial(self._on_disconnect, number)
         assigned, late = None if hello.has_node_rank else number, self._has_started

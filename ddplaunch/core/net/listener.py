@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import PROTOCOL_VERSION, JoinDeclined, Message, NodeHello
 from ddplaunch.core.net import token_auth
-from ddplaunch.core.net.connection import MAX_UNAUTHENTICATED_FRAME, Connection
-from ddplaunch.core.net.kernel_limits import raise_fd_limit
+from ddplaunch.system.network.kernel_limits import raise_fd_limit
 
 HELLO_TIMEOUT_S = 10.0  # for the first message of a new connection
 MAX_UNAUTHENTICATED = 512  # besides those of joined nodes; a new one closes the oldest

@@ -1,6 +1,6 @@
 """The signals that the launcher receives, and their meaning: a preemption notice, a stop request, an inspection.
 
-Other signals are forwarded to the ranks (``control.relay``).
+Other signals are forwarded to the ranks (``core/job/signal_forwarding.py``).
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S
+from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, STOP_SIGNALS
 from ddplaunch.core.messages import PreemptionNotice, StopRequested
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
-"""The launcher handles these, unless it inherited them as ignored."""
 
 ZYGOTE_REPORT_DELAY_S = 0.3  # after a signal, until the zygote has reported whether it got it too
 

@@ -17,6 +17,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from ddplaunch.base import tty
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, UsageError
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import signal_name
@@ -24,13 +25,12 @@ from ddplaunch.core import events, messages
 from ddplaunch.core.failures import JobResult, RankFailure, describe_exit
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import find_kind
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS
+from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS, STOP_SIGNALS
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.launcher_signals import (
-    STOP_SIGNALS,
     ZYGOTE_REPORT_DELAY_S,
     BroadcastSignalFilter,
     LauncherSignals,
@@ -44,7 +44,6 @@ from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node.teardown import Teardown
 from ddplaunch.core.node_config import NodeConfig
-from ddplaunch.core.output import tty
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams

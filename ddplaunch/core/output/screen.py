@@ -14,13 +14,13 @@ from msgspec import Struct
 
 from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.text import format_count
+from ddplaunch.base.tty import is_interactive, window_size
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, JobStalled, NoteAdded, Restarting
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.output.line_merger import HOLD_S, LineMerger
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.prefix import add_prefix, format_for_ranks, make_prefixes
 from ddplaunch.core.output.sink import HIGH_WATER_BYTES, Sink
-from ddplaunch.core.output.tty import is_interactive, window_size
 from ddplaunch.core.output.wait_footer import WaitFooter
 
 Source = int | str

@@ -6,8 +6,8 @@ import os
 import stat
 
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+from ddplaunch.base.tty import is_interactive
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
-from ddplaunch.core.output.tty import is_interactive
 
 HIGH_WATER_BYTES = 4 << 20  # unwritten bytes above which the ranks' pipes are not read: ranks block, as on a full pipe
 READER_TIMEOUT_S = 10.0  # a reader that takes no byte for this long is stuck: output is dropped, and counted

@@ -105,16 +105,15 @@ def _strip_internal_frames(error: BaseException) -> BaseException:
     """Remove the frames before the user's from a traceback: ddplaunch's, and importlib's from loading their module.
 
     If there are no other frames, they stay, because nothing else would show where the exception was raised, except for
-    types of exceptions, and an origin (features/python/rank/call_loop.py), whose message is enough.
+    types of exceptions, and an origin (a module with ``HIDES_FRAMES``), whose message is enough.
     """
-    trace, name = error.__traceback__, ""
+    trace, hides = error.__traceback__, False
     while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
+        name, hides = trace.tb_frame.f_code.co_filename, "HIDES_FRAMES" in trace.tb_frame.f_globals
         if not is_internal_file(name) and not name.startswith("<frozen importlib"):
             break
         trace = trace.tb_next
-    from_launch = name == os.path.join(_PACKAGE_DIR, "features", "python", "rank", "call_loop.py")
-    if trace is None and not from_launch and not isinstance(error, (SyntaxError, ImportError, KeyboardInterrupt)):
+    if trace is None and not hides and not isinstance(error, (SyntaxError, ImportError, KeyboardInterrupt)):
         return error
     return error.with_traceback(trace)
 

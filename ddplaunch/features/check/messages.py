@@ -12,4 +12,5 @@ class CheckNode(AttemptMessage, frozen=True):
     gpu_memory_timeout: Seconds  # how long to wait for GPU memory in use
 
 
+FROM_NODE = ()
 FROM_NODE_ZERO = (CheckNode,)

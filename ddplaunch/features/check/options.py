@@ -5,8 +5,8 @@
 from typing import Annotated
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import Option, OptionGroup, Options
 from ddplaunch.cli.option_values import seconds
-from ddplaunch.core.options import Option, OptionGroup, Options
 
 DEFAULT_GPU_MEMORY_TIMEOUT_S = 30.0
 

@@ -14,21 +14,21 @@ from collections.abc import Callable, Mapping
 import click
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import MAX_FRAME_BYTES, Connection
 from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, host_name, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.local_sockets import peer_uid
+from ddplaunch.base.tty import can_move_cursor, is_interactive, restore_terminal
+from ddplaunch.cli import client
+from ddplaunch.cli.client import REPLY_TIMEOUT_S, JobNotResponding
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.core.control_socket import client
-from ddplaunch.core.control_socket.client import REPLY_TIMEOUT_S, JobNotResponding
-from ddplaunch.core.control_socket.locate import find_batch_job, find_running
-from ddplaunch.core.control_socket.run_locator import RunningBatchJob
+from ddplaunch.cli.locate import find_batch_job, find_running
+from ddplaunch.cli.run_locator import RunningBatchJob
 from ddplaunch.core.control_socket.status_request import StatusQuery
-from ddplaunch.core.net.connection import MAX_FRAME_BYTES, Connection
 from ddplaunch.core.output.screen import ScreenOptions, TerminalScreen
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.core.output.tty import can_move_cursor, is_interactive, restore_terminal
 from ddplaunch.features.debug.debugger_prompt import DebuggerPrompt, TerminalFrontend
 from ddplaunch.features.debug.line_editor import LineEditor
 from ddplaunch.features.debug.messages import DebuggerNotice, RankStopped, ToUser

@@ -17,11 +17,11 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
-from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.node.launcher_signals import is_caught
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc

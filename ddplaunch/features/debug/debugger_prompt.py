@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import describe_all_ranks, format_ranks
+from ddplaunch.base.tty import ENTER, Keyboard, in_foreground, window_size
 from ddplaunch.core.output.screen import TerminalScreen
-from ddplaunch.core.output.tty import ENTER, Keyboard, in_foreground, window_size
 from ddplaunch.features.debug.line_editor import LineEditor
 from ddplaunch.features.debug.messages import (
     EOF_LINE,

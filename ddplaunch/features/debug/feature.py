@@ -8,14 +8,14 @@ from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
 from ddplaunch.features.debug.options import Debugging
 
 if TYPE_CHECKING:
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.system.plan.plan import Plan
 
 
 class Debug(Feature):
     requires = ("inspect", "ssh")
     options = (Debugging,)
-    commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank."),)
+    commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank.", heading="Diagnose"),)
     requests = ("request",)
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:

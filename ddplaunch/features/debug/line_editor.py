@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.base.text import display_width
-from ddplaunch.core.output.tty import BACKSPACE
+from ddplaunch.base.tty import BACKSPACE
 
 _LEFT, _RIGHT = ("\x1b[D", "\x1bOD", "\x02"), ("\x1b[C", "\x1bOC", "\x06")
 _UP, _DOWN = ("\x1b[A", "\x1bOA", "\x10"), ("\x1b[B", "\x1bOB", "\x0e")

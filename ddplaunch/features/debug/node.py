@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ddplaunch.base.tty import can_move_cursor, in_foreground, is_interactive
 from ddplaunch.core.failures import RankEnd
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.messages import Message, StopAttempt
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.core.output.screen import TerminalScreen
-from ddplaunch.core.output.tty import can_move_cursor, in_foreground, is_interactive
 from ddplaunch.features.debug.options import Debugging
 from ddplaunch.system.plan.rank_layout import Rank
 

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from typing import Annotated
 
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.options import Option, OptionGroup
 from ddplaunch.cli.option_values import time_limit
-from ddplaunch.core.options import Option, OptionGroup
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off

@@ -6,7 +6,7 @@ from ddplaunch.core.feature import Command, Feature
 
 
 class Devices(Feature):
-    commands = (Command("devices", "List the GPUs and CPUs of this machine."),)
+    commands = (Command("devices", "List the GPUs and CPUs of this machine.", heading="Housekeeping"),)
 
 
 FEATURE = Devices()

@@ -7,7 +7,9 @@ from ddplaunch.core.feature import Command, Feature
 
 class Doctor(Feature):
     requires = ("check", "ssh")
-    commands = (Command("doctor", "Check one or many machines for problems that break or slow jobs."),)
+    commands = (
+        Command("doctor", "Check one or many machines for problems that break or slow jobs.", heading="Diagnose"),
+    )
 
 
 FEATURE = Doctor()

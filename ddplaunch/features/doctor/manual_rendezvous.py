@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.base.errors import EXIT_USAGE, LaunchError, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import ProtocolError, read_frame
@@ -32,7 +33,6 @@ from ddplaunch.core.messages import (
     Welcome,
 )
 from ddplaunch.core.net import token_auth
-from ddplaunch.core.net.connection import MAX_UNAUTHENTICATED_FRAME, Connection
 from ddplaunch.core.net.listener import Listener
 from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.features.doctor.node_process import MANUAL_FLAG, NODE_STATEMENT

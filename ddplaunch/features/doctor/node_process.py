@@ -13,11 +13,11 @@ from typing import get_args
 from msgspec.structs import replace
 
 from ddplaunch import __version__
+from ddplaunch.base.connection import MAX_FRAME_BYTES
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.frames import LENGTH, ProtocolError, encode_frame
 from ddplaunch.base.local_sockets import free_port
 from ddplaunch.base.types import decode, encode
-from ddplaunch.core.net.connection import MAX_FRAME_BYTES
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
 from ddplaunch.features.doctor.checks import CheckContext

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch import __version__
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.net.connection import Connection
 from ddplaunch.features.doctor.messages import START_MARK, Exit, NodeAnswer, Question, Ready
 from ddplaunch.features.ssh.ssh_session import MAX_QUOTED_CHARS, explain_exit
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import click
 
 from ddplaunch.base.errors import host_name
+from ddplaunch.cli import client
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.core.control_socket import client
-from ddplaunch.core.control_socket.locate import find_batch_job, find_running
+from ddplaunch.cli.locate import find_batch_job, find_running
 from ddplaunch.features.inspect import py_spy
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.features.inspect.diagnosis.stack_groups import group_ranks

@@ -10,14 +10,14 @@ from ddplaunch.core.feature import Command, Feature, FeatureContext, JobContext,
 from ddplaunch.features.inspect.options import Hangs, Inspecting
 
 if TYPE_CHECKING:
+    from ddplaunch.base.options import Options
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.options import Options
     from ddplaunch.system.plan.plan import Plan
 
 
 class Inspect(Feature):
     options = (Inspecting, Hangs)
-    commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which."),)
+    commands = (Command("stacks", "Show the stacks of all ranks and which ranks wait for which.", heading="Diagnose"),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
     messages = ("messages",)

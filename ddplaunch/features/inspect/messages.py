@@ -21,3 +21,4 @@ class StragglersFound(AttemptMessage, frozen=True):
 
 
 FROM_NODE = (ArrivalsReported, StallSuspected, StragglersFound)
+FROM_NODE_ZERO = ()

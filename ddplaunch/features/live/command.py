@@ -16,26 +16,26 @@ from functools import partial
 import click
 from msgspec.structs import replace
 
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.text import format_elapsed
+from ddplaunch.base.tty import ENTER, can_move_cursor, is_interactive, restore_terminal
 from ddplaunch.base.types import as_dict
+from ddplaunch.cli import client
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
+from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
+from ddplaunch.cli.run_locator import job_at
 from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
-from ddplaunch.core.control_socket.locate import find_batch_job, find_running, index_runs
 from ddplaunch.core.control_socket.output_request import OutputChunk, TailOutputRequest
 from ddplaunch.core.control_socket.request import Request
-from ddplaunch.core.control_socket.run_locator import job_at
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
-from ddplaunch.core.net.connection import Connection
 from ddplaunch.core.output.screen import ScreenOptions
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.core.output.tty import ENTER, can_move_cursor, is_interactive, restore_terminal
 from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection

@@ -10,7 +10,7 @@ from ddplaunch.features.live.options import LiveDisplay
 
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.core.output.screen import Screen, ScreenOptions
     from ddplaunch.system.plan.plan import Plan
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Live(Feature):
     requires = ("inspect", "samples", "runs")
     options = (LiveDisplay,)
-    commands = (Command("top", "Show the live status of a running job and its ranks."),)
+    commands = (Command("top", "Show the live status of a running job and its ranks.", heading="Watch", place=2),)
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
         why = _why_no_live_view() if options[LiveDisplay].ui else None
@@ -45,7 +45,7 @@ class Live(Feature):
 
 def _why_no_live_view() -> str | None:
     """Return why the terminal cannot show it, None if it can."""
-    from ddplaunch.core.output.tty import can_move_cursor, is_interactive
+    from ddplaunch.base.tty import can_move_cursor, is_interactive
 
     if not (is_interactive(1) or is_interactive(2)):
         return "the output is not a terminal"

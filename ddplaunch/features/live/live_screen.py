@@ -16,11 +16,11 @@ from contextlib import suppress
 
 from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.text import display_width
+from ddplaunch.base.tty import Keyboard, in_foreground, window_size
 from ddplaunch.core.events import Event, JobEnded
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.output.screen import ScreenOptions, TerminalScreen
 from ddplaunch.core.output.sink import HIGH_WATER_BYTES, Sink
-from ddplaunch.core.output.tty import Keyboard, in_foreground, window_size
 from ddplaunch.features.live.styled_rows import Row, render_row, row_width
 
 FRAME_INTERVAL_S = 1 / 30  # between two drawings, at least

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import escape_control_chars
 from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.tty import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.served_job import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import NodeSide
-from ddplaunch.core.output.tty import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_wait

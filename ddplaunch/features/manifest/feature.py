@@ -7,7 +7,7 @@ from ddplaunch.core.feature import Command, Feature
 
 class Manifest(Feature):
     requires = ("submit",)
-    commands = (Command("manifest", "Print a training job as YAML for Kubernetes."),)
+    commands = (Command("manifest", "Print a training job as YAML for Kubernetes.", heading="Clusters"),)
 
 
 FEATURE = Manifest()

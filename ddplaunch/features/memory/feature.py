@@ -10,7 +10,7 @@ from ddplaunch.features.memory.options import MemoryReport
 from ddplaunch.system.target.target import TargetKind
 
 if TYPE_CHECKING:
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.system.plan.plan import Plan
 
 

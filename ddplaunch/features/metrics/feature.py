@@ -9,7 +9,7 @@ from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
 from ddplaunch.features.metrics.options import MetricsFile, check_folder
 
 if TYPE_CHECKING:
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.system.plan.plan import Plan
 
 

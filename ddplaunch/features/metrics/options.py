@@ -6,7 +6,7 @@ import os
 from typing import Annotated
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.core.options import Option, OptionGroup
+from ddplaunch.base.options import Option, OptionGroup
 
 
 def _check_prom_path(option: Option, text: str | None) -> str | None:

@@ -8,7 +8,7 @@ from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
 from ddplaunch.features.notify.options import Notifications, read_commands
 
 if TYPE_CHECKING:
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.system.plan.plan import Plan
 
 

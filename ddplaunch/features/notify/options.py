@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from ddplaunch.base.options import Option, OptionGroup, Options
 from ddplaunch.base.text import shell_quote
 from ddplaunch.cli.option_values import check_commands, find_program
-from ddplaunch.core.options import Option, OptionGroup, Options
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off

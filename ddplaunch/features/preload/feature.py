@@ -8,7 +8,7 @@ from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
 from ddplaunch.features.preload.options import Preloading
 
 if TYPE_CHECKING:
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.plan.plan import Plan
 

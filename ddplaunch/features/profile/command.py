@@ -13,12 +13,12 @@ import click
 from ddplaunch.base.errors import LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.base.text import format_count, format_ranks
+from ddplaunch.cli import client
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
+from ddplaunch.cli.locate import find_batch_job, find_running
 from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.job_status import RankState
-from ddplaunch.core.control_socket.locate import find_batch_job, find_running
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.core.output.run_log import run_names
 from ddplaunch.features.inspect import py_spy

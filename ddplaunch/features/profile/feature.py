@@ -20,7 +20,7 @@ class ProfileSide(NodeSide):
 
 class Profile(Feature):
     requires = ("inspect",)
-    commands = (Command("profile", "Profile the ranks of a running job."),)
+    commands = (Command("profile", "Profile the ranks of a running job.", heading="Diagnose"),)
     requests = ("request",)
     rpc_kinds = ("rpc",)
 

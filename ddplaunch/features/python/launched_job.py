@@ -24,14 +24,14 @@ import click
 from msgspec import Struct
 
 from ddplaunch.base.errors import LaunchError, UsageError
+from ddplaunch.base.options import Option
 from ddplaunch.base.types import convert
+from ddplaunch.cli import client
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.run_options import OPTIONS
-from ddplaunch.core.control_socket import client
 from ddplaunch.core.control_socket.output_request import FlushRequest
 from ddplaunch.core.control_socket.socket_dir import list_sockets
 from ddplaunch.core.failures import FailureReport, find_first_cause
-from ddplaunch.core.options import Option
 from ddplaunch.features.preload.known_packages import PackageTable
 from ddplaunch.features.preload.program_source import NEEDS_DYNAMO
 from ddplaunch.features.python import pickle_files

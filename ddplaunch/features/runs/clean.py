@@ -10,9 +10,9 @@ import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_size
+from ddplaunch.cli import locate
 from ddplaunch.cli.job_argument import RunName
 from ddplaunch.cli.option_values import parse_seconds
-from ddplaunch.core.control_socket import locate
 from ddplaunch.features.runs import history_store, run_lookup
 
 

@@ -8,9 +8,9 @@ import click
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.text import join_names
+from ddplaunch.cli import locate
 from ddplaunch.cli.job_argument import RunsOnHost
 from ddplaunch.cli.target_args import current_directory
-from ddplaunch.core.control_socket import locate
 from ddplaunch.features.runs import history_store
 
 

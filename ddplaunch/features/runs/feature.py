@@ -11,13 +11,15 @@ class Runs(Feature):
     options = (History,)
     locators = ("run_lookup",)
     commands = (
-        Command("stop", "Stop a running job.", module="stop"),
-        Command("wait", "Wait for a job to end and return its exit code.", module="stop"),
-        Command("ps", "List your jobs: running here, submitted and recently ended.", module="ps"),
-        Command("logs", "Show the output of a run.", module="logs"),
-        Command("report", "Summarize a run: result, failure, goodput, memory.", module="report"),
-        Command("attach", "Follow the log of a submitted job.", module="attach"),
-        Command("clean", "Delete the records of finished runs.", module="clean"),
+        Command("stop", "Stop a running job.", module="stop", heading="Run"),
+        Command("wait", "Wait for a job to end and return its exit code.", module="stop", heading="Run"),
+        Command(
+            "ps", "List your jobs: running here, submitted and recently ended.", module="ps", heading="Watch", place=1
+        ),
+        Command("logs", "Show the output of a run.", module="logs", heading="Watch"),
+        Command("report", "Summarize a run: result, failure, goodput, memory.", module="report", heading="Watch"),
+        Command("attach", "Follow the log of a submitted job.", module="attach", heading="Clusters"),
+        Command("clean", "Delete the records of finished runs.", module="clean", heading="Housekeeping", place=6),
     )
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:

@@ -224,7 +224,6 @@ class HistoryRecorder(NodeSide):
 
 _ATTEMPT_END_EVENTS = (events.Restarting, events.JobEnded)
 _FLUSH_EVENTS = (events.FirstCollective, events.StallEnded)  # not JobStalled: the disk may be what stalls
-_IGNORED_EVENTS = (events.ZygoteReady, events.SidecarStarted, events.SidecarListening, events.SidecarExited)
 
 
 def redact_token(words: Sequence[str]) -> list[str]:
@@ -252,7 +251,7 @@ def scheduler_job_id(environ: Mapping[str, str]) -> str | None:
 def _event_line(pending: tuple[Event, float]) -> bytes:
     """Format an event as a line of the file; empty if it is not recorded."""
     event, moment = pending
-    if isinstance(event, _IGNORED_EVENTS):
+    if isinstance(event, events.StoredEvent) and not event.in_history:
         return b""
     line = events.event_to_json(event, moment)
     return line if not isinstance(event, events.RanksInspected) or len(line) <= MAX_INSPECTION else b""

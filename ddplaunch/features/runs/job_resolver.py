@@ -10,7 +10,7 @@ from math import inf
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, host_name
-from ddplaunch.core.control_socket import locate
+from ddplaunch.cli import locate
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 from ddplaunch.system.schedulers import submitted_jobs

@@ -19,11 +19,11 @@ import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import describe_all_ranks
+from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.option_values import parse_seconds
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
-from ddplaunch.core.output.tty import is_interactive
 from ddplaunch.features.runs import rank_logs as kept
 from ddplaunch.features.runs import run_lookup
 from ddplaunch.features.runs.default_run import default_run

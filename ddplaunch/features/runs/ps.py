@@ -14,13 +14,13 @@ from typing import NamedTuple
 import click
 
 from ddplaunch.base.text import format_count, format_elapsed, join_names
+from ddplaunch.base.tty import window_size
+from ddplaunch.cli import client, locate
+from ddplaunch.cli.client import JobNotResponding, advice_to_continue
 from ddplaunch.cli.console_output import is_colour_allowed
+from ddplaunch.cli.run_locator import RemoteJob, RunningJob
 from ddplaunch.cli.text_table import fit_to_width, format_table
-from ddplaunch.core.control_socket import client, locate
-from ddplaunch.core.control_socket.client import JobNotResponding, advice_to_continue
 from ddplaunch.core.control_socket.job_status import Status, short_target
-from ddplaunch.core.control_socket.run_locator import RemoteJob, RunningJob
-from ddplaunch.core.output.tty import window_size
 from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs import history_store

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from typing import BinaryIO, NamedTuple
 
 from ddplaunch.base.errors import LaunchError, sanitize_line
-from ddplaunch.core.control_socket import client
+from ddplaunch.cli import client
 from ddplaunch.core.control_socket.output_request import TailOutputRequest, last_lines
 from ddplaunch.core.output.times import offset_since, parse_marks, times_file
 from ddplaunch.features.runs import history_store

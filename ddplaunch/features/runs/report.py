@@ -8,12 +8,12 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
+from ddplaunch.base.options import PathType
+from ddplaunch.cli import client
+from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.core.control_socket import client
-from ddplaunch.core.control_socket.client import JobNotResponding
 from ddplaunch.core.control_socket.status_request import StatusQuery
-from ddplaunch.core.options import PathType
 from ddplaunch.features.runs import history_store, rank_logs, run_lookup
 from ddplaunch.features.runs.array_report import page_not_supported
 from ddplaunch.features.runs.array_report import print_array as report_all

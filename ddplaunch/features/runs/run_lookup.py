@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddplaunch.base.errors import UsageError, host_name
-from ddplaunch.core.control_socket import locate
-from ddplaunch.core.control_socket.run_locator import RunIndex, RunLocator, RunningBatchJob, RunningJob
+from ddplaunch.cli import locate
+from ddplaunch.cli.run_locator import RunIndex, RunLocator, RunningBatchJob, RunningJob
 from ddplaunch.features.runs import history_store, job_resolver
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 

@@ -11,11 +11,11 @@ import click
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError, host_name, sanitize_line
 from ddplaunch.base.text import format_count
+from ddplaunch.cli import client, locate
+from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.core.control_socket import client, locate
-from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.control_socket.job_status import RankState
-from ddplaunch.core.control_socket.run_locator import RunningJob
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
 from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks, wait_for_end
 from ddplaunch.features.runs import history_store, run_lookup

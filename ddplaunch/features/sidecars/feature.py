@@ -8,7 +8,7 @@ from ddplaunch.core.feature import Feature, FeatureContext, NodeSide
 from ddplaunch.features.sidecars.options import SidecarPrograms
 
 if TYPE_CHECKING:
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
     from ddplaunch.features.sidecars.programs import Sidecar
     from ddplaunch.system.plan.plan import Plan
 

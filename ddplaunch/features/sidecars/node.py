@@ -13,11 +13,12 @@ from functools import partial
 
 from ddplaunch.base.errors import host_name
 from ddplaunch.base.event_loop import Timer
-from ddplaunch.core.events import Event, JobPreempted, SidecarExited, SidecarListening, SidecarStarted, SignalReceived
+from ddplaunch.base.types import ExitStatus, Pid, TextLine
+from ddplaunch.core.events import Event, JobPreempted, SignalReceived, StoredEvent
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.feature import FeatureContext, NodeSide
+from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.node import process_limits, rank_files
-from ddplaunch.core.node.launcher_signals import STOP_SIGNALS
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
@@ -28,6 +29,27 @@ from ddplaunch.core.rank.zygote_messages import ProgramJob, Usage
 from ddplaunch.features.sidecars.programs import Sidecar
 
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
+
+
+class SidecarStarted(StoredEvent, frozen=True, tag="sidecar_started"):
+    sidecar: TextLine
+    pid: Pid
+
+    in_history = False
+
+
+class SidecarListening(StoredEvent, frozen=True, tag="sidecar_answers"):
+    sidecar: TextLine
+    url: TextLine  # that it has printed
+
+    in_history = False
+
+
+class SidecarExited(StoredEvent, frozen=True, tag="sidecar_exited"):
+    sidecar: TextLine
+    code: ExitStatus  # -N for signal N
+
+    in_history = False
 
 
 class SidecarRunner(NodeSide):

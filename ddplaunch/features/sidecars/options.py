@@ -4,8 +4,8 @@
 
 from typing import Annotated
 
+from ddplaunch.base.options import Option, OptionGroup
 from ddplaunch.cli.option_values import check_commands
-from ddplaunch.core.options import Option, OptionGroup
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off

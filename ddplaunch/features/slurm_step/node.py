@@ -14,11 +14,16 @@ from functools import partial
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
+from ddplaunch.base.options import Options
 from ddplaunch.base.text import join_names
+from ddplaunch.cli.cluster_detection import SLURM, find_slurm_step, task_count
+from ddplaunch.cli.core_options import Elastic, Nodes
+from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core import messages
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import Message, NodeStartError
 from ddplaunch.core.rank.proc_utils import die_with_parent
+from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.clusters.nodelist import expand_hosts
 from ddplaunch.system.clusters.systems.slurm_env import DISTRIBUTION, JOB_ID, PROCID, STEP_ID, STEP_NODELIST
 from ddplaunch.system.plan.plan import Plan
@@ -30,6 +35,16 @@ MAX_HOSTS = 64  # of a step with one task per rank, where the hosts of missing t
 
 _SLURM_VARIABLES = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"}
 """Slurm variables that srun needs; others of the step would change the step of the check."""
+
+
+def is_step_of_job(options: Options, cluster_env: ClusterEnv | None, node_rank: int) -> bool:
+    """Whether the tasks of a Slurm step are the job's nodes or ranks, so that a node rank is a task number."""
+    if cluster_env is not None:
+        return cluster_env.cluster == SLURM and not cluster_env.is_batch_script
+    step = find_slurm_step(options)
+    if step is None or task_count(step) != options[Nodes].nnodes[1] + options[Elastic].spares:
+        return False
+    return options[Nodes].node_rank == AUTO or (step.rank_assignment is None and node_rank == step.node_rank)
 
 
 class JoinWatcher(NodeSide):

@@ -8,7 +8,7 @@ from ddplaunch.core.feature import Feature, RunInstead
 from ddplaunch.features.ssh.options import SshHosts
 
 if TYPE_CHECKING:
-    from ddplaunch.core.options import Options
+    from ddplaunch.base.options import Options
 
 
 class Ssh(Feature):

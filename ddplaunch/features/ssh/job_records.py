@@ -21,9 +21,9 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
 from ddplaunch.base.safe_files import read_file_and_owner
 from ddplaunch.base.text import join_names, shell_quote
+from ddplaunch.base.tty import is_interactive
 from ddplaunch.base.types import as_dict, parse
-from ddplaunch.core.control_socket.run_locator import RemoteJob, RunLocator
-from ddplaunch.core.output.tty import is_interactive
+from ddplaunch.cli.run_locator import RemoteJob, RunLocator
 from ddplaunch.features.ssh.ssh_session import interactive_ssh_command
 from ddplaunch.system.plan.launch_command import python_command
 

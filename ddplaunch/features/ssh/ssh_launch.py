@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name
+from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.base.text import join_names, shell_quote
+from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import print_message
 from ddplaunch.cli.core_options import (
@@ -29,9 +31,7 @@ from ddplaunch.cli.job_config_options import check_control_port
 from ddplaunch.cli.run_options import Inferred
 from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.feature import RunInstead
-from ddplaunch.core.options import Options, OptionSource
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
-from ddplaunch.core.output.tty import is_interactive
 from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem, raise_fd_limit
 from ddplaunch.features.ssh.host_spec import Host
@@ -70,6 +70,7 @@ class SshLaunch(RunInstead):
             ("stdin", "the hosts cannot read this terminal"),
             ("ui", "the hosts cannot draw in this terminal"),
             ("cluster", "the job runs on the hosts"),
+            ("grow", "the number of hosts is fixed"),
         ):
             if options.is_set(name):
                 raise UsageError(f"--{name.replace('_', '-')} does not work with --hosts: {why}", "leave it out")

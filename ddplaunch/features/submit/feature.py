@@ -13,7 +13,9 @@ class Submit(Feature):
         SchedulerEntry("pbs", "PBS", "pbs", "Pbs"),
         SchedulerEntry("lsf", "LSF", "lsf", "Lsf"),
     )
-    commands = (Command("submit", "Submit a training job to Slurm, Grid Engine, PBS or LSF."),)
+    commands = (
+        Command("submit", "Submit a training job to Slurm, Grid Engine, PBS or LSF.", heading="Clusters", place=1),
+    )
 
 
 FEATURE = Submit()

@@ -18,8 +18,8 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError, UsageError
+from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.base.text import join_names
-from ddplaunch.core.options import OptionSource, value_source
 from ddplaunch.features.runs.run_totals import suggest_excludes
 from ddplaunch.features.submit import slurm_output
 from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions

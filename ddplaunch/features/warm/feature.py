@@ -8,14 +8,16 @@ from ddplaunch.core.feature import Command, Feature
 from ddplaunch.features.warm.options import Warming
 
 if TYPE_CHECKING:
+    from ddplaunch.base.options import Options
     from ddplaunch.core.node.zygote_process import ZygoteSource
-    from ddplaunch.core.options import Options
 
 
 class Warm(Feature):
     requires = ("preload",)
     options = (Warming,)
-    commands = (Command("warm", "List or stop warm zygotes, which make later runs start faster."),)
+    commands = (
+        Command("warm", "List or stop warm zygotes, which make later runs start faster.", heading="Housekeeping"),
+    )
 
     def make_zygote_source(self, options: Options) -> ZygoteSource | None:
         from ddplaunch.features.warm.idle_timeout import read_idle_timeout

@@ -4,7 +4,7 @@
 
 from typing import Annotated
 
-from ddplaunch.core.options import Option, OptionGroup
+from ddplaunch.base.options import Option, OptionGroup
 
 # With two or three lines for an option, a group can be seen at once.
 # fmt: off

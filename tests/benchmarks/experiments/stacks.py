@@ -2,7 +2,7 @@
 
 import time
 
-from ddplaunch.core.control_socket import client
+from ddplaunch.cli import client
 from ddplaunch.core.control_socket.socket_dir import list_sockets
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest

@@ -9,6 +9,7 @@ import pytest
 from ddplaunch.core import events
 from ddplaunch.core.control_socket.job_status import JobState, RankState, Status
 from ddplaunch.core.control_socket.status_tracker import MAX_PENDING_EVENTS, StatusTracker
+from ddplaunch.features.sidecars.node import SidecarExited
 from tests.features.runs.recorded_events import plan
 from tests.scaled_timeouts import scaled_timeout
 
@@ -116,7 +117,7 @@ def test_any_order_of_events_is_understood():
                     events.AttemptSwept((), ()),
                     events.Restarting(attempt + 1, 0.0, "", None),
                     events.NoteAdded("x"),
-                    events.SidecarExited("x", 0),
+                    SidecarExited("x", 0),
                 ]
             )
             if isinstance(event, events.AttemptPlanned):

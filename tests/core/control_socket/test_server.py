@@ -15,8 +15,9 @@ import pytest
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import encode
-from ddplaunch.core.control_socket import client, socket_dir
-from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.cli import client
+from ddplaunch.cli.client import JobNotResponding
+from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.core.control_socket.job_status import JobState, RankState, Status
 from ddplaunch.core.control_socket.server import CONNECTION_TIMEOUT_S, MAX_CLIENTS, MAX_REQUEST_BYTES, ControlSocket
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest

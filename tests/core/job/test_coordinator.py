@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from ddplaunch.base.options import Options
 from ddplaunch.core import messages
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature
@@ -17,7 +18,6 @@ from ddplaunch.core.job.joining import FIRST_NOTICE_S
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello, Versions
-from ddplaunch.core.options import Options
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec

@@ -12,13 +12,13 @@ from functools import partial
 
 import pytest
 
+from ddplaunch.base.connection import Connection, format_address
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import decode, encode
 from ddplaunch.core import messages
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import FailureReported, HeartbeatMessage, StartAttempt, StopRequested, Versions
-from ddplaunch.core.net.connection import Connection, format_address
 from ddplaunch.system.plan.node_spec import NodeSpec
 
 FAILURE = RankFailure(3, 1, "n1", 77, 0, None, 9, None, "Traceback\n  é", 1.5, None, ("no", None), ("a", "b"))

@@ -115,7 +115,7 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
 )
 def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
     """On arrival, or where it is compared with how the job stands."""
-    job, accepted = joined(1), (*FROM_NODE, *load_features().message_types("FROM_NODE"))
+    job, accepted = joined(1), (*FROM_NODE, *load_features().message_types(from_node_zero=False))
     with pytest.raises(ProtocolError):
         job.send(
             1, decode_message(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, accepted)

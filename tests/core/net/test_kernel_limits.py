@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.core.net.kernel_limits import find_low_limits
+from ddplaunch.system.network.kernel_limits import find_low_limits
 from tests.conftest import free_port, wait_until, write_program
 from tests.start_modes import LIGHT
 

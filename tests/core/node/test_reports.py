@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.cli import locate
 from ddplaunch.cli.failure_text import render_verdict
-from ddplaunch.core.control_socket import locate
 from ddplaunch.core.failures import RankFailure, find_first_cause
 from ddplaunch.features.runs import run_lookup
 from tests.conftest import ddplaunch_command, run_command, write_program

@@ -38,7 +38,7 @@ def limited(number: int, soft: int, hard: int):
 def test_a_start_that_takes_long_shows_what_it_waits_for(start_ddplaunch, tmp_path):
     write_program(tmp_path, "slow.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
     script = write_program(tmp_path, "train.py", "")
-    sooner = launcher_with_constant(tmp_path, "core.output.startup_notice.STARTUP_NOTICE_DELAY_S", 0.2)
+    sooner = launcher_with_constant(tmp_path, "cli.startup_notice.STARTUP_NOTICE_DELAY_S", 0.2)
     job = start_ddplaunch("run", "--preload", "threading,slow", "--nproc", "2", script, executable=sooner)
     expected = "ddplaunch: starting 2 ranks: waiting for the import of threading, slow (00:00)\n"
     wait_until(lambda: expected in job.err.read_text(), "a word on the start")

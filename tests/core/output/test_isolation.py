@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from ddplaunch.core.control_socket import client, socket_dir
-from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.cli import client
+from ddplaunch.cli.client import JobNotResponding
+from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.core.control_socket.output_request import TailOutputRequest
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers

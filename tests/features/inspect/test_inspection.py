@@ -468,6 +468,27 @@ def test_the_first_signal_is_enough_for_one_that_python_comes_to(start_ddplaunch
     assert "caught" not in job.stdout()
 
 
+@pytest.mark.slow
+def test_a_rank_that_forks_after_its_last_group_still_shows_its_stack(start_ddplaunch, run_in_fork, tmp_path):
+    """The thread that replies ends before such a fork; the signals stay."""
+    text = """
+        import os, time
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+        print("there", flush=True)
+        time.sleep(600)
+    """
+    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", text))
+    job.wait_for("there", 2)
+    for rank in stacks(run_in_fork, job)["ranks"]:
+        assert [frame["function"] for frame in rank["threads"][0]["frames"]] == ["<module>"]
+
+
 def test_a_program_that_closes_its_descriptors(start_ddplaunch, run_in_fork, tmp_path):
     text = """
         import os, time

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from ddplaunch.core.control_socket.client import JobNotResponding, send_request
+from ddplaunch.cli.client import JobNotResponding, send_request
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.node import inspect_side
 from ddplaunch.features.inspect.request import InspectJobRequest

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddplaunch.core.control_socket import client
-from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.cli import client
+from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket.output_request import MAX_UNSENT_BYTES, OutputChunk, TailOutputRequest
 from ddplaunch.core.control_socket.server import MAX_STREAMING_CLIENTS
 from ddplaunch.core.control_socket.status_request import StatusQuery

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.core.control_socket import client
+from ddplaunch.cli import client
+from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
-from ddplaunch.core.control_socket.run_locator import RunningJob
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
 from ddplaunch.features.inspect.request import JobInspection
 from ddplaunch.features.runs.html_report import render_page

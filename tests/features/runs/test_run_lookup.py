@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.core.control_socket import locate, socket_dir
+from ddplaunch.cli import locate
+from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.features.runs import history_store, run_lookup
 from tests.core.control_socket.test_server import run, runtime  # noqa: F401
 from tests.features.runs.test_history import keep, state  # noqa: F401

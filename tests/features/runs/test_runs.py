@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from ddplaunch.base.text import display_width
-from ddplaunch.core.control_socket import client, locate
-from ddplaunch.core.control_socket.client import JobNotResponding
+from ddplaunch.cli import client, locate
+from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket.job_status import short_target
 from ddplaunch.core.control_socket.output_request import last_lines
 from ddplaunch.core.rank.proc_utils import is_suspended
@@ -466,7 +466,7 @@ def test_stop_all(running, monkeypatch):
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
     pids = [job.process.pid for job in jobs]
     mine = [each for each in locate.list_running() if each.pid in pids]
-    monkeypatch.setattr("ddplaunch.core.control_socket.locate.list_running", lambda: mine)
+    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: mine)
     done = CliRunner().invoke(stop, ["--all"])
     assert "was suspended; " in done.stderr
     assert done.stderr.count(" has ended\n") == 2

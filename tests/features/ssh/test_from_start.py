@@ -18,7 +18,7 @@ STOP_ALL = """
 # Of the jobs on this machine only those of the test: others of this user run beside it.
 import sys
 from ddplaunch.cli import run_command_line
-from ddplaunch.core.control_socket import locate
+from ddplaunch.cli import locate
 list_all = locate.list_running
 locate.list_running = lambda: [each for each in list_all() if each.run_id in ("newest", "later")]
 sys.argv[1:] = ["stop", "--all"]

@@ -30,7 +30,7 @@ SSH = """
 STOP = """
     # Of the jobs on this machine only these: others of this user run beside the tests.
     import sys
-    from ddplaunch.core.control_socket import locate
+    from ddplaunch.cli import locate
     from ddplaunch.cli import run_command_line
     list_all, pids = locate.list_running, sys.argv.pop(1).split(",")
     locate.list_running = lambda: [each for each in list_all() if str(each.pid) in pids]

@@ -30,6 +30,9 @@ REFUSED = [
     ("--hosts a,b --control none", conflict("--control none", "--hosts"), WITHOUT),
     ("--hosts a,b --stdin 0", conflict("--stdin", "--hosts"), WITHOUT),
     ("--hosts a,b --cluster slurm", conflict("--cluster", "--hosts"), WITHOUT),
+    ("--hosts a,b --grow", conflict("--grow", "--hosts"), WITHOUT),
+    ("--hosts a,b --on-stall stop", "--on-stall stop works only with --stall-timeout", "--stall-timeout 10m"),
+    ("--hosts a,b --merge --prefix '{host} '", conflict("--merge", "--prefix {host}"), "--prefix '[{rank}]'"),
     (
         "--hosts a,b --spares 1",
         "--spares 1 of 2 hosts leaves 1 for the ranks",

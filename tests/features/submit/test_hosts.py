@@ -15,7 +15,9 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions, SetupCommand
-from ddplaunch.system.schedulers.scheduler_registry import make_scheduler
+from ddplaunch.features.submit.gridengine import GridEngine
+from ddplaunch.features.submit.lsf import Lsf
+from ddplaunch.features.submit.pbs import Pbs
 from tests.conftest import assert_refused, conflict, write_program
 from tests.features.submit.queue_programs import PROGRAMS_OF, Job, install
 from tests.features.submit.states import REJECTED
@@ -40,7 +42,7 @@ NODES = replace(EVERYTHING, gpus_per_node="8", account="wine-2026", exclusive=Tr
 
 AGAIN = RequeueOptions(3, "USR1", 90, 30)
 
-WRITERS = {name: make_scheduler(name) for name in ("sge", "pbs", "lsf")}
+WRITERS = {"sge": GridEngine(), "pbs": Pbs(), "lsf": Lsf()}
 
 JOBS = {
     "sge": replace(SMALLEST, pe="mpi"),

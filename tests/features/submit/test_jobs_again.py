@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.system.schedulers.scheduler import ACCOUNTING_DELAY_S
-from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
 from tests.conftest import assert_refused, clean_environment, ddplaunch_command, wait_until, write_program
 from tests.features.submit.queue_programs import PROGRAMS_OF, Job, install
 from tests.features.submit.states import DELETED, KILLED
@@ -31,6 +30,7 @@ while not os.path.exists("go"):
 sys.exit(3 if os.environ["RANK"] == "1" else 0)
 """
 
+TITLES = {"pbs": "PBS", "lsf": "LSF"}
 WHY = {"pbs": "waits: Not Running: Insufficient amount of resource: ncpus", "lsf": "waits"}
 STOPPED = {"pbs": "failed (exit code 143)", "lsf": "was killed: LSF says TERM_OWNER (exit code 130)"}
 NEVER_BEGAN = {
@@ -104,7 +104,7 @@ def test_a_job_is_followed_again(login, tmp_path):
     assert login.state(number) == "running"
     assert login.type("logs", short).stdout == log
     for words in (("stacks",), ("logs", "--rank", "1")):
-        system = SCHEDULER_TITLES[login.scheduler]
+        system = TITLES[login.scheduler]
         expected = f"{words[0]} cannot reach the nodes of job {number}: {system} cannot start a step in a running job"
         hint = f"log in to one of them with SSH and run there: ddplaunch {words[0]}\n"
         assert_refused(login.type(words[0], number, *words[1:]), expected, hint)
@@ -197,7 +197,7 @@ def test_a_job_that_waits(login):
 
 def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):
     number = login.submit("--partition", "full")
-    system = SCHEDULER_TITLES[login.scheduler]
+    system = TITLES[login.scheduler]
     write_program(tmp_path, "site/bin/bhist", "#!/bin/sh\necho 'No matching job found' >&2\n").chmod(0o755)
     shutil.rmtree(tmp_path / "site" / "jobs" / number)
     attached = login.type("attach", number)
@@ -215,7 +215,7 @@ def test_a_stopped_job_may_be_forgotten_at_once(login, tmp_path):
     cancels.write_text(f"#!/bin/sh\nrm -r {tmp_path}/site/jobs/$1\n")
     stopped = login.type("stop", number)
     assert stopped.returncode == 0, stopped.stderr
-    assert f"job {number} ended; {SCHEDULER_TITLES[login.scheduler]} no longer knows how\n" in stopped.stderr
+    assert f"job {number} ended; {TITLES[login.scheduler]} no longer knows how\n" in stopped.stderr
 
 
 def test_a_machine_without_the_scheduler(login, tmp_path):

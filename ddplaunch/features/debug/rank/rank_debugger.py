@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
+    from ddplaunch.core.rank import rank_exit
+    from ddplaunch.core.rank.rank_runner import load_private_module
+else:
+    rank_exit = load_private_module("core/rank/rank_exit")
+
 _LENGTH = struct.Struct("!I")
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between words in completion, as in pdb
 _MAX_WORDS = 200
 _MAX_PROMPT_CHARS = 200  # longer text is output of the program, not a prompt
 _MAX_PATH_BYTES = 107  # of a socket's path (unix(7))
 _CHUNK = 1 << 18  # characters per message
-_PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))) + os.sep
 
 
 class Debugger:
@@ -378,5 +382,4 @@ _LIBRARY_PREFIXES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 
 
 def _is_ours(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
-    return path.startswith(_PACKAGE_DIR) and f"{os.sep}rank{os.sep}" in path[len(_PACKAGE_DIR) - 1 :]
+    return rank_exit.is_internal_file(frame.f_code.co_filename)

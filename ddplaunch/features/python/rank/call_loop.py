@@ -18,6 +18,9 @@ from ddplaunch.features.python.arguments import bind_call
 if TYPE_CHECKING:
     from ddplaunch.core.failures import RankFailure
 
+HIDES_FRAMES = True
+"""Of an exception that a function raised, the message is enough where its own frames are gone (``rank_exit.py``)."""
+
 CALL_SOCKET = "calls"
 """The socket in a session's folder to which its ranks connect; without it there is a single call."""
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError
-from ddplaunch.core.control_socket import client
+from ddplaunch.cli import client
 from ddplaunch.core.control_socket.job_status import RankState, RankStatus
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
-from ddplaunch.core.control_socket.run_locator import (
+from ddplaunch.cli.run_locator import (
     RemoteJob,
     RunIndex,
     RunLocator,
