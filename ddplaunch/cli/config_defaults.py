@@ -33,6 +33,11 @@ from ddplaunch.cli.click_commands import COMMANDS
 from ddplaunch.cli.core_options import DryRun
 from ddplaunch.cli.run_options import OPTIONS
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 PROJECT_FILE = "pyproject.toml"
 NO_FILE = "none"  # the value of --config that reads no file
 COMMAND_LINE_ONLY = ("--config", "--dry-run")  # options that have no default in a file
@@ -286,10 +291,6 @@ def _option_values(
 
 
 def _parse(file: _ConfigFile) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         table: dict[str, Any] = tomllib.loads(file.text.decode())
     except tomllib.TOMLDecodeError as error:

@@ -7,6 +7,8 @@ import re
 import sys
 import textwrap
 
+import click
+
 from ddplaunch.base.errors import EXIT_USAGE, sanitize_line
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 
@@ -70,8 +72,6 @@ def write_text(text: str, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     try:
         if "\x1b" in text or (stream.encoding or "").lower() != "utf-8":
-            import click
-
             click.echo(text, err=err, nl=False, color=None if is_colour_allowed() else False)
         else:
             stream.write(text)

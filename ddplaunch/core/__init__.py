@@ -5,7 +5,7 @@
 * ``net/``: connections between the nodes of a job.
 * ``rank/``: code inside the user's processes. Standard library only.
 * ``output/``: what ranks print, on its way to the terminal and files.
-* ``control_socket/``: how other commands find and query a running job.
+* ``control_socket/``: how a running job answers other commands.
 
 The vocabulary is in ``events.py``, ``messages.py``, ``failures.py``, ``job_config.py`` and ``node_config.py``. To
 change a decision, read these, ``job/`` and ``node/``. Features need not be read: ``feature.py`` has what they can add.

@@ -85,7 +85,7 @@ class ZygoteReady(StoredEvent, frozen=True, tag="ready"):
     modules: tuple[TextLine, ...] = ()  # preloaded for all ranks
     because: TextLine | None = None  # why no others could be preloaded
     excluded: tuple[tuple[TextLine, TextLine], ...] = ()  # modules that each rank imports itself, and why
-    cold: TextLine | None = None  # why no warm zygote was used, if one was requested
+    cold: TextLine | None = None  # why no zygote from before the run was used, if one was requested
 
 
 class RankStarted(StoredEvent, frozen=True, tag="started"):
@@ -159,26 +159,7 @@ class JobEnded(StoredEvent, frozen=True, tag="ended"):
 Event = StoredEvent | AttemptPlanned | Restarting | RanksInspected | JobStalled | NodeLost
 """Features may have stored events of their own."""
 
-_STORED = (
-    AttemptStarted,
-    ZygoteReady,
-    RankStarted,
-    RankStartFailed,
-    RankExited,
-    SignalReceived,
-    JobPreempted,
-    AttemptSwept,
-    Restarting,
-    RanksInspected,
-    NoteAdded,
-    FirstCollective,
-    JobStalled,
-    StallEnded,
-    NodeLost,
-    CheckpointFound,
-    JobEnded,
-    AttemptsOmitted,
-)
+_STORED: tuple[type[Any], ...] = (*StoredEvent.__subclasses__(), Restarting, RanksInspected, JobStalled, NodeLost)
 
 EVENT_TYPES: Mapping[str, type[Any]] = {str(kind.__struct_config__.tag): kind for kind in _STORED}
 """The events of the core in events.jsonl and the history, by their names there; each with all its fields."""

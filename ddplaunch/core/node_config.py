@@ -1,4 +1,4 @@
-"""Settings of one node: what it preloads, shows and logs, and preemption."""
+"""Settings of one node: what it shows and logs, and preemption."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ READ = {
 """What the launcher reads, beside the clusters' variables and PET_*."""
 
 NO_VARIABLES = {
-    *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "NO_LOG"),
+    *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "NO_LOG", "HIDES_FRAMES"),
     *(
         "TYPE_CHECKING",
         "CLOCK_BOOTTIME",

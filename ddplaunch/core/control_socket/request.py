@@ -75,7 +75,6 @@ class Request(TaggedMessage, Generic[A], frozen=True):
 @cache
 def all_requests() -> tuple[type[Request[object]], ...]:
     """Import the modules of core and of the features that define requests, and return all request types."""
-    own = [f"{__package__}.{module}" for module in ("output_request", "status_request")]
-    for module in (*own, *load_features().request_modules()):
+    for module in (f"{__package__}.status_request", *load_features().request_modules()):
         import_module(module)
     return tuple(Request.__subclasses__())

@@ -1,4 +1,4 @@
-"""Requests for the status of the job, to stop it, and to wait for its end."""
+"""Requests for the status of the job, to stop it, to wait for its end, and to show all output that it has printed."""
 
 from __future__ import annotations
 
@@ -57,3 +57,20 @@ class WaitRequest(Request[JobEndReply], frozen=True):
 
         context.send(context.job.status())
         context.on_job_end(on_end)
+
+
+class FlushReply(TaggedMessage, frozen=True):
+    """The mark will be written."""
+
+
+class FlushRequest(Request[FlushReply], frozen=True):
+    """Show all output of this node's ranks up to now, then write this mark to the launcher's stdout and stderr."""
+
+    mark: Name
+
+    answers = (FlushReply,)
+
+    def handle(self, context: RequestContext) -> None:
+        context.job.flush_output(f"{self.mark}\n".encode())
+        context.send(FlushReply())
+        context.finish()

@@ -121,7 +121,7 @@ class Supervisor:
         )
         self._loop.add_signal_handlers(FORWARDED_SIGNALS - {preempt_signal}, self._on_forwardable_signal)
         self.tree.ensure_zygote(self._plan)
-        proc_utils.adopt_orphans()  # not before: a warm zygote is a detached process
+        proc_utils.adopt_orphans()  # not before: a zygote that a feature provides is a detached process
         try:
             with tty.restore_terminal():
                 self._link.start()

@@ -68,7 +68,7 @@ class RunLog:
             self._attempt = event.attempt
             self._write("plan.json", event.plan.to_json())
         if isinstance(event, RanksInspected):
-            self._write(f"stacks{_attempt_suffix(self._attempt)}.json", event.inspection.to_json())
+            self._write(f"stacks{attempt_suffix(self._attempt)}.json", event.inspection.to_json())
         else:
             self._append(event)
         if isinstance(event, Restarting | JobEnded) and event.verdict:
@@ -94,15 +94,11 @@ class RunLog:
 
 def rank_file(rank: int, attempt: int) -> str:
     """The name of a rank's log file."""
-    return f"rank-{rank}{_attempt_suffix(attempt)}.log"
+    return f"rank-{rank}{attempt_suffix(attempt)}.log"
 
 
-def snapshot_file(rank: int, attempt: int) -> str:
-    """The name of a rank's CUDA memory snapshot (``--oom-report``)."""
-    return f"rank-{rank}{_attempt_suffix(attempt)}.oom.pickle"
-
-
-def _attempt_suffix(attempt: int) -> str:
+def attempt_suffix(attempt: int) -> str:
+    """The part of a file name that names the attempt; "" for the first one."""
     return f".attempt-{attempt}" if attempt else ""
 
 

@@ -30,7 +30,7 @@ class AtexitCleanup:
     """Context manager that records the exit handlers registered inside that remove files."""
 
     def __init__(self) -> None:
-        self.is_shared = False  # whether other runs share the files: then the warm zygote removes them at its end
+        self.is_shared = False  # whether other runs share the files: then the process that they share removes them
         self._register = atexit.register
         self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]] = []
         self._finalizers: list[Any] = []

@@ -6,8 +6,7 @@ of the program. Nothing here may disturb the program or raise in it. Bound by th
 
 The channel's own lines, from the rank: ``t`` when the thread runs, ``l`` when it has ended, ``f WHAT`` when the program
 has failed, by an exception or ``sys.exit``, ``g PURPOSE SIGNAL`` for a signal on which a feature acts in this rank, and
-``o PURPOSE SIGNAL`` for one that it will use on request. The others are those of ``features/inspect/rank`` and
-``features/profile/rank``.
+``o PURPOSE SIGNAL`` for one that it will use on request. The others are those of features.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def wait_for_end(pid: int, timeout_s: float | None) -> bool:
 
 
 def describe_process(pid: int) -> str:
-    """Describe a process for the user: "tensorboard (pid 4711)", with its wait channel if it is in state D."""
+    """Describe a process for the user: "python3 (pid 4711)", with its wait channel if it is in state D."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             name = file.read().strip()

@@ -221,7 +221,7 @@ class Zygote:
             self.poll.register(self.stopping, select.POLLIN)
         read = () if self.stopping is None else STOPPING
         signal.pthread_sigmask(signal.SIG_BLOCK, read)
-        unblocked = {*IGNORED_SIGNALS}.difference(read)  # a warm zygote forks this process with all of them blocked
+        unblocked = {*IGNORED_SIGNALS}.difference(read)  # the process that forked this one may block all
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 
     def run(self) -> tuple[PythonJob, dict[str, int]]:

@@ -36,7 +36,7 @@ from ddplaunch.features.debug.request import DebugRanks
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.ssh.host_spec import read_hosts
-from ddplaunch.features.ssh.ssh_session import interactive_ssh_command
+from ddplaunch.features.ssh.ssh_command import interactive_ssh_command
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
 from ddplaunch.system.schedulers.scheduler import run_program

@@ -8,11 +8,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import Struct
 from msgspec.structs import replace
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from ddplaunch.base.text import format_count, format_size
 from ddplaunch.base.types import as_dict
@@ -23,9 +28,6 @@ from ddplaunch.system.devices.visible_gpus import visible_gpus
 from ddplaunch.system.plan.hardware import Cpu, Gpu, GpuProcess, Hardware, MigInstance
 from ddplaunch.system.plan.numbers import format_cpulist
 from ddplaunch.system.plan.planner import PlanSpec
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 GIB = 1 << 30
 
@@ -207,11 +209,6 @@ def _format_plain(hardware: Hardware, visible: VisibleGpus) -> str:
 
 
 def _write_table(hardware: Hardware, visible: VisibleGpus) -> None:
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
-
     console = Console(highlight=False)
     console.print(Text(_describe_cpus(hardware.cpu)))
     if hardware.gpus:
@@ -232,10 +229,6 @@ def _write_table(hardware: Hardware, visible: VisibleGpus) -> None:
 
 def _build_table(rows: list[DeviceRow], *, narrow: bool) -> Table:
     """Build the table of all columns that have values; ``narrow``: without OPTIONAL_COLUMNS."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     shown = [field for field in COLUMNS if any(getattr(row, field) for row in rows)]
     if narrow:
         shown = [field for field in shown if field not in OPTIONAL_COLUMNS]

@@ -30,8 +30,8 @@ from ddplaunch.features.doctor.report import format_report, to_json
 from ddplaunch.features.doctor.thorough_examiner import ThoroughExaminer
 from ddplaunch.features.ssh.fleet import raise_fd_limit
 from ddplaunch.features.ssh.host_spec import Host, read_host_options
+from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
 from ddplaunch.features.ssh.ssh_launch import forwarded_environment
-from ddplaunch.features.ssh.ssh_session import resolve_ssh_config, ssh_command
 from ddplaunch.system.clusters.systems import slurm_env
 from ddplaunch.system.network.addresses import check_local_address
 from ddplaunch.system.plan.launch_command import python_command

@@ -30,7 +30,6 @@ from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
 from ddplaunch.cli.run_locator import job_at
 from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
-from ddplaunch.core.control_socket.output_request import OutputChunk, TailOutputRequest
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
@@ -53,6 +52,7 @@ from ddplaunch.features.live.live_view import (
 from ddplaunch.features.live.styled_rows import Row, StyledText, strip_styles, truncate_row
 from ddplaunch.features.live.view_state import ViewState, busy_cpus_by_rank, collectives_per_second, rank_activities
 from ddplaunch.features.runs import history_store, run_lookup, sample_file
+from ddplaunch.features.runs.output_request import OutputChunk, TailOutputRequest
 from ddplaunch.features.runs.run_record import RunRecord
 from ddplaunch.system.plan.launch_command import python_command
 

@@ -25,7 +25,7 @@ from ddplaunch.core.failures import RankEnd
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
-from ddplaunch.core.output.run_log import snapshot_file
+from ddplaunch.core.output.run_log import attempt_suffix
 from ddplaunch.features.memory.memory_alarm import MAX_QUIET_S, MemoryAlarm
 from ddplaunch.features.memory.memory_report import MemoryLimit, MemoryPoint, OutOfMemory, describe_growth, explain_oom
 from ddplaunch.features.memory.options import MemoryReport
@@ -75,7 +75,7 @@ class MemorySide(NodeSide):
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
         if not self._context.options[MemoryReport].oom_report:
             return None
-        name = snapshot_file(rank.rank, ranks.number)  # in the log folder, else in the current folder
+        name = f"rank-{rank.rank}{attempt_suffix(ranks.number)}.oom.pickle"
         snapshot = self._context.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
         summary = ranks.rank_file_path(rank.rank, "oom") or ""
         return RankSide("features/memory/rank/oom_report", {"snapshot": snapshot, "summary": summary})

@@ -29,8 +29,8 @@ from ddplaunch.base.types import convert
 from ddplaunch.cli import client
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.run_options import OPTIONS
-from ddplaunch.core.control_socket.output_request import FlushRequest
 from ddplaunch.core.control_socket.socket_dir import list_sockets
+from ddplaunch.core.control_socket.status_request import FlushRequest
 from ddplaunch.core.failures import FailureReport, find_first_cause
 from ddplaunch.features.preload.known_packages import PackageTable
 from ddplaunch.features.preload.program_source import NEEDS_DYNAMO

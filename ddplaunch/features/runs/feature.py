@@ -10,6 +10,7 @@ class Runs(Feature):
     requires = ("inspect", "samples")
     options = (History,)
     locators = ("run_lookup",)
+    requests = ("output_request",)
     commands = (
         Command("stop", "Stop a running job.", module="stop", heading="Run"),
         Command("wait", "Wait for a job to end and return its exit code.", module="stop", heading="Run"),

@@ -40,8 +40,12 @@ def resolve_job(word: str | None) -> SubmittedJob | None:
 
 def find_slurm() -> Scheduler | None:
     """Return Slurm, if this installation supports it and its commands are on this machine."""
-    slurm = make_scheduler("slurm") if "slurm" in SCHEDULER_TITLES else None
-    return slurm if slurm and shutil.which(slurm.query_program) else None
+    return make_scheduler("slurm") if _has_slurm() else None
+
+
+def _has_slurm() -> bool:
+    """Whether there is Slurm; its module is not imported, which takes long."""
+    return "slurm" in SCHEDULER_TITLES and shutil.which("scontrol") is not None
 
 
 def _find_slurm_job(word: str) -> SubmittedJob | None:
@@ -68,7 +72,7 @@ def _find_slurm_job(word: str) -> SubmittedJob | None:
 
 def list_script_jobs() -> list[SubmittedJob]:
     """List Slurm jobs submitted without ``ddplaunch submit`` that, by the history, still run on other machines."""
-    if find_slurm() is None:
+    if not _has_slurm():
         return []
     known, found = {job.number for job in submitted_jobs.list_jobs()}, dict[str, SubmittedJob]()
     for each in history_store.read_all_records():

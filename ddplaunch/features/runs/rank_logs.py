@@ -10,9 +10,9 @@ from typing import BinaryIO, NamedTuple
 
 from ddplaunch.base.errors import LaunchError, sanitize_line
 from ddplaunch.cli import client
-from ddplaunch.core.control_socket.output_request import TailOutputRequest, last_lines
 from ddplaunch.core.output.times import offset_since, parse_marks, times_file
 from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs.output_request import TailOutputRequest, last_lines
 from ddplaunch.features.runs.run_record import RunRecord
 
 CHUNK = 1 << 16

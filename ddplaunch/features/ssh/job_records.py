@@ -24,7 +24,7 @@ from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.base.types import as_dict, parse
 from ddplaunch.cli.run_locator import RemoteJob, RunLocator
-from ddplaunch.features.ssh.ssh_session import interactive_ssh_command
+from ddplaunch.features.ssh.ssh_command import interactive_ssh_command
 from ddplaunch.system.plan.launch_command import python_command
 
 MAX_JOBS = 100  # on record

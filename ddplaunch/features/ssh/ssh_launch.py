@@ -39,7 +39,8 @@ from ddplaunch.features.ssh.host_spec import read_host_options as read_hosts
 from ddplaunch.features.ssh.job_records import SshJob, record_job
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.ssh.remote_launcher import HostJob
-from ddplaunch.features.ssh.ssh_session import SshSession, resolve_ssh_config, ssh_command
+from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
+from ddplaunch.features.ssh.ssh_session import SshSession
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
 from ddplaunch.system.target.target import Target

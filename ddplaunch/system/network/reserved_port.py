@@ -55,13 +55,21 @@ class ReservedPort:
         return self._listening
 
     def cede(self) -> None:
-        """Close the listening socket so that another process (rank 0) can listen on the port."""
+        """Close the listening socket so that another process (rank 0) can listen on the port.
+
+        A child that is being started may still have a copy of it, as the kernel closes those late in execve(2); so it
+        is shut down, which ends the listening of all copies.
+        """
         if self._listening is not None:
+            with suppress(OSError):  # not Linux
+                self._listening.shutdown(socket.SHUT_RDWR)
             self._listening.close()
             self._listening = None
 
     def close(self) -> None:
-        self.cede()
+        """Close the sockets; a copy of the listening one goes on."""
+        if self._listening is not None:
+            self._listening.close()
         self._reserved.close()
 
     def _bind(self, number: int) -> socket.socket:

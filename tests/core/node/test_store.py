@@ -61,6 +61,18 @@ def test_the_port_listens_from_the_start_and_can_be_left_to_rank_0():
     port.close()
 
 
+def test_a_child_with_a_copy_of_the_socket_does_not_hold_the_port():
+    """The kernel closes a copy late in execve(2), when os.posix_spawn has returned already."""
+    port = ReservedPort("127.0.0.1", 0, nnodes=1)
+    with port.listen().dup():
+        port.cede()
+        another(port.number).close()
+        copy = port.listen().dup()
+    port.close()
+    with copy, socket.create_connection(("127.0.0.1", port.number)):
+        pass
+
+
 def another(number: int) -> socket.socket:
     """The socket of a program that listens at a port as a store would."""
     sock = socket.socket()

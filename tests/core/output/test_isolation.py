@@ -9,17 +9,17 @@ import pytest
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket import socket_dir
-from ddplaunch.core.control_socket.output_request import TailOutputRequest
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers
 from ddplaunch.features.inspect.request import InspectJobRequest
+from ddplaunch.features.runs.output_request import TailOutputRequest
 from tests.conftest import wait_until, write_program
 from tests.start_modes import LIGHT
 
 BROKEN = f"""
 #!{sys.executable}
 import sys
-import ddplaunch.features.inspect.request as inspection, ddplaunch.core.control_socket.output_request as output
+import ddplaunch.features.inspect.request as inspection, ddplaunch.features.runs.output_request as output
 from ddplaunch.features.inspect.node.rank_inspector import RankInspector
 from ddplaunch.features.sidecars.node import SidecarRunner
 from ddplaunch.features.inspect.node.stall_detector import StallDetector

@@ -4,9 +4,9 @@ import pytest
 
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
-from ddplaunch.core.control_socket.output_request import MAX_UNSENT_BYTES, OutputChunk, TailOutputRequest
 from ddplaunch.core.control_socket.server import MAX_STREAMING_CLIENTS
 from ddplaunch.core.control_socket.status_request import StatusQuery
+from ddplaunch.features.runs.output_request import MAX_UNSENT_BYTES, OutputChunk, TailOutputRequest
 from tests.conftest import wait_until, write_program
 from tests.core.control_socket.test_server import door
 from tests.start_modes import LIGHT

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+import click
+
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
@@ -23,6 +25,7 @@ from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.inspect.options import Hangs
 from ddplaunch.features.inspect.rpc import KIND, inspect_job
+from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
 from ddplaunch.system.plan.rank_layout import Rank
 
 LONG_ATTEMPT_S = 300.0
@@ -132,10 +135,6 @@ class InspectSide(NodeSide):
         inspect_job(context.job.rpc, Detail.WAITS, context.loop.guard(self._show))
 
     def _show(self, inspection: Inspection) -> None:
-        import click
-
-        from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
-
         page = render_stacks(inspection)
         text, fields = "\n".join(describe_waits(inspection)), {"stacks": stacks_to_json(inspection)}
         lines = page if self._context.config.colour else click.unstyle(page)

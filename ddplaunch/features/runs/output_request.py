@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.types import Count, Name, Size, TaggedMessage, Timestamp
+from ddplaunch.base.types import Count, Size, TaggedMessage, Timestamp
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 
@@ -83,20 +83,3 @@ class OutputSubscriber:
         for rank, missed in self._missed.items():
             self._context.send(OutputChunk(rank, b"", missed))
         self._missed.clear()
-
-
-class FlushReply(TaggedMessage, frozen=True):
-    """The mark will be written."""
-
-
-class FlushRequest(Request[FlushReply], frozen=True):
-    """Show all output of this node's ranks up to now, then write this mark to the launcher's stdout and stderr."""
-
-    mark: Name
-
-    answers = (FlushReply,)
-
-    def handle(self, context: RequestContext) -> None:
-        context.job.flush_output(f"{self.mark}\n".encode())
-        context.send(FlushReply())
-        context.finish()
