@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.connection import Connection
-from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
@@ -26,6 +26,7 @@ from ddplaunch.core.node.launcher_signals import is_caught
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.run_temp_dir import RunTempDir
+from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.debug.messages import (
     EOF_LINE,
     FROM_DEBUGGER,
@@ -85,7 +86,7 @@ class DebugServer:
 
     def __init__(
         self,
-        loop: EventLoop,
+        loop: IsolatedLoop,
         folder: RunTempDir,
         idle_timeout_s: float,
         rpc: NodeRpc,
@@ -99,7 +100,7 @@ class DebugServer:
         self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
         self.on_stop_unattended: Callable[[DebugServer], object] = lambda server: None
         """Called when a rank stops and no user is attached; it may call ``attach_user``."""
-        self._inspect, self._notify, self._send = partial(inspect_job, rpc), notify, send
+        self._rpc, self._notify, self._send = rpc, notify, send
         self._ranks: NodeRanks | None = None
         self._socket: socket.socket | None = None
         self._known: dict[int, Debuggee] = {}
@@ -109,6 +110,10 @@ class DebugServer:
         self._withdrawn: set[int] = set()  # such ranks whose user has left since
         self._reported_active = False
         self._left_failed = False  # whether the user has left a rank that has failed, by which the attempt ends
+
+    def _inspect(self, on_done: Callable[[Inspection], None]) -> None:
+        """Inspect all ranks and find out what they wait for."""
+        inspect_job(self._rpc, Detail.WAITS, self._loop.guard(on_done))
 
     def start_attempt(self, ranks: NodeRanks) -> None:
         """Serve the ranks of a new attempt."""
@@ -310,7 +315,7 @@ class DebugServer:
     def _inspect_timeouts(self, stopped: RankStopped) -> None:
         """Find out when collectives of the waiting ranks time out."""
         if any(each.stopped is stopped for each in self._known.values()):
-            self._inspect(Detail.WAITS, partial(self._report_time_left, stopped))
+            self._inspect(partial(self._report_time_left, stopped))
 
     def _report_time_left(self, stopped: RankStopped, inspection: Inspection) -> None:
         waits = [
@@ -420,7 +425,7 @@ class DebugServer:
                 f"there is no rank {rank}: this job has {describe_all_ranks(ranks.plan.world_size)}"
             )
         if all(rank != local.rank for local in ranks.plan.local_ranks):
-            return self._inspect(Detail.WAITS, partial(self._report_busy_rank, rank))
+            return self._inspect(partial(self._report_busy_rank, rank))
         if process is None:
             return self._send_refusal(f"rank {rank} is not running")
         number = channel.signals.get("debug", 0) if channel else 0
@@ -444,7 +449,7 @@ class DebugServer:
 
     def _explain_delay(self, rank: int) -> None:
         if rank in self._pausing:
-            self._inspect(Detail.WAITS, partial(self._report_location, rank))
+            self._inspect(partial(self._report_location, rank))
 
     def _report_location(self, rank: int, inspection: Inspection) -> None:
         found = inspection.by_number.get(rank)
