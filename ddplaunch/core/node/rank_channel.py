@@ -1,6 +1,6 @@
 """The launcher's end of the rank channel, a socket on which a rank reports its state.
 
-``core/rank/inspection_endpoint.py`` is the other end, and describes the messages.
+``core/rank/inspection_endpoint.py`` is the other end; the files ``rank/`` of the features describe their messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RankReply(Struct, frozen=True):
     """A rank's reply to a state request: whether it has a process group, and torch's JSON."""
 
     initialised: bool
-    groups: bytes  # an array for each group, in the order of creation (``core/rank/inspection_endpoint.py``)
+    groups: bytes  # an array for each group, in the order of creation (JSON, from torch)
     call: bytes  # the function of torch.distributed that it is in
     traces: tuple[bytes, ...]  # of its flight recorders
     outer: bytes = b""  # the outer frames of a deep stack, as a dump has them

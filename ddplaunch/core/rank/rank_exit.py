@@ -73,6 +73,12 @@ def report_exception(job: PythonJob, error: BaseException) -> None:
         _print_exception(error)
 
 
+def report_bug(what: str, error: Exception) -> None:
+    """Print an exception of ddplaunch itself, without which the program goes on."""
+    text = f"bug in ddplaunch: {what} and is left out, the job goes on; please report it:\n{_format_exception(error)}"
+    os.write(2, text.encode(errors="backslashreplace"))
+
+
 def _is_default_hook(hook: Any) -> bool:
     """Whether an excepthook is Python's, or torch's wrapper of it: ``init_process_group`` sets one, for a prefix."""
     is_torchs = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"

@@ -86,7 +86,7 @@ class RankRunner:
         self.job, self._fds, self._forked = job, fds, forked
         self._initial_modules = frozenset(sys.modules)
         self.endpoint: inspection_endpoint.InspectionEndpoint | None = None
-        self._sides: list[Any] = []  # of features: ``ddplaunch.core.feature.RankSide``
+        self._sides: list[tuple[str, Any]] = []  # of features: ``ddplaunch.core.feature.RankSide``
         self._error: BaseException | None = None
         self._code = 0
         self._interrupted = False
@@ -103,8 +103,7 @@ class RankRunner:
         if "rank_channel" in self._fds:
             self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"])
         for file, settings in self.job["sides"]:
-            self._sides.append(load_private_module(file).Side(self, settings))
-            self._call_sides("begin", self._sides[-1:])
+            self._isolate(file, self._begin_side, file, settings)
         _set_buffering()
         if self._forked:
             _reseed()
@@ -113,10 +112,25 @@ class RankRunner:
         kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
         self.program, self.positional, self.named = kinds[self.job["kind"]](self.job)
 
-    def _call_sides(self, hook: str, sides: list[Any], *arguments: object) -> None:
-        for side in sides:
+    def _begin_side(self, file: str, settings: dict[str, Any]) -> None:
+        side = load_private_module(file).Side(self, settings)
+        if hasattr(side, "begin"):
+            side.begin()
+        self._sides.append((file, side))
+
+    def _call_sides(self, hook: str, *arguments: object, backwards: bool = False) -> None:
+        for file, side in self._sides[:: -1 if backwards else 1]:
             if (method := getattr(side, hook, None)) is not None:
-                method(*arguments)
+                self._isolate(file, method, *arguments)
+
+    def _isolate(self, file: str, function: Callable[..., object], *arguments: object) -> None:
+        """Call a feature; an exception of it is reported, and the program goes on, unless it is the user's error."""
+        try:
+            function(*arguments)
+        except rank_exit.TargetError:
+            raise
+        except Exception as error:
+            rank_exit.report_bug(f"{file} failed in rank {self.job['rank']}", error)
 
     def destroy_process_group(self) -> None:
         """Destroy the process group that ``setup`` initialised (--backend), after the program has returned."""
@@ -150,11 +164,11 @@ class RankRunner:
         elif error is not None:
             self._code = 1
             self._interrupted = type(error) is KeyboardInterrupt
-            if not any(hasattr(side, "failed") for side in self._sides):  # else it stays, which is not worth a report
+            if not any(hasattr(side, "failed") for _, side in self._sides):  # else it stays on purpose
                 self._report_failure(type(error).__name__)
             rank_exit.report_exception(self.job, error)
             if not self._interrupted:
-                self._call_sides("failed", self._sides, error)
+                self._call_sides("failed", error)
 
     def _report_failure(self, what: str) -> None:
         if self.endpoint is not None:
@@ -175,12 +189,12 @@ class RankRunner:
             self._code = rank_exit.exit_code(exit.code)
         self._error = None
         if self._code == 0:
-            self._call_sides("done", self._sides)
+            self._call_sides("done")
         import atexit
 
         rank_exit.join_threads()
         atexit._run_exitfuncs()
-        self._call_sides("leave", self._sides[::-1])
+        self._call_sides("leave", backwards=True)
         if self.endpoint is not None:
             self.endpoint.stop()
         if not self._forked or len(sys._current_frames()) > 1:

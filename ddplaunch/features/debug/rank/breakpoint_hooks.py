@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
-    from ddplaunch.core.rank import inspection_endpoint
+    from ddplaunch.core.rank import inspection_endpoint, rank_exit
     from ddplaunch.core.rank.rank_runner import RankRunner, load_private_module
     from ddplaunch.features.debug.rank.debugger_terminal import DebuggerTerminal
     from ddplaunch.features.debug.rank.rank_debugger import Debugger
 else:
     inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
+    rank_exit = load_private_module("core/rank/rank_exit")
 
 _STOP_FUNCTIONS = {  # by module: the function that stops the program, and the debugger's name if it needs a terminal
     "pdb": ("set_trace", ""),
@@ -83,9 +84,14 @@ def _set_long_timeouts(module: Any) -> None:
 
 def start_debugpy(rank: int) -> None:
     """Let an editor attach by debugpy, which handles ``breakpoint()`` then; print the launch.json entry for it."""
-    import debugpy  # type: ignore[import-not-found, unused-ignore]
+    try:
+        import debugpy  # type: ignore[import-not-found, unused-ignore]
 
-    host, port = debugpy.listen(("127.0.0.1", 0))
+        host, port = debugpy.listen(("127.0.0.1", 0))
+    except Exception as error:
+        raise rank_exit.TargetError(
+            f"--debugpy does not work in rank {rank}: {type(error).__name__}: {error}"
+        ) from None
     connect = f'"connect": {{"host": "{host}", "port": {port}}}'
     entry = f'{{"name": "rank {rank}", "type": "debugpy", "request": "attach", {connect}}}'
     print(f"for launch.json: {entry}", file=sys.stderr, flush=True)

@@ -52,7 +52,7 @@ def parse_states(dump: bytes) -> tuple[GroupState, ...]:
 def parse_group_counts(reply: bytes) -> dict[Group, int]:
     """Parse a rank's process groups, in the order of their creation, and the number of operations in each so far.
 
-    ``reply`` is written by ``core/rank/inspection_endpoint.py``; -1 is an unknown number. ValueError for anything else.
+    ``reply`` is written by ``rank/torch_state.py``; -1 is an unknown number. ValueError for anything else.
     """
     found: dict[Group, int] = {}
     try:
@@ -64,7 +64,7 @@ def parse_group_counts(reply: bytes) -> dict[Group, int]:
 
 
 def parse_call(reply: bytes) -> ActiveCall | None:
-    """Parse the function that a rank is in, as ``inspection_endpoint.py`` writes it; ValueError for anything else."""
+    """Parse the function that a rank is in, as ``rank/torch_state.py`` writes it; ValueError for anything else."""
     if not reply:
         return None
     function, operation, number, *members = reply.decode("ascii").split(" ")

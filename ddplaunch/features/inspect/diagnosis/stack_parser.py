@@ -33,7 +33,7 @@ def parse_dump(dump: bytes, folder: str, package: str = PACKAGE_DIR, *, outer: b
     The outer frames of the main thread, which faulthandler omits from a deep stack, may follow in a section of their
     own, or are given as ``outer``. Only the user's frames of these are used: without them no user line is known.
 
-    After them there may be asyncio tasks (``inspection_endpoint.py``). The frames of the main task are put before
+    After them there may be asyncio tasks (``rank/stacks.py``). The frames of the main task are put before
     those of its event loop, as if the loop had called it; any other task counts as a thread.
 
     ``folder`` is the job's: files below it are named relative to it. ``package`` is ddplaunch's: frames of its parts

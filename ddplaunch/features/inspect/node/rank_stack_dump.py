@@ -1,4 +1,4 @@
-"""Dumps the stacks of one rank: a signal makes it write them to a file in memory (``inspection_endpoint.py``).
+"""Dumps the stacks of one rank: a signal makes it write them to a file in memory (``rank/stacks.py``).
 
 There are two signals. On the first, a Python handler writes the stacks; it runs between two bytecodes. On the second,
 faulthandler writes them at once, which is safe only while the main thread is in native code. So the second is sent to a
