@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -178,3 +179,27 @@ def test_the_wait_belongs_to_the_check(run_in_fork, tmp_path):
     done = run_in_fork("run", "--gpu-memory-timeout", "60", "train.py")
     assert done.returncode == 2
     assert done.stderr == "Error: --gpu-memory-timeout 60 works only with --check\n  add --check\n"
+
+
+CANNOT_START = f"""
+#!{sys.executable}
+import sys
+import ddplaunch.features.check.node as check
+from ddplaunch.cli import main
+
+def fail(*arguments, **more):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+check.HelperProcess = fail
+del sys.argv[1:3]
+main()
+"""
+
+
+def test_a_check_that_cannot_start_ends_the_job(start_ddplaunch, tmp_path):
+    program = write_program(tmp_path, "broken", CANNOT_START)
+    program.chmod(0o755)
+    write_program(tmp_path, "train.py", "print('started')")
+    job = start_ddplaunch("run", "--check", *LIGHT, "train.py", executable=program)
+    assert (job.wait(), job.stdout()) == (2, "")
+    assert job.stderr() == "Error: the check of this machine cannot start: Resource temporarily unavailable\n"
