@@ -79,11 +79,14 @@ def test_a_killed_zygote_is_restarted_as_a_killed_rank(start_ddplaunch, mode):
     job.assert_nothing_left()
 
 
-def test_a_zygote_killed_while_it_imports_is_restarted(start_ddplaunch):
-    job = start_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", SLEEPER)
-    zygote = job.zygote()
-    wait_until(lambda: "libtorch" in Path(f"/proc/{zygote}/maps").read_text(), "the import")  # the attempt has begun
-    os.kill(zygote, signal.SIGKILL)
+def test_a_zygote_killed_while_it_imports_is_restarted(run_ddplaunch, start_ddplaunch, tmp_path):
+    imports = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+    write_program(tmp_path, "slow.py", imports)
+    words = ("--nproc", "2", "--max-restarts", "1", "--preload", "slow", SLEEPER)
+    job = start_ddplaunch("run", "--run-id", "slow-imports", *words, env={"PYTHONPATH": str(tmp_path)})
+    wait_until(lambda: re.search("slow-imports +starting", run_ddplaunch("ps").stdout), "the attempt")
+    os.kill(job.zygote(), signal.SIGKILL)
+    (tmp_path / "go").touch()
     job.wait_for("ready", 2)
     assert "restart 1 of 1" in job.stderr()
     job.signal(signal.SIGTERM)
