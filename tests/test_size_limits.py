@@ -11,7 +11,7 @@ PACKAGE = Path(ddplaunch.__file__).parent
 LONGEST_FILE = 500
 """Lines of a file."""
 
-SMALL, SMALL_FILES = 60, 48
+SMALL, SMALL_FILES = 60, 46
 """A file below SMALL lines is small, and there may be SMALL_FILES beside the declarations."""
 
 DECLARATIONS = ("__init__.py", "/feature.py", "/options.py")
@@ -20,7 +20,7 @@ DECLARATIONS = ("__init__.py", "/feature.py", "/options.py")
 LONG, LONG_FUNCTIONS = 60, 5
 """A function above LONG lines is long, and there may be LONG_FUNCTIONS."""
 
-LOCAL_IMPORTS = 82
+LOCAL_IMPORTS = 75
 """Import statements inside functions."""
 
 REPEATED_NAMES = 10

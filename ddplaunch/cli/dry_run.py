@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from msgspec.structs import replace
 
 from ddplaunch.base.options import Options
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
-from ddplaunch.cli.plan_text import print_layout
+from ddplaunch.cli.plan_text import plain_lines
 from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
 from ddplaunch.system.plan.plan import Plan
@@ -37,9 +38,18 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
     if options[DryRun].as_json:
         write_text(f"{json.dumps({**plan.to_json(), 'preload': choice.to_json()})}\n")
     else:
-        print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS)))
+        _print_layout(plan, None if is_remote else list(options.to_argv(excluded=_EXPLICIT_OPTIONS)))
     if alternative_command:
         write_text(
             f"--dry-run was read as ddplaunch's; to pass it to the program: {alternative_command}\n",
             err=options[DryRun].as_json,
         )
+
+
+def _print_layout(plan: Plan, options: list[str] | None) -> None:
+    if sys.stdout.isatty():
+        from ddplaunch.cli.plan_table import print_table
+
+        print_table(plan, options)
+    else:
+        sys.stdout.write("".join(line + "\n" for line in plain_lines(plan, options)))

@@ -19,6 +19,7 @@ from ddplaunch.cli.cluster_detection import check_token, has_shared_log
 from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
+from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
@@ -145,8 +146,6 @@ def _make_plan(
     if plan.node_rank == 0 or not has_shared_log(planning.cluster_env):
         print_notes(*lookalikes)
     if options[DryRun].dry_run:
-        from ddplaunch.cli.dry_run import print_plan
-
         print_plan(plan, planning.options, parse_notes.alternative_command, is_remote=instead is not None)
         return 0
     return planning, show_rules

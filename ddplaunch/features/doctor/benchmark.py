@@ -118,7 +118,8 @@ def _wait_for(device: str) -> None:
 def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
     """Return the shortest time of each size; all ranks of the task measure the same sizes."""
     import torch
-    import torch.distributed as dist
+
+    dist = torch.distributed
 
     cuda = device.startswith("cuda")
     if cuda:
@@ -163,7 +164,8 @@ def _measure_collective(device: str, task: MeasureCollective) -> list[float]:
 def _operation(name: str, size: int, world_size: int, device: str) -> Callable[[], object]:
     """Return a call of this collective; ``size`` is that of the tensor with all ranks' parts, in bytes."""
     import torch
-    import torch.distributed as dist
+
+    dist = torch.distributed
 
     names: Any = vars(dist)  # newer versions of torch have other names
     gather = names.get("all_gather_single") or dist.all_gather_into_tensor

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import Thread
+from typing import Any
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 
@@ -23,11 +24,16 @@ SocketAddresses = list[tuple[socket.AddressFamily, tuple[str, int]]]  # the addr
 InterfaceAddresses = dict[str, list[str]]  # by interface; link-local IPv6 with its zone: "fe80::1%eth0"
 
 
-def list_interface_addresses() -> InterfaceAddresses:
+def _read_interfaces() -> dict[str, list[Any]]:
     import psutil  # 6 ms that few starts need
 
+    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
+    return interfaces
+
+
+def list_interface_addresses() -> InterfaceAddresses:
     found: InterfaceAddresses = {}
-    for name, addresses in psutil.net_if_addrs().items():
+    for name, addresses in _read_interfaces().items():
         literals = [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)]
         if literals:
             found[name] = literals
@@ -37,9 +43,7 @@ def list_interface_addresses() -> InterfaceAddresses:
 def list_networks() -> Iterator[tuple[str, str, str]]:
     """List the networks of this machine, without loopback: interface, address and network, "10.0.0.0/24"."""
 
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
+    for name, addresses in _read_interfaces().items():
         if os.path.exists(f"/sys/class/net/{name}/bridge"):  # of containers
             continue
         for each in addresses:
