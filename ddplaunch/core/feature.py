@@ -144,7 +144,7 @@ class FeatureContext(Struct, frozen=True):
     log: RunLog
     emit: Callable[[Event], None]
     send: Callable[[FromNode], None]  # sends a control message to node 0
-    loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone
+    loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone: then its ``on_error`` is called
     earlier: tuple[NodeSide, ...]  # the sides of features above this one in the list
 
     def find(self, kind: type[S]) -> S | None:

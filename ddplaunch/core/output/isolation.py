@@ -17,8 +17,8 @@ class Isolation:
     """Calls functions of one optional feature; after the first exception, which is reported, it calls none of them."""
 
     def __init__(self, feature: str, report: Callable[[str], object], on_error: Callback | None = None) -> None:
-        """``report`` gets the message; then ``on_error`` is called, to clean up after the feature."""
-        self._feature, self._report, self._on_error = feature, report, on_error
+        """``report`` gets the message; then ``on_error`` is called, to clean up. The feature may set it later."""
+        self._feature, self._report, self.on_error = feature, report, on_error
         self.failed = False
 
     def call(self, function: Callable[..., R], *arguments: object) -> R | None:
@@ -31,8 +31,8 @@ class Isolation:
             self.failed = True
             with suppress(Exception):
                 self._report(describe_bug(self._feature, error))
-                if self._on_error is not None:
-                    self._on_error()
+                if self.on_error is not None:
+                    self.on_error()
             return None
 
     def guard(self, callback: Callable[..., R]) -> Callable[..., R | None]:

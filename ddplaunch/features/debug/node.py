@@ -30,6 +30,7 @@ class DebugSide(NodeSide):
         self.server: DebugServer | None = None
         self._ranks: NodeRanks | None = None
         self._terminal: LauncherTerminal | None = None
+        context.loop.on_error = self._on_error
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         self._ranks = ranks
@@ -81,6 +82,15 @@ class DebugSide(NodeSide):
     def on_message(self, message: Message) -> None:
         if self.server is not None and isinstance(message, StopAttempt):
             self.server.release_ranks(message.attempt)
+
+    def _on_error(self) -> None:
+        """Resume the ranks, which no user can reach after a bug in this side; then time limits count again."""
+        try:
+            if self.server is not None and self._ranks is not None:
+                self.server.release_ranks(self._ranks.number)
+        finally:
+            self.close()
+            self.server = self._terminal = None
 
     def close(self) -> None:
         if self.server is not None:

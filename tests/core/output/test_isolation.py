@@ -96,6 +96,37 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     job.assert_nothing_left()
 
 
+BROKEN_DEBUGGER = f"""
+#!{sys.executable}
+import sys
+from ddplaunch.cli import main
+from ddplaunch.features.debug.debug_server import DebugServer
+
+def fail(*arguments):
+    raise RuntimeError("no timeout")
+
+DebugServer._on_idle_timeout = fail
+del sys.argv[1:3]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_at_a_breakpoint_go_on_when_the_debugger_of_the_launcher_raises(start_ddplaunch, tmp_path):
+    """Otherwise they would wait for ever, as time limits are paused."""
+    program = write_program(tmp_path, "broken", BROKEN_DEBUGGER)
+    program.chmod(0o755)
+    script = write_program(tmp_path, "stops.py", "import time\nbreakpoint()\nprint('goes on')\ntime.sleep(600)")
+    options = ("--debug", "--debug-timeout", "1", "--timeout", "1", "--grace", "0")
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, *options, script, executable=program)
+    assert job.wait() == 124
+    output = job.stderr()
+    assert output.count("bug in ddplaunch: the feature debug failed and is left out, the job goes on") == 1
+    assert job.stdout().count("goes on") == 2
+    assert "--timeout (1.0s) expired" in output
+    job.assert_nothing_left()
+
+
 def test_all_observers_get_events_in_one_order():
     """Also those that an observer emits while another event is delivered."""
     received: list[Event] = []
