@@ -23,7 +23,6 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
-from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import ProgramJob, Usage
 from ddplaunch.features.sidecars.programs import Sidecar
@@ -59,7 +58,8 @@ class SidecarRunner(NodeSide):
         self._emit, self._tree = context.emit, context.tree
         self._streams, self._log = context.node.streams, context.log
         self._screen, self._show_note = context.screen, context.screen.show_note
-        self._loop = IsolatedLoop(context.loop, "the sidecars", self._show_note, self._close)
+        self._loop = context.loop
+        self._loop.on_error = self._close
         self._grace = min(MAX_GRACE_S, context.job_config.grace)
         self._sidecars = sidecars
         self._names = ", ".join(each.name for each in self._sidecars)

@@ -86,7 +86,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the inspection of ranks failed", 1),
         ("stall detection failed", 1),
         ("the feature inspect failed", 1),
-        ("the sidecars failed", 1),
+        ("the feature sidecars failed", 1),
         ("the feature memory failed", 1),
     ):
         assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
@@ -96,32 +96,40 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     job.assert_nothing_left()
 
 
-BROKEN_DEBUGGER = f"""
+BROKEN_SIDES = f"""
 #!{sys.executable}
 import sys
 from ddplaunch.cli import main
+from ddplaunch.core.events import RankExited
 from ddplaunch.features.debug.debug_server import DebugServer
+from ddplaunch.features.sidecars.node import SidecarRunner
 
 def fail(*arguments):
     raise RuntimeError("no timeout")
 
+def fail_at_the_end(side, event):
+    if isinstance(event, RankExited):
+        raise RuntimeError("no end")
+
 DebugServer._on_idle_timeout = fail
+SidecarRunner.observe = fail_at_the_end
 del sys.argv[1:3]
 main()
 """
 
 
 @pytest.mark.slow
-def test_ranks_at_a_breakpoint_go_on_when_the_debugger_of_the_launcher_raises(start_ddplaunch, tmp_path):
-    """Otherwise they would wait for ever, as time limits are paused."""
-    program = write_program(tmp_path, "broken", BROKEN_DEBUGGER)
+def test_a_side_that_raises_holds_up_neither_the_ranks_nor_the_launcher(start_ddplaunch, tmp_path):
+    """Ranks at a breakpoint, while which time limits are paused, go on; the launcher does not wait for sidecars."""
+    program = write_program(tmp_path, "broken", BROKEN_SIDES)
     program.chmod(0o755)
     script = write_program(tmp_path, "stops.py", "import time\nbreakpoint()\nprint('goes on')\ntime.sleep(600)")
-    options = ("--debug", "--debug-timeout", "1", "--timeout", "1", "--grace", "0")
+    options = ("--debug", "--debug-timeout", "1", "--timeout", "1", "--grace", "0", "--sidecar", "sleep 600")
     job = start_ddplaunch("run", "--nproc", "2", *LIGHT, *options, script, executable=program)
     assert job.wait() == 124
     output = job.stderr()
-    assert output.count("bug in ddplaunch: the feature debug failed and is left out, the job goes on") == 1
+    for side in ("debug", "sidecars"):
+        assert output.count(f"bug in ddplaunch: the feature {side} failed and is left out, the job goes on") == 1
     assert job.stdout().count("goes on") == 2
     assert "--timeout (1.0s) expired" in output
     job.assert_nothing_left()
