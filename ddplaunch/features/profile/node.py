@@ -56,7 +56,8 @@ class RankProfiler:
         if why_not := why_not_inspectable(self._ranks, number):
             return STARTING if why_not == NOT_BEGUN else why_not
         channel, path = self._ranks.channels[number], self._ranks.rank_file_path(number, f"profile-{self._serial}")
-        tick = channel.signals.get("profile", 0)
+        if (tick := channel.signals.get("profile")) is None:
+            return STARTING  # the part of inspection in the rank has begun, that of profiles has not
         if not (tick and channel.stack_signals[0]):
             return NO_SIGNAL_ERROR
         if path is None:
