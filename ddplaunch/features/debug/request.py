@@ -7,7 +7,7 @@ from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.features.debug.messages import FROM_USER, MAX_FRAME_BYTES, TO_USER, DebuggerNotice, PauseRank, ToUser
 from ddplaunch.features.debug.node import DebugSide
 
-NOT_PREPARED_ERROR = "its ranks were not started for server: that takes a terminal, or run --debug"
+NOT_PREPARED_ERROR = "its ranks were not started for a debugger: that takes a terminal, or run --debug"
 
 
 class DebugRanks(Request[ToUser], frozen=True):
