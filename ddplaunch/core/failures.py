@@ -29,7 +29,7 @@ from ddplaunch.base.types import (
 )
 
 MAX_HEADLINE_CHARS = 300  # of an exception's message in the headline
-MAX_REPORT_CHARS = 1 << 20  # in all failures of a node, or of a report: both must fit in one frame (``wire``)
+MAX_REPORT_CHARS = 1 << 20  # in all failures of a node, or of a report: both must fit in one frame (``base/frames.py``)
 
 _SIGNAL_MEANINGS = {
     "SIGABRT": "aborted: a check in native code failed, or the allocator found its heap broken",

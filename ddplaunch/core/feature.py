@@ -110,7 +110,7 @@ class NodeSide:
         return None
 
     def on_resume(self) -> None:
-        """Called when the ranks go on: the user had stopped the job with Ctrl-Z, or a rank waited for a user."""
+        """Called when the job continues after Ctrl-Z, and when a rank begins or ends to wait for a user."""
 
     def on_inspect_key(self) -> None:
         """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""

@@ -57,7 +57,7 @@ class NodeHello(TaggedMessage, frozen=True):
     versions: Versions
     gpus: tuple[Name, ...]  # models
     nonce: Name = ""  # for node 0's proof
-    proof: Name | None = None  # that this node knows the token (``wire.proof``)
+    proof: Name | None = None  # that this node knows the token (``core/net/token_auth.py``)
     has_node_rank: bool = True  # False: the spec's node rank is only preferred
 
     @property

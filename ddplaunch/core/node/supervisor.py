@@ -1,6 +1,6 @@
 """The supervisor of one node's ranks: a state machine driven by control messages, rank exits, signals and timers.
 
-The coordinator (``control``) decides what the whole job does, such as stopping all ranks when one fails or restarting
+The coordinator (``core/job``) decides what the whole job does, such as stopping all ranks when one fails or restarting
 them. The supervisor carries it out on its node. In an attempt ``_on_start`` requests the ranks from the zygote (phase
 LOADING until its imports are done, then RUNNING), ``Teardown`` ends them (STOPPING, SWEEPING, DRAINING), and
 ``_on_drained`` reports to the coordinator and waits for its next message (WAITING); ENDED is the end of the job.

@@ -34,7 +34,7 @@ FORWARDED_SIGNALS = frozenset(
         *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
     }
 )
-"""The same as in ``control.relay``."""
+"""The same as in ``core/job/signal_forwarding.py``."""
 
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 IGNORED_SIGNALS = (*STOPPING, *FORWARDED_SIGNALS)

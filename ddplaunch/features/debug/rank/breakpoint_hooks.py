@@ -1,7 +1,7 @@
 """Breakpoint hooks of a rank (``--debug``): for breakpoint(), pdb.set_trace() and similar, and a signal to pause it.
 
-Only the hooks are installed in every rank that may be debugged; the debugger itself (``debugger``, and pdb with it) is
-loaded at the first stop. Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+Only the hooks are installed in every rank that may be debugged; the debugger itself (``rank_debugger``, and pdb with
+it) is loaded at the first stop. Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The debugger of a rank: pdb, with input from the user at the launcher's terminal or in ``ddplaunch debug``.
 
-Loaded at the first breakpoint. The socket to the launcher carries frames as between nodes (``wire.frames``), with the
-messages of ``agent.debugger_messages``. When the launcher or the user is gone, the rank continues.
+Loaded at the first breakpoint. The socket to the launcher carries frames as between nodes (``base/frames.py``), with
+the messages of ``features/debug/messages.py``. When the launcher or the user is gone, the rank continues.
 """
 
 from __future__ import annotations
