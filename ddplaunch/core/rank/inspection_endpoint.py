@@ -118,7 +118,7 @@ class InspectionEndpoint:
     # ------------------------------------------------------------------------------------------------- the thread
 
     def start_thread(self, is_needed: Callable[[], object]) -> None:
-        """Read the requests in a thread, as long as that ``is_needed``: else it ends before the process forks."""
+        """Read the requests in a thread, which ends before the process forks unless ``is_needed`` returns true."""
         # This thread blocks all signals: one delivered to it would not interrupt the call that the program waits in.
         before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         try:

@@ -1,7 +1,7 @@
 """The end of a rank: show and record an exception, join threads, drop the user's objects, flush the output.
 
-Part of the worker (``rank_runner.py``) and bound by its rules: no import that a user's file could shadow, no name left
-behind. Output and order are those of the interpreter (Python/pythonrun.c, pylifecycle.c).
+Bound by the rules of ``rank_runner.py``: no import that a user's file could shadow, no name left behind. Output and
+order are those of the interpreter (Python/pythonrun.c, pylifecycle.c).
 """
 
 from __future__ import annotations

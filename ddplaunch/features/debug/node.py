@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DebugSide(NodeSide):
-    """Has the debug server of this node, and ends the stops of its ranks when these are to end."""
+    """Runs the debug server of this node, and resumes its ranks when they are to be stopped."""
 
     def __init__(self, context: FeatureContext) -> None:
         self._context, self._options = context, context.options[Debugging]

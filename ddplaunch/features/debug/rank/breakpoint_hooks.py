@@ -1,7 +1,7 @@
 """Breakpoint hooks of a rank (``--debug``): for breakpoint(), pdb.set_trace() and similar, and a signal to pause it.
 
 Only the hooks are installed in every rank that may be debugged; the debugger itself (``rank_debugger``, and pdb with
-it) is loaded at the first stop. Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+it) is loaded at the first stop. Bound by the rules of ``core/rank/rank_runner.py``.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class BreakpointHooks:
 
 
 def _user_frame(frame: FrameType) -> FrameType:
-    """The innermost frame outside ddplaunch/rank, from ``frame`` outwards."""
+    """The innermost frame outside this folder, from ``frame`` outwards."""
     while frame.f_code.co_filename.startswith(_OWN_DIR) and frame.f_back is not None:
         frame = frame.f_back
     return frame

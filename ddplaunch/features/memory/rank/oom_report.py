@@ -1,7 +1,7 @@
 """CUDA out-of-memory reports (``--oom-report``): the largest allocations by source line, and a memory snapshot.
 
 torch records the stack of each allocation for it. It does not initialise torch.cuda: the setup is queued in torch's own
-``_lazy_call`` queue. Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+``_lazy_call`` queue. Bound by the rules of ``core/rank/rank_runner.py``.
 """
 
 from __future__ import annotations

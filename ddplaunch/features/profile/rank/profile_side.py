@@ -1,7 +1,7 @@
 """Starts and ends profiles of a rank on request; the sampler is loaded at the first one.
 
 Requests are ``p …`` and ``q`` (``profile_sampler``); the ticks between them are signals. A profile starts in the main
-thread, at the wake signal. Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+thread, at the wake signal. Bound by the rules of ``core/rank/rank_runner.py``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class WarmEndpoint(TypedDict):
     listening_fd: int  # socket for launchers
     path: str  # of that socket
     reserved_fds: list[int]  # placeholders at the descriptor numbers that the first run will use
-    session_leader: tuple[int, int]  # with which it ends: pid and start time (``processes.start_ticks``)
+    session_leader: tuple[int, int]  # with which it ends: pid and start time (``proc_utils.start_ticks``)
     leader_pidfd: int | None  # None if the kernel has no pidfds
     idle_timeout_s: float  # lifetime without a run
 
