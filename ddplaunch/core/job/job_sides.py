@@ -84,10 +84,15 @@ class JobSides:
         self._call("on_attempt_start", attempt)
 
     def before_stop(self, attempt: JobAttempt, on_done: Callable[[], object]) -> bool:
-        """Send the requests that precede a stop, then call ``on_done``; False if there is nothing to wait for."""
+        """Send the requests that precede a stop, one of each side in an attempt, then call ``on_done``.
+
+        Returns False if there is nothing to wait for.
+        """
         if not attempt.sides_to_reply and not attempt.stopping_to_change_nodes:
             for name, isolation, side in self._sides:
-                if (call := isolation.call(side.before_stop, attempt)) is not None:
+                call = isolation.call(side.before_stop, attempt)
+                if call is not None and name not in attempt.asked_sides:
+                    attempt.asked_sides.add(name)
                     attempt.sides_to_reply.add(name)
                     handler = _unless_none(isolation.guard(side.on_stop_reply))
                     on_reply = partial(self._on_stop_reply, attempt, name, handler)

@@ -10,6 +10,7 @@ from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt
 from ddplaunch.features.check.messages import CheckNode
+from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.rpc import InspectKind
 from tests.core.job.test_coordinator import CHECKED, Job
 
@@ -86,6 +87,30 @@ def test_a_side_that_raises_does_not_keep_ranks_from_being_stopped(kind):
     assert len(bugs(job)) == 1
     job.drain(0, failure, stopped=1)
     assert job.outcome(0).outcome.code == 3
+
+
+class Insistent(JobSide):
+    """A side that returns a request each time that it is called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def before_stop(self, attempt: JobAttempt) -> RpcCall:
+        self.calls += 1
+        return RpcCall("inspect", Detail.WAITS, 1.0)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_side_sends_one_request_before_a_stop(raises, monkeypatch):
+    if raises:
+        monkeypatch.setattr(InspectKind, "merge", lambda *arguments: 1 / 0)
+    side = Insistent()
+    job = Job(features=(("insistent", Made(side)),))
+    job.fail(0, 0)
+    for _ in range(3):
+        job.wait(1)
+    assert len(job.take(messages.StopAttempt)) == 1
+    assert side.calls == 2  # at the failure, and after the reply
 
 
 class Strict(JobSide):
