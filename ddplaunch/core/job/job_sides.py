@@ -15,7 +15,7 @@ from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.messages import AttemptMessage, FromNode, NoteMessage
-from ddplaunch.core.output.isolation import Isolation
+from ddplaunch.core.output.isolation import Isolation, not_isolated
 from ddplaunch.core.rpc_kind import GetOffset
 
 
@@ -42,6 +42,7 @@ class JobSides:
         """``stop_attempt`` stops the ranks, if they run; ``call_later`` is the loop's; ``features``: None for all."""
         self._rpc = rpc
         self._sides: list[_NamedSide] = []
+        stop = not_isolated(partial(call_later, 0), stop_attempt)
 
         def make_context(isolation: Isolation) -> JobContext:
             return JobContext(
@@ -51,7 +52,7 @@ class JobSides:
                 nodes,
                 limits,
                 clock_of,
-                stop_attempt,
+                stop,
                 lambda seconds, callback: call_later(seconds, isolation.guard(callback)),
                 lambda kind, request, on_done: rpc.gather(kind, request, _unless_none(isolation.guard(on_done))),
             )

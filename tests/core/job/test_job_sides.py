@@ -8,7 +8,8 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
-from ddplaunch.core.job.job_attempt import JobAttempt
+from ddplaunch.core.job.coordinator import Coordinator
+from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.rpc import InspectKind
@@ -111,6 +112,26 @@ def test_a_side_sends_one_request_before_a_stop(raises, monkeypatch):
         job.wait(1)
     assert len(job.take(messages.StopAttempt)) == 1
     assert side.calls == 2  # at the failure, and after the reply
+
+
+class Stopping(Feature, JobSide):
+    """A feature whose time limit expires with the first message."""
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        self._context = context
+        return self
+
+    def on_message(self, node: int, message: messages.FromNode) -> None:
+        self._context.stop_attempt(TimeLimitExpired("too long", None))
+
+
+def test_a_bug_of_the_core_is_not_that_of_the_side_that_stops_the_ranks(monkeypatch):
+    monkeypatch.setattr(Coordinator, "_stop_ranks", lambda *arguments: 1 / 0)
+    job = Job(features=(("stopping", Stopping()),))
+    job.send(0, messages.RanksStarted(0))
+    assert bugs(job) == []
+    with pytest.raises(ZeroDivisionError):
+        job.wait(0)
 
 
 class Strict(JobSide):
