@@ -201,7 +201,10 @@ class JobSide:
         """Called when an attempt begins, before the nodes start its ranks."""
 
     def before_stop(self, attempt: JobAttempt) -> RpcCall | None:
-        """Return a request to the nodes that precedes the stop of the ranks; None for none."""
+        """Return a request to the nodes that precedes the stop of the ranks; None for none.
+
+        It may be called again before the ranks are stopped. The first request of an attempt is sent, no other.
+        """
         return None
 
     def on_stop_reply(self, reply: Any) -> None:

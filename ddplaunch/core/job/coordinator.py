@@ -200,7 +200,7 @@ class Coordinator:
         if isinstance(message, messages.RpcRequest | messages.RpcReply):
             return self._rpc.on_message(node_rank, message)
         if isinstance(message, HeartbeatMessage | ForwardSignal):
-            return  # handled by ``node_zero``
+            return  # handled by ``CoordinatorServer``
         if message.attempt != self._attempt.number:
             return
         about_ranks = messages.FailureReported | messages.RanksFinished | messages.AttemptReport

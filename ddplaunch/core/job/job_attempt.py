@@ -89,7 +89,8 @@ class JobAttempt(Struct):
     stopped_ranks: int = 0  # number of ranks that were stopped
     launcher_failure: NodeFailure | None = None  # the earliest, of all nodes
     stopping_to_change_nodes: bool = False  # it is being stopped to add a node, or because one leaves
-    sides_to_reply: set[str] = field(default_factory=set)  # features that the stop of the ranks waits for
+    asked_sides: set[str] = field(default_factory=set)  # features whose request before the stop was sent
+    sides_to_reply: set[str] = field(default_factory=set)  # those that the stop of the ranks waits for
     after_replies: list[Callable[[], object]] = field(default_factory=list)  # called once they have their replies
     blame: Callable[[FailureReport, Sequence[RankFailure]], FailureReport] | None = None  # explains secondary failures
     time_limit: TimeLimitExpired | None = None  # that stopped the attempt

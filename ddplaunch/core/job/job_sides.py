@@ -15,7 +15,7 @@ from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.messages import AttemptMessage, FromNode, NoteMessage
-from ddplaunch.core.output.isolation import Isolation
+from ddplaunch.core.output.isolation import Isolation, not_isolated
 from ddplaunch.core.rpc_kind import GetOffset
 
 
@@ -42,6 +42,7 @@ class JobSides:
         """``stop_attempt`` stops the ranks, if they run; ``call_later`` is the loop's; ``features``: None for all."""
         self._rpc = rpc
         self._sides: list[_NamedSide] = []
+        stop = not_isolated(partial(call_later, 0), stop_attempt)
 
         def make_context(isolation: Isolation) -> JobContext:
             return JobContext(
@@ -51,7 +52,7 @@ class JobSides:
                 nodes,
                 limits,
                 clock_of,
-                stop_attempt,
+                stop,
                 lambda seconds, callback: call_later(seconds, isolation.guard(callback)),
                 lambda kind, request, on_done: rpc.gather(kind, request, _unless_none(isolation.guard(on_done))),
             )
@@ -84,10 +85,15 @@ class JobSides:
         self._call("on_attempt_start", attempt)
 
     def before_stop(self, attempt: JobAttempt, on_done: Callable[[], object]) -> bool:
-        """Send the requests that precede a stop, then call ``on_done``; False if there is nothing to wait for."""
+        """Send the requests that precede a stop, one of each side in an attempt, then call ``on_done``.
+
+        Returns False if there is nothing to wait for.
+        """
         if not attempt.sides_to_reply and not attempt.stopping_to_change_nodes:
             for name, isolation, side in self._sides:
-                if (call := isolation.call(side.before_stop, attempt)) is not None:
+                call = isolation.call(side.before_stop, attempt)
+                if call is not None and name not in attempt.asked_sides:
+                    attempt.asked_sides.add(name)
                     attempt.sides_to_reply.add(name)
                     handler = _unless_none(isolation.guard(side.on_stop_reply))
                     on_reply = partial(self._on_stop_reply, attempt, name, handler)

@@ -44,6 +44,7 @@ from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node.teardown import Teardown
 from ddplaunch.core.node_config import NodeConfig
+from ddplaunch.core.output.isolation import not_isolated
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
@@ -99,7 +100,8 @@ class Supervisor:
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self._signals = LauncherSignals(node_config.zygote.preempt_signal)
         self._group_signals = BroadcastSignalFilter()  # those that the ranks have got too: not to be forwarded again
-        self.rpc = NodeRpc(loop, self._link.send, find_kind, screen.show_note)
+        self.send = not_isolated(loop.call_soon, self._link.send)  # sends a control message to node 0, for features
+        self.rpc = NodeRpc(loop, self.send, find_kind, screen.show_note)
         self._result: JobResult | None = None  # set once node 0 has ended the job
         self._new_attempt(-1, self._plan)
 
@@ -140,10 +142,6 @@ class Supervisor:
         return outcome
 
     # ------------------------------------------------------------------------------------------------- control messages
-
-    def send(self, message: messages.FromNode) -> None:
-        """Send a control message to node 0."""
-        self._link.send(message)
 
     def _on_message(self, message: Message) -> None:
         self._handle_message(message)

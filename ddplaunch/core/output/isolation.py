@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from ddplaunch.base.errors import escape_control_chars, format_trace
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
@@ -82,6 +82,25 @@ class IsolatedLoop(Isolation, EventLoop):
 
     def run_once(self) -> None:
         self._loop.run_once()
+
+
+def not_isolated(call_soon: Callable[[Callback], object], function: Callable[[R], object]) -> Callable[[R], None]:
+    """Wrap a function of the core that features call: its exception is raised by the loop, so that it ends the job.
+
+    Else it would only disable the feature, and the job would wait for what the core has not done.
+    """
+
+    def call(argument: R) -> None:
+        try:
+            function(argument)
+        except Exception as error:
+            call_soon(partial(_raise, error))
+
+    return call
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def describe_bug(feature: str, error: Exception) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import CheckPassed, EndJob, JoinAccepted, Message, NodeStartError
 from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
@@ -45,12 +47,23 @@ class NodeChecker(NodeSide):
 
     def _on_request(self, request: CheckNode) -> None:
         self.close()
+        # Isolated for itself: node 0 waits for the reply also if the check raises.
+        on_error = partial(self._on_bug, request)
+        loop = IsolatedLoop(self._context.loop, "the check of this machine", self._context.screen.show_note, on_error)
+        loop.guard(self._start)(loop, request)
+
+    def _on_bug(self, request: CheckNode) -> None:
+        self.close()
+        self._context.screen.show_footer("")
+        self._context.send(CheckPassed(request.attempt))
+
+    def _start(self, loop: IsolatedLoop, request: CheckNode) -> None:
         context = self._context
         context.screen.show_footer("")  # all nodes have joined
         environ = {**context.tree.environ, **self._plan.shared_environment}
         progress, send = context.screen.show_footer, context.send
         try:
-            self._check = NodeCheck(context.loop, request, self._plan, environ, context.log.path, progress, send)
+            self._check = NodeCheck(loop, request, self._plan, environ, context.log.path, progress, send)
         except OSError as error:
             send(NodeStartError(f"the check of this machine cannot start: {error.strerror}"))
 

@@ -35,7 +35,7 @@ class JobInspection(TaggedMessage, frozen=True):
 class InspectJobRequest(Request[JobInspection], frozen=True):
     """Inspect all ranks now.
 
-    Finding slow ranks (``PACE``) takes some time of each rank, so request that every 10 s at most.
+    Finding slow ranks (``LATENESS``) takes some time of each rank, so request that every 10 s at most.
     """
 
     detail: Detail = Detail.STATE

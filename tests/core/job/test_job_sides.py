@@ -8,8 +8,10 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
-from ddplaunch.core.job.job_attempt import JobAttempt
+from ddplaunch.core.job.coordinator import Coordinator
+from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
 from ddplaunch.features.check.messages import CheckNode
+from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.rpc import InspectKind
 from tests.core.job.test_coordinator import CHECKED, Job
 
@@ -86,6 +88,50 @@ def test_a_side_that_raises_does_not_keep_ranks_from_being_stopped(kind):
     assert len(bugs(job)) == 1
     job.drain(0, failure, stopped=1)
     assert job.outcome(0).outcome.code == 3
+
+
+class Insistent(JobSide):
+    """A side that returns a request each time that it is called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def before_stop(self, attempt: JobAttempt) -> RpcCall:
+        self.calls += 1
+        return RpcCall("inspect", Detail.WAITS, 1.0)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_side_sends_one_request_before_a_stop(raises, monkeypatch):
+    if raises:
+        monkeypatch.setattr(InspectKind, "merge", lambda *arguments: 1 / 0)
+    side = Insistent()
+    job = Job(features=(("insistent", Made(side)),))
+    job.fail(0, 0)
+    for _ in range(3):
+        job.wait(1)
+    assert len(job.take(messages.StopAttempt)) == 1
+    assert side.calls == 2  # at the failure, and after the reply
+
+
+class Stopping(Feature, JobSide):
+    """A feature whose time limit expires with the first message."""
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        self._context = context
+        return self
+
+    def on_message(self, node: int, message: messages.FromNode) -> None:
+        self._context.stop_attempt(TimeLimitExpired("too long", None))
+
+
+def test_a_bug_of_the_core_is_not_that_of_the_side_that_stops_the_ranks(monkeypatch):
+    monkeypatch.setattr(Coordinator, "_stop_ranks", lambda *arguments: 1 / 0)
+    job = Job(features=(("stopping", Stopping()),))
+    job.send(0, messages.RanksStarted(0))
+    assert bugs(job) == []
+    with pytest.raises(ZeroDivisionError):
+        job.wait(0)
 
 
 class Strict(JobSide):

@@ -203,3 +203,39 @@ def test_a_check_that_cannot_start_ends_the_job(start_ddplaunch, tmp_path):
     job = start_ddplaunch("run", "--check", *LIGHT, "train.py", executable=program)
     assert (job.wait(), job.stdout()) == (2, "")
     assert job.stderr() == "Error: the check of this machine cannot start: Resource temporarily unavailable\n"
+
+
+BROKEN = """
+#!{python}
+import sys
+import ddplaunch.features.check.node as check
+from ddplaunch.core.job.coordinator import Coordinator
+from ddplaunch.cli import main
+
+def fail(*arguments):
+    raise RuntimeError("broken")
+
+{function} = fail
+del sys.argv[1:3]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "output", "error"),
+    [
+        ("check.NodeCheck._on_output", 0, "started\n", "the check of this machine failed and is left out"),
+        ("Coordinator._on_check_passed", 70, "", "RuntimeError: broken"),
+    ],
+)
+def test_a_bug_in_the_check_is_left_out_and_one_in_the_job_ends_it(
+    start_ddplaunch, tmp_path, function, code, output, error
+):
+    """Neither waits for a reply that does not come."""
+    program = write_program(tmp_path, "broken", BROKEN.format(python=sys.executable, function=function))
+    program.chmod(0o755)
+    write_program(tmp_path, "train.py", "print('started')")
+    job = start_ddplaunch("run", "--check", *LIGHT, "train.py", executable=program)
+    assert (job.wait(), job.stdout()) == (code, output)
+    assert job.stderr().count(f"bug in ddplaunch: {error}") == 1
+    job.assert_nothing_left()

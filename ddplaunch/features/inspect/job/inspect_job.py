@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import JobContext, JobSide, RpcCall
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
-from ddplaunch.core.job.node_table import NodePhase
 from ddplaunch.core.messages import FromNode, NoteMessage, RanksFinished, RanksInspected
 from ddplaunch.features.inspect.diagnosis.culprit import describe_ended_ranks, find_culprit
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
@@ -56,8 +55,7 @@ class InspectJob(JobSide):
             case StragglersFound():
                 self._stragglers.on_found(node)
             case RanksFinished():
-                if any(each.phase is NodePhase.RUNNING for each in self._context.nodes.values()):
-                    self._stragglers.on_ranks_finished()
+                self._stragglers.on_ranks_finished()
             case ArrivalsReported(arrivals=arrivals):
                 ranks, offset = self._context.nodes[node].ranks, self._context.clock_of(node)
                 self._slow_ranks.add_arrivals(node, ranks, arrivals, offset)

@@ -43,8 +43,8 @@ class StragglerLimit:
         self._timer = self._context.call_later(seconds, self._inspect)
 
     def on_ranks_finished(self) -> None:
-        """Called when all ranks of a node have finished, and ranks of others still run."""
-        if self._timeout_s is not None:
+        """Called when all ranks of a node have finished."""
+        if self._timeout_s is not None and any(node.phase is NodePhase.RUNNING for node in self._nodes.values()):
             self._set_timer(self._timeout_s)
 
     def on_found(self, node: int) -> None:

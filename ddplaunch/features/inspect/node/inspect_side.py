@@ -142,7 +142,7 @@ class InspectSide(NodeSide):
 
 
 def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:
-    """Read and remove the file of a rank with its arrivals of a rank at its last collectives.
+    """Read and remove the file of a rank with its arrivals at its last collectives.
 
     Empty if it is truncated, as on a full disk.
     """
