@@ -33,11 +33,6 @@ from ddplaunch.cli.click_commands import COMMANDS
 from ddplaunch.cli.core_options import DryRun
 from ddplaunch.cli.run_options import OPTIONS
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 PROJECT_FILE = "pyproject.toml"
 NO_FILE = "none"  # the value of --config that reads no file
 COMMAND_LINE_ONLY = ("--config", "--dry-run")  # options that have no default in a file
@@ -291,9 +286,10 @@ def _option_values(
 
 
 def _parse(file: _ConfigFile) -> dict[str, Any]:
+    toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")  # 2 ms that few starts need
     try:
-        table: dict[str, Any] = tomllib.loads(file.text.decode())
-    except tomllib.TOMLDecodeError as error:
+        table: dict[str, Any] = toml.loads(file.text.decode())
+    except toml.TOMLDecodeError as error:
         raise UsageError(f"{file.path}: TOML syntax error: {error}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{file.path} is not UTF-8") from None

@@ -18,8 +18,6 @@ _LOCAL = {"hosts", "since", "every"}
 _WRITING = {"html": "--html", "serve": "--serve", "output": "--output"}
 """Parameters that name a file or port of this machine."""
 
-_SSH_FAILED = 255  # ssh's own exit code
-
 
 class RunName(click.types.StringParamType):
     """The name of a run or the number of a submitted job, with shell completion."""

@@ -31,8 +31,7 @@ def _ctypes() -> Any:
 
 
 def _prctl(option: int, value: int) -> None:
-    import ctypes
-
+    ctypes = _ctypes()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
         number = ctypes.get_errno()

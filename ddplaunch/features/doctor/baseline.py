@@ -146,7 +146,8 @@ def _index_best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
     found: dict[Key, Measurement] = {}
     for measurement in measured:
         key = (measurement.what, tuple(sorted(measurement.hosts)))
-        found[key] = max(measurement, found.get(key, measurement), key=lambda each: _slowdown(measurement, each))
+        best = min if measurement.unit == "s" else max
+        found[key] = best(measurement, found.get(key, measurement), key=lambda each: each.value)
     return found
 
 

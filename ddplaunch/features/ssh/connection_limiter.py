@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-MAX_CONCURRENT = 32  # as many as pdsh(1) makes; a connection counts until `ssh.remote` runs
+MAX_CONCURRENT = 32  # as many as pdsh(1) makes; a connection counts until `remote_launcher` runs
 MAX_PER_GATEWAY = 8  # of these through one machine: sshd refuses some if more than 10 have not logged in (MaxStartups)
 MAX_ATTEMPTS = 4  # for a host when it or a jump host refuses or closes the connection
 RETRY_DELAY_S = 1.0  # before each retry
@@ -41,7 +41,7 @@ class ConnectionLimiter:
                 yield node
 
     def release(self, node: int) -> None:
-        """Called when ``ssh.remote`` runs on this host, or never will."""
+        """Called when ``remote_launcher`` runs on this host, or never will."""
         self._connecting.pop(node, None)
 
     def on_refused(self, node: int) -> bool:

@@ -259,7 +259,7 @@ class Fleet:
             if self._state is FleetState.CHECKING:
                 self._end(self._stop_code)
                 for host in self._live_sessions():
-                    if not host.has_replied:  # ssh.remote has not started there
+                    if not host.has_replied:  # remote_launcher has not started there
                         host.kill()
             for host in self._live_sessions():
                 host.send(_SIGNAL_LETTERS[number])

@@ -73,7 +73,7 @@ def ssh_command(
     heartbeat: float,
     statement: str = REMOTE_STATEMENT,
 ) -> list[str]:
-    """Return the ssh command that runs ``ssh.remote``, or another Python statement, on a host.
+    """Return the ssh command that runs ``remote_launcher``, or another Python statement, on a host.
 
     It uses ``exec``, so that the process is sshd's own child. ssh exits after the heartbeat timeout without data from
     the host. An existing master connection is used, as it may be the only way to log in (one-time passwords), but none

@@ -63,11 +63,11 @@ class SshSession:
         self.code: int | None = None
         self.is_started = self.has_ended = self.has_replied = False
         self.last_output_at = 0.0  # by time.monotonic()
-        self.on_hello: Callable[[SshSession], None] = lambda _: None  # called when `ssh.remote` has started
+        self.on_hello: Callable[[SshSession], None] = lambda _: None  # called when `remote_launcher` has started
         self.on_facts: Callable[[], None] = lambda: None  # called when its facts have arrived
         self.on_line: Callable[[SshSession, int, bytes], None] = lambda *_: (
             None
-        )  # called with each line that `ssh.remote` did not mark
+        )  # called with each line that `remote_launcher` did not mark
         self._loop = loop
         self._words, self._job = words, job
         self._mark = output_mark(job.nonce)
@@ -106,7 +106,7 @@ class SshSession:
 
     @property
     def was_refused(self) -> bool:
-        """Whether ssh ended because the connection was refused or closed before ``ssh.remote`` ran."""
+        """Whether ssh ended because the connection was refused or closed before ``remote_launcher`` ran."""
         errors = "\n".join(self._error_lines())
         failed_early = self.has_ended and not self.was_reached and not self._failure
         return failed_early and bool(_CONNECTION_REFUSED.search(errors)) and not _PERMANENT_ERROR.search(errors)
@@ -143,7 +143,7 @@ class SshSession:
         self.kill()
 
     def send(self, data: bytes) -> None:
-        """Queue bytes for ``ssh.remote``; they are dropped if it has not started."""
+        """Queue bytes for ``remote_launcher``; they are dropped if it has not started."""
         if self.has_replied:
             self._write(data)
 
@@ -173,7 +173,7 @@ class SshSession:
             self._loop.watch_fd(stream.fd, partial(self._read, stream))
 
     def close_stdin(self) -> None:
-        """Close stdin, at which ``ssh.remote`` stops the launcher."""
+        """Close stdin, at which ``remote_launcher`` stops the launcher."""
         self.has_ended = self.has_ended or not self.is_started
         if self._stdin >= 0:
             self._loop.unwatch_fd(self._stdin)
@@ -234,7 +234,7 @@ class SshSession:
                 self._on_control_line(stream.number, control_line)
 
     def _on_hello(self, version: bytes) -> None:
-        """Called when ``ssh.remote`` has started: send the job, if its version is this one."""
+        """Called when ``remote_launcher`` has started: send the job, if its version is this one."""
         self.has_replied = True
         remote_version = sanitize_line(version.decode(errors="replace"), 20)
         if remote_version != __version__:
@@ -244,7 +244,7 @@ class SshSession:
         self.on_hello(self)
 
     def _on_control_line(self, number: int, text: bytes) -> None:
-        """Called with a line of ``ssh.remote``: its facts on stdout, the exit code of its launcher on stderr."""
+        """Called with a line of ``remote_launcher``: its facts on stdout, the exit code of its launcher on stderr."""
         try:
             if number == 1:
                 self.facts = HostFacts.read(text)

@@ -86,7 +86,8 @@ def run_calls(
     device: str,
 ) -> None:
     """Run the call of a ``launch``, or the calls of a session; ``folder`` has their files."""
-    facts = {name: value for name, value in locals().items() if name != "folder"}
+    facts = dict(locals())  # the parameters; a copy, as a tracer may add to the original
+    del facts["folder"]
     sys.path[:] = pickle_files.load(os.path.join(folder, "path"))
     path = os.path.join(folder, CALL_SOCKET)
     if not os.path.exists(path):
