@@ -11,6 +11,9 @@ EVERY_DAY = "not ci"
 
 _LEFT_OUT = "left out"
 
+RUN_FIRST = ("slurm", "gridengine")
+"""Parts whose tests take longest and must run one after the other: a worker that began them last would run alone."""
+
 
 class SelectionReport:
     """The plugin that counts what was left out and what was skipped."""
@@ -44,6 +47,10 @@ class SelectionReport:
         if self._left and self._config.option.markexpr == EVERY_DAY:
             terminalreporter.section("left to .ci/run, or pytest tests")
             terminalreporter.write_line(", ".join(f"{name} {count}" for name, count in sorted(self._left.items())))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: part(item.nodeid) not in RUN_FIRST)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist hands its workers the options
