@@ -50,6 +50,7 @@ class NotifyObserver(NodeSide):
         self._child: child_processes.ChildProcess | None = None
         self._reply = b""
         self._busy = self._lost = False
+        self._loop.on_error = self._close  # else ``finish`` would wait for a reply that is not handled
 
     def observe(self, event: Event) -> None:
         match event:

@@ -102,16 +102,18 @@ import sys
 from ddplaunch.cli import main
 from ddplaunch.core.events import RankExited
 from ddplaunch.features.debug.debug_server import DebugServer
+from ddplaunch.features.notify.node import NotifyObserver
 from ddplaunch.features.sidecars.node import SidecarRunner
 
 def fail(*arguments):
-    raise RuntimeError("no timeout")
+    raise RuntimeError("no callback")
 
 def fail_at_the_end(side, event):
     if isinstance(event, RankExited):
         raise RuntimeError("no end")
 
 DebugServer._on_idle_timeout = fail
+NotifyObserver._on_reply = fail
 SidecarRunner.observe = fail_at_the_end
 del sys.argv[1:3]
 main()
@@ -120,18 +122,19 @@ main()
 
 @pytest.mark.slow
 def test_a_side_that_raises_holds_up_neither_the_ranks_nor_the_launcher(start_ddplaunch, tmp_path):
-    """Ranks at a breakpoint, while which time limits are paused, go on; the launcher does not wait for sidecars."""
+    """Ranks at a breakpoint, which pause time limits, go on; the launcher does not wait for sidecars and notifiers."""
     program = write_program(tmp_path, "broken", BROKEN_SIDES)
     program.chmod(0o755)
     script = write_program(tmp_path, "stops.py", "import time\nbreakpoint()\nprint('goes on')\ntime.sleep(600)")
-    options = ("--debug", "--debug-timeout", "1", "--timeout", "1", "--grace", "0", "--sidecar", "sleep 600")
-    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, *options, script, executable=program)
+    options = ("--debug", "--debug-timeout", "1", "--timeout", "3", "--grace", "0")
+    programs = ("--sidecar", "sleep 600", "--notify", "true")
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, *options, *programs, script, executable=program)
     assert job.wait() == 124
     output = job.stderr()
-    for side in ("debug", "sidecars"):
+    for side in ("debug", "sidecars", "notify"):
         assert output.count(f"bug in ddplaunch: the feature {side} failed and is left out, the job goes on") == 1
     assert job.stdout().count("goes on") == 2
-    assert "--timeout (1.0s) expired" in output
+    assert "--timeout (3.0s) expired" in output
     job.assert_nothing_left()
 
 
