@@ -77,7 +77,7 @@ class ProcessTree:
             environment={**self.environ, **plan.shared_environment},
             plan=self._settings.plan,
             first=plan.target.sys_path_0 or os.getcwd(),
-            remove=[path for path in (self.temp_dir.path, plan.store_file) if path],
+            remove=[self.temp_dir.path] if self.temp_dir.path else (),
             title=" ".join(plan.target.argv),
             shielded=signals_to_block(self._settings.preempt_signal),
             blocked=AT_START.blocked - {self._settings.preempt_signal},  # which may have waited for the launcher

@@ -42,6 +42,8 @@ class StoreHost:
         ready = zygote if zygote and zygote.ready else None
         if ready:
             ranks.plan = ranks.plan.with_store(torch=ready.stores)
+            if self.path:
+                ready.remove_on_exit(self.path)
         if not self.port:
             return
         listening = self.port.listen()

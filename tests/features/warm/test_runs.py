@@ -105,6 +105,17 @@ def test_exit_codes_and_reports_are_the_same(shared: Shell, code):
 
 
 @pytest.mark.slow
+def test_a_refused_run_leaves_the_store_of_another_job(shared: Shell):
+    shared.run()
+    store = shared.folder / "store"
+    store.write_text("of a job that runs")
+    words = ("--init-method", f"file://{store}", "--metrics", "nowhere/job.prom", "shows.py")
+    assert "there is no folder nowhere" in shared.run(shared.launch(*words)).stderr
+    assert shared.run().code == 0  # meanwhile the fork for the refused run has ended
+    assert store.read_text() == "of a job that runs"
+
+
+@pytest.mark.slow
 def test_a_pipe_does_not_wait_for_it(shell: Shell):
     for _ in range(2):
         done = shell.run(f"{shell.launch('shows.py')} 2>&1 | cat")
