@@ -43,7 +43,7 @@ inspection.JobInspection = broken("an answer that comes later")
 RankInspector._poll_replies = broken("an inspection")
 StallDetector._on_rank_activity = broken("a clock")
 StragglerMonitor.start_timers = broken("a monitor")
-SidecarRunner.on_spawned = broken("a sidecar")
+SidecarRunner.on_zygote_event = broken("a sidecar")
 MemorySide.explain_end = broken("a hint")
 del sys.argv[1:3]
 main()
