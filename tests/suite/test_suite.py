@@ -135,7 +135,7 @@ SUMMARIZED = """
 @workers
 def test_an_everyday_run_says_what_it_left_out_and_where_the_time_went(checks, workers):
     _, output = run(checks(SUMMARIZED, *workers))
-    assert "3 tests: no GPU here\n" in output
+    assert "skipped: 3 tests: no GPU here\n" in output
     assert re.search(r"pytest tests =*\nsome 1\n", output)
     assert re.search(r"\nsome +4 tests +\d+\.\d s\n", output)
     assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 600 s.*\n", output)
