@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_OS
 from ddplaunch.base.event_loop import EventLoop, Timers
-from ddplaunch.core.failures import MAX_REPORT_CHARS, RankEnd, RankFailure, limit_text
+from ddplaunch.core.failures import MAX_REPORT_CHARS, RankFailure
 from ddplaunch.core.messages import AttemptReport, LauncherFailure
 from ddplaunch.core.node import process_limits, rank_files
 from ddplaunch.core.node.launcher_signals import is_caught
@@ -77,12 +77,12 @@ class NodeRanks:
         plan: Plan,
         loop: EventLoop,
         folder: RunTempDir,
-        explain_end: Callable[[RankEnd], str | None],
-        find_exception: Callable[[int], rank_files.RecordedError | None],
+        explain_failure: Callable[[RankFailure, int], str | None],
+        find_exception: Callable[[int], tuple[str, str] | None],
     ) -> None:
-        """``folder``: where ranks write error files; ``explain_end`` returns the hint for the failure of a rank.
+        """``folder``: where ranks write error files; ``explain_failure`` returns the hint for the failure of a rank.
 
-        ``find_exception`` returns the exception that a rank is handling, and that will end it, if it is known.
+        ``find_exception`` returns message and traceback of the exception that a rank is handling, and that will end it.
         """
         self.number, self.plan = attempt, plan  # number of the attempt: 0 is the first, -1 none yet
         self.phase = AttemptPhase.WAITING
@@ -101,7 +101,7 @@ class NodeRanks:
         self.on_hold_changed: Callable[[], object] = lambda: None
         self._launcher_failure: LauncherFailure | None = None
         self._loop, self._folder = loop, folder
-        self._explain_end, self._find_exception = explain_end, find_exception
+        self._explain_failure, self._find_exception = explain_failure, find_exception
 
     def set_phase(self, phase: AttemptPhase) -> None:
         assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
@@ -155,15 +155,16 @@ class NodeRanks:
 
         ``code``: -N for signal N; ``peak``: most memory that it used, in bytes.
         """
-        recorded = rank_files.read_error_file(self.rank_file_path(process.rank.rank, "json"))
-        if process.stop_requested:
-            if recorded.message is None:  # killed in a ``finally`` that took longer than the grace
-                recorded = self._find_exception(process.rank.rank) or recorded
-            if recorded.message is None or recorded.interrupt:
+        rank, stopped = process.rank, process.stop_requested
+        # Of a stopped rank, the exception came first; the signal only interrupted its cleanup.
+        failure = self._make_failure(rank, process.pid, 1 if stopped else code)
+        recorded = rank_files.read_exception(self.rank_file_path(rank.rank, "json"), failure, stopped=stopped)
+        if recorded is None and stopped:  # perhaps killed in a ``finally`` that took longer than the grace
+            if (found := self._find_exception(rank.rank)) is None:
                 self.stopped_count += 1
                 return None
-            code = 1  # the exception came first, the signal only interrupted its cleanup
-        return self._build_failure(process.rank, process.pid, code, recorded, peak)
+            recorded = replace(failure, message=found[0], traceback=found[1])
+        return self._add_failure(recorded or failure, peak)
 
     def spawn_failure(self, number: int, errno: int) -> RankFailure | None:
         """Return the failure of a rank that got no process or no descriptors; None after the first such rank."""
@@ -173,13 +174,11 @@ class NodeRanks:
         total = len(self.plan.local_ranks)
         before = f"; {self.spawned_count} of {total} ranks had been started here" if total > 1 else ""
         message = f"rank {number} could not be started: {process_limits.describe_spawn_error(errno)}{before}"
-        return self._build_failure(self.plan.rank_of(number), 0, EXIT_OS, rank_files.RecordedError(message))
+        return self._add_failure(replace(self._make_failure(self.plan.rank_of(number), 0, EXIT_OS), message=message))
 
-    def _build_failure(
-        self, rank: Rank, pid: int, code: int, recorded: rank_files.RecordedError, peak: int = 0
-    ) -> RankFailure:
-        explained = self._explain_end(RankEnd(rank.rank, pid, code, recorded.traceback or recorded.message or "", peak))
-        failure = RankFailure(
+    def _make_failure(self, rank: Rank, pid: int, code: int) -> RankFailure:
+        """Make the failure of a rank without an exception."""
+        return RankFailure(
             rank=rank.rank,
             local_rank=rank.local_rank,
             host=rank.host or "",
@@ -187,14 +186,15 @@ class NodeRanks:
             attempt=self.number,
             exit_code=None if code < 0 else code,
             signal=-code if code < 0 else None,
-            message=recorded.message,
-            traceback=recorded.traceback,
-            moment=recorded.moment or time.time(),
-            hint=recorded.hint or explained or rank_files.signal_hint(-code),
-            refused=recorded.refused,
-            collectives=recorded.collectives,
+            message=None,
+            traceback=None,
+            moment=time.time(),
+            hint=None,
         )
-        self.failures.append(failure)
+
+    def _add_failure(self, failure: RankFailure, peak: int = 0) -> RankFailure:
+        hint = failure.hint or self._explain_failure(failure, peak) or rank_files.signal_hint(failure.signal)
+        self.failures.append(failure := replace(failure, hint=hint))
         return failure
 
     def stop(self, number: int, *, spares_failing: bool = False) -> None:
@@ -252,18 +252,18 @@ class NodeRanks:
         """A process of the launcher that the ranks depend on has ended: the zygote or the store."""
         self._launcher_failure = self._launcher_failure or LauncherFailure(how, time.time())
 
-    def on_zygote_lost(self, how: str | None) -> None:
-        """The ranks ended with their zygote; those that had recorded an exception have failed.
+    def on_zygote_lost(self, how: str | None) -> list[RankFailure]:
+        """The ranks ended with their zygote; return the failures of those that had recorded an exception.
 
         ``how``: from ``ProcessTree.close``.
         """
         if how:
             self.set_launcher_failure(how)
         self.mark_stopped()
-        for process in self.processes.values():
-            self.to_failure(process, -signal.SIGKILL)
+        ended = [self.to_failure(process, -signal.SIGKILL) for process in self.processes.values()]
         self.processes.clear()
         self.not_spawned = 0
+        return [failure for failure in ended if failure is not None]
 
     def close(self) -> None:
         """Close the channels; no process is left."""
@@ -273,15 +273,11 @@ class NodeRanks:
         self.channels.clear()
 
     def build_report(self, streams: Streams, *, seen: bool) -> AttemptReport:
-        """Build this node's final message of the attempt; failures include the last lines that each rank printed."""
-        failures = (
-            replace(each, tail=rank_files.last_lines(streams.tail(each.rank, REPORTED))) for each in self.failures
-        )
-        return AttemptReport(
-            self.number,
-            tuple(limit_text(failures, MAX_REPORT_CHARS)),
-            self.stopped_count,
-            time.time(),
-            self._launcher_failure,
-            seen,
-        )
+        """Build this node's final message of the attempt, with the last lines that each failed rank printed."""
+        tails, chars = [], 0
+        for rank in (failure.rank for failure in self.failures):
+            lines = rank_files.last_lines(streams.tail(rank, REPORTED))
+            chars += sum(map(len, lines))
+            if lines and chars <= MAX_REPORT_CHARS:
+                tails.append((rank, lines))
+        return AttemptReport(self.number, self.stopped_count, time.time(), self._launcher_failure, seen, tuple(tails))

@@ -110,7 +110,7 @@ class Supervisor:
         send = self._link.send
         sides = self.sides
         ranks = self._ranks = NodeRanks(
-            attempt, plan, self._loop, self.tree.temp_dir, sides.explain_end, sides.find_exception
+            attempt, plan, self._loop, self.tree.temp_dir, sides.explain_failure, sides.find_exception
         )
         ranks.on_hold_changed = self.sides.on_resume
         self._teardown = Teardown(ranks, self.tree, self.context, self._job_config, self._emit, send, self._on_drained)
@@ -293,7 +293,7 @@ class Supervisor:
         self._on_rank_end(failure)
 
     def _on_rank_end(self, failure: RankFailure | None) -> None:
-        if failure is not None and self._ranks.phase is AttemptPhase.RUNNING:
+        if failure is not None:
             self._link.send(messages.FailureReported(self._ranks.number, failure, time.time()))
         self._teardown.check_progress()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.base.text import format_count, signal_name
 from ddplaunch.core.events import AttemptSwept, Event
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import AttemptReport, FromNode, RanksFinished, StopAttempt, StopRequested
+from ddplaunch.core.messages import AttemptReport, FailureReported, FromNode, RanksFinished, StopAttempt, StopRequested
 from ddplaunch.core.node.node_context import NodeContext
 from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks
 from ddplaunch.core.node.process_tree import ProcessTree
@@ -117,7 +118,8 @@ class Teardown:
         # In other phases nothing is lost: the next attempt starts a zygote of its own.
         if self._ranks.phase in (AttemptPhase.LOADING, *RUNNING_PHASES, AttemptPhase.SWEEPING):
             stuck = self._tree.kill_remaining()
-            self._ranks.on_zygote_lost(how)
+            for failure in self._ranks.on_zygote_lost(how):
+                self._send(FailureReported(self._ranks.number, failure, time.time()))
             self._drain([], stuck)
 
     def on_store_exited(self, how: str) -> None:

@@ -44,7 +44,7 @@ RankInspector._poll_replies = broken("an inspection")
 StallDetector._on_rank_activity = broken("a clock")
 StragglerMonitor.start_timers = broken("a monitor")
 SidecarRunner.on_spawned = broken("a sidecar")
-MemorySide.explain_end = broken("a hint")
+MemorySide.explain_failure = broken("a hint")
 del sys.argv[1:3]
 main()
 """
