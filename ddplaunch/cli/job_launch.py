@@ -121,7 +121,7 @@ class NodeJob:
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        self._sides = sides = NodeSides(loop, self._report_bug)
+        self._sides = sides = NodeSides(loop, self.report_bug)
         parts = (loop, self._screen, self._log, observers, sides, start.tree)
         self._runner = runner = NodeRunner(plan, node_config, job_config, *parts, listener_socket)
         context = partial(
@@ -141,7 +141,7 @@ class NodeJob:
         )
         sides.make(context)
         observers.add(sides)
-        self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
+        self._control_socket = ControlSocket(loop, plan.run_id, self)
 
     def _make_screen(self, options: Options, *, reports_job: bool) -> Screen:
         config = self._config
@@ -154,9 +154,9 @@ class NodeJob:
 
     def _isolated(self, feature: str) -> IsolatedLoop:
         """Return a loop whose errors only disable ``feature``."""
-        return IsolatedLoop(self._loop, feature, self._report_bug)
+        return IsolatedLoop(self._loop, feature, self.report_bug)
 
-    def _report_bug(self, text: str) -> None:
+    def report_bug(self, text: str) -> None:
         if self._has_ended:
             print_note(text)
         else:
