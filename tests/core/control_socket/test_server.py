@@ -269,7 +269,7 @@ def test_a_folder_that_is_not_ours_alone_is_left_alone(runtime, kind):
 
 def test_no_folder_no_door(monkeypatch):
     monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: ["/proc/ddplaunch"])
-    door = ControlSocket(EventLoop(), "x", None, print)  # type: ignore[arg-type]
+    door = ControlSocket(EventLoop(), "x", None)  # type: ignore[arg-type]
     assert door.path is None
     door.close()
 
