@@ -64,8 +64,9 @@ def running(start_ddplaunch, tmp_path):
 
 
 def row(out: str, run: str) -> list[str]:
-    (line,) = (line for line in out.splitlines() if line.split()[:1] == [run])
-    return line.split()
+    rows = [line.split() for line in out.splitlines() if line.split()[:1] == [run]]
+    assert len(rows) == 1, out
+    return rows[0]
 
 
 def test_ps_and_a_suspended_launcher(running, run_in_fork):
