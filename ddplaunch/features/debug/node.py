@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.base.tty import can_move_cursor, in_foreground, is_interactive
-from ddplaunch.core.failures import RankEnd
+from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.messages import Message, StopAttempt
 from ddplaunch.core.node.node_ranks import NodeRanks
@@ -68,15 +68,16 @@ class DebugSide(NodeSide):
         plan = self._ranks.plan
         return self._context.node.reads_stdin(plan, plan.rank_of(rank)) and os.isatty(0)
 
-    def explain_end(self, end: RankEnd) -> str | None:
-        if not end.error.rstrip().rpartition("\n")[2].startswith(("bdb.BdbQuit", "BdbQuit")):
+    def explain_failure(self, failure: RankFailure, peak_bytes: int) -> str | None:
+        text, rank = failure.exception_text, failure.rank
+        if not text.rstrip().rpartition("\n")[2].startswith(("bdb.BdbQuit", "BdbQuit")):
             return None
-        if "Caught BdbQuit in DataLoader worker" in end.error:  # torch/_utils.py, ExceptionWrapper
+        if "Caught BdbQuit in DataLoader worker" in text:  # torch/_utils.py, ExceptionWrapper
             return "a DataLoader worker cannot be stopped in a debugger: use num_workers=0"
-        if self._ranks is None or self._ranks.plan.world_size == 1 or self._rank_has_terminal(end.rank):
+        if self._ranks is None or self._ranks.plan.world_size == 1 or self._rank_has_terminal(rank):
             return None
-        if self._socket_path(end.rank):
-            return f"pdb, ipdb, pudb and IPython wait for you; for other debuggers use --stdin {end.rank}"
+        if self._socket_path(rank):
+            return f"pdb, ipdb, pudb and IPython wait for you; for other debuggers use --stdin {rank}"
         return "with --debug the rank waits at its breakpoint for `ddplaunch debug`"
 
     def on_message(self, message: Message) -> None:
