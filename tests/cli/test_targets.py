@@ -47,6 +47,7 @@ def test_a_module(run_ddplaunch, tmp_path, mode):
     assert list_rank_lines(done) == ["__main__ pkg ['--lr', '1']"] * 2 + ["package"] * 2
 
 
+@pytest.mark.slow
 def test_a_module_in_a_package_without_init(run_ddplaunch, tmp_path):
     write_program(
         tmp_path, "space/inner/leaf.py", "def main(rank): print(__name__, rank)\nif __name__ == '__main__': main(7)\n"
@@ -104,6 +105,7 @@ SEVERAL = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parameters", "setup"),
     [

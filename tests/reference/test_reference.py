@@ -3,6 +3,7 @@
 import re
 
 import click
+import pytest
 
 from ddplaunch.cli.click_commands import cli
 from ddplaunch.features.submit.slurm import OVERRIDE_VARIABLES
@@ -21,6 +22,7 @@ def test_every_variable_of_ours_is_listed():
     assert found == variables.OF_DDPLAUNCH.keys()
 
 
+@pytest.mark.slow
 def test_every_other_variable_in_the_source_is_listed():
     listed = {name for _, names in clusters() for name in names}
     for described in (variables.OF_DDPLAUNCH, variables.OF_RANKS, variables.SOMETIMES, variables.READ):

@@ -47,7 +47,9 @@ FLAKY = """
 
 pytestmark = pytest.mark.slow
 
-workers = pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "with workers"])
+workers = pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.ci)], ids=["alone", "with workers"]
+)
 
 
 @pytest.fixture

@@ -105,6 +105,7 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
         job.signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_path):
     """While it runs, node 0 has its name, and the other is found by its pid; then each has kept its own ranks."""
     write_program(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
@@ -203,6 +204,7 @@ def test_logs_and_report_of_a_failure(run_ddplaunch, run_in_fork, tmp_path):
     assert found["verdict"]["first"]["rank"] == 1
 
 
+@pytest.mark.slow
 def test_without_a_name_it_is_the_newest_run_of_this_folder(run_ddplaunch, running, run_in_fork, tmp_path):
     (tmp_path / "other").mkdir()
     write_program(tmp_path, "ends.py", "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
@@ -254,6 +256,7 @@ def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_p
     assert run_in_fork("logs", MINE, "--merge", "--rank", "2").stdout.startswith("start\nof 2\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
 def test_following_a_job_to_its_end(running, words):
     """With equal lines printed once too; who goes before is no error, and harms nothing."""
@@ -460,6 +463,7 @@ def test_last_lines(data, count, last):
     assert last_lines(data, count) == last
 
 
+@pytest.mark.slow
 def test_stop_all(running, monkeypatch):
     """Only of these two jobs here: others of this user run beside the tests."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
@@ -503,6 +507,7 @@ def test_what_is_typed_wrong(run_in_fork, words, expected):
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 def test_another_user_sees_and_reaches_nothing(running):
     job = running()
