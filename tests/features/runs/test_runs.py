@@ -58,9 +58,16 @@ def running(start_ddplaunch, tmp_path):
     def begin(*words: str | Path, run_id: str = NAME):
         job = start_ddplaunch("run", "--nproc", "2", "--run-id", run_id, *words, *LIGHT, "waits.py")
         job.wait_for("up", 2)
+        if "--no-history" not in words:  # a run whose record is being written has another name for a moment
+            wait_until(lambda: job.process.pid in recorded(), "the record of the run")
         return job
 
     return begin
+
+
+def recorded() -> list[int]:
+    """Return the launchers' pids of all node records."""
+    return [each.pid for name in history_store.list_runs() for each in history_store.read_node_records(name)]
 
 
 def row(out: str, run: str) -> list[str]:
@@ -114,6 +121,7 @@ def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_pat
     jobs = [start_ddplaunch("run", "--node-rank", rank, *words) for rank in "01"]
     for job in jobs:
         job.wait_for("up", 2)
+        wait_until(lambda job=job: job.process.pid in recorded(), "the record of the node")
     first, second = (str(job.process.pid) for job in jobs)
     output = run_in_fork("ps").stdout
     assert row(output, NAME)[5] == first
