@@ -117,7 +117,7 @@ class NodeJob:
         speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
         self._screen = self._make_screen(options, reports_job=speaks)
-        self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
+        self._log = RunLog(node_config.log_dir, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
@@ -182,6 +182,8 @@ class NodeJob:
             host = host_name()
             where = f" on {host}" if self._plan.nnodes > 1 else ""
             print_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
+        if self._log.incomplete_note:
+            print_note(self._log.incomplete_note)
         if self._screen.lost_lines_note:
             print_note(self._screen.lost_lines_note)
         if self._screen.reports_job:

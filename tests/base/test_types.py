@@ -225,6 +225,7 @@ def act_on(message: messages.Message) -> None:
             assert line.startswith(("  ", "\x1b[2m  ")), "our own lines begin otherwise"
 
 
+@pytest.mark.slow
 def test_a_coordinator_accepts_any_message():
     """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
     maker = Maker(0)

@@ -343,6 +343,7 @@ def test_what_is_guarded_may_not_unless_the_program_names_it(line, option):
     assert split_submit(line, frozenset({option})).lookalikes == ()
 
 
+@pytest.mark.slow
 def test_no_words_are_lost_or_invented():
     """Short command lines of all kinds: one reading with the same words in it, or a refusal whose spellings work."""
     words = ("--nproc", "4", "--json", "train.py", "--lr", "--", "--nprco", "-m")

@@ -183,6 +183,7 @@ def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     assert "[1] rank 1 of 2 sum 3" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_job_that_a_rank_starts_is_its_own(run_ddplaunch, tmp_path):
     """Its variables are those of the rank: a node's rank, and a world that may be larger than its own."""
     write_program(
@@ -209,6 +210,7 @@ def slurm_node(rank: int, port: int) -> dict[str, str]:
             "MASTER_PORT": str(port)}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_srun_shows_of_all_nodes_is_printed_once(start_ddplaunch, tmp_path):
     """By node 0: warnings, restarts, the report; another says only what no other knows."""
     write_program(

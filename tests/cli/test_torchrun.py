@@ -99,6 +99,7 @@ def torch_options():
     return [option for option in json.loads(done.stdout) if "--help" not in option[0]]
 
 
+@pytest.mark.slow
 def test_every_option_of_torch_is_known_and_documented(torch_options):
     """A new one in torch fails here until it has a row."""
     documented = {word for row in rows() for word in row.theirs if word.startswith("--")}
@@ -362,6 +363,7 @@ def test_redirects_without_a_folder_say_where_it_went(run_ddplaunch, tmp_path):
     assert "rank 1 says" in Path(kept, "rank-1.log").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_id_and_folder_again(run_ddplaunch, tmp_path):
     """Scripts have a fixed --rdzv-id, and are run again."""
     write_program(tmp_path, "train.py", SPEAKS)

@@ -28,6 +28,7 @@ def refused(job, count: int, body) -> list[FakePeer]:
     return peers
 
 
+@pytest.mark.slow
 def test_connections_that_are_refused_are_soon_gone(start_ddplaunch, tmp_path):
     """Those without the token before the job starts, and those that come when it runs."""
     write_program(tmp_path, "waits.py", WAITS)

@@ -236,6 +236,7 @@ ODD_ERROR_FILES = {
     "a folder": "os.mkdir(path)",
     "odd fields": """open(path, 'w').write('{"message": {"message": 1, "extraInfo": [2]}}')""",
     "an odd time": """open(path, 'w').write('{"message": {"message": "", "extraInfo": {"time_ns": Infinity}}}')""",
+    "a text as the time": """open(path, 'w').write('{"message": {"message": "", "extraInfo": {"time_ns": "x"}}}')""",
     "brackets without end": "open(path, 'w').write('[' * 1_000_000)",
     "messages in messages": """open(path, 'w').write('{"message": ' * 1000 + '1' + '}' * 1000)""",
     "a list as a message": """open(path, 'w').write('{"message": {"message": [1], "extraInfo": []}}')""",
