@@ -1,4 +1,4 @@
-"""Runs a planned job on this node: builds the supervisor and its observers, prints the result, returns the exit code.
+"""Runs a planned job on this node: builds the runner and its observers, prints the result, returns the exit code.
 
 Imported only when a job starts on this machine.
 """
@@ -33,7 +33,7 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
-from ddplaunch.core.node.supervisor import Supervisor
+from ddplaunch.core.node.runner import NodeRunner
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
@@ -93,7 +93,7 @@ def build_node_job(
 
 
 class NodeJob:
-    """This node's part of a job: the supervisor, and what observes it; also the target of control socket requests."""
+    """This node's part of a job: the runner, and what observes it; also the target of control socket requests."""
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class NodeJob:
         speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
         self._screen = self._make_screen(options, reports_job=speaks)
-        self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
+        self._log = RunLog(node_config.log_dir, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        self._sides = sides = NodeSides(loop, self._report_bug)
+        self._sides = sides = NodeSides(loop, self.report_bug)
         parts = (loop, self._screen, self._log, observers, sides, start.tree)
-        self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
+        self._runner = runner = NodeRunner(plan, node_config, job_config, *parts, listener_socket)
         context = partial(
             FeatureContext,
             plan,
@@ -132,16 +132,16 @@ class NodeJob:
             options,
             cluster_env,
             self,
-            supervisor.context,
-            supervisor.tree,
+            runner.context,
+            runner.tree,
             self._screen,
             self._log,
             observers.emit,
-            supervisor.send,
+            runner.send,
         )
         sides.make(context)
         observers.add(sides)
-        self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
+        self._control_socket = ControlSocket(loop, plan.run_id, self)
 
     def _make_screen(self, options: Options, *, reports_job: bool) -> Screen:
         config = self._config
@@ -154,9 +154,9 @@ class NodeJob:
 
     def _isolated(self, feature: str) -> IsolatedLoop:
         """Return a loop whose errors only disable ``feature``."""
-        return IsolatedLoop(self._loop, feature, self._report_bug)
+        return IsolatedLoop(self._loop, feature, self.report_bug)
 
-    def _report_bug(self, text: str) -> None:
+    def report_bug(self, text: str) -> None:
         if self._has_ended:
             print_note(text)
         else:
@@ -166,7 +166,7 @@ class NodeJob:
         """Run the job to its end and return the exit code. Raises UsageError if the options of the nodes differ."""
         code = None
         try:
-            result = self._supervisor.run()
+            result = self._runner.run()
             code = result.code or (EXIT_OUTPUT if self._screen.lost_lines_note else 0)
             if self._plan.node_rank == 0:
                 _write_exit_file(code)
@@ -182,6 +182,8 @@ class NodeJob:
             host = host_name()
             where = f" on {host}" if self._plan.nnodes > 1 else ""
             print_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
+        if self._log.incomplete_note:
+            print_note(self._log.incomplete_note)
         if self._screen.lost_lines_note:
             print_note(self._screen.lost_lines_note)
         if self._screen.reports_job:
@@ -193,32 +195,32 @@ class NodeJob:
 
     @property
     def rpc(self) -> NodeRpc:
-        return self._supervisor.rpc
+        return self._runner.rpc
 
     def find_side(self, kind: type[T]) -> T | None:
         return self._sides.find(kind)
 
     def stop(self, now: bool, command: str = "") -> None:
-        self._supervisor.stop(now, command)
+        self._runner.stop(now, command)
 
     def ranks_with_output(self) -> list[int]:
-        return self._supervisor.streams.ranks_in_memory()
+        return self._runner.streams.ranks_in_memory()
 
     def output_tail(self, rank: int, since: float | None = None) -> bytes:
-        streams = self._supervisor.streams
+        streams = self._runner.streams
         return streams.tail(rank, MEMORY_TAIL_BYTES) if since is None else streams.since(rank, since)
 
     def output_times(self, rank: int, count: int) -> bytes:
-        return self._supervisor.streams.times(rank, count)
+        return self._runner.streams.times(rank, count)
 
     def flush_output(self, mark: bytes) -> None:
-        self._supervisor.streams.flush(mark)
+        self._runner.streams.flush(mark)
 
     def subscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        self._supervisor.streams.subscribe(on_output)
+        self._runner.streams.subscribe(on_output)
 
     def unsubscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        self._supervisor.streams.unsubscribe(on_output)
+        self._runner.streams.unsubscribe(on_output)
 
     def _print_result(self, result: JobResult) -> None:
         """Print how the job has ended."""

@@ -205,7 +205,7 @@ class Coordinator:
             return
         about_ranks = messages.FailureReported | messages.RanksFinished | messages.AttemptReport
         if node_rank and isinstance(message, about_ranks):  # node 0 is this process and needs no check
-            node.validate_message(message, {each.rank for each in self._attempt.failures})
+            node.validate_message(message, self._attempt.failures)
         match message:
             case messages.FailureReported(failure=failure, clock=clock):
                 self._on_rank_failure(failure, clock)

@@ -83,7 +83,8 @@ class Streams:
         *,
         full_tracebacks: bool = True,
     ) -> None:
-        """``on_output`` is called with a rank whenever it prints, ``on_drained`` when no rank can print any more;
+        """``on_output`` is called with a rank whenever it prints, ``on_drained`` when no rank can print any more.
+
         ``full_tracebacks``: tracebacks of secondary failures are not shortened.
         """
         self._loop, self._screen, self._full_tracebacks = loop, screen, full_tracebacks
@@ -298,7 +299,7 @@ class Streams:
             write()
         except OSError as error:
             self._times[rank].close()
-            self._screen.show_note(f"output times of rank {rank} are not recorded any more: {error.strerror}")
+            self._screen.show_note(f"`logs --since` will not work for rank {rank}: {error.strerror}")
 
     def _on_eof(self, stream: _OpenStream) -> None:
         if stream.show:

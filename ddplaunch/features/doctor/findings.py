@@ -154,7 +154,7 @@ def _check_links(examination: DoctorResults) -> Findings:
 
 
 def _resolves_node_zero_wrongly(node: ExaminedNode) -> bool:
-    """Whether it resolves the name of node 0 wrongly, which is a finding of its own."""
+    """Whether a node resolves the name of node 0 wrongly, which is a finding of its own."""
     facts = node.facts
     return bool(facts and (facts.link_error or (facts.link and facts.link.loopback)))
 
@@ -346,7 +346,7 @@ def _find_slow_collectives(examination: DoctorResults) -> Findings:
         if len(speed.nodes) > 2 and slow and not throttled:
             rate = _format_rate(largest_bus_bandwidth(speed))
             text = f"all_reduce runs at {rate}; the slowest pair at {_format_rate(min(pairs))}"
-            hint = "pairs do not load the links between the switches: check those, and the routing"
+            hint = "check the links between the switches, which pairs do not load, and the routing"
             yield Finding(Severity.WARNING, who, text, hint)
 
 

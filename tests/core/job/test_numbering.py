@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.system.network import reserved_port
 from ddplaunch.system.network.reserved_port import try_listen
 from tests.conftest import (
     assert_refused,
@@ -53,6 +54,16 @@ def test_one_of_several_claims_a_port():
     held[0].close()
 
 
+def test_a_port_that_is_in_use_for_a_moment_is_claimed(monkeypatch):
+    port = free_port()
+    other = socket.create_server(("", port))
+    monkeypatch.setattr(reserved_port.time, "sleep", lambda seconds: other.close())
+    claimed = try_listen(port)
+    assert claimed is not None
+    claimed.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_the_same_command_for_all_on_one_machine(start_ddplaunch, tmp_path, nodes):
     """All at once: one gets the port and is node 0, each of the others a rank of its own."""
@@ -93,6 +104,7 @@ while os.environ["WORLD_SIZE"] == "2" and not os.path.exists("end"):
 """
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go(start_ddplaunch, tmp_path):
     """One is lost and the others go on; who comes then gets the rank that has become free."""
     write_program(tmp_path, "train.py", WAITS)
@@ -115,6 +127,7 @@ def test_nodes_come_and_go(start_ddplaunch, tmp_path):
     assert "has joined: stopping the ranks, to start again with it" in first.stderr()
 
 
+@pytest.mark.slow
 def test_one_node_too_many_is_refused(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", WAITS)
     words = c10d("1:2", f"127.0.0.1:{free_port()}", "--nproc-per-node", "1", "--start", "exec")

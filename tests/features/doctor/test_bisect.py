@@ -14,6 +14,7 @@ case "$1" in *n1:4*n6:4*) kill -9 $$;; esac
 """
 
 
+@pytest.mark.slow
 def test_a_bad_host_and_two_that_fail_together(run_in_fork, tmp_path):
     check = write_program(tmp_path, "check.sh", CHECK)
     done = run_in_fork(
@@ -50,6 +51,7 @@ def test_a_bad_host_and_two_that_fail_together(run_in_fork, tmp_path):
     assert log.read_text() == "on n0:4,n1:4, of n0:4,n1:4: 2 hosts, 2\n"
 
 
+@pytest.mark.slow
 def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_in_fork, tmp_path):
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[08-11]", "TMPDIR": str(tmp_path)}
     done = run_in_fork("doctor", "bisect", "--", "sh", "-c", "case $DDPLAUNCH_HOSTS in *gpu10*) exit 1;; esac", env=env)
@@ -58,6 +60,7 @@ def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_in_fork, tmp_
     assert "run 1: 4 hosts, gpu[08-11]: failed" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_passes_is_skipped_or_fails_everywhere(run_in_fork, tmp_path):
     def bisect(program):
         done = run_in_fork(
@@ -84,6 +87,7 @@ sleep 600
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path):
     check = write_program(tmp_path, "check.sh", SPREADS)
     job = start_ddplaunch("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")

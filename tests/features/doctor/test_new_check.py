@@ -1,5 +1,7 @@
 """Tests that a new check needs its file, a line in ``node_checks`` and its fields, in a copy of the package."""
 
+import pytest
+
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.package_copy import copy_package
 
@@ -20,6 +22,7 @@ CHECK = HealthCheck(_read, _rule, {"toys": lambda facts: f"{facts.toys}, of wood
 """
 
 
+@pytest.mark.slow
 def test_a_check_is_a_file_a_line_and_its_fields(tmp_path):
     doctor = copy_package(tmp_path) / "features" / "doctor"
     write_program(doctor / "checks", "toys.py", TOY)

@@ -144,7 +144,7 @@ def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_pa
     found(job, sentence(what))
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    expected = f"when it was stopped: {sentence(what)}"
+    expected = f"at the stop: {sentence(what)}"
     assert f"ddplaunch: {expected}" in job.stderr().splitlines()
     assert expected in run_in_fork("report", f"hang-{what}").stdout.splitlines()
     kept = json.loads((tmp_path / "logs" / f"hang-{what}" / "stacks.json").read_text())
@@ -332,7 +332,7 @@ class Asked(NamedTuple):
     page: str
 
 
-@pytest.fixture(scope="module", params=[FORKED, EXEC], ids=["fork", "exec"])
+@pytest.fixture(scope="module", params=[FORKED, pytest.param(EXEC, marks=pytest.mark.slow)], ids=["fork", "exec"])
 def asked(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("asked")
     patient = launcher_with_constant(folder, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")

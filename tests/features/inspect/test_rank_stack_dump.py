@@ -5,6 +5,8 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 from ddplaunch.core.node.node_ranks import RankProcess
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
 from ddplaunch.features.inspect.diagnosis.stack_parser import parse_dump
@@ -29,6 +31,7 @@ CALLS = """
 """
 
 
+@pytest.mark.slow
 def test_asking_a_program_that_calls_and_returns_all_the_time(start_ddplaunch, tmp_path):
     job = start_ddplaunch("run", *FORKED, "--nproc", "1", write_program(tmp_path, "train.py", CALLS))
     job.wait_for("is there")

@@ -33,6 +33,7 @@ def frames(each: TerminalEmulator) -> list[str]:
     return [row for row in each.history if FRAME.match(row)]
 
 
+@pytest.mark.slow
 def test_the_footer_stays_below_the_log(start_view):
     each = start_view("--nproc", "3", "chats.py", "400")
     each.until(lambda each: any("line 100 of rank 0" in row for row in each.history) and each.shows_frame)
@@ -46,6 +47,7 @@ def test_the_footer_stays_below_the_log(start_view):
         assert mine == [f"[{rank}] line {n} of rank {rank} {'x' * (n % 40)}".rstrip() for n in range(400)]
 
 
+@pytest.mark.slow
 def test_the_last_frame_stays_and_the_terminal_is_as_before(start_view):
     each = start_view("--nproc", "2", "chats.py", "300", "ends", env={"NO_COLOR": "1"})
     each.until(lambda each: each.shows_frame)
@@ -118,6 +120,7 @@ def test_signals_give_the_terminal_back_from_the_full_screen(start_view, number)
     assert each.raw.count(b"\x1b[?1049h") == 1
 
 
+@pytest.mark.slow
 def test_the_full_screen_and_back(start_view):
     each = start_view("--nproc", "2", "chats.py", "250")
     each.until(lambda each: each.shows_frame)
@@ -135,7 +138,7 @@ def test_keys(start_view):
     each = start_view("--nproc", "2", "chats.py", "1")
     each.until(lambda each: each.shows_frame)
     each.type("?")
-    each.until("q  leave the view; the job runs on")
+    each.until("q  quit this view; the job goes on")
     each.type("xxyyf")  # what is typed ahead is not shown
     each.until("no rank has failed")
     assert not [row for row in each.history if "xxyy" in row]
@@ -211,7 +214,7 @@ def test_suspended_and_continued(at_terminal, tmp_path):
     shell.type("fg\n")
     shell.until(lambda each: each.shows_frame)
     shell.type("?")
-    shell.until("leave the view")
+    shell.until("quit this view")
     shell.type("\x03")
     shell.until("stopping 2 ranks")
     shell.until("e ended: 2 ranks")

@@ -68,6 +68,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.slow
 def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
     """Another command has the terminal, and Ctrl-C, until the user leaves it."""
     write_program(tmp_path, "train.py", BUSY)
@@ -80,12 +81,12 @@ def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path
     each.type("p until > 0\r")
     each.until("True")
     each.type("\x03")
-    each.until("Enter shows the ranks")
+    each.until("Enter to show the ranks")
     each.type("\r")
     each.until(opened)
     each.type("p")
     each.until("TIME")
-    each.until("Enter shows the ranks")
+    each.until("Enter to show the ranks")
     each.type("\rq")
     assert each.end() == 0
     mine.signal(signal.SIGTERM)
@@ -112,6 +113,7 @@ def test_a_look_and_away(job, top):
     assert mine.stderr() == ""
 
 
+@pytest.mark.slow
 def test_keys(job, top):
     """What they print is shown in place of the table; Esc brings that back."""
     mine = job("keys")
@@ -128,7 +130,7 @@ def test_keys(job, top):
     press("l7\r", "ddplaunch: rank 7 has no output in memory on this node")
     press("f", "no rank has failed")
     press("s", NO_WAIT)
-    press("?", "leave the view")
+    press("?", "quit this view")
     each.type("\x1b[B\x1b[Bl\r")  # the second rank is chosen
     press("", "[1] up")
     press("\r", "rank 1: train.py:3 (running)")
@@ -146,6 +148,7 @@ def test_keys(job, top):
     assert "ended, exit code 130" in each.raw.decode().rpartition("\x1b[?1049l")[2]
 
 
+@pytest.mark.slow
 def test_who_is_stopped(job, top):
     mine = job("stopped", STOPS + WAITS)
     each = top("stopped")
@@ -160,6 +163,7 @@ def test_who_is_stopped(job, top):
     each.until("no rank matches the filter")
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_suspended_and_ends(job, top):
     mine = job("suspended")
     each = top("suspended")
@@ -172,7 +176,7 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
         assert re.match(r"suspended \d\d:\d\d", each.rows[1]), each.rows
         each.until(lambda each: sum(bool(re.match(r" +[01] stopped ", row)) for row in each.rows) == 2)
         each.type("?")
-        each.until("leave the view")
+        each.until("quit this view")
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
@@ -207,6 +211,7 @@ def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
     assert (answers, ends) == ([], ["lost"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_signals_give_the_terminal_back(job, top, full):
     """However the viewer ends, the job goes on."""
@@ -239,6 +244,7 @@ def test_signals_give_the_terminal_back(job, top, full):
     assert mine.process.poll() is None
 
 
+@pytest.mark.slow
 def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_in_fork):
     mine = job("once")
     for ranks in ("1", "running", ""):
@@ -260,6 +266,7 @@ def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_in_fork
     assert found["memory"]["0"] > 1 << 20
 
 
+@pytest.mark.slow
 def test_which_job(job, top, run_in_fork):
     for run in ("first", "second"):
         job(run, WAITS, 2, "--no-history")  # the history may be written to in another order

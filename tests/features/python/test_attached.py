@@ -101,6 +101,7 @@ def test_a_breakpoint(start_pytest: StartPytest, words: tuple[str, ...]):
     assert pytest_.settings == pytest_.before
 
 
+@pytest.mark.slow
 def test_refused(tmp_path: Path):
     write_program(tmp_path, "test_it.py", STOPS)
     done = run_command([sys.executable, "-m", "pytest", "--trace", *QUIET], tmp_path, timeout=100)

@@ -42,7 +42,7 @@ def served(start_ddplaunch):
 
     def begin(*words: str):
         process = start_ddplaunch("report", *words)
-        process.wait_for("Ctrl-C ends this")
+        process.wait_for("Ctrl-C stops this server")
         match = re.search(r"http://127\.0\.0\.1:(\d+)(/[\w-]{22}/) shows", process.stdout())
         return process, int(match[1]), match[2]
 
@@ -56,6 +56,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str):
     return answer.status, answer.headers, answer.read().decode()
 
 
+@pytest.mark.slow
 def test_a_job_while_it_runs_and_after(job, served, tmp_path):
     process, port, path = served(RUN, "--serve")
     status, headers, text = ask(port, path)

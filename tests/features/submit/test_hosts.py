@@ -42,7 +42,7 @@ from tests.start_modes import LIGHT
         ("pbs", "--output logs/%j.out",
          "--output logs/%j.out: PBS has no patterns, and reads a colon as a host's name"),
         ("lsf", "--mem 200G", conflict("--mem", "--scheduler lsf")),
-        ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: here it is a number"),
+        ("lsf", "--gpus-per-node a100:8", "--gpus-per-node a100:8: expected a number with --scheduler lsf"),
         ("lsf", "--array 0-3", "--array 0-3: indices start at 1 here"),
         ("lsf", "--spares 1",
          "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL"),

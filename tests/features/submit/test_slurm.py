@@ -187,7 +187,7 @@ NEVER = "waits, and will never start:"
          f"{NEVER} PartitionNodeLimit (the job asks for more nodes than"),
         ("PENDING", "PartitionConfig", "0:0", "None", None, f"{NEVER} PartitionConfig (no node of the partition has"),
         ("PENDING", "QOSMaxNodePerJobLimit", "0:0", "None", None,
-         f"{NEVER} QOSMaxNodePerJobLimit (more than one job is allowed)"),
+         f"{NEVER} QOSMaxNodePerJobLimit (the job alone exceeds it)"),
         ("PENDING", "AssocMaxWallDurationPerJobLimit", "0:0", "None", None, f"{NEVER} AssocMaxWallDurationPerJobLimit"),
         ("PENDING", "JobHeldUser", "0:0", "None", None, f"{NEVER} JobHeldUser (you hold it: scontrol release JOB)"),
     ],

@@ -186,7 +186,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--mem 9G --mem-per-cpu 1G train.py", ("--mem 9G and --mem-per-cpu 1G exclude each other", "leave one out")),
         ("--mem-per-gpu 9G train.py", ("--mem-per-gpu 9G: the job asks for no GPU", "--gpus-per-node 8")),
         ("--gpus-per-node 8 --gpus-per-task 1 train.py",
-         ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 alone")),
+         ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 without")),
         ("--nodelist n[1-3] --exclude n2,n5 train.py", ("--exclude n2,n5 both have n2", "out of one of them")),
         ("--srun-arg cpu-bind=none train.py", ("expected an option of srun", "--srun-arg=--cpu-bind=none")),
         ("--srun-arg='--label -N1 --nodes 2' train.py", ("the script sets --nodes itself", "--dry-run")),

@@ -89,6 +89,7 @@ def test_it_ends_on_a_signal_and_its_folder_with_the_last_one(shell: Shell):
     assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
+@pytest.mark.slow
 def test_a_removed_folder_does_not_disturb_a_launcher(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     monkeypatch.setattr(warm_sockets, "socket_dir_candidates", lambda name: [str(tmp_path / name)])
@@ -153,7 +154,7 @@ def test_it_ends_when_memory_is_short(tmp_path, shell: Shell):
     assert len(made) == 6
     assert len(set(made[:4])) == 1
     assert not set(made[:4]) & set(made[4:])
-    assert shell.reasons("log") == ["memory is short"]
+    assert shell.reasons("log") == ["little memory is available"]
     wait_for_exit(int(made[0]))
 
 

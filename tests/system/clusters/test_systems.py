@@ -342,6 +342,14 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("pals", {"PMIX_RANK": "2"}, "PALS_RANKID=3 and PMIX_RANK=2 contradict each other"),
     ("mpich", {"PMIX_RANK": "1"}, "PMI_RANK=4 and PMIX_RANK=1 contradict each other"),
     *(("mpich", {name: "1x"}, f"{name}=1x is not a number") for name in sorted(set(HYDRA) - {"PMI_FD"})),
+    *(
+        ("openmpi", {f"OMPI_COMM_WORLD_{name}": ""}, f"OMPI_COMM_WORLD_{name} is not set")
+        for name in ("SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    ),
+    ("openmpi", {"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK=x is not a number"),
+    ("openmpi", {"OMPI_COMM_WORLD_RANK": "4"}, "openmpi's rank 4 and its size 4 contradict"),
+    ("openmpi", {"OMPI_COMM_WORLD_LOCAL_RANK": "4"}, "local rank 4 and .* local size 4"),
+    ("openmpi", {"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local size 5 and .* size 4"),
     ("mvapich", {"MV2_COMM_WORLD_LOCAL_RANK": ""}, "MV2_COMM_WORLD_LOCAL_RANK is not set"),
     ("flux", {"FLUX_JOB_NNODES": ""}, "FLUX_JOB_NNODES is not set"),
     ("skypilot", {"SKYPILOT_NUM_NODES": "3"}, r"NUM_NODES=3 and SKYPILOT_NODE_IPS=10.0.0.4,10.0.0.5 \(nodes: 2\)"),
@@ -406,7 +414,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("kubernetes", {"DDPLAUNCH_NNODES": "2:"}, "DDPLAUNCH_NNODES= is not a number"),
     ("kubernetes", {"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
     ("sge", {**OF_OURS, "DDPLAUNCH_NODE_RANK": "2"}, "DDPLAUNCH_NODE_RANK=2 and hosts in DDPLAUNCH_HOSTS=2 contradict"),
-    ("sge", {**QRSH, "PE_HOSTFILE": ""}, "JOB_SCRIPT=QRSH: qrsh has started this on a host of sge job 1"),
+    ("sge", {**QRSH, "PE_HOSTFILE": ""}, "JOB_SCRIPT=QRSH on a host of sge job 1: no variable has its node rank"),
     ("azurebatch", {"AZ_BATCH_IS_CURRENT_NODE_MASTER": "false"}, "this is a subtask of one on 2 hosts"),
 ]
 
@@ -671,7 +679,7 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
         (
             CONDOR,
             [
-                "Error: _CONDOR_PROCNO=1 of _CONDOR_NPROCS=2 nodes, but nothing says where node 0 is",
+                "Error: _CONDOR_PROCNO=1 of _CONDOR_NPROCS=2 nodes, but no variable has node 0's address",
                 '  ddplaunch run --nnodes "$_CONDOR_NPROCS" --node-rank "$_CONDOR_PROCNO" --master-addr … on every '
                 "node",
                 "  or --cluster none …, for this machine alone",
@@ -681,7 +689,7 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
         (
             TORCH_NODE,
             [
-                "Error: RANK=1 and WORLD_SIZE=2 without LOCAL_RANK: they count either nodes or processes",
+                "Error: RANK=1 and WORLD_SIZE=2 without LOCAL_RANK: do they count nodes or processes?",
                 '  nodes: ddplaunch run --nnodes "$WORLD_SIZE" --node-rank "$RANK" …; processes: set LOCAL_RANK in '
                 "each",
                 "  neither: ddplaunch run --cluster none …, for this machine alone",
@@ -709,15 +717,9 @@ SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_S
     ("name", "shared", "first", "second"),
     [
         (
-            "pai",
-            {"WORLD_SIZE": "2", "NPROC_PER_NODE": "1"},
-            {"RANK": "0", "MASTER_ADDR": "localhost"},  # as the masters of some platforms do
-            {"RANK": "1", "MASTER_ADDR": "127.0.0.1"},
-        ),
-        (
             "runpod",
             {"WORLD_SIZE": "2", "NUM_NODES": "2", "NUM_TRAINERS": "1"},
-            {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},
+            {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},  # as the masters of some platforms do
             {"NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1"},
         ),
         (

@@ -28,9 +28,9 @@ _MAX_LINES = 3  # source lines in the report
 class Side:
     """Observes torch's CUDA allocator and writes the report; one per process."""
 
-    def __init__(self, rank: RankRunner, settings: dict[str, Any]) -> None:
-        """``settings``: the files to write, "snapshot" and "summary"."""
-        self._rank, self._snapshot, self._summary = rank.job["rank"], settings["snapshot"], settings["summary"]
+    def __init__(self, rank: RankRunner, snapshot: str, summary: str) -> None:
+        """``snapshot`` and ``summary``: the files to write."""
+        self._rank, self._snapshot, self._summary = rank.job["rank"], snapshot, summary
         self._pid, self._count = os.getpid(), 0
 
     def begin(self) -> None:
@@ -61,8 +61,8 @@ class Side:
             blocks = list(_list_allocated_blocks(snapshot, device))
             used = sum(size for size, _ in blocks)
             lines = [
-                f"rank {self._rank} asked for {_format_size(wanted)} on cuda:{device}, where {_format_size(free)} "
-                f"of {_format_size(total)} was free; its tensors have {_format_size(used)}{self._current_line()}",
+                f"rank {self._rank} requested {_format_size(wanted)} on cuda:{device} ({_format_size(free)} "
+                f"of {_format_size(total)} free); its tensors use {_format_size(used)}{self._current_line()}",
                 f"largest by line: {self._largest_blocks(blocks)}" if blocks else "",
                 self._save_snapshot(snapshot),
             ]

@@ -1,4 +1,4 @@
-"""Batch systems that supply the hosts of a job, but hardly number its processes; with jsrun, which belongs to LSF."""
+"""Batch systems that supply the hosts of a job, but number few of its processes; with jsrun, which belongs to LSF."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ JSRUN_RANK, RANKFILE, LSF_JOB = "JSM_NAMESPACE_RANK", "LSB_DJOB_RANKFILE", "LSB_
 
 
 def _lsf_allocation(environ: EnvVariables) -> Allocation | None:
-    """Return the job's hosts without the launch node: a line of the rank file a slot, a host's name each."""
+    """Return the job's hosts without the launch node; the rank file has a line with a host's name for each slot."""
     if not environ.is_set(LSF_JOB, RANKFILE):
         return None
     hosts = read_host_file(environ[RANKFILE])
@@ -139,7 +139,7 @@ def sge(environ: EnvVariables) -> ClusterEnv | None:
     started_by_qrsh = environ.get("JOB_SCRIPT") == "QRSH"  # else the script's path
     if started_by_qrsh and environ.is_set("JOB_ID", "PE") and not (given and given.hosts):
         raise UsageError(
-            f"JOB_SCRIPT=QRSH: qrsh has started this on a host of sge job {environ['JOB_ID']}, and nothing numbers it",
+            f"JOB_SCRIPT=QRSH on a host of sge job {environ['JOB_ID']}: no variable has its node rank",
             "on every host: ddplaunch run --nnodes N --node-rank I --master-addr HOST …\n"
             "this machine alone: ddplaunch run --standalone …, or --cluster none",
         )
