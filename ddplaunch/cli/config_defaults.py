@@ -247,7 +247,7 @@ def _read_config_file(path: str) -> _ConfigFile:
             raise UsageError(f"{path} is not a regular file", "--config needs a file in TOML") from None
         if error.errno == errno.EFBIG:
             what = f"{path} has more than {MAX_FILE_BYTES >> 20} MiB"
-            raise UsageError(what, "--config FILE names another, --config none reads none") from None
+            raise UsageError(what, "--config FILE reads another file, --config none reads no file") from None
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     return _ConfigFile(path, text, frozenset({link, owner}))
 

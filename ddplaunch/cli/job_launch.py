@@ -1,4 +1,4 @@
-"""Runs a planned job on this node: builds the supervisor and its observers, prints the result, returns the exit code.
+"""Runs a planned job on this node: builds the runner and its observers, prints the result, returns the exit code.
 
 Imported only when a job starts on this machine.
 """
@@ -33,7 +33,7 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
-from ddplaunch.core.node.supervisor import Supervisor
+from ddplaunch.core.node.runner import NodeRunner
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
@@ -93,7 +93,7 @@ def build_node_job(
 
 
 class NodeJob:
-    """This node's part of a job: the supervisor, and what observes it; also the target of control socket requests."""
+    """This node's part of a job: the runner, and what observes it; also the target of control socket requests."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class NodeJob:
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
         self._sides = sides = NodeSides(loop, self._report_bug)
         parts = (loop, self._screen, self._log, observers, sides, start.tree)
-        self._supervisor = supervisor = Supervisor(plan, node_config, job_config, *parts, listener_socket)
+        self._runner = runner = NodeRunner(plan, node_config, job_config, *parts, listener_socket)
         context = partial(
             FeatureContext,
             plan,
@@ -132,12 +132,12 @@ class NodeJob:
             options,
             cluster_env,
             self,
-            supervisor.context,
-            supervisor.tree,
+            runner.context,
+            runner.tree,
             self._screen,
             self._log,
             observers.emit,
-            supervisor.send,
+            runner.send,
         )
         sides.make(context)
         observers.add(sides)
@@ -166,7 +166,7 @@ class NodeJob:
         """Run the job to its end and return the exit code. Raises UsageError if the options of the nodes differ."""
         code = None
         try:
-            result = self._supervisor.run()
+            result = self._runner.run()
             code = result.code or (EXIT_OUTPUT if self._screen.lost_lines_note else 0)
             if self._plan.node_rank == 0:
                 _write_exit_file(code)
@@ -193,32 +193,32 @@ class NodeJob:
 
     @property
     def rpc(self) -> NodeRpc:
-        return self._supervisor.rpc
+        return self._runner.rpc
 
     def find_side(self, kind: type[T]) -> T | None:
         return self._sides.find(kind)
 
     def stop(self, now: bool, command: str = "") -> None:
-        self._supervisor.stop(now, command)
+        self._runner.stop(now, command)
 
     def ranks_with_output(self) -> list[int]:
-        return self._supervisor.streams.ranks_in_memory()
+        return self._runner.streams.ranks_in_memory()
 
     def output_tail(self, rank: int, since: float | None = None) -> bytes:
-        streams = self._supervisor.streams
+        streams = self._runner.streams
         return streams.tail(rank, MEMORY_TAIL_BYTES) if since is None else streams.since(rank, since)
 
     def output_times(self, rank: int, count: int) -> bytes:
-        return self._supervisor.streams.times(rank, count)
+        return self._runner.streams.times(rank, count)
 
     def flush_output(self, mark: bytes) -> None:
-        self._supervisor.streams.flush(mark)
+        self._runner.streams.flush(mark)
 
     def subscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        self._supervisor.streams.subscribe(on_output)
+        self._runner.streams.subscribe(on_output)
 
     def unsubscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        self._supervisor.streams.unsubscribe(on_output)
+        self._runner.streams.unsubscribe(on_output)
 
     def _print_result(self, result: JobResult) -> None:
         """Print how the job has ended."""

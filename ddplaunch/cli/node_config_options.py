@@ -11,7 +11,7 @@ from ddplaunch.cli.core_options import Logging, Output, Preemption
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.core.zygote_settings import ZygoteSettings
+from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.target.target import TargetKind

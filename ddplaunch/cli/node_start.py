@@ -16,7 +16,7 @@ from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, STOP_SIGNALS
 from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.core.node.process_tree import ProcessTree
-from ddplaunch.core.zygote_settings import ZygoteSettings
+from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 
 

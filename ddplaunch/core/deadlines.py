@@ -1,11 +1,15 @@
-"""Deadlines as data of a state machine: set, moved and cancelled by name; the machine asks which are due."""
+"""Deadlines as data of a state machine: set, moved and cancelled by key; the machine asks which are due."""
 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Hashable
+from operator import itemgetter
+from typing import Generic, NamedTuple, TypeVar
 
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Now(NamedTuple):
@@ -17,43 +21,43 @@ class Now(NamedTuple):
     """Since 1970: what is compared with moments of other nodes."""
 
 
-class Deadlines:
-    """Moments by name, as monotonic times."""
+class Deadlines(Generic[K]):
+    """Moments by key (a name, or a frozen value that says what is due), as monotonic times."""
 
     def __init__(self) -> None:
-        self._at: dict[str, float] = {}
+        self._at: dict[K, float] = {}
 
-    def set(self, name: str, at: float) -> None:
+    def set(self, key: K, at: float) -> None:
         """Set a deadline, or move it."""
-        self._at[name] = at
+        self._at[key] = at
 
-    def cancel(self, *names: str) -> None:
-        """Remove these; all of them without names."""
-        for name in names or tuple(self._at):
-            self._at.pop(name, None)
+    def cancel(self, *keys: K) -> None:
+        """Remove these; all of them without keys."""
+        for key in keys or tuple(self._at):
+            self._at.pop(key, None)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._at
+    def __contains__(self, key: K) -> bool:
+        return key in self._at
 
     @property
     def next(self) -> float | None:
         """The earliest moment; None without deadlines."""
         return min(self._at.values(), default=None)
 
-    def pop_due(self, now: float) -> str | None:
-        """Remove and return the name of the earliest one that is due; what follows from it may cancel the others."""
-        at, name = min(((at, name) for name, at in self._at.items()), default=(now, None))
-        if name is None or at > now:
+    def pop_due(self, now: float) -> K | None:
+        """Remove and return the key of the earliest one that is due; what follows from it may cancel the others."""
+        key, at = min(self._at.items(), key=itemgetter(1), default=(None, now))
+        if key is None or at > now:
             return None
-        del self._at[name]
-        return name
+        del self._at[key]
+        return key
 
-    def due(self, now: float) -> list[str]:
-        """Remove and return the names of those that are due, the earliest first."""
-        names = [name for at, name in sorted((at, name) for name, at in self._at.items()) if at <= now]
-        for name in names:
-            del self._at[name]
-        return names
+    def due(self, now: float) -> list[K]:
+        """Remove and return the keys of those that are due, the earliest first."""
+        keys = [key for key, at in sorted(self._at.items(), key=itemgetter(1)) if at <= now]
+        for key in keys:
+            del self._at[key]
+        return keys
 
 
 class WakeTimer:

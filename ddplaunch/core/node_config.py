@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ddplaunch.core.zygote_settings import ZygoteSettings
+from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.rank_layout import Rank
 
 

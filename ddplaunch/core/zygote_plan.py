@@ -76,3 +76,10 @@ class ZygotePlan(Struct, frozen=True):
     def explain(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
         """Return why ``modules`` has not all imports, and ``excluded``; ``failed``: why the fallback was imported."""
         return failed or self.unsafe or self.reason, () if failed else self.excluded
+
+
+class ZygoteSettings(Struct, frozen=True):
+    """How this node starts its zygotes; known before anything else of the job, as the first one is started early."""
+
+    plan: ZygotePlan
+    preempt_signal: int | None = None  # the scheduler's preemption signal, if any

@@ -30,8 +30,6 @@ if mine:
     match how:
         case "exception" | "peer-exception":
             raise ValueError(f"rank {rank} fails")
-        case "alike":
-            raise RuntimeError("the same everywhere")
         case "peer-destroys":
             try:
                 raise KeyError("true cause")

@@ -131,8 +131,7 @@ EVENTS = {
     "went_on": "the ranks that had stalled make progress again",
     "node_lost": "a node with ranks was lost; on node 0 alone",
     "checkpoint": "what `--checkpoint` found on node 0 at the end of the attempt, and its time; `null` for none",
-    "ended": "the job is over: its exit code, [the failure](#failurejson), a remark like `when it was stopped: …`; "
-    "or `null`",
+    "ended": "the job is over: its exit code, [the failure](#failurejson), a remark like `at the stop: …`; or `null`",
 }
 
 MESSAGE_FIELDS = {
@@ -271,7 +270,7 @@ RECORD = {
     "attempts[].verdict": "of a failed attempt, as in failure.json, without `others`",
     "left_out": "number of attempts that are not stored, as there were too many",
     "verdict": "as in failure.json, of a run that failed",
-    "remark": "on its end, like `when it was stopped: …`; or `null`",
+    "remark": "on its end, like `at the stop: …`; or `null`",
     "inspections": "what the ranks were doing before they were stopped",
     "notes[]": "sentences for people",
     "lost": "the hosts of lost nodes; in node 0's record alone",

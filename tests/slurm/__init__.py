@@ -2,5 +2,5 @@
 
 ``fixture.slurm`` is what tests ask for; ``cluster.Slurm`` is the cluster, ``configuration`` its files. Every daemon
 runs on a virtual host and keeps its files in the host's own /dev/shm, so all of it is gone when the hosts are, whatever
-way the test process ends, and any number of clusters is up at once. ``samples/`` has environments that jobs really got.
+way the test process ends, and any number of clusters is up at once.
 """

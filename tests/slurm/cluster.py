@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.slurm import accounting as accounts
 from tests.slurm.configuration import FOLDER, set_up, slurm_conf
 from tests.virtual_hosts.cluster import Cluster, ClusterError
 from tests.virtual_hosts.host import Host
@@ -37,7 +36,7 @@ class Slurm(Cluster):
 
     All commands run on n0, where a user would have logged in, in ``folder``, which
     is also where jobs leave their output. The partitions are ``low``, the default, and ``high``, which preempts it.
-    ``cpus`` and ``gpus`` are those of each node and need not be there. ``accounting``: whether there is ``sacct``.
+    ``cpus`` and ``gpus`` are those of each node and need not be there.
     ``settings``: more of slurm.conf, in place of what ``configuration`` has.
     """
 
@@ -48,22 +47,17 @@ class Slurm(Cluster):
         *,
         gpus: int = 0,
         cpus: int = 8,
-        accounting: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(network)
         self.folder, self._gpus = folder, gpus
         self.environment = {"SLURM_CONF": f"{FOLDER}/slurm.conf"}
         """What a command on any of the hosts needs to talk to it."""
-        self._conf = slurm_conf(
-            self.login.name, [node.name for node in self.nodes], cpus, gpus, accounting, settings or {}
-        )
+        self._conf = slurm_conf(self.login.name, [node.name for node in self.nodes], cpus, gpus, settings or {})
         self._key = secrets.token_hex(64)
         self._outputs: dict[int, Path] = {}
         try:
             self._set_up(network.hosts)
-            if accounting:
-                accounts.start(self)
             self.daemon(self.login, "slurmctld", "-D", "-c")
             # A slurmd that finds no controller tries again only after a second.
             self.wait_until(lambda: "UP" in self.run("scontrol", "ping", check=False), "the controller")
@@ -107,10 +101,6 @@ class Slurm(Cluster):
             return self.run(*words, check=False).split() == ["idle"] * len(names)
 
         self.wait_until(idle, f"{' '.join(names)} to be idle")
-
-    def answers(self, port: int) -> bool:
-        """Whether anything listens on that TCP port of the login host."""
-        return bool(self.login.run("ss", "-Hltn", f"sport = {port}"))
 
     def describe_state(self) -> str:
         return self.run("scontrol", "show", "job", check=False) + self.logs()
@@ -189,11 +179,6 @@ class Slurm(Cluster):
         self.wait_until(there, f"job {job} to be {' or '.join(wanted)}", timeout)
         return state
 
-    def exit_code(self, job: int | str) -> tuple[int, int]:
-        """The exit status of a job's batch script, and the signal that ended it, or 0."""
-        code, signal = self.show(job)["ExitCode"].split(":")
-        return int(code), int(signal)
-
     def restarts(self, job: int | str) -> int:
         """Return how often a job was requeued."""
         return int(self.show(job)["Restarts"])
@@ -207,13 +192,12 @@ class Slurm(Cluster):
         self.run("scontrol", "requeue", str(job))
 
 
-def unsupported(*, gpus: int = 0, accounting: bool = False) -> str | None:
+def unsupported(*, gpus: int = 0) -> str | None:
     """Return why this machine cannot run such a Slurm, or None."""
     if reason := no_hosts():
         return reason
-    needed = {**COMMANDS, **(accounts.COMMANDS if accounting else {})}
-    if missing := [command for command in needed if shutil.which(command) is None]:
-        return f"not installed: {', '.join(missing)} (packages {' '.join(needed[command] for command in missing)})"
+    if missing := [command for command in COMMANDS if shutil.which(command) is None]:
+        return f"not installed: {', '.join(missing)} (packages {' '.join(COMMANDS[command] for command in missing)})"
     if gpus:
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -34,7 +34,6 @@ TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
-{accounting}
 
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=100000,batch_sched_delay=0
@@ -66,15 +65,8 @@ PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 PreemptM
 PartitionName=high Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
 
-_ACCOUNTING = """AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost={host}
-# What is called the password is the socket of munge.
-AccountingStoragePass={folder}/munge.socket"""
 
-
-def slurm_conf(
-    controller: str, nodes: Sequence[str], cpus: int, gpus: int, accounting: bool, settings: Mapping[str, str]
-) -> str:
+def slurm_conf(controller: str, nodes: Sequence[str], cpus: int, gpus: int, settings: Mapping[str, str]) -> str:
     """The slurm.conf of a cluster. A key that this version does not know is fatal to all of its programs."""
     text = _SLURM_CONF.format(
         controller=controller,
@@ -85,7 +77,6 @@ def slurm_conf(
         cpus=cpus,
         gres_types="GresTypes=gpu" if gpus else "",
         gres=f"Gres=gpu:{gpus}" if gpus else "",
-        accounting=_ACCOUNTING.format(host=controller, folder=FOLDER) if accounting else "",
     ).lstrip()
     lines = [line for line in text.splitlines() if line.partition("=")[0] not in settings]
     return "\n".join([*lines, *(f"{name}={value}" for name, value in settings.items()), ""])

@@ -18,10 +18,10 @@ def slurm(network: Callable[..., Network], tmp_path: Path) -> Iterator[Callable[
     """Make clusters with so many compute nodes, as ``slurm(2, gpus=4)``, which end with the test; or skip."""
     with ExitStack() as stack:
 
-        def make(nodes: int = 2, *, gpus: int = 0, accounting: bool = False, **options: Any) -> Slurm:
-            if reason := unsupported(gpus=gpus, accounting=accounting):
+        def make(nodes: int = 2, *, gpus: int = 0, **options: Any) -> Slurm:
+            if reason := unsupported(gpus=gpus):
                 pytest.skip(f"NO SLURM HERE: {reason}")
-            cluster = Slurm(network(nodes + 1), tmp_path, gpus=gpus, accounting=accounting, **options)
+            cluster = Slurm(network(nodes + 1), tmp_path, gpus=gpus, **options)
             return stack.enter_context(cluster)
 
         yield make

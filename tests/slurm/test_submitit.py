@@ -1,4 +1,4 @@
-"""Tests of submitit jobs on a real Slurm and on this machine; ``test_preemption`` has one more."""
+"""Tests of submitit jobs on a real Slurm and on this machine; ``test_requeue`` has one more."""
 
 from __future__ import annotations
 
@@ -47,19 +47,18 @@ def drive(cluster: Slurm, folder: Path, *words: str | Path) -> subprocess.Popen[
 
 
 @pytest.mark.ci
-def test_a_task_a_node(standing_slurm, tmp_path):
-    write_program(tmp_path, "train.py", SHOWS)
-    out, err = drive(standing_slurm, tmp_path, "2", "train.py").communicate(timeout=scaled_timeout(100))
-    assert "results [None, None]" in out, err + errors(tmp_path)
-    assert lines(outputs(tmp_path)) == ["sum 2 0 0 2 1 0 2", "sum 2 1 0 2 1 1 2"]
-
-
-@pytest.mark.ci
-def test_a_task_a_rank(standing_slurm, tmp_path):
-    write_program(tmp_path, "train.py", SHOWS)
-    out, err = drive(standing_slurm, tmp_path, "2x2", "train.py").communicate(timeout=scaled_timeout(100))
-    assert "results [None, None, None, None]" in out, err + errors(tmp_path)
-    assert len(lines(outputs(tmp_path))) == 4
+def test_a_task_a_node_and_a_task_a_rank(standing_slurm, tmp_path):
+    drivers = {}
+    for nodes in ("2", "2x2"):
+        folder = write_program(tmp_path / nodes, "train.py", SHOWS).parent
+        drivers[nodes] = folder, drive(standing_slurm, folder, nodes, "train.py")
+    shown = {}
+    for nodes, (folder, driver) in drivers.items():
+        out, err = driver.communicate(timeout=scaled_timeout(100))
+        assert f"results [{', '.join(['None'] * (2 if nodes == '2' else 4))}]" in out, err + errors(folder)
+        shown[nodes] = lines(outputs(folder))
+    assert shown["2"] == ["sum 2 0 0 2 1 0 2", "sum 2 1 0 2 1 1 2"]
+    assert shown["2x2"] == ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"]
 
 
 @pytest.mark.ci

@@ -43,7 +43,7 @@ class SelectionReport:
         if self._skipped:
             terminalreporter.section("skipped")
             for reason, count in self._skipped.most_common():
-                terminalreporter.write_line(f"{count:5} test{'s' * (count != 1)}: {reason}")
+                terminalreporter.write_line(f"skipped: {count} test{'s' * (count != 1)}: {reason}")
         if self._left and self._config.option.markexpr == EVERY_DAY:
             terminalreporter.section("left to .ci/run, or pytest tests")
             terminalreporter.write_line(", ".join(f"{name} {count}" for name, count in sorted(self._left.items())))

@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import clean_environment, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
 from tests.suite.cleanup_process import list_leftovers
-from tests.suite.rerun_failures import MAX_AGAIN, MAX_FLAKY
 
 PLUGINS = [
     word
@@ -83,39 +82,37 @@ def run(begun: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @workers
-def test_what_passes_alone_is_named_and_what_fails_twice_fails_the_run(checks, workers):
-    code, output = run(checks(FLAKY.format(flaky=1, broken=1), *workers))
-    assert code == 1
-    assert "1 failed, 10 passed, 2 run again" in output
-    assert output.count("E       KeyError") == 1
-    assert re.search(r"flaky: \S+::test_flaky\[0\] \(failed after \d+\.\d s, passed alone in \d+\.\d s\)", output)
-    assert "ValueError: the first time" in output
-
-
-def test_the_run_goes_on_where_all_pass_alone(checks, tmp_path):
-    code, output = run(checks(FLAKY.format(flaky=1, broken=0)))
+def test_a_test_that_passes_alone_is_shown_with_its_first_error(checks, workers, tmp_path):
+    code, output = run(checks(FLAKY.format(flaky=1, broken=0), *workers))
     assert code == 0, output
-    assert "10 passed, 1 run again" in output
+    assert "10 passed, 1 rerun in" in output
+    times = r"failed after \d+\.\d s, passed alone in \d+\.\d s"
+    assert re.search(rf"rerun: \S+::test_flaky\[0\] \({times}\): ValueError: the first time\n", output)
+    assert len(re.findall("E +ValueError", output)) == 1
     assert (tmp_path / "order").read_text().split()[-1] == "0", "after all others"
 
 
-def test_many_flaky_tests_fail_the_run(checks):
-    code, output = run(checks(FLAKY.format(flaky=MAX_FLAKY + 1, broken=0)))
+@workers
+def test_a_test_that_fails_twice_fails_the_run(checks, workers):
+    code, output = run(checks(FLAKY.format(flaky=0, broken=1), *workers))
     assert code == 1
-    assert f"{MAX_FLAKY + 1} flaky tests, and {MAX_FLAKY} are the most: the run has failed" in output
+    assert "1 failed, 9 passed in" in output
+    assert output.count("E       KeyError") == 1
 
 
-def test_where_everything_fails_nothing_is_run_again(checks):
-    code, output = run(checks(FLAKY.format(flaky=0, broken=MAX_AGAIN + 1)))
+@workers
+def test_two_tests_that_fail_once_fail_the_run_and_are_not_repeated(checks, workers):
+    code, output = run(checks(FLAKY.format(flaky=2, broken=0), *workers))
     assert code == 1
-    assert f"{MAX_AGAIN + 1} failed, 9 passed" in output
+    assert "2 failed, 9 passed in" in output
+    assert len(re.findall("E +ValueError", output)) == 2
 
 
 def test_with_x_the_first_failure_is_reported_at_once(checks):
     code, output = run(checks(FLAKY.format(flaky=1, broken=0), "-x"))
     assert code == 1
     assert "1 failed" in output
-    assert "flaky:" not in output
+    assert "rerun" not in output
 
 
 SUMMARIZED = """
@@ -138,7 +135,7 @@ SUMMARIZED = """
 @workers
 def test_an_everyday_run_says_what_it_left_out_and_where_the_time_went(checks, workers):
     _, output = run(checks(SUMMARIZED, *workers))
-    assert "3 tests: no GPU here\n" in output
+    assert "skipped: 3 tests: no GPU here\n" in output
     assert re.search(r"pytest tests =*\nsome 1\n", output)
     assert re.search(r"\nsome +4 tests +\d+\.\d s\n", output)
     assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 600 s.*\n", output)

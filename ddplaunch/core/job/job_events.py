@@ -86,7 +86,7 @@ class Turn:
     def __init__(self) -> None:
         self.now = Now(0.0, 0.0)
         self.commands: list[Command] = []
-        self.deadlines = Deadlines()
+        self.deadlines = Deadlines[str]()
 
     def set_deadline(self, name: str, seconds: float) -> None:
         """Set a deadline from now on, or move it."""

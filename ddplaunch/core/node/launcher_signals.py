@@ -1,22 +1,13 @@
-"""The signals that the launcher receives, and their meaning: a preemption notice, a stop request, an inspection.
-
-Other signals are forwarded to the ranks (``core/job/signal_forwarding.py``).
-"""
+"""Signals that the launcher receives, and signal sets of other processes."""
 
 from __future__ import annotations
 
-import os
 import signal
-import time
-from collections.abc import Callable
 from contextlib import suppress
 
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, STOP_SIGNALS
-from ddplaunch.core.messages import PreemptionNotice, StopRequested
+from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S
 
-ZYGOTE_REPORT_DELAY_S = 0.3  # after a signal, until the zygote has reported whether it got it too
-
-DOUBLE_PRESS_WINDOW_S = 2.0  # a second Ctrl-\ within it stops the job
+DOUBLE_PRESS_WINDOW_S = 2.0  # a second Ctrl-\\ within it stops the job
 
 
 class InspectKey:
@@ -25,65 +16,37 @@ class InspectKey:
     def __init__(self) -> None:
         self._last_press = -DOUBLE_PRESS_WINDOW_S
 
-    def is_inspect_request(self, number: int) -> bool:
-        """Handle a signal; return whether it is the first Ctrl-\\."""
-        if number != signal.SIGQUIT or not os.isatty(2):
+    def is_pressed(self, number: int, now: float) -> bool:
+        """Handle a signal while stderr is a terminal; return whether it is the first Ctrl-\\. ``now``: monotonic."""
+        if number != signal.SIGQUIT:
             return False
-        before, self._last_press = self._last_press, time.monotonic()
-        return self._last_press - before > DOUBLE_PRESS_WINDOW_S
+        before, self._last_press = self._last_press, now
+        return now - before > DOUBLE_PRESS_WINDOW_S
 
 
 class BroadcastSignalFilter:
     """Signals that were sent to every process of the job, ranks included: the launcher must not forward them.
 
     Slurm signals a step like that where it tracks process trees (proctrack/linuxproc). The zygote gets them too.
+    Moments are on the monotonic clock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._recorded: list[tuple[int, float]] = []
 
-    def record(self, number: int) -> None:
-        self._recorded.append((number, self._clock()))
+    def record(self, number: int, now: float) -> None:
+        self._recorded.append((number, now))
 
-    def was_seen(self, number: int) -> bool:
+    def was_seen(self, number: int, now: float) -> bool:
         """Whether this signal was recorded within the last moments."""
-        self._recorded = [each for each in self._recorded if self._clock() - each[1] < 3 * DUPLICATE_WINDOW_S]
+        self._recorded = [each for each in self._recorded if now - each[1] < 3 * DUPLICATE_WINDOW_S]
         return any(each[0] == number for each in self._recorded)
 
-    def consume(self, number: int) -> bool:
+    def consume(self, number: int, now: float) -> bool:
         """Return whether this signal was recorded, and remove it."""
-        if found := self.was_seen(number):
+        if found := self.was_seen(number, now):
             del self._recorded[[each[0] for each in self._recorded].index(number)]
         return found
-
-
-class LauncherSignals:
-    """The signals received so far; ``interrupted``: whether a stop was requested."""
-
-    def __init__(self, preempt_signal: int | None) -> None:
-        """``preempt_signal``: the scheduler's preemption signal, if any."""
-        self._preempt_signal = preempt_signal
-        self._preempted = False
-        self._key = InspectKey()
-        self.interrupted = False
-
-    def is_inspect_request(self, number: int) -> bool:
-        """Handle a signal; return whether it requests an inspection."""
-        return not self.interrupted and self._key.is_inspect_request(number)
-
-    def interpret(self, number: int, reason: str = "") -> PreemptionNotice | StopRequested:
-        """Handle a signal; return its meaning. One of ``STOP_SIGNALS`` is a preemption notice only the first time.
-
-        ``reason``: the source of a stop request that is not a signal to the launcher.
-        """
-        if not reason and number == self._preempt_signal and (not self._preempted or number not in STOP_SIGNALS):
-            self._preempted = True
-            return PreemptionNotice(number)
-        # A second SIGTERM does not shorten the grace: Slurm sends it when the grace of a preempted job begins and ends.
-        again = self.interrupted and number in (signal.SIGINT, signal.SIGQUIT)
-        self.interrupted = True
-        return StopRequested(number, again, reason)
 
 
 def is_caught(pid: int, number: int) -> bool:

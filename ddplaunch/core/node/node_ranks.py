@@ -1,4 +1,4 @@
-"""The ranks of this node in one attempt: their processes, phase, channels, failures and exit codes."""
+"""The processes of this node's ranks in one attempt, and their channels."""
 
 from __future__ import annotations
 
@@ -6,61 +6,29 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from enum import Enum
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from ddplaunch.base.errors import EXIT_OS
 from ddplaunch.base.event_loop import EventLoop, Timers
-from ddplaunch.core.failures import MAX_REPORT_CHARS, RankEnd, RankFailure, limit_text
-from ddplaunch.core.messages import AttemptReport, LauncherFailure
-from ddplaunch.core.node import process_limits, rank_files
+from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.node.launcher_signals import is_caught
+from ddplaunch.core.node.node_attempt import AttemptPhase, NodeAttempt
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
-from ddplaunch.core.output.streams import REPORTED, Streams
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 
-SIGINT_TIMEOUT_S = 3.0  # seconds between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
-
-
-class AttemptPhase(Enum):
-    """The phase of an attempt on this node."""
-
-    WAITING = "idle, waiting for the coordinator"
-    LOADING = "ranks are requested, and the zygote is importing"
-    RUNNING = "ranks are running"
-    STOPPING = "ranks have got a signal to stop"
-    SWEEPING = "leftover processes are being killed"
-    DRAINING = "the last output is being read"
-    ENDED = "the job is over"
-
-
-ATTEMPT_PHASE_TRANSITIONS = {
-    AttemptPhase.WAITING: {AttemptPhase.LOADING, AttemptPhase.RUNNING, AttemptPhase.ENDED},
-    AttemptPhase.LOADING: {AttemptPhase.RUNNING, AttemptPhase.DRAINING},
-    AttemptPhase.RUNNING: {AttemptPhase.STOPPING, AttemptPhase.SWEEPING, AttemptPhase.DRAINING},
-    AttemptPhase.STOPPING: {AttemptPhase.SWEEPING, AttemptPhase.DRAINING},
-    AttemptPhase.SWEEPING: {AttemptPhase.DRAINING},
-    AttemptPhase.DRAINING: {AttemptPhase.WAITING, AttemptPhase.ENDED},
-    AttemptPhase.ENDED: set(),
-}
-
 
 class RankProcess(Struct):
-    """The process of one rank; ``stop_requested``: the launcher has sent it a signal to end."""
+    """The process of one rank."""
 
     rank: Rank
     pid: int
     pidfd: int | None
-    stop_requested: bool = False
 
     def stop(self, number: int) -> None:
         """Send a signal to end, and SIGCONT: a stopped process handles no signal."""
-        self.stop_requested = True
         self.send(number)
         self.send(signal.SIGCONT)
 
@@ -71,41 +39,36 @@ class RankProcess(Struct):
 class NodeRanks:
     """All ranks of this node, from the order to start to the attempt report."""
 
-    def __init__(
-        self,
-        attempt: int,
-        plan: Plan,
-        loop: EventLoop,
-        folder: RunTempDir,
-        explain_end: Callable[[RankEnd], str | None],
-        find_exception: Callable[[int], rank_files.RecordedError | None],
-    ) -> None:
-        """``folder``: where ranks write error files; ``explain_end`` returns the hint for the failure of a rank.
-
-        ``find_exception`` returns the exception that a rank is handling, and that will end it, if it is known.
-        """
-        self.number, self.plan = attempt, plan  # number of the attempt: 0 is the first, -1 none yet
-        self.phase = AttemptPhase.WAITING
+    def __init__(self, attempt: NodeAttempt, plan: Plan, loop: EventLoop, folder: RunTempDir) -> None:
+        """``attempt``: what the machine knows of it, for features to read; ``folder``: where ranks write files."""
+        self.attempt, self.plan = attempt, plan
+        self.number = attempt.number  # 0 is the first, -1 none yet
         self.timers = Timers(loop.call_later)  # cancelled once no rank is left
         self.processes: dict[int, RankProcess] = {}  # by rank, those alive
         self.channels: dict[int, RankChannel] = {}  # by rank, those that answer requests
         self.exit_codes: dict[int, int] = {}  # by rank, of those that have ended: -N for signal N
         self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
-        self.not_spawned = 0  # requested, no process yet
-        self.failures: list[RankFailure] = []  # not those that were stopped
-        self.stopped_count = 0  # how many ended because of a stop signal
-        self.stop_signals: set[int] = set()  # the stop signals sent so far
-        self.spawned_count = 0  # how many have had a process
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
         self.is_holding = False  # whether one of them waits for a user: time limits are paused
         self.on_hold_changed: Callable[[], object] = lambda: None
-        self._launcher_failure: LauncherFailure | None = None
         self._loop, self._folder = loop, folder
-        self._explain_end, self._find_exception = explain_end, find_exception
 
-    def set_phase(self, phase: AttemptPhase) -> None:
-        assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
-        self.phase = phase
+    @property
+    def phase(self) -> AttemptPhase:
+        return self.attempt.phase
+
+    @property
+    def not_spawned(self) -> int:
+        """How many ranks are to start, and have no process yet."""
+        return self.attempt.not_spawned
+
+    @property
+    def failures(self) -> list[RankFailure]:
+        return self.attempt.failures
+
+    def is_stop_requested(self, rank: int) -> bool:
+        """Whether the launcher has sent a live rank a signal to end."""
+        return rank in self.attempt.live and self.attempt.live[rank].stop_requested
 
     def rank_file_path(self, rank: int, kind: str) -> str | None:
         """The file that a rank writes in this attempt: "json" its exception, "trace.json" its last collectives."""
@@ -130,96 +93,25 @@ class NodeRanks:
         self.is_holding = is_holding
         self.on_hold_changed()
 
-    @property
-    def is_idle(self) -> bool:
-        return not self.not_spawned and not self.processes
+    def add_process(self, rank: int, pid: int, pidfd: int | None) -> None:
+        self.processes[rank] = RankProcess(self.plan.rank_of(rank), pid, pidfd)
 
-    def add_process(self, number: int, pid: int, pidfd: int | None) -> RankProcess:
-        self.not_spawned -= 1
-        self.spawned_count += 1
-        process = self.processes[number] = RankProcess(self.plan.rank_of(number), pid, pidfd)
-        return process
-
-    def remove_process(self, rank: int, pid: int, code: int) -> RankProcess | None:
-        """Remove the process of a rank; None if it belongs to an earlier attempt, where it could not be killed."""
+    def remove_process(self, rank: int, pid: int, code: int) -> None:
+        """Remove the process of a rank; not if it belongs to an earlier attempt, where it could not be killed."""
         if rank not in self.processes or self.processes[rank].pid != pid:
-            return None
+            return
         process = self.processes.pop(rank)
         self.exit_codes[rank], self.ends[rank] = code, time.time()
         if process.pidfd is not None:
             os.close(process.pidfd)
-        return process
-
-    def to_failure(self, process: RankProcess, code: int, peak: int = 0) -> RankFailure | None:
-        """Return the failure of a rank, None if it ended because of a stop signal.
-
-        ``code``: -N for signal N; ``peak``: most memory that it used, in bytes.
-        """
-        recorded = rank_files.read_error_file(self.rank_file_path(process.rank.rank, "json"))
-        if process.stop_requested:
-            if recorded.message is None:  # killed in a ``finally`` that took longer than the grace
-                recorded = self._find_exception(process.rank.rank) or recorded
-            if recorded.message is None or recorded.interrupt:
-                self.stopped_count += 1
-                return None
-            code = 1  # the exception came first, the signal only interrupted its cleanup
-        return self._build_failure(process.rank, process.pid, code, recorded, peak)
-
-    def spawn_failure(self, number: int, errno: int) -> RankFailure | None:
-        """Return the failure of a rank that got no process or no descriptors; None after the first such rank."""
-        self.not_spawned -= 1
-        if any(not failure.pid for failure in self.failures):
-            return None
-        total = len(self.plan.local_ranks)
-        before = f"; {self.spawned_count} of {total} ranks had been started here" if total > 1 else ""
-        message = f"rank {number} could not be started: {process_limits.describe_spawn_error(errno)}{before}"
-        return self._build_failure(self.plan.rank_of(number), 0, EXIT_OS, rank_files.RecordedError(message))
-
-    def _build_failure(
-        self, rank: Rank, pid: int, code: int, recorded: rank_files.RecordedError, peak: int = 0
-    ) -> RankFailure:
-        explained = self._explain_end(RankEnd(rank.rank, pid, code, recorded.traceback or recorded.message or "", peak))
-        failure = RankFailure(
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            host=rank.host or "",
-            pid=pid,
-            attempt=self.number,
-            exit_code=None if code < 0 else code,
-            signal=-code if code < 0 else None,
-            message=recorded.message,
-            traceback=recorded.traceback,
-            moment=recorded.moment or time.time(),
-            hint=recorded.hint or explained or rank_files.signal_hint(-code),
-            refused=recorded.refused,
-            collectives=recorded.collectives,
-        )
-        self.failures.append(failure)
-        return failure
-
-    def stop(self, number: int, *, spares_failing: bool = False) -> None:
-        """Send a stop signal to the ranks, not to their process groups.
-
-        A DataLoader's workers must live while a checkpoint is written. ``spares_failing``: a rank that is handling an
-        exception gets no signal; it may clean up and end by itself within the grace.
-        """
-        self.stop_signals.add(number)
-        if number != signal.SIGTERM:
-            self.timers.call_later(SIGINT_TIMEOUT_S, lambda: self._send_stop(signal.SIGTERM))
-        self._send_stop(number, spares_failing=spares_failing)
-
-    def _send_stop(self, number: int, *, spares_failing: bool = False) -> None:
-        for process in self.processes.values():
-            if not (spares_failing and self._find_exception(process.rank.rank)):
-                process.stop(number)
-
-    def signal_all(self, number: int) -> None:
-        for process in self.processes.values():
-            process.send(number)
 
     def any_catches(self, number: int) -> bool:
         """Whether a rank has a handler for this signal."""
         return any(is_caught(process.pid, number) for process in self.processes.values())
+
+    def signal_all(self, number: int) -> None:
+        for process in self.processes.values():
+            process.send(number)
 
     def forward_signal(self, number: int) -> None:
         """Send a signal to the ranks that catch it, which would end others; not one that the launcher uses itself."""
@@ -243,45 +135,17 @@ class NodeRanks:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 signal.signal(signal.SIGCONT, before)
 
-    def mark_stopped(self) -> None:
-        """From now on, no end of a rank is a failure."""
+    def forget_processes(self) -> None:
+        """No process is left, but those that cannot be killed."""
+        self.timers.cancel_all()
         for process in self.processes.values():
-            process.stop_requested = True
-
-    def set_launcher_failure(self, how: str) -> None:
-        """A process of the launcher that the ranks depend on has ended: the zygote or the store."""
-        self._launcher_failure = self._launcher_failure or LauncherFailure(how, time.time())
-
-    def on_zygote_lost(self, how: str | None) -> None:
-        """The ranks ended with their zygote; those that had recorded an exception have failed.
-
-        ``how``: from ``ProcessTree.close``.
-        """
-        if how:
-            self.set_launcher_failure(how)
-        self.mark_stopped()
-        for process in self.processes.values():
-            self.to_failure(process, -signal.SIGKILL)
+            if process.pidfd is not None:
+                os.close(process.pidfd)
         self.processes.clear()
-        self.not_spawned = 0
 
     def close(self) -> None:
-        """Close the channels; no process is left."""
+        """Close the channels."""
         self.timers.cancel_all()
         for channel in self.channels.values():
             channel.close()
         self.channels.clear()
-
-    def build_report(self, streams: Streams, *, seen: bool) -> AttemptReport:
-        """Build this node's final message of the attempt; failures include the last lines that each rank printed."""
-        failures = (
-            replace(each, tail=rank_files.last_lines(streams.tail(each.rank, REPORTED))) for each in self.failures
-        )
-        return AttemptReport(
-            self.number,
-            tuple(limit_text(failures, MAX_REPORT_CHARS)),
-            self.stopped_count,
-            time.time(),
-            self._launcher_failure,
-            seen,
-        )

@@ -18,7 +18,7 @@ from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
 from ddplaunch.core.node.zygote_process import ZygoteSource
 from ddplaunch.core.rank import proc_utils
-from ddplaunch.core.zygote_settings import ZygoteSettings
+from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 
 LAUNCHER_VARIABLES = frozenset(
@@ -108,8 +108,8 @@ class ProcessTree:
         pid = self.zygote.pid if self.zygote else 0
         return pid if pid and proc_utils.is_suspended(pid) else 0
 
-    def cancel_pending(self) -> int:
-        return self.zygote.cancel_pending() if self.zygote else 0
+    def withdraw_spawns(self) -> list[int]:
+        return self.zygote.withdraw_spawns() if self.zygote else []
 
     def sweep(self, grace: float) -> None:
         """Kill what is left of the ranks, as ``ZygoteClient.sweep`` does."""

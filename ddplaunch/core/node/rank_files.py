@@ -27,6 +27,11 @@ class RecordedError(Struct, frozen=True):
     hint: str | None = None
     interrupt: bool = False  # whether it is a KeyboardInterrupt, perhaps from a stop signal of the launcher
 
+    @property
+    def ends_rank(self) -> bool:
+        """Whether this error has ended the rank, also if the launcher has stopped it."""
+        return self.message is not None and not self.interrupt
+
 
 def read_error_file(path: str | None) -> RecordedError:
     """Read the error file of a rank, written by ddplaunch or ``@record``; empty if it is missing or truncated.

@@ -1,25 +1,23 @@
-"""The supervisor's client of the zygote: starts the zygote, requests ranks, reports their exits."""
+"""The launcher's client of the zygote: starts the zygote, requests processes, reports what happens to them."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
-from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, Usage, ZygoteConfig
+from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, ZygoteConfig
 from ddplaunch.core.zygote_plan import ZygotePlan
 
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
-LEFTOVER_GRACE_S = 5.0  # seconds at most between SIGTERM and SIGKILL for leftover processes of ranks that succeeded
-MAX_IN_FLIGHT = 8  # ranks requested and not spawned yet: each has up to six descriptors in the socket
 _MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)
 
 BuildRankJob = Callable[[dict[str, int]], "RankJob"]
@@ -27,26 +25,13 @@ BuildRankJob = Callable[[dict[str, int]], "RankJob"]
 
 
 class ZygoteListener(Protocol):
-    """Handles the messages of a zygote; never called from within a call to its client."""
+    """Handles what happens to a zygote; never called from within a call to its client."""
 
-    def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
-        """It can start ranks.
-
-        ``failed``: why it imported its fallback; the rest is as in ``events.ZygoteReady``.
-        """
-
-    def on_import_failed(self, message: str) -> None: ...  # a module that the user named
-    def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None: ...
-    def on_spawn_failed(self, rank: int, errno: int) -> None: ...  # no process or no descriptors
-    def on_exited(self, rank: int, pid: int, code: int, usage: Usage) -> None: ...  # -N for signal N
-    def on_store_exited(self, pid: int, code: int) -> None: ...  # the store's process; the launcher never kills it
-    def on_swept(self, found: list[str], stuck: list[str]) -> None: ...  # as in ``events.AttemptSwept``
-    def on_zygote_signalled(self, number: int, rank: int | None) -> None: ...  # by a rank; None: a group of processes
-    def on_zygote_lost(self) -> None: ...  # it ended without ``close``
+    def on_zygote_event(self, event: ev.NodeEvent) -> None: ...
 
 
 class ZygoteClient:
-    """One zygote process, from construction to ``close``; once it is ready, ranks are requested a few at a time."""
+    """One zygote process, from construction to ``close``. Processes can be requested once it has started."""
 
     def __init__(
         self,
@@ -105,25 +90,26 @@ class ZygoteClient:
             finally:
                 child_socket.close()
         self._socket = ZygoteSocket(loop, our_socket, self._on_message, self._on_lost)
-        self._queue: deque[tuple[int, BuildRankJob]] = deque()
-        self._in_flight = 0
 
-    def spawn(self, ranks: Iterable[tuple[int, BuildRankJob]]) -> None:
-        """Queue requests for ranks; each is answered by ``on_spawned`` or ``on_spawn_failed``."""
-        self._queue.extend(ranks)
-        self._request_next()
+    def spawn(self, rank: int, build_job: BuildRankJob) -> None:
+        """Request the process of a rank; the reply is ``ProcessSpawned`` or ``SpawnFailed``."""
+        fds: dict[str, int] = {}
+        try:
+            job = build_job(fds)
+        except OSError as error:
+            for fd in fds.values():
+                os.close(fd)
+            return self._on_spawn_failed(rank, error)
+        failed = partial(self._on_spawn_failed, rank)
+        self._socket.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed, rank)
 
     def serve_store(self, listening: int) -> None:
         """Replace the store by a new one that listens on this socket, which is closed; before ranks are requested."""
         self._socket.send({"op": "serve_store"}, [listening], lambda error: self._socket.send({"op": "serve_store"}))
 
-    def cancel_pending(self) -> int:
-        """Drop the queued requests; return how many ranks will never start because of that."""
-        back = min(self._socket.withdraw_unsent(), self._in_flight)  # the unsent message may be that of the store
-        self._in_flight -= back
-        count = back + len(self._queue)
-        self._queue.clear()
-        return count
+    def withdraw_spawns(self) -> list[int]:
+        """Drop the requests for processes that are not sent yet; return the ranks, which will not start."""
+        return self._socket.withdraw_unsent()
 
     def remove_on_exit(self, path: str) -> None:
         """Have the zygote remove ``path`` if the launcher is killed."""
@@ -132,7 +118,7 @@ class ZygoteClient:
     def sweep(self, grace: float, *, own_exit_timeout_s: float = OWN_EXIT_TIMEOUT_S) -> None:
         """End all descendants: SIGTERM after ``own_exit_timeout_s``, SIGKILL ``grace`` seconds later.
 
-        Answered by ``on_swept``.
+        The reply is ``ProcessesSwept``.
         """
         self._socket.send({"op": "sweep", "grace_s": grace, "own_exit_timeout_s": own_exit_timeout_s})
 
@@ -147,7 +133,6 @@ class ZygoteClient:
             return None
         if not self.ready:
             self.kill()  # it has no descendants yet, and imports may take long
-        self._queue.clear()
         self._socket.close()
         return self._process.wait()
 
@@ -160,51 +145,37 @@ class ZygoteClient:
         """After ``close``: its descendants that could not be killed, except those that the launcher adopts."""
         return list(self._process.unkillable)
 
-    def _request_next(self) -> None:
-        while self.ready and self._queue and self._in_flight < MAX_IN_FLIGHT and self._socket.is_idle:
-            rank, prepare = self._queue.popleft()
-            self._in_flight += 1
-            fds: dict[str, int] = {}
-            try:
-                job = prepare(fds)
-            except OSError as error:  # the next rank would fail too
-                for fd in fds.values():
-                    os.close(fd)
-                return self._on_spawn_failed(rank, error)
-            failed = partial(self._on_spawn_failed, rank)
-            self._socket.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed)
-
     def _on_spawn_failed(self, rank: int, error: OSError) -> None:
         self._loop.call_soon(
             partial(self._on_message, {"op": "spawn_failed", "rank": rank, "errno": error.errno or 0}, [])
         )
 
     def _on_lost(self) -> None:
+        self._report(ev.ZygoteLost())
+
+    def _report(self, event: ev.NodeEvent) -> None:
         assert self.listener
-        self.listener.on_zygote_lost()
+        self.listener.on_zygote_event(event)
 
     def _on_message(self, message: FromZygote, fds: list[int]) -> None:
-        assert self.listener
         if message["op"] == "ready":
             self.ready, self.stores = True, message["can_serve_store"]
             self._process.on_ready(message["pid"], fds[0] if fds else None)
-            self.listener.on_zygote_ready(message["forks"], message["failed"], message["unsafe"], message["import_s"])
+            seconds = message["import_s"]
+            self._report(ev.ZygoteStarted(message["forks"], message["failed"], message["unsafe"], seconds))
         elif message["op"] == "import_failed":
-            self.listener.on_import_failed(message["message"])
+            self._report(ev.ImportFailed(message["message"]))
         elif message["op"] == "spawned":
-            self._in_flight -= 1
-            self.listener.on_spawned(message["rank"], message["pid"], fds[0] if fds else None)
+            self._report(ev.ProcessSpawned(message["rank"], message["pid"], fds[0] if fds else None))
         elif message["op"] == "spawn_failed":
-            self._in_flight -= 1
-            self.listener.on_spawn_failed(message["rank"], message["errno"])
+            reason = process_limits.describe_spawn_error(message["errno"])
+            self._report(ev.SpawnFailed(message["rank"], message["errno"], reason))
         elif message["op"] == "exited":
             code = os.waitstatus_to_exitcode(message["status"])
-            self.listener.on_exited(message["rank"], message["pid"], code, message["usage"])
+            self._report(ev.ProcessExited(message["rank"], message["pid"], code, message["usage"]))
         elif message["op"] == "store_exited":
-            self.listener.on_store_exited(message["pid"], os.waitstatus_to_exitcode(message["status"]))
+            self._report(ev.StoreExited(message["pid"], os.waitstatus_to_exitcode(message["status"])))
         elif message["op"] == "signalled":
-            self.listener.on_zygote_signalled(message["number"], message["rank"])
+            self._report(ev.ZygoteSignalled(message["number"], message["rank"]))
         elif message["op"] == "swept":
-            self.listener.on_swept(message["found"], message["stuck"])
-        if not self._socket.is_closed:
-            self._request_next()
+            self._report(ev.ProcessesSwept(tuple(message["found"]), tuple(message["stuck"])))

@@ -1,4 +1,4 @@
-"""The supervisor's end of the zygote socket: framed JSON messages with descriptors, never blocking.
+"""The launcher's end of the zygote socket: framed JSON messages with descriptors, never blocking.
 
 The zygote may be importing, stopped or gone.
 """
@@ -28,6 +28,7 @@ class _OutgoingMessage(Struct):
     data: memoryview
     fds: list[int]
     failed: Callable[[OSError], None]
+    rank: int | None  # whose process it requests
     tries: int = 0
 
 
@@ -58,28 +59,28 @@ class ZygoteSocket:
     def is_closed(self) -> bool:
         return self._socket.fileno() < 0
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._queue
-
     def send(
-        self, message: ToZygote, fds: Sequence[int] = (), on_failed: Callable[[OSError], None] = lambda error: None
+        self,
+        message: ToZygote,
+        fds: Sequence[int] = (),
+        on_failed: Callable[[OSError], None] = lambda error: None,
+        rank: int | None = None,
     ) -> None:
-        """Queue a message; takes over ``fds`` and closes them.
+        """Queue a message; takes over ``fds`` and closes them. ``rank``: whose process it requests, if it does.
 
         ``on_failed`` gets the error if the kernel refuses the message; it is not called when the peer has closed.
         """
-        self._queue.append(_OutgoingMessage(memoryview(encode_message(message)), list(fds), on_failed))
+        self._queue.append(_OutgoingMessage(memoryview(encode_message(message)), list(fds), on_failed, rank))
         if len(self._queue) == 1:
             self._send_pending()
 
-    def withdraw_unsent(self) -> int:
-        """Remove unsent messages with descriptors; return how many."""
-        unsent = [message for message in self._queue if message.fds]
+    def withdraw_unsent(self) -> list[int]:
+        """Remove unsent requests for processes; return their ranks."""
+        unsent = [message for message in self._queue if message.rank is not None and message.fds]
         for message in unsent:
             _close(message.fds)
             self._queue.remove(message)
-        return len(unsent)
+        return [message.rank for message in unsent if message.rank is not None]
 
     def close(self) -> None:
         for fds in (self._incoming.fds, *(message.fds for message in self._queue)):

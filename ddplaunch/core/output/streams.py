@@ -298,7 +298,7 @@ class Streams:
             write()
         except OSError as error:
             self._times[rank].close()
-            self._screen.show_note(f"output times of rank {rank} are not recorded any more: {error.strerror}")
+            self._screen.show_note(f"`logs --since` will not work for rank {rank}: {error.strerror}")
 
     def _on_eof(self, stream: _OpenStream) -> None:
         if stream.show:

@@ -94,7 +94,7 @@ def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Ste
         found = dict(zip(visible.devices, visible.gpus, strict=True))
         if missing := [device for device in devices if device not in found]:
             why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
-            yield "unfit", f"{join_names(missing)} cannot be found any more{why}", "`nvidia-smi` and dmesg may show why"
+            yield "unfit", f"{join_names(missing)} cannot be found{why}", "see what `nvidia-smi` and dmesg report"
             return
         gpus = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
         busy = [gpu for gpu in gpus.values() if (gpu.memory_used or 0) > GPU_BUSY_BYTES]

@@ -346,7 +346,7 @@ def _find_slow_collectives(examination: DoctorResults) -> Findings:
         if len(speed.nodes) > 2 and slow and not throttled:
             rate = _format_rate(largest_bus_bandwidth(speed))
             text = f"all_reduce runs at {rate}; the slowest pair at {_format_rate(min(pairs))}"
-            hint = "pairs do not load the links between the switches: check those, and the routing"
+            hint = "check the links between the switches, which pairs do not load, and the routing"
             yield Finding(Severity.WARNING, who, text, hint)
 
 

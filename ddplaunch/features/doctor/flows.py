@@ -135,13 +135,13 @@ def _make_finding(fault: FlowFault, subject: str, flow: Flow) -> Finding:
             text = f"packets are lost: {percent} ({flow.lost} of {flow.sent})"
             hint = "check the cables, the switch ports and their error counters: ethtool -S, ip -s link"
         case "large":
-            text = "connections work, but packets of full size are lost"
+            text = "connections work, but full-size packets are lost"
             hint = "set the same MTU on nodes and switches, and allow ICMP"
         case "far":
             text = f"round-trip time is {1e3 * (flow.seconds or 0):.3g} ms; expected below 1 ms in one data center"
             hint = "use nodes of one data center; `ping` and `traceroute` show where the time is spent"
         case _:
-            claim = "a data center has 1000 Mbit/s or more"
+            claim = "expected 1000 Mbit/s or more in a data center"
             if flow.claimed:
                 claim = f"the interface reports {flow.claimed} Mbit/s"
             text = f"throughput is {format_megabits(flow.rate or 0)}; {claim}"

@@ -54,7 +54,7 @@ def inspection_notes(inspection: Inspection) -> tuple[str, ...]:
     """List the nodes that were not inspected or did not answer, and what else the inspection lacks."""
     notes = [f"{sanitize_line(node)} did not answer" for node in inspection.silent]
     if inspection.node_only:
-        notes.append("the ranks of other nodes were not asked: --control none")
+        notes.append("only the ranks of this node are shown (--control none)")
     calls = [
         call
         for rank in inspection.ranks

@@ -251,7 +251,7 @@ class JobChooser:
         first = max(0, self._cursor - (rows - 4))
         styled = [(StyledText(line, "7" if at == self._cursor else ""),) for at, line in enumerate(lines[1:])]
         body = [(StyledText(lines[0], "2"),), *styled[first : first + rows - 2]]
-        hint = (StyledText("Up, Down: another job  Enter: show it  q leave", "2"),)
+        hint = (StyledText("Up, Down: choose a job  Enter: show it  q: quit", "2"),)
         return [truncate_row(row, columns - 1) for row in [*body, *[()] * (rows - 1 - len(body)), hint]]
 
 
@@ -318,7 +318,7 @@ class TopViewer:
             try:
                 subprocess.run(argv, check=False, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
                 with suppress(EOFError):
-                    input("ddplaunch: Enter shows the ranks again ")
+                    input("ddplaunch: press Enter to show the ranks again ")
             finally:
                 signal.signal(signal.SIGINT, before)
 

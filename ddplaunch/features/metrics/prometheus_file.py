@@ -18,18 +18,18 @@ from ddplaunch.features.samples.node import CounterSnapshot
 from ddplaunch.features.samples.sample import NodeSample
 
 RANK_METRICS = (
-    ("cpu", "rank_cpu_seconds_total", "counter", "CPU time of a rank with its descendants; a restart begins anew."),
+    ("cpu", "rank_cpu_seconds_total", "counter", "CPU time of a rank and its descendants; reset at a restart."),
     ("memory", "rank_memory_bytes", "gauge",
-     "Memory of a rank with its descendants, without what is shared or in files."),
+     "Memory of a rank and its descendants, without shared and file memory."),
     ("read", "rank_read_bytes_total", "counter",
-     "Bytes that a rank with its descendants has read from files and pipes."),
+     "Bytes that a rank and its descendants read from files and pipes."),
     ("written", "rank_written_bytes_total", "counter",
-     "Bytes that a rank with its descendants has written to files and pipes."),
+     "Bytes that a rank and its descendants wrote to files and pipes."),
 )  # fmt: skip
 GPU_METRICS = (
-    ("memory_used", "gpu_memory_bytes", "gauge", "Memory of a GPU that is in use."),
-    ("power", "gpu_power_watts", "gauge", "Power that a GPU draws."),
-    ("slowed", "gpu_slowed", "gauge", "1 while heat or the power supply holds the clocks of a GPU down."),
+    ("memory_used", "gpu_memory_bytes", "gauge", "Used memory of a GPU."),
+    ("power", "gpu_power_watts", "gauge", "Power draw of a GPU."),
+    ("slowed", "gpu_slowed", "gauge", "1 while the clock of a GPU is reduced by heat or its power supply."),
 )
 """Field of a rank's or a GPU's usage, name of its metric, type, and help text."""
 
@@ -85,13 +85,13 @@ class PrometheusFile(NodeSide):
                 yield from (f"ddplaunch_{name}{{{labels}{more}}} {value:.15g}\n" for more, value in known.items())
 
         over, running = self._code is not None, sum(each.state is RankState.RUNNING for each in status.ranks)
-        yield from metric("up", "gauge", "1 while the launcher runs, 0 once the job is over.", not over)
-        yield from metric("start_time_seconds", "gauge", "When the launcher began, since the epoch.", status.began)
+        yield from metric("up", "gauge", "1 while the job runs, 0 after its end.", not over)
+        yield from metric("start_time_seconds", "gauge", "Start of the launcher, as a Unix time.", status.began)
         ended = time.time() if over else None
-        yield from metric("end_time_seconds", "gauge", "When the job was over, since the epoch.", ended)
+        yield from metric("end_time_seconds", "gauge", "End of the job, as a Unix time.", ended)
         yield from metric("exit_code", "gauge", "The exit code of the job.", self._code)
         yield from metric("world_size", "gauge", "Ranks on all nodes.", status.world_size)
-        yield from metric("ranks_running", "gauge", "Ranks of this node that run.", running)
+        yield from metric("ranks_running", "gauge", "Running ranks of this node.", running)
         yield from metric("restarts_total", "counter", "Restarts of all ranks.", status.restarts)
         yield from metric("stalls_total", "counter", "Stalls reported.", self._stalls)
         if over or self._snapshot is None:
@@ -101,12 +101,12 @@ class PrometheusFile(NodeSide):
         for field, name, kind, text in RANK_METRICS:
             yield from metric(name, kind, text, {rank: getattr(used, field) for rank, used in ranks.items()})
         completed = {f',rank="{rank}"': sum(groups.values()) for rank, groups in self._snapshot.groups.items()}
-        text = "Collectives that a rank has completed; new process groups begin anew."
+        text = "Completed collectives of a rank; reset for new process groups."
         yield from metric("rank_collectives_total", "counter", text, completed)
 
         gpus = {f',gpu="{each.gpu}"': each for each in self._snapshot.gpus}
         busy = {gpu: None if each.busy is None else each.busy / 100 for gpu, each in gpus.items()}
-        text = "Share of the last second or so in which something ran on a GPU."
+        text = "Share of the last second in which the GPU was busy."
         yield from metric("gpu_busy_ratio", "gauge", text, busy)
         for field, name, kind, text in GPU_METRICS:
             yield from metric(name, kind, text, {gpu: getattr(each, field) for gpu, each in gpus.items()})

@@ -182,7 +182,7 @@ class NotifyObserver(NodeSide):
         timer.cancel()
         if self._busy:
             late = f"{FINAL_TIMEOUT_S:g} s after the end of the job"
-            self._show_note(f"--notify: commands still ran {late} and were killed")
+            self._show_note(f"--notify: killed commands that were still running {late}")
         self._close()
         if self._lost and not self._tree.unrelated_pids:
             # Processes of the notifier, which the launcher has adopted.

@@ -92,8 +92,8 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     found = find_hot_spots(known)
     sentences, late = late_ranks(known)
     differ = [
-        f"rank {each.rank} differs: {_format_share(each.share)} of its time is in {format_location(each.line)},"
-        f" of the others' {_format_share(each.others)}"
+        f"rank {each.rank} differs: {_format_share(each.share)} of its time is in {format_location(each.line)}"
+        f" (other ranks: {_format_share(each.others)})"
         for each in find_outliers(found, late)
     ]
     colour = None if is_colour_allowed() else False
@@ -102,7 +102,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         click.echo(line, color=colour)
     click.echo(f"\nPerfetto or chrome://tracing: {paths[0]}\nspeedscope: {paths[1]}")
     if of_torch:
-        click.echo(f"torch's profiler: in it, and in {os.path.join(output, title)}.rank-*.torch.json")
+        click.echo(f"torch.profiler: in the trace, and in {os.path.join(output, title)}.rank-*.torch.json")
     for path in of_py_spy:
         click.echo(f"py-spy, for speedscope: {path}")
     _print_remote_traces(known)
@@ -124,7 +124,7 @@ def _print_remote_traces(profiles: Iterable[RankProfile]) -> None:
     for each in profiles:
         if each.torch and not _is_local(each):
             where = f"{sanitize_line(each.torch)} on {sanitize_line(each.host)}"
-            click.echo(f"torch's profiler: {where}, until the job ends")
+            click.echo(f"torch.profiler: {where}, deleted when the job ends")
 
 
 def _find_pids(path: str, text: str) -> dict[int, int]:
@@ -164,8 +164,8 @@ def _collect_profiles(path: str, seconds: float, torch: bool) -> tuple[list[Rank
 
 def _without_torch(profiles: Iterable[RankProfile]) -> list[str]:
     without = [each.rank for each in profiles if not each.torch]
-    why = "no torch there, a profiler of the program's own, or too long a call"
-    return [f"no profile by torch of {format_ranks(without)}: {why}"] if without else []
+    why = "they have no torch, run a profiler of their own, or were in a long call"
+    return [f"no torch.profiler data of {format_ranks(without)}: {why}"] if without else []
 
 
 def _is_local(profile: RankProfile) -> bool:

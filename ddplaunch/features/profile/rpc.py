@@ -33,7 +33,7 @@ class ProfileKind(Kind):
     """Where all ranks spend their time; a part is the profile of one rank."""
 
     name, request, reply, timeout_s = "profile", ProfileRequest, RankProfile, MAX_PROFILE_S + REPLY_MARGIN_S
-    in_parts, busy_error = True, "another profile of this job is being taken"
+    in_parts, busy_error = True, "this job is being profiled already"
 
     def claimed_ranks(self, reply: RankProfile) -> Iterable[int]:
         return (reply.rank,)

@@ -25,7 +25,6 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import LaunchError, UsageError
 from ddplaunch.base.options import Option
-from ddplaunch.base.types import convert
 from ddplaunch.cli import client
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.run_options import OPTIONS
@@ -35,7 +34,7 @@ from ddplaunch.core.failures import FailureReport, find_first_cause
 from ddplaunch.features.preload.known_packages import PackageTable
 from ddplaunch.features.preload.program_source import NEEDS_DYNAMO
 from ddplaunch.features.python import pickle_files
-from ddplaunch.features.python.output_printer import OutputPrinter
+from ddplaunch.features.python.output_printer import LauncherMessage, OutputPrinter
 from ddplaunch.features.python.rank.call_loop import RaisedException
 from ddplaunch.system.plan.launch_command import python_command
 
@@ -148,7 +147,7 @@ class LauncherResult(Struct, frozen=True):
     """How a launcher ended."""
 
     code: int
-    failure: Mapping[str, Any] | None  # failure report, as in failure.json
+    failure: FailureReport | None
     error: LaunchError | None  # of the launcher itself
     remark: str | None  # the last relevant note
 
@@ -343,8 +342,7 @@ class LaunchedJob:
         result = self._result
         assert result is not None
         if result.failure is not None:
-            verdict: FailureReport = convert(result.failure, FailureReport)
-            raise _make_rank_failed(verdict, self._rank_exception(call, verdict.first.rank), alive=False)
+            raise _make_rank_failed(result.failure, self._rank_exception(call, result.failure.first.rank), alive=False)
         if result.error is not None:
             raise result.error
         if result.code:
@@ -411,15 +409,15 @@ def _needs_dynamo(function: Callable[..., object]) -> bool:
         return False
 
 
-_IGNORED_NOTE_STARTS = ("stopping ", "looking at ", "inspecting ", "kept in ")
+_IGNORED_NOTE_STARTS = ("stopping ", "inspecting ", "kept in ")
 """The start of notes that do not explain how the job ended."""
 
 
-def _parse_result(code: int, messages: list[dict[str, Any]]) -> LauncherResult:
+def _parse_result(code: int, messages: list[LauncherMessage]) -> LauncherResult:
     """Find the failure report, error and last relevant note in the launcher's messages (--log-json)."""
-    failure = next((each["verdict"] for each in messages if each["kind"] == "failure"), None)
+    failure = next((each.verdict for each in messages if each.kind == "failure"), None)
     error_type = UsageError if code == UsageError.exit_code else LaunchError
-    error = next((error_type(each["text"], each.get("hint")) for each in messages if each["kind"] == "error"), None)
-    notes = [each["text"] for each in messages if each["kind"] in ("note", "stacks")]
+    error = next((error_type(each.text, each.hint) for each in messages if each.kind == "error"), None)
+    notes = [each.text for each in messages if each.kind in ("note", "stacks")]
     remark = next((text for text in reversed(notes) if not text.startswith(_IGNORED_NOTE_STARTS)), None)
     return LauncherResult(code, failure, error, remark)

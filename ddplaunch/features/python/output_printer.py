@@ -11,11 +11,25 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO
 
+from msgspec import Struct
+
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import convert
+from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.output.log_message import JSON_LINE_START
 
 _CHUNK = 1 << 16
+
+
+class LauncherMessage(Struct, frozen=True):
+    """A message of the launcher (--log-json), as far as the caller needs it."""
+
+    kind: str  # a ``MessageKind``
+    text: str
+    hint: str | None = None  # of an error
+    verdict: FailureReport | None = None  # of a failure
 
 
 class OutputPrinter:
@@ -34,8 +48,7 @@ class OutputPrinter:
         """Called once after the stream ``output`` has raised."""
         self.error: BaseException | None = None
         """The exception of the stream ``output``, for the caller; it is not written to any more."""
-        self.messages: list[dict[str, Any]] = []
-        """The messages of ddplaunch, parsed."""
+        self.messages: list[LauncherMessage] = []
 
     def print_stream(self, pipe: IO[bytes], name: str) -> None:
         """Print the data of the launcher's stdout or stderr until its end."""
@@ -68,13 +81,13 @@ class OutputPrinter:
     def _collect_message(self, line: str) -> str:
         """Store a message of ddplaunch; return the text to print for it now, or ""."""
         try:
-            message = json.loads(line)
-        except ValueError:  # truncated
+            message = convert(json.loads(line), LauncherMessage)
+        except (ValueError, ProtocolError):  # truncated
             return ""
         self.messages.append(message)
-        if message["kind"] == "note" and self.on_note(message["text"]):
+        if message.kind == "note" and self.on_note(message.text):
             return ""
-        return f"ddplaunch: {message['text']}\n" if message["kind"] in ("note", "waiting", "restart") else ""
+        return f"ddplaunch: {message.text}\n" if message.kind in ("note", "waiting", "restart") else ""
 
     def print(self, text: str, name: str) -> None:
         """Print text to ``output``, or to the caller's stdout or stderr."""

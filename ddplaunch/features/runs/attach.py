@@ -44,16 +44,16 @@ def attach(job: str | None) -> int:
 def _attach_to_slurm_job(word: str) -> int:
     """Follow a job of Slurm that was not submitted by ddplaunch."""
     if not re.fullmatch(r"\d+(_\d+)?", word):
-        raise UsageError(f"no submitted job is called {sanitize_line(word, 60)}", "ddplaunch ps shows those that were")
+        raise UsageError(f"no submitted job is called {sanitize_line(word, 60)}", "ddplaunch ps lists your jobs")
     if (slurm := find_slurm()) is None:
-        what = f"job {word} was not submitted here, and scontrol is not on PATH to ask Slurm about it"
-        hint = "ddplaunch ps shows those that were; on a login node of Slurm any is followed"
+        what = f"job {word} was not submitted here, and scontrol is not on PATH"
+        hint = "run this on a login node of Slurm; ddplaunch ps lists the jobs that were submitted here"
         raise SchedulerNotResponding(what, hint)
     number, _, index = word.partition("_")
     job = JobId(number, index=index or None)
     try:
         query_state(job, slurm)  # raises at once if Slurm does not respond
     except JobForgotten:
-        hint = "squeue --me lists your jobs; of those that ended long ago only sacct may know"
-        raise UsageError(f"Slurm does not know job {word}, and none was submitted from here", hint) from None
+        hint = "squeue --me lists your jobs, and sacct those that ended long ago"
+        raise UsageError(f"Slurm does not know job {word}, and it was not submitted here", hint) from None
     return follow_job(LogFollower(job, slurm, last=INITIAL_LOG_BYTES), f"scontrol show job {word} names it")

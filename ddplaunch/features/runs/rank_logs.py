@@ -63,7 +63,7 @@ def _start_since(path: str, moment: float) -> int:
     except OSError:
         marks = []
     if size and not marks:
-        raise LaunchError(f"when the ranks printed is not known: {sanitize_line(times_file(path))} is missing or empty")
+        raise LaunchError(f"--since does not work here: {sanitize_line(times_file(path))} is missing or empty")
     start = offset_since(marks, moment)
     return size if start is None else min(max(start, 0), size)
 

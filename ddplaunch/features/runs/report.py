@@ -103,8 +103,8 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
 
 def _print_period_report(since: str, run: str | None, as_json: bool, page: str) -> None:
     if run or page:
-        other = page or f"a run, here {sanitize_line(run or '', 60)}"
-        what = f"--since {sanitize_line(since, 60)} is of all runs: not with {other}"
+        other = page or sanitize_line(run or "", 60)
+        what = f"--since {sanitize_line(since, 60)} is for all runs, not for {other}"
         raise UsageError(what, "leave one of them out")
     for line in report_since(since, as_json=as_json):
         click.echo(line, color=None if is_colour_allowed() else False)

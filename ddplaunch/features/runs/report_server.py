@@ -45,7 +45,7 @@ def serve(run: str, port: str, job: BatchJobState | None) -> None:
         raise UsageError(f"--serve {port}: {error.strerror}", "--serve alone takes any free port") from None
     with server:
         server.pages = pages
-        click.echo(f"http://{LOOPBACK}:{server.server_port}{server.path} shows {run}; Ctrl-C ends this")
+        click.echo(f"http://{LOOPBACK}:{server.server_port}{server.path} shows {run}; Ctrl-C stops this server")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 
@@ -68,7 +68,7 @@ class LivePage:
         found = run_lookup.find_run(self._run)
         shares = mark_lost(history_store.read_node_records(found.run), self._job)
         if not shares:  # it was deleted meanwhile
-            raise LaunchError(f"{found.run} has no record any more", "ddplaunch ps --all shows which runs are")
+            raise LaunchError(f"{found.run} has no record: it was deleted", "ddplaunch ps --all lists all runs")
         known = collect_inputs(found, shares, live=found.running is not None)
         records = with_live_state(found, shares, known)
         effective = TimeOfRuns(records[:1], records[0].spent).line

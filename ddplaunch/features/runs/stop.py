@@ -83,7 +83,7 @@ def _begin_to_stop(job: RunningJob, now: bool) -> str:
     """Request a launcher to stop its job; return the job's run id."""
     if is_suspended(job.pid):
         os.kill(job.pid, signal.SIGCONT)
-        click.echo(f"{job.run_id} was suspended; it is continued, so that it can stop", err=True)
+        click.echo(f"{job.run_id} was suspended: continuing it, so that it can stop", err=True)
         deadline = time.monotonic() + CONTINUE_TIMEOUT_S
         while is_suspended(job.pid) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -18,13 +18,14 @@ from ddplaunch.core.events import Event, JobPreempted, SignalReceived, StoredEve
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
+from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node import process_limits, rank_files
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
 from ddplaunch.core.rank import proc_utils
-from ddplaunch.core.rank.zygote_messages import ProgramJob, Usage
+from ddplaunch.core.rank.zygote_messages import ProgramJob
 from ddplaunch.features.sidecars.programs import Sidecar
 
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
@@ -92,9 +93,6 @@ class SidecarRunner(NodeSide):
         except process_limits.ResourceLimitError as error:
             return self._show_note(f"{self._names}: {error.message}; the job goes on")
         self._tree.other_zygotes.add(self._zygote.pid)
-        self._zygote.spawn(
-            (number, partial(self._build_job, number, each)) for number, each in enumerate(self._sidecars)
-        )
 
     def _build_job(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> ProgramJob:
         name, log = sidecar.name, self._log.file(f"sidecar-{sidecar.name}.log")
@@ -123,7 +121,7 @@ class SidecarRunner(NodeSide):
             if sidecar.url_pattern:
                 self._streams.set_shown(sidecar.name, False)  # what it prints at its end is not of interest
         if self._zygote:
-            self._zygote.cancel_pending()
+            self._zygote.withdraw_spawns()
             self._zygote.sweep(self._grace, own_exit_timeout_s=0)
             self._timer = self._loop.call_later(self._grace + proc_utils.KILL_TIMEOUT_S + 1, self._zygote.kill)
         elif self._was_lost:
@@ -139,30 +137,36 @@ class SidecarRunner(NodeSide):
         self._zygote.sweep(0)
         return True
 
-    def on_zygote_ready(self, forks: bool, failed: str | None, unsafe: str | None, seconds: float) -> None:
-        if self._zygote and any(each.url_pattern for each in self._sidecars):
+    def on_zygote_event(self, event: ev.NodeEvent) -> None:
+        """Handle what happened to the sidecars; signals are not forwarded to them, nothing is imported for them."""
+        match event:
+            case ev.ZygoteStarted():
+                self._on_zygote_started()
+            case ev.ProcessSpawned(rank=number, pid=pid, pidfd=pidfd):
+                if pidfd is not None:
+                    os.close(pidfd)
+                self._tree.add_session(pid)
+                self._emit(SidecarStarted(self._sidecars[number].name, pid))
+            case ev.SpawnFailed(rank=number, reason=reason):
+                self._show_note(f"{self._sidecars[number].name} cannot be started: {reason}")
+            case ev.ProcessExited(rank=number, code=code):
+                self._on_exited(self._sidecars[number], code)
+            case ev.ProcessesSwept(stuck=stuck):
+                if stuck:
+                    self._show_note(f"not waiting for processes that cannot be killed: {', '.join(stuck)}")
+                self._close()
+            case ev.ZygoteLost():
+                self._on_zygote_lost()
+
+    def _on_zygote_started(self) -> None:
+        if self._zygote is None or self._stopping:
+            return
+        if any(each.url_pattern for each in self._sidecars):
             self._temp_dir.create(self._zygote.remove_on_exit)  # TensorBoard leaves files in TMPDIR when it is killed
+        for number, sidecar in enumerate(self._sidecars):
+            self._zygote.spawn(number, partial(self._build_job, number, sidecar))
 
-    def on_import_failed(self, message: str) -> None: ...  # nothing is imported
-    def on_zygote_signalled(self, number: int, rank: int | None) -> None: ...  # signals are not forwarded to sidecars
-    def on_store_exited(self, pid: int, code: int) -> None: ...  # there is no store
-
-    def on_spawned(self, rank: int, pid: int, pidfd: int | None) -> None:
-        if pidfd is not None:
-            os.close(pidfd)
-        self._tree.add_session(pid)
-        self._emit(SidecarStarted(self._sidecars[rank].name, pid))
-
-    def on_spawn_failed(self, rank: int, errno: int) -> None:
-        self._show_note(f"{self._sidecars[rank].name} cannot be started: {process_limits.describe_spawn_error(errno)}")
-
-    def on_swept(self, found: list[str], stuck: list[str]) -> None:
-        if stuck:
-            self._show_note(f"not waiting for processes that cannot be killed: {', '.join(stuck)}")
-        self._close()
-
-    def on_exited(self, rank: int, pid: int, code: int, usage: Usage) -> None:
-        sidecar = self._sidecars[rank]
+    def _on_exited(self, sidecar: Sidecar, code: int) -> None:
         self._emit(SidecarExited(sidecar.name, code))
         self._streams.read_pending(sidecar.name)
         if not (self._stopping or self._stop_expected):
@@ -187,7 +191,7 @@ class SidecarRunner(NodeSide):
             self._show_note(hint)
         self._emit(SidecarListening(sidecar.name, url))
 
-    def on_zygote_lost(self) -> None:
+    def _on_zygote_lost(self) -> None:
         """The zygote was killed, and the sidecars by their parent-death signal."""
         self._was_lost = True
         if not self._stopping:

@@ -249,7 +249,11 @@ class Fleet:
             self._check_exits()
         elif number == signal.SIGTSTP:
             self._print("cannot suspend a job over SSH: the hosts would treat it as lost")
-        elif self._state is not FleetState.CHECKING and self._inspect_key.is_inspect_request(number):
+        elif (
+            self._state is not FleetState.CHECKING
+            and os.isatty(2)
+            and self._inspect_key.is_pressed(number, time.monotonic())
+        ):
             self._print("inspecting the ranks; press Ctrl-\\ again to stop the job")
             self._hosts[0].send(INSPECT_BYTE)
         elif not self._live_sessions():  # only unread output is left

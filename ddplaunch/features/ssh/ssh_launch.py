@@ -85,8 +85,8 @@ class SshLaunch(RunInstead):
             what = f"--nproc {options[Ranks].nproc} and the slots of the hosts contradict each other"
             raise UsageError(what, "give one")
         if options.is_set("gpus") and any(host.gpus for host in hosts):
-            what = f"--gpus {options[Ranks].gpus} and the slots chosen contradict each other"
-            raise UsageError(what, "give one of them")
+            what = f"--gpus {options[Ranks].gpus} and the chosen slots contradict each other"
+            raise UsageError(what, "leave one of them out")
         if len(hosts) > 1 and hosts[0].name in ("localhost", "127.0.0.1", "::1") and options[Nodes].master_addr is None:
             what = f"{hosts[0].name} is another machine on each of the hosts"
             raise UsageError(what, "use the name by which the other hosts reach it, or add --master-addr")

@@ -96,11 +96,11 @@ class Lsf(HostsScheduler):
             if "span[" in text:
                 raise UsageError(f"--bsub-arg {text}: ddplaunch sets span itself", hint)
         if values["gpus_per_node"] and not values["gpus_per_node"].isdecimal():
-            what = f"--gpus-per-node {values['gpus_per_node']}: here it is a number"
+            what = f"--gpus-per-node {values['gpus_per_node']}: expected a number with --scheduler lsf"
             raise UsageError(what, "--gpus-per-node 8, and --partition NAME if a queue has that type")
         check_array(ctx, lists=True)
         if values["spares"] and not any(text.startswith("-app") for text in values["bsub_args"]):
-            hint = "name one: --bsub-arg='-app PROFILE'; without it LSF ends a job that has lost a host"
+            hint = "--bsub-arg='-app PROFILE'; without it LSF ends a job that loses a host"
             what = "--spares needs an application profile of the site, with DJOB_COMMFAIL_ACTION=IGNORE_COMMFAIL"
             raise UsageError(what, hint)
         output = values["output"]

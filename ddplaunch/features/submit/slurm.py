@@ -281,8 +281,8 @@ def _check(job: BatchJob) -> None:
         other = next(name for name in ("gpus-per-node", "gres") if name in counts)
         value = job.gpus_per_node if other == "gpus-per-node" else job.gres
         differ = f"--gpus-per-task {job.gpus_per_task} and --{other} {value} differ"
-        what = f"{differ}, but each node has one task, ddplaunch"
-        raise UsageError(what, f"--{other} {value} alone; ddplaunch starts a rank for each GPU")
+        what = f"{differ}, but a node has only one task: ddplaunch"
+        raise UsageError(what, f"--{other} {value} without --gpus-per-task: ddplaunch starts a rank for each GPU")
     asked = counts or any("gpu" in words for words in job.extra_options)
     of_gpus = ("gpus-per-node", "gpus-per-task", "gres")
     if job.mem_per_gpu and not asked and not any(os.environ.get(OVERRIDE_VARIABLES[each]) for each in of_gpus):

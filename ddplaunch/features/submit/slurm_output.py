@@ -125,7 +125,7 @@ def _make_state(
         again = f" again (restart {restarts})" if restarts and state == "RUNNING" else ""
         return BatchJobState(f"is {word}{again}", is_running=state == "RUNNING", state=word)
     words = "was requeued and waits" if restarts else "waits"
-    if never := _BLOCKING_REASONS.get(reason) or ("more than one job is allowed" if _PER_JOB.fullmatch(reason) else ""):
+    if never := _BLOCKING_REASONS.get(reason) or ("the job alone exceeds it" if _PER_JOB.fullmatch(reason) else ""):
         words += f", and will never start: {reason} ({never})"
     elif reason != "None":
         words += f": {reason}"

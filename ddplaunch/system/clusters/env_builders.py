@@ -25,7 +25,7 @@ FIRST_PORT, PORT_PAIR_COUNT = 15000, 8000
 def missing_address_error(environ: EnvVariables, nnodes: str, node_rank: str) -> UsageError:
     """Build the error for variables (the arguments are their names) that number nodes without node 0's address."""
     return UsageError(
-        f"{node_rank}={environ[node_rank]} of {nnodes}={environ[nnodes]} nodes, but nothing says where node 0 is",
+        f"{node_rank}={environ[node_rank]} of {nnodes}={environ[nnodes]} nodes, but no variable has node 0's address",
         f'ddplaunch run --nnodes "${nnodes}" --node-rank "${node_rank}" --master-addr … on every node\n'
         "or --cluster none …, for this machine alone",
     )

@@ -213,8 +213,8 @@ class ReverseLookupCheck:
         if not self._thread.is_alive():
             return {}
         if self._notify:
-            waits = "ranks wait 1 s each, not 10"
-            self._notify(f"the name server does not answer, and torch asks it about every peer: {waits}")
+            waits = "set to 1 s, so that ranks do not wait 10 s for each peer"
+            self._notify(f"the name server does not answer; its timeout in the ranks is {waits}")
             self._notify = None
         return {"RES_OPTIONS": RESOLVER_OPTIONS}
 

@@ -31,7 +31,7 @@ def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
     found = list(_low_sysctls(nodes + _SPARE_DESCRIPTORS, sysctls)) if nodes >= LARGE_JOB_NODES else []
     if not found:
         return None
-    return f"node 0 serves {nodes:,} nodes; raise on this machine, as root, what is too low:\n" + "\n".join(
+    return f"limits of this machine are too low for node 0 of {nodes:,} nodes; raise them as root:\n" + "\n".join(
         f"  {each}" for each in found
     )
 
@@ -39,16 +39,16 @@ def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
 def _low_sysctls(need: int, sysctls: str) -> Iterator[str]:
     hard = rlimits.read(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < need:
-        yield f"open files (ulimit -Hn): {hard}, at least {need}; beyond that no node can join"
-    names = {"core/somaxconn": "nodes that call at once try again"}
+        yield f"open files (ulimit -Hn): {hard}, needs {need}; beyond that, nodes cannot join"
+    names = {"core/somaxconn": "beyond that, nodes that connect at once must retry"}
     # with cookies the kernel does without this queue (tcp_input.c)
     if _read_sysctl(sysctls, "ipv4/tcp_syncookies") == 0:
-        names["ipv4/tcp_max_syn_backlog"] = "the same, as net.ipv4.tcp_syncookies is 0"
-    names["ipv4/neigh/default/gc_thresh3"] = "needed if all nodes are in one network: beyond it packets are dropped"
+        names["ipv4/tcp_max_syn_backlog"] = "the same, because net.ipv4.tcp_syncookies is 0"
+    names["ipv4/neigh/default/gc_thresh3"] = "beyond that, packets are dropped if all nodes are in one network"
     for name, why in names.items():
         value = _read_sysctl(sysctls, name)
         if value is not None and value < need:
-            yield f"net.{name.replace('/', '.')}: {value}, at least {need}; {why}"
+            yield f"net.{name.replace('/', '.')}: {value}, needs {need}; {why}"
 
 
 def _read_sysctl(sysctls: str, name: str) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import time
 from contextlib import suppress
 
 from ddplaunch.base.errors import UsageError, sanitize_line, truncate_line
@@ -11,6 +13,7 @@ from ddplaunch.system.network.addresses import parse_address, resolve
 from ddplaunch.system.plan.rendezvous import LOOPBACK
 
 LISTEN_BACKLOG = 65535  # the kernel limits it (net.core.somaxconn): all nodes may connect at once
+CLAIM_TRIES, CLAIM_DELAY_S = 4, 0.02  # only a launcher on node 0's machine waits so long
 
 
 class ReservedPort:
@@ -88,14 +91,17 @@ class ReservedPort:
 def try_listen(number: int) -> socket.socket | None:
     """Listen on all interfaces; None if another process listens there already. Of several callers one succeeds.
 
-    Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen.
+    Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen. It refuses both of two
+    that try at the same moment, and a program that only tests the port holds it for a moment: so this tries again.
     """
-    try:
-        return listen_on_all_interfaces(number)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return None
-        raise _port_in_use_error("--control-port", number, error) from None
+    for _ in range(CLAIM_TRIES):
+        try:
+            return listen_on_all_interfaces(number)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise _port_in_use_error("--control-port", number, error) from None
+        time.sleep((1 + os.getpid() % 16 / 16) * CLAIM_DELAY_S)  # not all after the same time
+    return None
 
 
 def listen_on_all_interfaces(number: int) -> socket.socket:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.system.network import reserved_port
 from ddplaunch.system.network.reserved_port import try_listen
 from tests.conftest import (
     assert_refused,
@@ -51,6 +52,15 @@ def test_one_of_several_claims_a_port():
     assert len(held) == 1
     socket.create_connection(("127.0.0.1", port)).close()
     held[0].close()
+
+
+def test_a_port_that_is_in_use_for_a_moment_is_claimed(monkeypatch):
+    port = free_port()
+    other = socket.create_server(("", port))
+    monkeypatch.setattr(reserved_port.time, "sleep", lambda seconds: other.close())
+    claimed = try_listen(port)
+    assert claimed is not None
+    claimed.close()
 
 
 @pytest.mark.parametrize("nodes", [2, 5])

@@ -30,18 +30,16 @@ def test_each_is_passed_on_once(came, passed_on):
 
 
 def test_one_that_came_to_the_ranks_by_itself_is_not_passed_on_once():
-    now = 0.0
-    direct = BroadcastSignalFilter(lambda: now)
-    direct.record(USR1)
-    assert [direct.was_seen(USR1), direct.consume(USR2), direct.consume(USR1), direct.consume(USR1)] == [
+    direct = BroadcastSignalFilter()
+    direct.record(USR1, 0.0)
+    assert [direct.was_seen(USR1, 0.1), *(direct.consume(number, 0.1) for number in (USR2, USR1, USR1))] == [
         True,
         False,
         True,
         False,
     ]
-    direct.record(USR1)
-    now = 10 * DUPLICATE_WINDOW_S
-    assert not direct.consume(USR1)
+    direct.record(USR1, 0.0)
+    assert not direct.consume(USR1, 10 * DUPLICATE_WINDOW_S)
 
 
 def test_the_zygote_gets_those_that_are_for_ranks():

@@ -18,7 +18,7 @@ ENOUGH = {
     "ipv4/tcp_max_syn_backlog": 512,
     "ipv4/neigh/default/gc_thresh3": 4096,
 }
-NEED = "at least 2128"
+NEED = "needs 2128"
 
 
 def settings(folder: Path, **changed: int) -> str:
@@ -69,6 +69,6 @@ def test_it_is_printed_before_the_nodes_join(start_ddplaunch, tmp_path):
     job = start_ddplaunch("run", *LIGHT, "--nnodes", "60000", *where, "train.py")
     wait_until(lambda: "1/60000 nodes joined" in job.stderr(), "the wait")
     output = job.stderr()
-    assert output.index("node 0 serves 60,000 nodes; raise on this machine") < output.index("1/60000 nodes joined")
+    assert output.index("limits of this machine are too low for node 0") < output.index("1/60000 nodes joined")
     job.signal(signal.SIGINT)
     assert job.wait() == 130

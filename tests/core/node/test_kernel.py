@@ -19,8 +19,10 @@ from tests.start_modes import FORKED
 PIDFDS = ("pidfd_open", "pidfd_send_signal")
 
 
-@pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])  # Linux before 5.3; container runtimes that do not know them
-@pytest.mark.parametrize("calls", [PIDFDS, PIDFDS[1:]], ids="+".join)
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [("ENOSYS", PIDFDS), ("EPERM", PIDFDS[1:])],  # Linux before 5.3; container runtimes that do not know them
+)
 def test_a_failed_job_is_stopped_and_reported_without_pidfds(tmp_path, error, calls):
     program = write_program(
         tmp_path, "fails.py", "import os, time\nif os.environ['RANK'] == '1':\n    1 / 0\ntime.sleep(600)\n"
@@ -43,9 +45,14 @@ def missing_call(call: str, error: int) -> str:
     return f"the system call {call} is needed to start ranks and fails: {os.strerror(error)}"
 
 
-@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
 @pytest.mark.parametrize(
-    ("call", "code"), [("socketpair", 71), ("prctl", 71), ("sched_getaffinity", 0), ("prlimit64", 0)]
+    ("call", "code", "error"),
+    [
+        ("socketpair", 71, errno.ENOSYS),
+        ("prctl", 71, errno.EPERM),
+        ("sched_getaffinity", 0, errno.ENOSYS),
+        ("prlimit64", 0, errno.EPERM),
+    ],
 )
 def test_a_container_that_forbids_a_call(tmp_path, call, code, error):
     words = ddplaunch_command("run", "--nproc", "2", "--no-python", "true")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import textwrap
 from contextlib import suppress
 
 import pytest
@@ -58,14 +59,6 @@ def test_notified_ranks_end_by_themselves(start_ddplaunch, asks, mode):
     job.assert_nothing_left()
 
 
-def test_a_single_rank(start_ddplaunch, asks):
-    job = start_ddplaunch("run", asks)
-    job.wait_for("ready")
-    job.signal(signal.SIGUSR2)
-    assert job.wait() == 75
-    job.assert_nothing_left()
-
-
 def test_work_that_is_done_is_done(start_ddplaunch, tmp_path):
     """Ranks that finish without asking have not made room: there is nothing to run again."""
     write_program(
@@ -81,9 +74,9 @@ def test_work_that_is_done_is_done(start_ddplaunch, tmp_path):
     assert (job.wait(), "may be run again" in job.stderr()) == (0, False)
 
 
-def test_when_the_time_is_over_ranks_are_stopped(start_ddplaunch, tmp_path, mode):
+def test_when_the_time_is_over_ranks_are_stopped(start_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", NEVER_ASKS)
-    job = start_ddplaunch("run", *mode, "--nproc", "2", "--preempt-grace", "0.1", "t.py")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-grace", "0.1", "t.py")
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
@@ -212,11 +205,7 @@ def test_ctrl_c_after_the_warning(start_ddplaunch, tmp_path):
     assert "may be run again" not in job.stderr()
 
 
-def test_a_pod_is_warned_by_sigterm(start_ddplaunch, asks, tmp_path):
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-signal", "TERM", asks)
-    job.wait_for("ready", 2)
-    job.signal(signal.SIGTERM)
-    assert job.wait() == 75
+def test_a_second_sigterm_stops_a_pod(start_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", NEVER_ASKS)
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-signal", "TERM", "t.py")
     job.wait_for("ready", 2)
@@ -238,7 +227,9 @@ def test_a_warning_that_is_none(start_ddplaunch, asks):
 
 def test_the_batch_script_learns_the_exit_code(start_ddplaunch, asks, tmp_path):
     """From node 0 alone; the scripts of other schedulers than Slurm, from a mark for a requeue."""
-    write_program(tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + _dedent(ASKS))
+    write_program(
+        tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + textwrap.dedent(ASKS)
+    )
     code, mark = write_program(tmp_path, "code", "something older"), tmp_path / "mark"
     variables = {"DDPLAUNCH_EXIT_FILE": str(code), "DDPLAUNCH_REQUEUE_FILE": str(mark)}
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py", env=variables)
@@ -253,12 +244,6 @@ def test_the_batch_script_learns_the_exit_code(start_ddplaunch, asks, tmp_path):
     assert job.wait() == 75
     missing = f"{tmp_path}/no/code: No such file or directory"
     assert f"cannot write the exit code 75 for the batch script: {missing}" in job.stderr()
-
-
-def _dedent(text: str) -> str:
-    import textwrap
-
-    return textwrap.dedent(text)
 
 
 def test_a_launcher_within_a_rank_is_warned_too(start_ddplaunch, asks, tmp_path):

@@ -249,6 +249,11 @@ ODD_ERROR_FILES = {
     "odd fields": """open(path, 'w').write('{"message": {"message": 1, "extraInfo": [2]}}')""",
     "an odd time": """open(path, 'w').write('{"message": {"message": "", "extraInfo": {"time_ns": Infinity}}}')""",
     "brackets without end": "open(path, 'w').write('[' * 1_000_000)",
+    "messages in messages": """open(path, 'w').write('{"message": ' * 1000 + '1' + '}' * 1000)""",
+    "a list as a message": """open(path, 'w').write('{"message": {"message": [1], "extraInfo": []}}')""",
+    "an odd stack": """open(path, 'w').write('{"message": {"message": 1, "extraInfo": {"py_callstack": {"a": 1}}}}')""",
+    "a null byte": r"open(path, 'w').write('\0')",
+    "a text": """open(path, 'w').write('"x"')""",
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.core.node.zygote_client import LEFTOVER_GRACE_S
+from ddplaunch.core.node.machine import LEFTOVER_GRACE_S
 from ddplaunch.core.rank.proc_utils import KILL_TIMEOUT_S, list_descendants
 from ddplaunch.features.runs import history_store
 from tests.conftest import (

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -96,28 +97,16 @@ def test_loopback_alone_unless_there_are_other_nodes():
     everywhere.close()
 
 
-def test_a_taken_port_is_named_with_its_holder():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        number = taken.getsockname()[1]
-        with pytest.raises(UsageError) as caught:
-            ReservedPort("127.0.0.1", number, nnodes=1)
-    assert f"--master-port {number} is in use by" in caught.value.message
-    assert "(pid " in caught.value.message
-
-
 @pytest.mark.parametrize("address", ["no-such-host.invalid", "192.0.2.1"])
 def test_an_address_of_another_machine(address):
     with pytest.raises(UsageError, match=address):
         ReservedPort(address, 0, nnodes=1)
 
 
-@pytest.mark.parametrize("address", ["localhost", "::1"])
 @zygote_and_exec
-def test_ranks_find_the_store(run_ddplaunch, tmp_path, address, mode):
+def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
     """At the usual 127.0.0.1 those of nearly all tests do."""
-    if address == "::1" and not _has_ipv6_loopback():
+    if not Path("/proc/net/if_inet6").exists() or "00000001 01 80" not in Path("/proc/net/if_inet6").read_text():
         pytest.skip("no ::1 on this machine")
     script = write_program(
         tmp_path,
@@ -131,21 +120,12 @@ def test_ranks_find_the_store(run_ddplaunch, tmp_path, address, mode):
         dist.destroy_process_group()
         """,
     )
-    done = run_ddplaunch("run", "--start", mode, "--nproc", "2", "--master-addr", address, script)
+    done = run_ddplaunch("run", "--start", mode, "--nproc", "2", "--master-addr", "::1", script)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"met 2 at {address}\n") == 2
+    assert done.stdout.count("met 2 at ::1\n") == 2
 
 
-def _has_ipv6_loopback() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as sock:
-            sock.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:{port}", "file://{folder}/store"])
+@pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"])
 @zygote_and_exec
 def test_init_methods(run_ddplaunch, tmp_path, method, mode):
     """--backend and --init-method: the group is there before the target runs and gone after; files are removed."""
@@ -262,11 +242,10 @@ def test_a_warm_zygotes_runs_have_stores_of_their_own(start_ddplaunch, tmp_path)
         run_command(ddplaunch_command("warm", "--stop"), tmp_path, env)
 
 
-@pytest.mark.parametrize("store", [True, False], ids=["a store", "rank 0's"])
-def test_what_a_dry_run_shows_of_the_store(run_in_fork, tmp_path, store):
+def test_what_a_dry_run_shows_of_the_store(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "import torch")
-    for words, expected in ((("--nproc", "2"), store), (("--nproc", "1"), False)):
-        done = run_in_fork("run", *words, *(() if store else EXEC), "--dry-run", "--json", "train.py")
+    for words, expected in ((("--nproc", "2"), True), (("--nproc", "2", *EXEC), False), (("--nproc", "1"), False)):
+        done = run_in_fork("run", *words, "--dry-run", "--json", "train.py")
         assert f'"TORCHELASTIC_USE_AGENT_STORE": "{expected}"' in done.stdout
 
 

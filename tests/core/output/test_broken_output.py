@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -86,21 +84,9 @@ def test_a_command_says_that_the_disk_is_full(tmp_path, words):
     assert (done.returncode, done.stderr.replace("you have no running jobs on this machine\n", "")) == (74, error)
 
 
-@pytest.fixture
-def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    if os.getuid() != 0:
-        pytest.skip("needs root to mount a small file system")
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small], capture_output=True).returncode:
-        pytest.skip("cannot mount a small file system here")
-    yield small
-    subprocess.run(["umount", small], check=True)
-
-
-def test_a_temporarily_full_disk_loses_nothing(tmp_path, small_disk):
+def test_a_temporarily_full_disk_loses_nothing(tmp_path, mount_small_disk):
     """There is room again only when the ranks have printed all."""
+    small_disk = mount_small_disk("64k")
     fill = small_disk / "fill"
     fill.write_bytes(bytes(60_000))
     script = write_program(

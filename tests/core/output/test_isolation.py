@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from ddplaunch.cli import client
@@ -14,46 +12,55 @@ from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.runs.output_request import TailOutputRequest
 from tests.conftest import wait_until, write_program
+from tests.constant_override import write_launcher
 from tests.start_modes import LIGHT
 
-BROKEN = f"""
-#!{sys.executable}
-import sys
-import ddplaunch.features.inspect.request as inspection, ddplaunch.features.runs.output_request as output
-from ddplaunch.features.inspect.node.rank_inspector import RankInspector
-from ddplaunch.features.sidecars.node import SidecarRunner
-from ddplaunch.features.inspect.node.stall_detector import StallDetector
-from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
-from ddplaunch.features.memory.node import MemorySide
-from ddplaunch.cli import main
-from ddplaunch.features.notify.feature import Notify
-from ddplaunch.features.preload.feature import Preload
-from ddplaunch.features.runs.history_recorder import HistoryRecorder
+BROKEN = {
+    "features.runs.history_recorder.HistoryRecorder.observe": "an observer",
+    "features.notify.feature.Notify.make_node_side": "a hook",
+    "features.preload.feature.Preload.plan_zygote": "a plan",
+    "features.runs.output_request.TailOutputRequest.handle": "a request",
+    "features.inspect.request.JobInspection": "an answer that comes later",
+    "features.inspect.node.rank_inspector.RankInspector._poll_replies": "an inspection",
+    "features.inspect.node.stall_detector.StallDetector._on_rank_activity": "a clock",
+    "features.inspect.node.straggler_monitor.StragglerMonitor.start_timers": "a monitor",
+    "features.sidecars.node.SidecarRunner.on_zygote_event": "a sidecar",
+    "features.memory.node.MemorySide.explain_end": "a hint",
+}
+"""Functions of the package that raise, and the text of each error."""
 
-def broken(what):
-    def fail(*arguments):
-        raise RuntimeError(what)
-    return fail
+BROKEN_SIDES = {
+    "features.debug.debug_server.DebugServer._on_idle_timeout": "no callback",
+    "features.notify.node.NotifyObserver._on_reply": "no reply",
+    "features.sidecars.node.SidecarRunner.observe": "no end",
+}
 
-HistoryRecorder.observe = broken("an observer")
-Notify.make_node_side = broken("a hook")
-Preload.plan_zygote = broken("a plan")
-output.TailOutputRequest.handle = broken("a request")
-inspection.JobInspection = broken("an answer that comes later")
-RankInspector._poll_replies = broken("an inspection")
-StallDetector._on_rank_activity = broken("a clock")
-StragglerMonitor.start_timers = broken("a monitor")
-SidecarRunner.on_spawned = broken("a sidecar")
-MemorySide.explain_end = broken("a hint")
-del sys.argv[1:3]
-main()
-"""
+
+def write_broken_launcher(folder, broken, only_on="object"):
+    """Write a launcher in which these functions raise, those that observe events on events of one class only."""
+    return write_launcher(
+        folder,
+        f"""
+        from pkgutil import resolve_name
+        from ddplaunch.core.events import *
+
+        def replace(path, what):
+            def fail(*arguments):
+                if not path.endswith(".observe") or isinstance(arguments[1], {only_on}):
+                    raise RuntimeError(what)
+
+            owner, _, name = path.rpartition(".")
+            setattr(resolve_name(f"ddplaunch.{{owner}}"), name, fail)
+
+        for path, what in {broken!r}.items():
+            replace(path, what)
+        """,
+    )
 
 
 @pytest.mark.slow
 def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tmp_path):
-    program = write_program(tmp_path, "broken", BROKEN)
-    program.chmod(0o755)
+    launcher = write_broken_launcher(tmp_path, BROKEN)
     script = write_program(
         tmp_path,
         "waits.py",
@@ -65,7 +72,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         sys.exit(3)
         """,
     )
-    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "--sidecar", "sleep 600", script, executable=program)
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "--sidecar", "sleep 600", script, executable=launcher)
     job.wait_for("ready", 2)
     (path,) = (each for each in socket_dir.list_sockets() if each.endswith(f".{job.process.pid}"))
     for request in (TailOutputRequest(), InspectJobRequest(), TailOutputRequest()):
@@ -96,39 +103,14 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
     job.assert_nothing_left()
 
 
-BROKEN_SIDES = f"""
-#!{sys.executable}
-import sys
-from ddplaunch.cli import main
-from ddplaunch.core.events import RankExited
-from ddplaunch.features.debug.debug_server import DebugServer
-from ddplaunch.features.notify.node import NotifyObserver
-from ddplaunch.features.sidecars.node import SidecarRunner
-
-def fail(*arguments):
-    raise RuntimeError("no callback")
-
-def fail_at_the_end(side, event):
-    if isinstance(event, RankExited):
-        raise RuntimeError("no end")
-
-DebugServer._on_idle_timeout = fail
-NotifyObserver._on_reply = fail
-SidecarRunner.observe = fail_at_the_end
-del sys.argv[1:3]
-main()
-"""
-
-
 @pytest.mark.slow
 def test_a_side_that_raises_holds_up_neither_the_ranks_nor_the_launcher(start_ddplaunch, tmp_path):
     """Ranks at a breakpoint, which pause time limits, go on; the launcher does not wait for sidecars and notifiers."""
-    program = write_program(tmp_path, "broken", BROKEN_SIDES)
-    program.chmod(0o755)
+    launcher = write_broken_launcher(tmp_path, BROKEN_SIDES, only_on="RankExited")
     script = write_program(tmp_path, "stops.py", "import time\nbreakpoint()\nprint('goes on')\ntime.sleep(600)")
     options = ("--debug", "--debug-timeout", "1", "--timeout", "3", "--grace", "0")
     programs = ("--sidecar", "sleep 600", "--notify", "true")
-    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, *options, *programs, script, executable=program)
+    job = start_ddplaunch("run", "--nproc", "2", *LIGHT, *options, *programs, script, executable=launcher)
     assert job.wait() == 124
     output = job.stderr()
     for side in ("debug", "sidecars", "notify"):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 from ddplaunch.core.output.line_merger import HOLD_S, LineMerger
 from ddplaunch.core.output.prefix import format_for_ranks, uses_rank_only
-from tests.conftest import clean_environment, conflict, ddplaunch_command, write_program
+from tests.conftest import conflict, ddplaunch_command, run_command, write_program
 from tests.constant_override import launcher_with_constant
-from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
-from tests.terminal_emulator import TerminalEmulator
 
 Printed = dict[int, list[tuple[int, bytes, float]]]
 
@@ -152,16 +150,10 @@ while not all(os.path.exists(f"said-{each}") for each in range(int(os.environ["W
 
 
 @pytest.fixture
-def patient(tmp_path) -> list[str]:
-    """A launcher that holds lines for a minute, however slow this machine is."""
+def slow_flush(tmp_path) -> Path:
+    """A launcher that holds lines for a minute, however slow this machine is, beside SPEAKS."""
     write_program(tmp_path, "train.py", SPEAKS)
-    return [
-        str(launcher_with_constant(tmp_path, "core.output.line_merger.HOLD_S", 60.0)),
-        "-m",
-        "ddplaunch",
-        "run",
-        *LIGHT,
-    ]
+    return launcher_with_constant(tmp_path, "core.output.line_merger.HOLD_S", 60.0)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +165,9 @@ def patient(tmp_path) -> list[str]:
         (("--merge", "--show", "1"), ["[1]"], ["[1]"]),
     ],
 )
-def test_lines_are_merged_in_a_pipe_only_on_request(patient, tmp_path, words, alike, own):
-    typed = [*patient, "--nproc", "3", *words, "--log-dir", "logs", "train.py"]
-    done = subprocess.run(
-        typed, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=scaled_timeout(90)
-    )
+def test_lines_are_merged_in_a_pipe_only_on_request(slow_flush, tmp_path, words, alike, own):
+    typed = ddplaunch_command("run", *LIGHT, "--nproc", "3", *words, "--log-dir", "logs", "train.py")
+    done = run_command([slow_flush, *typed[1:]], tmp_path, timeout=90)
     lines = done.stdout.splitlines()
     assert sorted(line for line in lines if "load" in line) == [f"{each} loading checkpoint" for each in alike]
     numbers = ["1"] if "--show" in words else ["0", "1", "2"]
@@ -201,15 +191,14 @@ def test_lines_are_merged_in_a_pipe_only_on_request(patient, tmp_path, words, al
         (("--stdin", "0"), {"[1] loading checkpoint", "[1] a warning"}),
     ],
 )
-def test_lines_are_merged_in_a_terminal(patient, tmp_path, words, shown):
-    each = TerminalEmulator([*patient, "--nproc", "3", *words, "train.py"], tmp_path)
+def test_lines_are_merged_in_a_terminal(start_in_terminal, slow_flush, words, shown):
+    each = start_in_terminal(*LIGHT, "--nproc", "3", *words, "train.py", launcher=slow_flush)
     assert each.end() == 0
     assert shown <= {*each.history}
     assert sum("loading" in row for row in each.history) == (1 if "[0-2] a warning" in shown else 3)
-    each.close()
 
 
-def test_held_lines_precede_a_bar_and_messages(patient, tmp_path):
+def test_held_lines_precede_a_bar_and_messages(start_in_terminal, slow_flush, tmp_path):
     write_program(
         tmp_path,
         "train.py",
@@ -226,7 +215,7 @@ def test_held_lines_precede_a_bar_and_messages(patient, tmp_path):
         time.sleep(600)
         """,
     )
-    each = TerminalEmulator([*patient, "--nproc", "2", "train.py"], tmp_path)
+    each = start_in_terminal(*LIGHT, "--nproc", "2", "train.py", launcher=slow_flush)
     each.until("[1] bar")
     assert each.rows == ["[1] before it", "[1] bar"]
     each.type("\x03")
@@ -235,19 +224,17 @@ def test_held_lines_precede_a_bar_and_messages(patient, tmp_path):
     assert len(words) == 2
     assert words[0] == "[0] held"
     assert each.end() == 130
-    each.close()
 
 
-def test_a_line_alone_is_shown_soon(tmp_path):
-    """The real launcher, which holds it for a fifth of a second."""
+def test_a_line_alone_is_shown_soon(start_in_terminal, tmp_path):
+    """Without a flush, by the real launcher, which holds it for a fifth of a second."""
     write_program(
         tmp_path, "train.py", "import os, time\nif os.environ['RANK'] == '1': print('early')\ntime.sleep(600)"
     )
-    each = TerminalEmulator(ddplaunch_command("run", *LIGHT, "--nproc", "2", "train.py"), tmp_path)
+    each = start_in_terminal(*LIGHT, "--nproc", "2", "train.py")
     each.until("[1] early")
     each.type("\x03\x03")
     each.end()
-    each.close()
 
 
 def test_merge_requires_a_prefix_with_the_rank_only(run_in_fork, tmp_path):

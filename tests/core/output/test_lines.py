@@ -144,7 +144,7 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize("size", [1 << 18, pytest.param(8 << 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1 << 18, pytest.param(2 << 20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
 def test_the_time_is_proportional_to_the_bytes(mixture, size):
     """At most 2 microseconds a byte, of 0.4 that it takes on a quiet machine, in one read or in many small ones."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 from typing import Any
 
 import pytest
 
 from ddplaunch.core.output.log_message import MessageKind
-from tests.conftest import clean_environment, ddplaunch_command, free_port, wait_until, write_program
-from tests.core.output.test_output import Terminal
+from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
 from tests.reference.records import MESSAGE_FIELDS, MESSAGE_KINDS
 from tests.start_modes import LIGHT
 
@@ -96,13 +94,6 @@ def test_the_variable_applies_to_run_only(run_in_fork):
     assert run_in_fork("devices", "--nonsense", env=env).stderr.startswith("Error: ")
 
 
-def test_the_program_s_own_log_json_is_the_program_s(run_ddplaunch, tmp_path):
-    script = write_program(tmp_path, "train.py", "import sys\nprint(sys.argv[1:])\n")
-    done = run_ddplaunch("run", "--nproc", "1", script, "--log-json")
-    assert done.stdout == "['--log-json']\n"
-    assert done.stderr.startswith("ddplaunch: note: --log-json goes to ")
-
-
 def test_notes_before_the_job(run_ddplaunch, tmp_path):
     script = write_program(tmp_path, "train.py", PRINTS)
     done = run_ddplaunch(*LOG_JSON, "--nproc", "2", script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"})
@@ -113,27 +104,18 @@ def test_notes_before_the_job(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_and_waiting(start_ddplaunch, tmp_path):
-    words = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    job = start_ddplaunch(*LOG_JSON, "--nproc", "1", *words, write_program(tmp_path, "train.py", PRINTS))
-    wait_until(lambda: "waiting for node 1" in job.stderr(), "the wait to be said")
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
-    found = messages(job.stderr())
-    assert found[0]["kind"] == "waiting"
-    assert found[0]["text"].startswith("1/2 nodes joined, waiting for node 1")
-    assert (found[-1]["kind"], found[-1]["code"]) == ("end", 130)
-
-
-@pytest.mark.slow
-def test_on_a_terminal_nothing_is_drawn_over(tmp_path):
-    words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    terminal = Terminal([*LOG_JSON, "--nproc", "1", *words, write_program(tmp_path, "train.py", PRINTS)], tmp_path)
-    terminal.read_until("waiting for node 1")
-    terminal.process.send_signal(signal.SIGINT)
+def test_ctrl_c_and_waiting_in_a_terminal_draw_nothing(start_in_terminal, tmp_path):
+    where = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    script = write_program(tmp_path, "train.py", PRINTS)
+    terminal = start_in_terminal(*LOG_JSON[1:], "--nproc", "1", *where, script, columns=1000)
+    terminal.until("waiting for node 1")
+    terminal.type("\x03")
     assert terminal.end() == 130
-    assert "\x1b" not in terminal.shown
-    assert "end" in kinds(terminal.shown)
+    shown = terminal.raw.decode().replace("^C", "")
+    assert "\x1b" not in shown
+    first, *_, last = messages(shown)
+    assert (first["kind"], last["kind"], last["code"]) == ("waiting", "end", 130)
+    assert first["text"].startswith("1/2 nodes joined, waiting for node 1")
 
 
 def test_a_closed_stderr_harms_nothing(tmp_path):

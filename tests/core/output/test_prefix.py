@@ -7,7 +7,6 @@ import socket
 import pytest
 
 from tests.conftest import write_program
-from tests.core.output.test_output import Terminal
 from tests.start_modes import LIGHT
 
 HOST = socket.gethostname()
@@ -80,12 +79,12 @@ def test_invalid_templates_are_refused(words, message, hint, run_in_fork, script
 
 
 @pytest.mark.slow
-def test_in_a_terminal_it_has_the_rank_s_colour(tmp_path):
+def test_in_a_terminal_it_has_the_rank_s_colour(start_in_terminal, tmp_path):
     script = write_program(tmp_path, "train.py", "import time\nprint('\\rbar', end='', flush=True)\ntime.sleep(0.5)\n")
-    terminal = Terminal(["run", *LIGHT, "--nproc", "2", "--prefix", "{rank}@{host}", script], tmp_path)
+    terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "{rank}@{host}", script)
     assert terminal.end() == 0
-    assert f"\x1b[36m0@{HOST}\x1b[0m bar" in terminal.shown
-    terminal = Terminal(["run", *LIGHT, "--nproc", "2", "--prefix", "none", script], tmp_path)
+    assert f"\x1b[36m0@{HOST}\x1b[0m bar".encode() in terminal.raw
+    terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "none", script)
     assert terminal.end() == 0
-    assert "\x1b[36m" not in terminal.shown
-    assert "bar" in terminal.shown
+    assert b"\x1b[36m" not in terminal.raw
+    assert b"bar" in terminal.raw

@@ -2,7 +2,7 @@
 
 ITSELF = "node 0's address is this machine itself"
 NO_LOOPBACK = "a connection to itself (127.0.0.1) gets no answer; no measurement on this machine"
-LARGE_LOST = "connections work, but packets of full size are lost"
+LARGE_LOST = "connections work, but full-size packets are lost"
 TOO_FAR = "expected below 1 ms in one data center"
 CPU_LIMIT = "the control group limits CPU time to"
 NO_REPLY = "ddplaunch cannot read the reply of this host"

@@ -57,7 +57,7 @@ def flows(count, faulty):
         (SLOW, "error n0 to n1: throughput is 9.6 Mbit/s; the interface reports 10000 Mbit/s"),
         (
             replace(SLOW, claimed=None),
-            "error n0 to n1: throughput is 9.6 Mbit/s; a data center has 1000 Mbit/s or more",
+            "error n0 to n1: throughput is 9.6 Mbit/s; expected 1000 Mbit/s or more in a data center",
         ),
         (
             replace(SLOW, claimed=100, rate=11.8e6),

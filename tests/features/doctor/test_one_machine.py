@@ -65,8 +65,8 @@ def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvm
     assert code == 1
     assert {
         f"{host} GPU 1: warning: its clock is reduced by hardware, because of heat at 85 °C",
-        f"{host} GPU 1: warning: 3 memory errors that ECC could not correct since the driver was loaded",
-        f"{host} GPU 1: warning: rows or pages of its memory will be replaced at the next reset",
+        f"{host} GPU 1: warning: 3 memory errors since the driver was loaded that ECC could not correct",
+        f"{host} GPU 1: warning: its memory has faulty rows or pages, which a reset replaces",
     } <= result
     (user,) = [each for each in result if " are in use, by " in each]
     name = re.escape(psutil.Process().name())  # pytest-xdist sets one with spaces

@@ -145,7 +145,7 @@ def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_pa
     found(job, sentence(what))
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    expected = f"when it was stopped: {sentence(what)}"
+    expected = f"at the stop: {sentence(what)}"
     assert f"ddplaunch: {expected}" in job.stderr().splitlines()
     assert expected in run_in_fork("report", f"hang-{what}").stdout.splitlines()
     kept = json.loads((tmp_path / "logs" / f"hang-{what}" / "stacks.json").read_text())

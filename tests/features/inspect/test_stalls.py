@@ -95,7 +95,7 @@ def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, tmp_path):
         r"ddplaunch: no progress for \d\.\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 is stopped \(SIGSTOP\); "
     )
     wait_until(job.stderr, "a word on the stall")
-    assert re.fullmatch(expected + r"look closer with `ddplaunch stacks \S+`\n", job.stderr()), job.stderr()
+    assert re.fullmatch(expected + r"for details: ddplaunch stacks \S+\n", job.stderr()), job.stderr()
     time.sleep(5)  # the thing tested is that nothing more is said
     assert job.stderr().count("\n") == 1
     stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]

@@ -137,7 +137,7 @@ def test_keys(start_view):
     each = start_view("--nproc", "2", "chats.py", "1")
     each.until(lambda each: each.shows_frame)
     each.type("?")
-    each.until("q  leave the view; the job runs on")
+    each.until("q  quit this view; the job goes on")
     each.type("xxyyf")  # what is typed ahead is not shown
     each.until("no rank has failed")
     assert not [row for row in each.history if "xxyy" in row]
@@ -219,7 +219,7 @@ def test_suspended_and_continued(start_view, tmp_path):
         shell.type("fg\n")
         shell.until(lambda each: each.shows_frame)
         shell.type("?")
-        shell.until("leave the view")
+        shell.until("quit this view")
         shell.type("\x03")
         shell.until("stopping 2 ranks")
         shell.until("e ended: 2 ranks")

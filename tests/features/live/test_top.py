@@ -91,12 +91,12 @@ def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path
     each.type("p until > 0\r")
     each.until("True")
     each.type("\x03")
-    each.until("Enter shows the ranks")
+    each.until("Enter to show the ranks")
     each.type("\r")
     each.until(opened)
     each.type("p")
     each.until("TIME")
-    each.until("Enter shows the ranks")
+    each.until("Enter to show the ranks")
     each.type("\rq")
     assert each.end() == 0
     mine.signal(signal.SIGTERM)
@@ -139,7 +139,7 @@ def test_keys(job, top):
     press("l7\r", "ddplaunch: rank 7 has no output in memory on this node")
     press("f", "no rank has failed")
     press("s", NO_WAIT)
-    press("?", "leave the view")
+    press("?", "quit this view")
     each.type("\x1b[B\x1b[Bl\r")  # the second rank is chosen
     press("", "[1] up")
     press("\r", "rank 1: train.py:3 (running)")
@@ -183,7 +183,7 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
         assert re.match(r"suspended \d\d:\d\d", each.rows[1]), each.rows
         each.until(lambda each: sum(bool(re.match(r" +[01] stopped ", row)) for row in each.rows) == 2)
         each.type("?")
-        each.until("leave the view")
+        each.until("quit this view")
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)

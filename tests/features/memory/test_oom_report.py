@@ -53,8 +53,8 @@ def test_the_rank_the_largest_blocks_and_the_snapshot_are_named(cuda, tmp_path, 
     rank = re.findall(r"^ddplaunch: rank (\d) failed with \S*OutOfMemoryError: CUDA", done.stderr, re.MULTILINE)[0]
     where, largest, kept = (line.strip() for line in done.stderr.splitlines()[1:4])
     assert where == (
-        f"rank {rank} asked for 30.0 GiB on cuda:0, where 29.0 GiB of 79.0 GiB was free; "
-        "its tensors have 50.0 GiB; at train.py:14"
+        f"rank {rank} requested 30.0 GiB on cuda:0 (29.0 GiB of 79.0 GiB free); "
+        "its tensors use 50.0 GiB; at train.py:14"
     )
     assert largest == (
         "largest by line: 48.0 GiB in 3 by train.py:7 (attention), 2.0 GiB in 1 by backward or library code, "
@@ -71,7 +71,7 @@ def test_the_rank_the_largest_blocks_and_the_snapshot_are_named(cuda, tmp_path, 
 def test_the_snapshot_is_in_the_log_folder_where_there_is_one(cuda, tmp_path):
     program = write_program(tmp_path, "train.py", PROGRAM.replace("allocate(30 << 30)", "backward(30 << 30)"))
     done = cuda(*EXEC, "--run-id", "job", "--log-dir", "logs", program)
-    assert "its tensors have 50.0 GiB; at train.py:14" in done.stderr
+    assert "its tensors use 50.0 GiB; at train.py:14" in done.stderr
     path = re.findall(r"memory_viz: (.*)", done.stderr)[0]
     assert (tmp_path / path).parent == tmp_path / "logs" / "job"
     assert (tmp_path / path).exists()

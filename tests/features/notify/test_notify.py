@@ -81,7 +81,7 @@ def test_the_end_waits_for_a_bounded_time(run_ddplaunch, tmp_path):
     job = run_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
     assert job.returncode == 0
     assert (
-        f"--notify: commands still ran {node.FINAL_TIMEOUT_S:g} s after the end of the job and were killed"
+        f"--notify: killed commands that were still running {node.FINAL_TIMEOUT_S:g} s after the end of the job"
         in job.stderr
     )
     assert time.monotonic() - began >= node.FINAL_TIMEOUT_S

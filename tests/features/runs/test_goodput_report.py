@@ -116,8 +116,8 @@ def test_all_runs_lately(run_in_fork):
     ("words", "expected"),
     [
         (("--since", "soon"), "Error: --since soon: expected a time, like 12h or 7d\n"),
-        (("--since", "7d", "mine"), "Error: --since 7d is of all runs: not with a run, here mine\n"),
-        (("--since", "7d", "--html", "x.html"), "Error: --since 7d is of all runs: not with --html\n"),
+        (("--since", "7d", "mine"), "Error: --since 7d is for all runs, not for mine\n"),
+        (("--since", "7d", "--html", "x.html"), "Error: --since 7d is for all runs, not for --html\n"),
     ],
 )
 def test_what_makes_no_sense_of_all_runs(run_in_fork, words, expected):

@@ -42,7 +42,7 @@ def served(start_ddplaunch):
 
     def begin(*words: str):
         process = start_ddplaunch("report", *words)
-        process.wait_for("Ctrl-C ends this")
+        process.wait_for("Ctrl-C stops this server")
         match = re.search(r"http://127\.0\.0\.1:(\d+)(/[\w-]{22}/) shows", process.stdout())
         assert match
         return process, int(match[1]), match[2]

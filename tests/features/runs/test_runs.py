@@ -98,7 +98,7 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
         assert f"{NAME}: running" in report.stdout
         assert advice in report.stderr
         done = run_in_fork("stop", NAME)
-        assert done.stderr.startswith(f"{NAME} was suspended; it is continued, so that it can stop\n")
+        assert done.stderr.startswith(f"{NAME} was suspended: continuing it, so that it can stop\n")
         assert job.process.poll() == 130
     finally:
         job.signal(signal.SIGCONT)
@@ -468,7 +468,7 @@ def test_stop_all(running, monkeypatch):
     mine = [each for each in locate.list_running() if each.pid in pids]
     monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: mine)
     done = CliRunner().invoke(stop, ["--all"])
-    assert "was suspended; " in done.stderr
+    assert "was suspended: " in done.stderr
     assert done.stderr.count(" has ended\n") == 2
     assert [job.wait() for job in jobs] == [130, 130]
 

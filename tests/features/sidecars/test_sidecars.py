@@ -457,7 +457,7 @@ LOST_BOTH = """
     from ddplaunch.base.event_loop import EventLoop
 
     class Listener:
-        def on_zygote_lost(self): ...
+        def on_zygote_event(self, event): ...
 
     first, second = (ZygoteClient(EventLoop(), listener=Listener(), environment=dict(os.environ)) for _ in range(2))
     for each in (first, second):

@@ -39,7 +39,7 @@ REFUSED = [
         "name at least two hosts more than spares",
     ),
     ("--hosts a:2,b --nproc 2", "--nproc 2 and the slots of the hosts contradict each other", "give one"),
-    ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the slots chosen contradict each other", "give one of them"),
+    ("--hosts a:4,b --include a:0 --gpus 1", "--gpus 1 and the chosen slots contradict each other", "leave one"),
     ("--hosts localhost,b", "localhost is another machine on each", "--master-addr"),
     ("--hosts '[::1],b'", "::1 is another machine", "--master-addr"),
     ("--hosts a --env 1A=2", "'1A' is not the name of a variable", "--env NAME=VALUE"),

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import ddplaunch
-from tests.conftest import clean_environment, write_program
-from tests.scaled_timeouts import scaled_timeout
+from tests.conftest import run_command, write_program
+from tests.package_copy import START, copy_package
 
 TOY = '''
 """Toy: a scheduler with one queue and one host."""
@@ -68,23 +65,15 @@ PROGRAMS = {
 @pytest.fixture
 def toy(tmp_path: Path):
     """Type a command of a ddplaunch that has the scheduler, where the scheduler's programs are."""
-    package = tmp_path / "with_toy" / "ddplaunch"
-    shutil.copytree(Path(ddplaunch.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    package = copy_package(tmp_path)
     (package / "features" / "submit" / "toy.py").write_text(TOY)
     table = package / "features" / "submit" / "feature.py"
     table.write_text(table.read_text().replace('        SchedulerEntry("lsf"', f'{LINE}        SchedulerEntry("lsf"'))
-    write_program(tmp_path, "train.py", "")
     for name, line in PROGRAMS.items():
         write_program(tmp_path, f"bin/{name}", f"#!/bin/sh\n{line}\n").chmod(0o755)
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    env = clean_environment({"PYTHONPATH": str(package.parent), "PATH": path, "XDG_STATE_HOME": f"{tmp_path}/state"})
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        code = "import sys; sys.argv[0] = 'ddplaunch'; from ddplaunch.__main__ import main; sys.exit(main())"
-        typed = [sys.executable, "-c", code, *words]
-        return subprocess.run(typed, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled_timeout(60))
-
-    return run
+    env = {"PYTHONPATH": str(tmp_path), "PATH": path, "XDG_STATE_HOME": f"{tmp_path}/state"}
+    return lambda *words: run_command([sys.executable, "-c", START, *words], tmp_path, env)
 
 
 @pytest.mark.slow

@@ -13,11 +13,9 @@ from msgspec.structs import replace
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.gridengine import GridEngine, describe_state, parse_qacct, parse_qstat
 from ddplaunch.system.schedulers.scheduler import JobId
-from tests.conftest import write_program
+from tests.conftest import run_command, write_program
 from tests.features.submit.states import HELD
-from tests.features.submit.test_hosts import JOBS
-
-script = GridEngine().render_script
+from tests.features.submit.test_scripts import JOBS
 
 
 @pytest.fixture
@@ -46,15 +44,9 @@ def run(tmp_path):
     def begin(job: BatchJob, hosts: str) -> tuple[subprocess.CompletedProcess[str], list[list[object]]]:
         write_program(tmp_path, "hostfile", hosts)
         variables = {"PE_HOSTFILE": f"{tmp_path}/hostfile", "PE": "mpi", "NSLOTS": "2"}
-        done = subprocess.run(
-            ["bash"],
-            input=script(replace(job, interpreter=f"{tmp_path}/bin/python", chdir=str(tmp_path), setup=())),
-            cwd=tmp_path,
-            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        job = replace(job, interpreter=f"{tmp_path}/bin/python", chdir=str(tmp_path), setup=())
+        variables["PATH"] = f"{tmp_path}/bin:{os.environ['PATH']}"
+        done = run_command(["bash"], tmp_path, variables, input=GridEngine().render_script(job))
         return done, [json.loads(path.read_text()) for path in sorted(tmp_path.glob("node-*"))]
 
     return begin

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.system.schedulers.scheduler import ACCOUNTING_DELAY_S
-from tests.conftest import assert_refused, clean_environment, ddplaunch_command, wait_until, write_program
+from tests.conftest import assert_refused, wait_until, write_program
 from tests.features.submit.queue_programs import PROGRAMS_OF, Job, install
 from tests.features.submit.states import DELETED, KILLED
-from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
 
 TRAIN = """
@@ -33,10 +32,7 @@ sys.exit(3 if os.environ["RANK"] == "1" else 0)
 TITLES = {"pbs": "PBS", "lsf": "LSF"}
 WHY = {"pbs": "waits: Not Running: Insufficient amount of resource: ncpus", "lsf": "waits"}
 STOPPED = {"pbs": "failed (exit code 143)", "lsf": "was killed: LSF says TERM_OWNER (exit code 130)"}
-NEVER_BEGAN = {
-    "pbs": DELETED,
-    "lsf": KILLED,
-}
+NEVER_BEGAN = {"pbs": DELETED, "lsf": KILLED}
 
 
 class Login:
@@ -94,7 +90,7 @@ def login(request, tmp_path, run_in_fork):
 
 
 @pytest.mark.slow
-def test_a_job_is_followed_again(login, tmp_path):
+def test_a_job_is_followed_again(login, start_ddplaunch, tmp_path):
     number = login.submit()
     assert login.submit_output[-2:] == [f"follow: ddplaunch attach {number}", f"cancel: ddplaunch stop {number}"]
     log = login.begun()
@@ -110,23 +106,12 @@ def test_a_job_is_followed_again(login, tmp_path):
         assert_refused(login.type(words[0], number, *words[1:]), expected, hint)
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
-    attached = subprocess.Popen(
-        ddplaunch_command("attach", short),
-        cwd=tmp_path,
-        env=clean_environment(login.env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert attached.stdout is not None
-    while "] rank" not in attached.stdout.readline():
-        pass
+    attached = start_ddplaunch("attach", short, env=login.env)
+    attached.wait_for("] rank")
     write_program(tmp_path, "go", "")
-    out, err = attached.communicate(timeout=scaled_timeout(60))
-    assert attached.returncode == 3, err
-    assert "ddplaunch: rank 1 exited with code 3" in out
-    assert err.splitlines()[-1] == f"ddplaunch: job {number} failed (exit code 3)"
+    assert attached.wait() == 3, attached.stderr()
+    assert "ddplaunch: rank 1 exited with code 3" in attached.stdout()
+    assert attached.stderr().splitlines()[-1] == f"ddplaunch: job {number} failed (exit code 3)"
 
     shutil.rmtree(tmp_path / "site" / "jobs" / number)  # the scheduler has forgotten it
     again = login.type("attach", "train.py")
@@ -199,23 +184,16 @@ def test_a_job_that_its_scheduler_has_forgotten(login, tmp_path):
     number = login.submit("--partition", "full")
     system = TITLES[login.scheduler]
     write_program(tmp_path, "site/bin/bhist", "#!/bin/sh\necho 'No matching job found' >&2\n").chmod(0o755)
+    cancels = tmp_path / "site" / "bin" / PROGRAMS_OF[login.scheduler][2]
+    cancels.write_text(f"#!/bin/sh\nrm -r {tmp_path}/site/jobs/$1\n")
+    assert login.type("stop", number).stderr.endswith(f"job {number} ended; {system} no longer knows how\n")
+    number = login.submit("--partition", "full", "--job-name", "other")
     shutil.rmtree(tmp_path / "site" / "jobs" / number)
     attached = login.type("attach", number)
     assert attached.returncode == 1
     assert f"{system} no longer knows job {number}; its exit status is unknown" in attached.stderr
     assert login.state(number) == f"ended; {system} no longer knows how"
     assert login.shown(number)["code"] == 1
-
-
-def test_a_stopped_job_may_be_forgotten_at_once(login, tmp_path):
-    """As by PBS where the site keeps no history."""
-    number = login.submit("--partition", "full")
-    write_program(tmp_path, "site/bin/bhist", "#!/bin/sh\n").chmod(0o755)
-    cancels = tmp_path / "site" / "bin" / PROGRAMS_OF[login.scheduler][2]
-    cancels.write_text(f"#!/bin/sh\nrm -r {tmp_path}/site/jobs/$1\n")
-    stopped = login.type("stop", number)
-    assert stopped.returncode == 0, stopped.stderr
-    assert f"job {number} ended; {TITLES[login.scheduler]} no longer knows how\n" in stopped.stderr
 
 
 def test_a_machine_without_the_scheduler(login, tmp_path):
@@ -242,10 +220,3 @@ def test_a_job_of_grid_engine_that_qacct_never_shows(run_in_fork, tmp_path):
     kept.write_text(json.dumps({**job, "gone": job["gone"] - ACCOUNTING_DELAY_S}))
     assert "ended; Grid Engine no longer knows how" in run_in_fork("ps", env=env).stdout
     assert json.loads(kept.read_text())["code"] == 1
-
-
-def test_no_record_where_none_is_wanted(login, tmp_path):
-    number = login.submit("--partition", "full", "--no-history")
-    assert login.submit_output[-2].startswith(f"follow: tail -n +1 -F {tmp_path}/")
-    assert login.submit_output[-1] == f"cancel: {PROGRAMS_OF[login.scheduler][2]} {number}"
-    assert not os.path.exists(tmp_path / "state")

@@ -9,7 +9,7 @@ from ddplaunch.features.submit.pbs import Pbs, parse_qstat
 from ddplaunch.system.schedulers.scheduler import JobId
 from tests.conftest import write_program
 from tests.features.submit.states import DELETED, HELD, OUT_OF_MEMORY
-from tests.features.submit.test_hosts import SMALLEST
+from tests.features.submit.test_scripts import SMALLEST
 
 
 @pytest.mark.parametrize(("typed", "written"), [("200G", "200gb"), ("200GB", "200gb"), ("64000", "64000mb")])

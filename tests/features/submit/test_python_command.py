@@ -14,7 +14,7 @@ from ddplaunch.system.plan.launch_command import python_command
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.features.manifest.pods import pods
 from tests.features.manifest.test_kubernetes import golden
-from tests.features.submit.test_slurm import SMALLEST as IN_SLURM
+from tests.features.submit.test_scripts import SMALLEST as IN_SLURM
 
 OTHERS = ("ddplaunch.py", "json.py", "select.py", "click.py")
 TRAIN = "import os; print('trained', os.environ['RANK'], os.environ.get('PYTHONPATH'))"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import pty
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,15 +13,13 @@ import pytest
 from ddplaunch.system.plan.launch_command import python_command
 from tests.conftest import (
     assert_refused,
-    clean_environment,
     conflict,
     ddplaunch_command,
     run_command,
-    wait_until,
     write_program,
 )
 from tests.features.submit.states import REJECTED
-from tests.scaled_timeouts import scaled_timeout
+from tests.terminal_emulator import TerminalEmulator
 
 SBATCH = """
     #!/bin/sh
@@ -164,9 +160,6 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("train.py --node 2", ("--node could be ddplaunch's --nodes", "submit --nodes 2 train.py", "-- --node 2")),
         ("--nodes 2 --gpus 8 train.py",
          ("--gpus 8 does not request GPUs: it selects", "--gpus-per-node 8 requests 8 on each node")),
-        ("--gpus=a100:8 train.py", ("--gpus a100:8 does not", "--gpus-per-node a100:8 requests 8 on each")),
-        ("--gpus-per-node 8 --gpus 8 train.py", ("--gpus 8 does not request",)),
-        ("--nproc 2 train.py --grace 3", ("--grace could be", "submit --nproc 2 --grace 3 train.py", "-- --grace 3")),
         ("train.py --lr 1 --nodes 2", ("--nodes could be", "ddplaunch submit --nodes 2 train.py --lr 1")),
         ("--nprco 2 train.py", ("no such option: --nprco", "did you mean --nproc?")),
         ("-N2 train.py", ("no such option: -N2", "did you mean -N 2?")),
@@ -178,26 +171,19 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--token x train.py", (conflict("--token", "ddplaunch submit"), "set DDPLAUNCH_TOKEN")),
         ("--dry-run --json train.py", (conflict("--json", "ddplaunch submit"), "--dry-run prints the script")),
         ("trian.py", ("no such script: trian.py", "did you mean train.py?")),
-        ("-m train.py", ("-m takes a module", "ddplaunch submit train.py")),
         ("fn.py:main", ("fn.py:main needs --lr", "its signature")),
-        ("fn.py:main --lr x", ("cannot take --lr: 'x'",)),
-        ("--start exec --preload json train.py", (conflict("--preload", "--start exec"),)),
         ("--nodes 0 train.py", ("--nodes 0: expected a number of nodes, 1 or more",)),
         ("--time 90 train.py", ("--time 90: minutes or seconds?", "--time 90m for minutes, --time 90s for seconds")),
         ("-t 4x train.py", ("--time 4x: expected a time with a unit like 4h", "like 4:00:00")),
-        ("--time 1:2:3:4 train.py", ("--time 1:2:3:4: expected",)),
         ("--mem lots train.py", ("--mem lots: expected a size", "200G")),
         ("--gpus-per-node eight train.py", ("--gpus-per-node eight: expected a number",)),
         ("--array a train.py", ("--array a: expected a list",)),
         ("--array 0-3 --follow train.py", (conflict("--follow", "--array 0-3"), "leave one")),
         ("--sbatch-arg contiguous train.py", ("contiguous: expected an option of sbatch", "--sbatch-arg=--contiguous")),
         ("--sbatch-arg=--time=5 train.py", ("ddplaunch has --time itself", "use --time")),
-        ("--sbatch-arg=--gres=gpu:1 train.py", ("ddplaunch has --gres itself", "use --gres")),
-        ("--hint nomultithread train.py", ("--hint is an option of sbatch", "--sbatch-arg=--hint=nomultithread\n")),
         ("--begin='now + 1hour' train.py", ("pass it on: --sbatch-arg='--begin=now + 1hour'\n",)),
         ("--nodes 2 --cpus_per_gpu 4 train.py", ("pass it on: --sbatch-arg=--cpus-per-gpu=4\n",)),
         ("-H --nodes 2 train.py", ("-H is an option of sbatch", "pass it on: --sbatch-arg=--hold\n")),
-        ("--nice=100 train.py", ("pass it on: --sbatch-arg=--nice=100\n",)),
         ("-d afterok:1 train.py", ("no such option: -d", "did you mean --dependency?")),
         ("--exclusive=user train.py", ("--exclusive takes no value here", "--sbatch-arg=--exclusive=user")),
         ("--dependency okay:1 train.py", ("--dependency okay:1: expected conditions like afterok:4711",)),
@@ -206,8 +192,7 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--mem 9G --mem-per-cpu 1G train.py", ("--mem 9G and --mem-per-cpu 1G exclude each other", "leave one out")),
         ("--mem-per-gpu 9G train.py", ("--mem-per-gpu 9G: the job asks for no GPU", "--gpus-per-node 8")),
         ("--gpus-per-node 8 --gpus-per-task 1 train.py",
-         ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 alone")),
-        ("--gres nvme:1,gpu:a100:4 --gpus-per-task 1 train.py", ("and --gres nvme:1,gpu:a100:4 differ",)),
+         ("--gpus-per-task 1 and --gpus-per-node 8 differ", "--gpus-per-node 8 without")),
         ("--nodelist n[1-3] --exclude n2,n5 train.py", ("--exclude n2,n5 both have n2", "out of one of them")),
         ("--srun-arg cpu-bind=none train.py", ("expected an option of srun", "--srun-arg=--cpu-bind=none")),
         ("--srun-arg='--label -N1 --nodes 2' train.py", ("the script sets --nodes itself", "--dry-run")),
@@ -222,19 +207,14 @@ def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tm
         ("--requeue 2 --preempt-signal TERM train.py", ("--preempt-signal TERM", "a cancelled job must not come back")),
         ("--requeue 2 --sbatch-arg=--signal=USR1@9 train.py",
          (conflict("--signal=USR1@9", "--requeue 2"), "--preempt-grace")),
-        ("--sbatch-arg='-p x' train.py", ("ddplaunch has --partition itself",)),
         ("--sbatch-arg=--ntasks-per-node=4 train.py", ("ddplaunch sets --ntasks-per-node itself", "--nproc")),
         ("--setup evn.sh train.py", ("--setup evn.sh: no such file in ",)),
-        ("--job-name 'a\nb' train.py", ("does not fit in one line",)),
-        ("--output train.py/%j.out train.py", ("cannot write the log: ", "train.py: ", "another folder")),
         ("--output /proc/%j.out train.py", ("cannot write the log: /proc", "another folder")),
         ("--output folder train.py", ("cannot write the log: ", "folder: Is a directory")),
     ],
 )  # fmt: skip
 def test_refused(submit, cluster, line, expected):
-    error = assert_refused(submit(line), *expected)
-    refusal = error[error.index("Error: ") :]
-    assert len(refusal.splitlines()) <= 3
+    assert_refused(submit(line), *expected)
     assert not (cluster.folder / "script").exists(), "it was submitted"
 
 
@@ -394,11 +374,6 @@ def test_a_file_that_makes_no_sense(submit, tmp_path, text, expected):
     assert_refused(submit("--dry-run train.py"), str(file), *expected)
 
 
-def test_a_project_without_a_word_of_us(dry, tmp_path):
-    write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n')
-    assert "nodes: 1 (default)" in dry("train.py")[1]
-
-
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 OTHER_UID = 54321
 """A user that no machine has."""
@@ -432,9 +407,12 @@ def test_a_link_of_another_user_chooses_no_file_of_ours(dry, tmp_path):
 
 
 @AS_ROOT
-def test_a_file_of_another_user_without_our_table_is_not_reported(dry, tmp_path):
-    os.chown(write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n'), OTHER_UID, OTHER_UID)
-    assert "not read" not in "\n".join(dry("train.py")[1])
+def test_a_file_without_our_table_is_passed_over_whose_ever_it_is(dry, tmp_path):
+    path = write_program(tmp_path, "pyproject.toml", '[project]\nname = "x"\n')
+    for _ in range(2):
+        assert "nodes: 1 (default)" in (lines := dry("train.py")[1])
+        assert "not read" not in "\n".join(lines)
+        os.chown(path, OTHER_UID, OTHER_UID)
 
 
 @pytest.mark.parametrize("border", ["home", "repository"])
@@ -503,6 +481,8 @@ def test_submitted(submit, cluster, tmp_path):
     assert "SBATCH_QOS=y" in got, "nothing else says it"
     left_out = ("SBATCH_PARTITION=", "SLURM_JOB_ID=", "SLURM_CPUS_PER_TASK=")
     assert not [line for line in got if line.startswith(left_out)]
+    array = submit("--array 0-3 train.py", env={"ANSWER": "Hello from the site\n77;north"}).stdout.splitlines()
+    assert array[1:3] == [f"log: {tmp_path}/slurm-77_%a.out", "follow: ddplaunch attach 77_INDEX"]
 
 
 def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
@@ -512,31 +492,14 @@ def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
     words = ["submit", "train.py", "--", b"\xff", "\x1b[1mbold\x1b[0m", "a\nb"]
 
     def run(*more: str) -> bytes:
-        return subprocess.run(
-            [*ddplaunch_command(), *words[:1], *more, *words[1:]],
-            cwd=folder,
-            env=clean_environment(cluster.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=scaled_timeout(60),
-        ).stdout
+        typed = [*ddplaunch_command(), *words[:1], *more, *words[1:]]
+        return run_command(typed, folder, cluster.environ, text=False, check=True).stdout
 
     printed = run("--dry-run")
     output = run()
     assert printed == (cluster.folder / "script").read_bytes()
     assert b'#SBATCH --chdir="' + folder in printed
     assert folder + b"/slurm-77.out" in output
-
-
-def test_an_array_and_a_cluster_of_many(submit, tmp_path):
-    done = submit("--array 0-3 train.py", env={"ANSWER": "Hello from the site\n77;north"})
-    assert done.stdout.splitlines() == [
-        "job 77: train.py on 1 node",
-        f"log: {tmp_path}/slurm-77_%a.out",
-        "follow: ddplaunch attach 77_INDEX",
-        "cancel: ddplaunch stop 77",
-    ]
 
 
 def test_without_slurm(submit, tmp_path):
@@ -637,15 +600,8 @@ def test_a_site_without_pyxis(submit, cluster):
 
 def test_a_reader_that_has_read_enough(cluster, tmp_path):
     cluster.plays('seq 100000 >> "$STATE/log"; say RUNNING None 0:0')
-    done = run_command(
-        [
-            "bash",
-            "-c",
-            f"{shlex.join(ddplaunch_command('submit', '--follow', 'train.py'))} | head -n 1; echo ${{PIPESTATUS[0]}}",
-        ],
-        tmp_path,
-        cluster.environ,
-    )
+    line = f"{shlex.join(ddplaunch_command('submit', '--follow', 'train.py'))} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = run_command(["bash", "-c", line], tmp_path, cluster.environ)
     assert done.stdout == "1\n141\n"
     assert "job 77 keeps running" in done.stderr
     assert "Traceback" not in done.stderr
@@ -661,32 +617,17 @@ def test_ctrl_c_without_a_terminal_detaches(cluster, start_ddplaunch):
     assert not (cluster.folder / "cancelled").exists()
 
 
-@pytest.mark.parametrize(("answers", "code"), [(["c"], 143), (["d"], 130), (["\x04"], 130), (["f", "c"], 143)])
+@pytest.mark.parametrize(("answers", "code"), [(["c\r"], 143), (["d\r"], 130), (["\x04"], 130), (["f\r", "c\r"], 143)])
 def test_ctrl_c_asks(cluster, tmp_path, answers, code):
     cluster.plays('echo begun >> "$STATE/log"; say RUNNING None 0:0')
-    ours, theirs = pty.openpty()
-    with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(
-            ddplaunch_command("submit", "--follow", "train.py"),
-            cwd=tmp_path,
-            env=clean_environment(cluster.environ),
-            stdin=theirs,
-            stdout=out,
-            stderr=theirs,
-        )
-    os.close(theirs)
-    shown, size = b"", 0
+    each = TerminalEmulator(ddplaunch_command("submit", "--follow", "train.py"), tmp_path, cluster.environ)
     try:
-        for number, answer in enumerate(answers, 1):
-            wait_until(lambda: (tmp_path / "out").stat().st_size > size, "the log")  # noqa: B023 - called at once
-            process.send_signal(signal.SIGINT)
-            while shown.count(b"[f]ollow on? ") < number:
-                shown += os.read(ours, 4096)
-            size = (tmp_path / "out").stat().st_size
-            os.write(ours, answer.encode() + (b"" if answer == "\x04" else b"\n"))
-        assert process.wait(30) == code
+        for answer in answers:
+            each.until(lambda each: each.rows[-1:] == ["begun"])
+            each.type("\x03")
+            each.until(lambda each: each.rows[-1].endswith("[f]ollow on?"))
+            each.type(answer)
+        assert each.end() == code
     finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    assert (cluster.folder / "cancelled").exists() == ("c" in answers)
+        each.close()
+    assert (cluster.folder / "cancelled").exists() == ("c\r" in answers)

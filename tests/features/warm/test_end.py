@@ -156,7 +156,7 @@ def test_it_ends_when_memory_is_short(tmp_path, shell: Shell):
     assert len(made) == 6
     assert len(set(made[:4])) == 1
     assert not set(made[:4]) & set(made[4:])
-    assert shell.reasons("log") == ["memory is short"]
+    assert shell.reasons("log") == ["little memory is available"]
     wait_for_exit(int(made[0]))
 
 

@@ -406,7 +406,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("kubernetes", {"DDPLAUNCH_NNODES": "2:"}, "DDPLAUNCH_NNODES= is not a number"),
     ("kubernetes", {"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
     ("sge", {**OF_OURS, "DDPLAUNCH_NODE_RANK": "2"}, "DDPLAUNCH_NODE_RANK=2 and hosts in DDPLAUNCH_HOSTS=2 contradict"),
-    ("sge", {**QRSH, "PE_HOSTFILE": ""}, "JOB_SCRIPT=QRSH: qrsh has started this on a host of sge job 1"),
+    ("sge", {**QRSH, "PE_HOSTFILE": ""}, "JOB_SCRIPT=QRSH on a host of sge job 1: no variable has its node rank"),
     ("azurebatch", {"AZ_BATCH_IS_CURRENT_NODE_MASTER": "false"}, "this is a subtask of one on 2 hosts"),
 ]
 
@@ -671,7 +671,7 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
         (
             CONDOR,
             [
-                "Error: _CONDOR_PROCNO=1 of _CONDOR_NPROCS=2 nodes, but nothing says where node 0 is",
+                "Error: _CONDOR_PROCNO=1 of _CONDOR_NPROCS=2 nodes, but no variable has node 0's address",
                 '  ddplaunch run --nnodes "$_CONDOR_NPROCS" --node-rank "$_CONDOR_PROCNO" --master-addr … on every '
                 "node",
                 "  or --cluster none …, for this machine alone",
@@ -681,7 +681,7 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
         (
             TORCH_NODE,
             [
-                "Error: RANK=1 and WORLD_SIZE=2 without LOCAL_RANK: they count either nodes or processes",
+                "Error: RANK=1 and WORLD_SIZE=2 without LOCAL_RANK: do they count nodes or processes?",
                 '  nodes: ddplaunch run --nnodes "$WORLD_SIZE" --node-rank "$RANK" …; processes: set LOCAL_RANK in '
                 "each",
                 "  neither: ddplaunch run --cluster none …, for this machine alone",

@@ -98,12 +98,12 @@ OF_CUDA = [
 LEFT = [
     *(
         (nvidia(), {CUDA: mask}, seen, CUDA,
-         "" if entry is None else f"{CUDA}={mask} ends before '{entry}': this machine has 4 GPUs, 0 to 3.")
+         "" if entry is None else f"{CUDA}={mask} counts only up to '{entry}': this machine has 4 GPUs, 0 to 3.")
         for mask, seen, entry in OF_CUDA
     ),
     *((nvidia(), {CUDA: mask}, [], CUDA, "twice") for mask in ("0,1,0", "0,GPU-8932f", "2, 2")),
     ([gpu for gpu in nvidia() if gpu.index != 2], {CUDA: "3,2"}, [3], CUDA,
-     f"{CUDA}=3,2 ends before '2': this machine has 3 GPUs, 0, 1 and 3."),  # one was lost
+     f"{CUDA}=3,2 counts only up to '2': this machine has 3 GPUs, 0, 1 and 3."),  # one was lost
     (amd(), {}, [0, 1, 2, 3], "KFD", ""),
     (amd(), {HIP: "2,0"}, [2, 0], HIP, ""),
     (amd(), {HIP: "GPU-3abba"}, [3], HIP, ""),
@@ -114,11 +114,11 @@ LEFT = [
     (amd(), {ROCR: "3, GPU-1ABBA"}, [3, 1], ROCR, ""),
     (amd(), {ROCR: ""}, [], ROCR, ""),
     (amd(), {ROCR: "3,1", HIP: "1"}, [1], f"{ROCR} and {HIP}", ""),
-    (amd(), {ROCR: "1,1,2"}, [1], ROCR, f"{ROCR}=1,1,2 ends before the second 1."),
+    (amd(), {ROCR: "1,1,2"}, [1], ROCR, f"{ROCR}=1,1,2 counts only up to the second 1."),
     # as a batch system may set them, wrongly
     (amd(), {ROCR: "1,3", CUDA: "1,3"}, [3], f"{ROCR} and {CUDA}",
-     f"{CUDA}=1,3 ends before '3': {ROCR}=1,3 leaves 2 GPUs, 0 and 1 to it."),
-    (amd(), {HIP: "0, 1"}, [0], HIP, "ends before ' 1'"),
+     f"{CUDA}=1,3 counts only up to '3': {ROCR}=1,3 leaves 2 GPUs, 0 and 1 to it."),
+    (amd(), {HIP: "0, 1"}, [0], HIP, "counts only up to ' 1'"),
     (of("intel", 3), {}, [0, 1, 2], "sysfs", ""),
     (of("intel", 3), {ZE: ""}, [0, 1, 2], "sysfs", ""),
     (of("intel", 3), {ZE: "2,0"}, [0, 2], ZE, ""),
@@ -342,7 +342,7 @@ def test_gpus_flag_beats_the_variable_and_says_so_where_it_reaches_further() -> 
     assert visible_gpus(machine(nvidia()), "1", environ).notes == ()
     visible = visible_gpus(machine(nvidia()), "1,3", environ)
     assert indices(visible) == [1, 3]
-    assert visible.notes == ("--gpus 1,3 names GPUs outside of CUDA_VISIBLE_DEVICES=0,1; --gpus wins.",)
+    assert visible.notes == ("--gpus 1,3 overrides CUDA_VISIBLE_DEVICES=0,1, which has not all of them.",)
 
 
 def test_gpus_flag_on_amd() -> None:
@@ -351,7 +351,7 @@ def test_gpus_flag_on_amd() -> None:
     assert visible.environ == {"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "0,1"}
     assert indices(visible) == [3, 1]
     assert visible.notes == (
-        "--gpus 3,GPU-1 names GPUs outside of ROCR_VISIBLE_DEVICES=0,1 and HIP_VISIBLE_DEVICES=1; --gpus wins.",
+        "--gpus 3,GPU-1 overrides ROCR_VISIBLE_DEVICES=0,1 and HIP_VISIBLE_DEVICES=1, which has not all of them.",
     )
 
 

@@ -56,13 +56,13 @@ def _check_gpu(subject: str, gpu: GpuHealth) -> Findings:
         text = f"{used}, by {users}" if users else f"{used}, by processes that this user cannot see"
         yield Finding(Severity.WARNING, subject, text, "end these processes, or exclude the GPU: --gpus")
     if gpu.worn_out:
-        text = "broken rows of its memory, and no spare rows left"
+        text = "its memory has broken rows, and no spare rows are left"
         yield Finding(Severity.ERROR, subject, text, "exclude the GPU (--gpus), and replace it")
     elif gpu.needs_reset:
-        text = "rows or pages of its memory will be replaced at the next reset"
+        text = "its memory has faulty rows or pages, which a reset replaces"
         yield Finding(Severity.WARNING, subject, text, "reset it while it is idle: nvidia-smi --gpu-reset, or reboot")
     if gpu.memory_errors:
-        text = f"{gpu.memory_errors} memory errors that ECC could not correct since the driver was loaded"
+        text = f"{gpu.memory_errors} memory errors since the driver was loaded that ECC could not correct"
         yield Finding(Severity.WARNING, subject, text, "reset the GPU; if they return, replace it")
     if gpu.slowed_by:
         heat = "" if gpu.temperature is None else f" at {gpu.temperature} °C"

@@ -125,4 +125,4 @@ def _describe_long_waits(found: Inspection) -> str | None:
     quiet_waits = [min(quiet_for[rank] for rank in wait.waiting) for wait in find_waits(found) if not wait.number]
     if not any(lasted > LONG_WAIT_S for lasted in (*quiet_waits, *(found.moment - moment for moment in entered))):
         return None
-    return f"when it was stopped: {'; '.join(describe_waits(found))}"
+    return f"at the stop: {'; '.join(describe_waits(found))}"

@@ -125,7 +125,7 @@ class StallLimit:
         """Print a stall once; if a rank has only printed something since, send JobStalled again without a text."""
         if stall.progress_key != self._reported:
             self._reported = stall.progress_key
-            closer = f"look closer with `ddplaunch stacks {self._context.run_id}`"
+            closer = f"for details: ddplaunch stacks {self._context.run_id}"
             self._send_stalled(stall, f"no progress for {format_elapsed(stall.seconds)}: {stall.text}; {closer}")
         elif not self._limits.is_stalled:
             self._send_stalled(stall, "")

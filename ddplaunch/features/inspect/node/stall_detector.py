@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import events
 from ddplaunch.core.messages import FromNode, ProgressResumed
-from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks
+from ddplaunch.core.node.node_attempt import AttemptPhase
+from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import may_wait

@@ -11,7 +11,8 @@ from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import MAX_LISTED_NAMES, format_count
 from ddplaunch.core.failures import first_line
 from ddplaunch.core.messages import FromNode
-from ddplaunch.core.node.node_ranks import AttemptPhase, NodeRanks, RankProcess
+from ddplaunch.core.node.node_attempt import AttemptPhase
+from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
 from ddplaunch.core.node.rank_files import read_error_file
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
@@ -64,7 +65,7 @@ class StragglerMonitor:
         ranks = self._ranks
         if ranks.phase is not AttemptPhase.RUNNING or ranks.failures:
             return []
-        return [each for each in ranks.processes.values() if not each.stop_requested]
+        return [process for rank, process in ranks.processes.items() if not ranks.is_stop_requested(rank)]
 
     def _on_timeout(self) -> None:
         if self._ranks.is_holding:

@@ -61,8 +61,8 @@ class Side:
             blocks = list(_list_allocated_blocks(snapshot, device))
             used = sum(size for size, _ in blocks)
             lines = [
-                f"rank {self._rank} asked for {_format_size(wanted)} on cuda:{device}, where {_format_size(free)} "
-                f"of {_format_size(total)} was free; its tensors have {_format_size(used)}{self._current_line()}",
+                f"rank {self._rank} requested {_format_size(wanted)} on cuda:{device} ({_format_size(free)} "
+                f"of {_format_size(total)} free); its tensors use {_format_size(used)}{self._current_line()}",
                 f"largest by line: {self._largest_blocks(blocks)}" if blocks else "",
                 self._save_snapshot(snapshot),
             ]

@@ -262,7 +262,7 @@ class WarmZygoteServer:
         what = ", ".join(differs) or self.origins.find_changed()
         why = f"changed since the warm zygote started: {what}" if what else None
         if why is None and _is_memory_low():
-            why = "memory is short"
+            why = "little memory is available"
         if why:
             self.stop_accepting()
         return why

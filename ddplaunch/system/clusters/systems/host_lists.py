@@ -139,7 +139,7 @@ def sge(environ: EnvVariables) -> ClusterEnv | None:
     started_by_qrsh = environ.get("JOB_SCRIPT") == "QRSH"  # else the script's path
     if started_by_qrsh and environ.is_set("JOB_ID", "PE") and not (given and given.hosts):
         raise UsageError(
-            f"JOB_SCRIPT=QRSH: qrsh has started this on a host of sge job {environ['JOB_ID']}, and nothing numbers it",
+            f"JOB_SCRIPT=QRSH on a host of sge job {environ['JOB_ID']}: no variable has its node rank",
             "on every host: ddplaunch run --nnodes N --node-rank I --master-addr HOST …\n"
             "this machine alone: ddplaunch run --standalone …, or --cluster none",
         )

@@ -92,7 +92,7 @@ def check_ambiguous_rank(environ: EnvVariables) -> None:
         return
     raise UsageError(
         f"RANK={environ['RANK']} and WORLD_SIZE={environ['WORLD_SIZE']} without LOCAL_RANK: "
-        "they count either nodes or processes",
+        "do they count nodes or processes?",
         'nodes: ddplaunch run --nnodes "$WORLD_SIZE" --node-rank "$RANK" …; processes: set LOCAL_RANK in each\n'
         "neither: ddplaunch run --cluster none …, for this machine alone",
     )

@@ -139,7 +139,7 @@ def test_ranks_without_a_stack(fields, line):
     ("fields", "note"),
     [
         ({"silent": ("node 2 (n2)",)}, "note: node 2 (n2) did not answer"),
-        ({"node_only": True}, "note: the ranks of other nodes were not asked: --control none"),
+        ({"node_only": True}, "note: only the ranks of this node are shown (--control none)"),
     ],
 )
 def test_notes_on_what_was_not_inspected(fields, note):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.node.node_ranks import ATTEMPT_PHASE_TRANSITIONS, AttemptPhase
+from ddplaunch.core.node.node_attempt import ATTEMPT_PHASE_TRANSITIONS, AttemptPhase
 
 
 def test_every_phase_leads_to_the_end_and_the_end_nowhere():

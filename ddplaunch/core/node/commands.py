@@ -1,0 +1,168 @@
+"""What ``NodeMachine`` decides: the output of the machine. ``NodeRunner`` executes each command, with one effect.
+
+Those of the last part are questions: their reply is an event, which the machine gets before any other.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from ddplaunch.core.events import Event
+from ddplaunch.core.messages import FromNode, JoinAccepted, StartAttempt
+from ddplaunch.core.node.rank_files import RecordedError
+
+
+class Command(Struct, frozen=True):
+    """One effect."""
+
+
+class Send(Command, frozen=True):
+    """Send a control message to node 0."""
+
+    message: FromNode
+
+
+class Emit(Command, frozen=True):
+    """Emit an event to all observers."""
+
+    event: Event
+
+
+class ShowNote(Command, frozen=True):
+    """Show a message to the user; ``of_job``: only where messages of the whole job are shown."""
+
+    text: str
+    of_job: bool = False
+
+
+class ShowFooter(Command, frozen=True):
+    """Show what the job waits for below the output."""
+
+    text: str
+    of_job: bool = False
+
+
+class ReportJob(Command, frozen=True):
+    """Print from now on what concerns the whole job: node 0 no longer does."""
+
+
+class BeginAttempt(Command, frozen=True):
+    """Have the features begin the attempt."""
+
+
+class SpawnRank(Command, frozen=True):
+    """Request the process of a rank from the zygote."""
+
+    rank: int
+
+
+class StopRank(Command, frozen=True):
+    """Send SIGTERM to a rank that started while the others were being stopped."""
+
+    rank: int
+
+
+class SignalRanks(Command, frozen=True):
+    """Send a signal to the ranks; ``only_handlers``: to those that handle it, as it would end others."""
+
+    number: int
+    only_handlers: bool = True
+
+
+class CreatePreemptionFile(Command, frozen=True):
+    """Create the file that notifies the ranks of a preemption; ``report_error``: show a note if that fails."""
+
+    report_error: bool
+
+
+class NotePreemptionHandlers(Command, frozen=True):
+    """Note that the ranks have seen the preemption if one of them handles this signal."""
+
+    number: int
+
+
+class Sweep(Command, frozen=True):
+    """Have the zygote end all its descendants, with ``grace_s`` seconds between SIGTERM and SIGKILL."""
+
+    grace_s: float
+
+
+class KillZygote(Command, frozen=True):
+    """Kill the zygote, which does not answer; its ranks end with it."""
+
+
+class CloseZygote(Command, frozen=True):
+    """End the zygote, which has no ranks."""
+
+
+class DrainOutput(Command, frozen=True):
+    """No process of the attempt is left: report when all output is read (``OutputDrained``)."""
+
+
+class SuspendJob(Command, frozen=True):
+    """Stop the ranks and the launcher (Ctrl-Z), until SIGCONT."""
+
+
+class InspectRanks(Command, frozen=True):
+    """Have the features show what the ranks do (Ctrl-\\)."""
+
+
+class ExitNow(Command, frozen=True):
+    """Exit at once, unless a feature still waits for something that this signal ends."""
+
+    code: int
+
+
+# --------------------------------------------------------------------------------------------------------- questions
+
+
+class OpenLog(Command, frozen=True):
+    """Open the log folder of the run that this node has joined; ``StartFailed`` if that fails."""
+
+    joined: JoinAccepted
+
+
+class OpenStore(Command, frozen=True):
+    """Open the store of this attempt, on the node that hosts it; ``StartFailed`` if that fails."""
+
+
+class PrepareAttempt(Command, frozen=True):
+    """Plan the ranks of an attempt, and ensure that there is a zygote; the reply is ``AttemptPrepared``."""
+
+    order: StartAttempt
+
+
+class WithdrawSpawns(Command, frozen=True):
+    """Drop requests for ranks that have not been sent yet; the reply is ``SpawnsWithdrawn``."""
+
+
+class StopRanks(Command, frozen=True):
+    """Send all ranks a signal to end; the reply is ``StopSent``.
+
+    ``spare_failing``: not to those that are handling an exception, which end by themselves.
+    """
+
+    number: int
+    spare_failing: bool = False
+
+
+class ExplainEnd(Command, frozen=True):
+    """Find out why a rank has ended; the reply is ``EndExplained``.
+
+    ``recorded``: its error if that is known, else the rank may have recorded one.
+    """
+
+    rank: int
+    pid: int  # 0 if it could not be started
+    code: int  # exit code, -N for signal N
+    peak_bytes: int = 0
+    stop_requested: bool = False
+    recorded: RecordedError | None = None
+
+
+class KillRemaining(Command, frozen=True):
+    """Kill the descendants of a lost zygote; the reply is ``RemainingKilled``."""
+
+
+class CollectOutput(Command, frozen=True):
+    """Close the output of the ranks; the reply is ``OutputCollected`` with the last lines of those that failed."""

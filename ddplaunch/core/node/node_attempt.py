@@ -1,0 +1,169 @@
+"""An attempt on one node, as data: its phase, and what is known of each of its ranks. Changed by ``NodeMachine`` alone.
+
+Features read it through ``NodeRanks``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from msgspec import Struct, field
+
+from ddplaunch.core.deadlines import Deadlines
+from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.messages import LauncherFailure
+from ddplaunch.core.node.commands import ExplainEnd
+from ddplaunch.core.node.rank_files import RecordedError
+from ddplaunch.system.plan.rank_layout import Rank
+
+
+class AttemptPhase(Enum):
+    """The phase of an attempt on this node."""
+
+    WAITING = "idle, waiting for the coordinator"
+    LOADING = "ranks are requested, and the zygote is importing"
+    RUNNING = "ranks are running"
+    STOPPING = "ranks have got a signal to stop"
+    SWEEPING = "leftover processes are being killed"
+    DRAINING = "the last output is being read"
+    ENDED = "the job is over"
+
+
+ATTEMPT_PHASE_TRANSITIONS = {
+    AttemptPhase.WAITING: {AttemptPhase.LOADING, AttemptPhase.RUNNING, AttemptPhase.ENDED},
+    AttemptPhase.LOADING: {AttemptPhase.RUNNING, AttemptPhase.DRAINING},
+    AttemptPhase.RUNNING: {AttemptPhase.STOPPING, AttemptPhase.SWEEPING, AttemptPhase.DRAINING},
+    AttemptPhase.STOPPING: {AttemptPhase.SWEEPING, AttemptPhase.DRAINING},
+    AttemptPhase.SWEEPING: {AttemptPhase.DRAINING},
+    AttemptPhase.DRAINING: {AttemptPhase.WAITING, AttemptPhase.ENDED},
+    AttemptPhase.ENDED: set(),
+}
+
+RUNNING_PHASES = (AttemptPhase.RUNNING, AttemptPhase.STOPPING)
+
+
+class LiveRank(Struct):
+    """A rank with a process; ``stop_requested``: the launcher has sent it a signal to end, or is about to kill it."""
+
+    pid: int
+    stop_requested: bool = False
+
+
+class Deadline(Struct, frozen=True):
+    """What the machine does when a moment has come."""
+
+
+class GraceOver(Deadline, frozen=True):
+    """Kill the ranks."""
+
+
+class SigtermDue(Deadline, frozen=True):
+    """Send SIGTERM to the ranks, which got SIGINT before."""
+
+
+class StopOrderLate(Deadline, frozen=True):
+    """Node 0 has not ordered the stop that this node requested."""
+
+    number: int
+
+
+class SweepLate(Deadline, frozen=True):
+    """The zygote has not reported the end of its descendants: it is stopped itself, or blocked in the kernel."""
+
+
+class DrainLate(Deadline, frozen=True):
+    """A process that left the ranks' sessions keeps their output open."""
+
+
+class ForwardRequestDue(Deadline, frozen=True):
+    """Ask node 0 to have a signal forwarded; ``since`` makes each arrival a deadline of its own."""
+
+    number: int
+    since: float
+
+
+class ForwardDue(Deadline, frozen=True):
+    """Forward a signal to the ranks, on the order of node 0."""
+
+    number: int
+    since: float
+
+
+class PreemptSignalDue(Deadline, frozen=True):
+    """Forward the signal of the preemption to the ranks of this attempt."""
+
+    number: int
+    only_handlers: bool
+    attempt: int
+
+
+class NodeAttempt(Struct):
+    """One attempt, from the order to start it until its report; number -1: none has begun."""
+
+    number: int = -1
+    phase: AttemptPhase = AttemptPhase.WAITING
+    ranks: dict[int, Rank] = field(default_factory=dict)  # of this node, by rank
+    pending: deque[int] = field(default_factory=deque)  # ranks that are not requested from the zygote yet
+    in_flight: set[int] = field(default_factory=set)  # requested, without a process yet
+    live: dict[int, LiveRank] = field(default_factory=dict)
+    spawned_count: int = 0  # how many have had a process
+    explaining: set[int] = field(default_factory=set)  # ranks that have ended, and why is being found out
+    failures: list[RankFailure] = field(default_factory=list)  # not those of ranks that were stopped
+    stopped_count: int = 0  # how many have ended because of a stop signal
+    stop_signals: set[int] = field(default_factory=set)  # sent to the ranks so far
+    interrupted: bool = False  # a stop was requested on this node
+    launcher_failure: LauncherFailure | None = None
+    unkillable: tuple[str, ...] | None = None  # once the zygote is lost: processes that cannot be killed
+    deadlines: Deadlines[Deadline] = field(default_factory=Deadlines)  # cancelled once no process is left
+
+    def set_phase(self, phase: AttemptPhase) -> None:
+        assert phase in ATTEMPT_PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
+        self.phase = phase
+
+    @property
+    def not_spawned(self) -> int:
+        """How many ranks are to start, and have no process yet."""
+        return len(self.pending) + len(self.in_flight)
+
+    @property
+    def all_spawned(self) -> bool:
+        """Whether each rank has had a process."""
+        return self.spawned_count == len(self.ranks)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no rank runs, none is to start, and the end of each is explained."""
+        return not (self.pending or self.in_flight or self.live or self.explaining)
+
+    def mark_stopped(self) -> None:
+        """From now on, no end of a rank is a failure, unless an exception came before."""
+        for rank in self.live.values():
+            rank.stop_requested = True
+
+    def set_launcher_failure(self, how: str, moment: float) -> None:
+        """A process of the launcher that the ranks depend on has ended: the zygote or the store."""
+        self.launcher_failure = self.launcher_failure or LauncherFailure(how, moment)
+
+    def add_failure(self, end: ExplainEnd, recorded: RecordedError, hint: str | None, moment: float) -> RankFailure:
+        """Add the failure of a rank; ``moment``: now, in seconds since the epoch."""
+        rank, code = self.ranks[end.rank], end.code
+        if end.stop_requested:
+            code = 1  # the exception came first, the signal only interrupted its cleanup
+        failure = RankFailure(
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            host=rank.host or "",
+            pid=end.pid,
+            attempt=self.number,
+            exit_code=None if code < 0 else code,
+            signal=-code if code < 0 else None,
+            message=recorded.message,
+            traceback=recorded.traceback,
+            moment=recorded.moment or moment,
+            hint=recorded.hint or hint,
+            refused=recorded.refused,
+            collectives=recorded.collectives,
+        )
+        self.failures.append(failure)
+        return failure

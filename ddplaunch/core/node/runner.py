@@ -1,0 +1,338 @@
+"""Runs the ranks of one node: gives ``NodeMachine`` its events, and executes its commands.
+
+All effects of the node are here or in the objects that this one holds: the loop, the control link, the zygote, the
+ranks' processes, their output, the store, the screen and the features' node sides. What they report becomes an event.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from functools import partial
+
+from msgspec.structs import replace
+
+from ddplaunch.base import tty
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.core import events, messages
+from ddplaunch.core.deadlines import Now
+from ddplaunch.core.failures import JobResult, RankEnd
+from ddplaunch.core.job.rpc import find_kind
+from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, STOP_SIGNALS
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.net.link import make_attempt_plan, make_link
+from ddplaunch.core.node import commands as do
+from ddplaunch.core.node import node_events as ev
+from ddplaunch.core.node import process_limits, rank_files
+from ddplaunch.core.node.machine import NodeMachine
+from ddplaunch.core.node.node_attempt import AttemptPhase
+from ddplaunch.core.node.node_context import NodeContext
+from ddplaunch.core.node.node_ranks import NodeRanks
+from ddplaunch.core.node.node_rpc import NodeRpc
+from ddplaunch.core.node.node_sides import NodeSides
+from ddplaunch.core.node.process_tree import ProcessTree
+from ddplaunch.core.node.run_temp_dir import PreemptionFile
+from ddplaunch.core.node.store_host import StoreHost
+from ddplaunch.core.node_config import NodeConfig
+from ddplaunch.core.output.isolation import not_isolated
+from ddplaunch.core.output.run_log import RunLog
+from ddplaunch.core.output.screen import Screen
+from ddplaunch.core.output.streams import REPORTED, Streams
+from ddplaunch.core.rank import proc_utils
+from ddplaunch.system.network.addresses import ReverseLookupCheck
+from ddplaunch.system.plan.plan import Plan
+
+
+class NodeRunner:
+    """Runs this node's part of a job, through all attempts; the listener of its zygote."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        node_config: NodeConfig,
+        job_config: JobConfig,
+        loop: EventLoop,
+        screen: Screen,
+        log: RunLog,
+        observers: events.Observers,
+        sides: NodeSides,
+        tree: ProcessTree,
+        listener_socket: socket.socket | None,
+    ) -> None:
+        """Bind the ports and open the log folder.
+
+        ``sides``: those of all features, made by the caller before ``run``. ``tree`` may have started the zygote;
+        ``listener_socket`` listens on the control port, if that was bound before.
+
+        Raises:
+            UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
+        """
+        self._node_config, self._job_config = node_config, job_config
+        self._loop, self._screen, self._observers, self.sides = loop, screen, observers, sides
+        process_limits.raise_fd_limit(len(plan.local_ranks), 3 + 2 * bool(node_config.log_dir) + node_config.inspect)
+        store = StoreHost(plan, new_file_each_attempt=plan.nnodes == 1 or job_config.port is not None)
+        self._plan = replace(plan, master_port=store.port.number) if store.port else plan
+        self._link = make_link(loop, self._plan, job_config, self._on_message, listener_socket)
+        if plan.hosts_store or job_config.port is None:
+            log.open(plan.run_id, plan.node_rank)
+        self.tree = tree
+        tree.attach(self, screen.show_note)
+        self.streams = Streams(
+            loop,
+            screen,
+            sides.on_output,
+            lambda: self.post(ev.OutputDrained()),
+            full_tracebacks=node_config.show.full_tracebacks,
+        )
+        self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(tree.temp_dir))
+        self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
+        self.send = not_isolated(loop.call_soon, self._link.send)  # sends a control message to node 0, for features
+        self.rpc = NodeRpc(loop, self.send, find_kind, screen.show_note)
+        self._machine = NodeMachine(
+            grace_s=job_config.grace,
+            inspects_before_stop=job_config.inspects_before_stop,
+            preempt_signal=node_config.zygote.preempt_signal,
+            preempt_forward=node_config.preempt_forward,
+        )
+        self._ranks = NodeRanks(self._machine.attempt, self._plan, loop, tree.temp_dir)
+        self._inbox: deque[ev.NodeEvent] = deque()
+        self._replies: deque[ev.NodeEvent] = deque()  # to commands of the last event: handled before the inbox
+        self._is_handling = False
+        self._timer: Timer | None = None
+
+    def run(self) -> JobResult:
+        """Run the job; return when nothing of its ranks is left on this node."""
+        preempt_signal = self._node_config.zygote.preempt_signal
+        self._loop.add_signal_handlers(
+            STOP_SIGNALS, self._on_signal, even_if_ignored=() if preempt_signal is None else (preempt_signal,)
+        )
+        self._loop.add_signal_handlers(
+            FORWARDED_SIGNALS - {preempt_signal}, lambda number: self.post(ev.ForwardableSignalArrived(number))
+        )
+        self.tree.ensure_zygote(self._plan)
+        proc_utils.adopt_orphans()  # not before: a zygote that a feature provides is a detached process
+        try:
+            with tty.restore_terminal():
+                self._link.start()
+                while self._machine.phase is not AttemptPhase.ENDED:
+                    self._loop.run_once()
+        finally:
+            self._link.close()
+            self.tree.close()
+            self.tree.temp_dir.remove()
+            self.context.store.close()
+        self._screen.end()
+        while not (self._loop.is_idle and self._screen.is_drained and self._link.is_closed):
+            self._loop.run_once()
+        assert self._machine.result
+        return self._machine.result
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def post(self, event: ev.NodeEvent) -> None:
+        """Handle an event, and what follows from it.
+
+        An event that is posted while another one is handled comes after it, so no caller is called back from within.
+        """
+        self._inbox.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while waiting := self._replies or self._inbox:
+                now = Now(time.monotonic(), time.time())
+                for command in self._machine.on(waiting.popleft(), now):
+                    self._execute(command)
+        finally:
+            self._is_handling = False
+        self._set_timer()
+
+    def _reply(self, event: ev.NodeEvent) -> None:
+        """Reply to a command that is a question."""
+        self._replies.append(event)
+
+    def _set_timer(self) -> None:
+        """Have the loop wake at the machine's next deadline."""
+        wake_at = self._machine.wake_at()
+        if self._timer is not None and (wake_at is None or wake_at < self._timer.when):
+            self._timer.cancel()
+            self._timer = None
+        if wake_at is not None and self._timer is not None:
+            self._timer.when = wake_at
+        elif wake_at is not None:
+            self._timer = self._loop.call_later(wake_at - time.monotonic(), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.post(ev.DeadlineDue())
+
+    def stop(self, now: bool, command: str = "") -> None:
+        """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
+        self.post(ev.StopCommanded(now, command and f"`{command}` was called"))
+
+    def _on_signal(self, number: int) -> None:
+        self.post(ev.SignalArrived(number, from_terminal=os.isatty(2)))
+
+    def _on_message(self, message: messages.Message) -> None:
+        match message:
+            case messages.RpcRequest():
+                self.rpc.on_request(self._ranks, message)
+            case messages.RpcReply():
+                self.rpc.on_reply(message)
+            case messages.JoinAccepted(node_rank=int(node_rank)):
+                self._plan = replace(self._plan, node_rank=node_rank)
+                self.post(ev.MessageReceived(message))
+            case _:
+                self.post(ev.MessageReceived(message))
+        self.sides.on_message(message)
+
+    def on_zygote_event(self, event: ev.NodeEvent) -> None:
+        """Handle what happened to the zygote or a process: keep account of the processes, then decide."""
+        match event:
+            case ev.ZygoteStarted():
+                self._on_zygote_started(event)
+            case ev.ProcessSpawned(rank=rank, pid=pid, pidfd=pidfd):
+                self._ranks.add_process(rank, pid, pidfd)
+                self.tree.add_session(pid)
+            case ev.ProcessExited(rank=rank, pid=pid, code=code):
+                self._ranks.remove_process(rank, pid, code)
+            case ev.ZygoteLost():
+                event = ev.ZygoteLost(self.tree.close())
+        self.post(event)
+
+    def _on_zygote_started(self, started: ev.ZygoteStarted) -> None:
+        if self.tree.zygote:
+            self.tree.temp_dir.create(self.tree.zygote.remove_on_exit)
+        plan, failed = self._node_config.zygote.plan, started.failed
+        fallback_reason, excluded = plan.explain(failed)
+        modules = (plan.fallback if failed else plan.modules) if started.forks else ()
+        warm = self.tree.source_unavailable_reason
+        values = (started.forks, started.unsafe, started.seconds, modules, fallback_reason, excluded, warm)
+        self._observers.emit(events.ZygoteReady(*values))
+
+    # ----------------------------------------------------------------------------------------------------- commands
+
+    def _execute(self, command: do.Command) -> None:
+        match command:
+            case do.Send(message=message):
+                self._link.send(message)
+            case do.Emit(event=event):
+                self._observers.emit(event)
+            case do.ShowNote(text=text, of_job=of_job):
+                self._screen.show_note(text, of_job=of_job)
+            case do.ShowFooter(text=text, of_job=of_job):
+                self._screen.show_footer(text, of_job=of_job)
+            case do.ReportJob():
+                self._screen.reports_job = True
+            case do.OpenLog(joined=joined):
+                self._open_log(joined)
+            case do.PrepareAttempt(order=order):
+                self._prepare_attempt(order)
+            case do.OpenStore():
+                self._open_store()
+            case do.BeginAttempt():
+                self.sides.on_attempt_start(self._ranks)
+            case do.SpawnRank(rank=rank):
+                self._spawn(rank)
+            case do.WithdrawSpawns():
+                self._reply(ev.SpawnsWithdrawn(tuple(self.tree.withdraw_spawns())))
+            case do.StopRanks(number=number, spare_failing=spare_failing):
+                self._stop_ranks(number, spare_failing=spare_failing)
+            case do.StopRank(rank=rank):
+                self._ranks.processes[rank].stop(signal.SIGTERM)
+            case do.SignalRanks(number=number, only_handlers=only_handlers):
+                (self._ranks.forward_signal if only_handlers else self._ranks.signal_all)(number)
+            case do.CreatePreemptionFile(report_error=report_error):
+                error = self.context.preemption_file.create()
+                if error and report_error:
+                    self._screen.show_note(f"cannot notify the ranks of the preemption: {error}")
+            case do.NotePreemptionHandlers(number=number):
+                if self._ranks.any_catches(number):
+                    self.context.preemption_file.mark_seen()
+            case do.ExplainEnd():
+                self._explain_end(command)
+            case do.Sweep(grace_s=grace_s):
+                self.tree.sweep(grace_s)
+            case do.KillZygote():
+                self.tree.kill()
+            case do.CloseZygote():
+                self.tree.close()
+            case do.KillRemaining():
+                self._reply(ev.RemainingKilled(tuple(self.tree.kill_remaining())))
+            case do.DrainOutput():
+                self._ranks.forget_processes()
+                if not self.streams.has_open:
+                    self.post(ev.OutputDrained())
+            case do.CollectOutput():
+                self._collect_output()
+            case do.SuspendJob():
+                self._screen.suspend(self._ranks.suspend)
+                self.sides.on_resume()
+            case do.InspectRanks():
+                self.sides.on_inspect_key()
+            case do.ExitNow(code=code):
+                if not self.sides.on_signal_after_end():
+                    os._exit(code)
+            case _:
+                raise AssertionError(command)
+
+    def _open_log(self, joined: messages.JoinAccepted) -> None:
+        try:
+            self.context.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
+        except UsageError as error:
+            self._reply(ev.StartFailed(error.message, error.hint, is_final=True))
+
+    def _prepare_attempt(self, order: messages.StartAttempt) -> None:
+        plan, environ = self._plan, self.tree.environ
+        if order.assignment:
+            extra = self._lookup_check.rank_environment() if self._lookup_check else {}
+            plan = make_attempt_plan(plan, order, self._job_config, environ, extra)
+        plan = plan.with_store(torch=self._node_config.zygote.plan.imports_torch)
+        self._ranks = NodeRanks(self._machine.attempt, plan, self._loop, self.tree.temp_dir)
+        self._ranks.on_hold_changed = self.sides.on_resume
+        self._observers.emit(events.AttemptPlanned(plan, order.attempt))
+        zygote = self.tree.ensure_zygote(plan)
+        self.context.store.start_attempt()
+        self._reply(ev.AttemptPrepared(tuple(plan.local_ranks), zygote.ready))
+
+    def _open_store(self) -> None:
+        try:
+            self.context.store.open(self.tree.zygote, self._ranks)
+        except UsageError as error:
+            self._reply(ev.StartFailed(error.message, error.hint))
+
+    def _spawn(self, number: int) -> None:
+        rank = self._ranks.plan.rank_of(number)
+        build = partial(self.context.build_rank_job, self.sides.make_rank_sides, self._ranks, rank)
+        assert self.tree.zygote
+        self.tree.zygote.spawn(number, build)
+
+    def _stop_ranks(self, number: int, *, spare_failing: bool) -> None:
+        spared = {rank for rank in self._ranks.processes if spare_failing and self.sides.find_exception(rank)}
+        stopped = {rank: process for rank, process in self._ranks.processes.items() if rank not in spared}
+        for process in stopped.values():
+            process.stop(number)
+        self._reply(ev.StopSent(tuple(stopped)))
+
+    def _explain_end(self, end: do.ExplainEnd) -> None:
+        recorded = end.recorded or rank_files.read_error_file(self._ranks.rank_file_path(end.rank, "json"))
+        if end.stop_requested and recorded.message is None:  # killed in a ``finally`` that took longer than the grace
+            recorded = self.sides.find_exception(end.rank) or recorded
+        hint = None
+        if recorded.ends_rank or not end.stop_requested:
+            error = recorded.traceback or recorded.message or ""
+            code = 1 if end.stop_requested else end.code
+            explained = self.sides.explain_end(RankEnd(end.rank, end.pid, code, error, end.peak_bytes))
+            hint = explained or rank_files.signal_hint(-code)
+        self._reply(ev.EndExplained(end, recorded, hint))
+
+    def _collect_output(self) -> None:
+        self._ranks.close()
+        failed = [failure.rank for failure in self._machine.attempt.failures]
+        tails = {rank: rank_files.last_lines(self.streams.tail(rank, REPORTED)) for rank in failed}
+        self.streams.close()
+        self._reply(ev.OutputCollected(tails, self.context.preemption_file.was_seen))

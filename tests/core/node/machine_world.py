@@ -1,0 +1,226 @@
+"""A ``NodeMachine`` in a simulated world: replies to its questions, a clock, and its commands as short texts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from ddplaunch.base.text import signal_name
+from ddplaunch.core import messages
+from ddplaunch.core.deadlines import Now
+from ddplaunch.core.events import JobEnded
+from ddplaunch.core.failures import JobResult, RankFailure
+from ddplaunch.core.node import commands as do
+from ddplaunch.core.node import node_events as ev
+from ddplaunch.core.node.machine import NodeMachine
+from ddplaunch.core.node.node_attempt import AttemptPhase
+from ddplaunch.core.node.rank_files import RecordedError
+from ddplaunch.system.plan.rank_layout import Rank
+
+WALL = 1e9
+"""Seconds since the epoch when the simulated clock is at 0."""
+
+
+class World:
+    """The node around a machine.
+
+    Attributes:
+        now: the monotonic clock, in seconds.
+        zygote_ready: whether the zygote has started.
+        recorded: what ranks have recorded as their error.
+        failing: ranks that are handling an exception, which features know of.
+        unsent: requests for ranks that the zygote's socket could not take yet.
+        output_open: whether a process keeps the output of the ranks open.
+    """
+
+    def __init__(
+        self,
+        ranks: Iterable[int] = (0, 1),
+        *,
+        grace_s: float = 30.0,
+        inspects_before_stop: bool = False,
+        preempt_signal: int | None = None,
+        preempt_forward: int | None = None,
+    ) -> None:
+        self.machine = NodeMachine(
+            grace_s=grace_s,
+            inspects_before_stop=inspects_before_stop,
+            preempt_signal=preempt_signal,
+            preempt_forward=preempt_forward,
+        )
+        self.ranks = tuple(Rank(rank, rank, 0, "n0", "cpu", None) for rank in ranks)
+        self.now = 0.0
+        self.zygote_ready = False
+        self.log_fails = False
+        self.recorded: dict[int, RecordedError] = {}
+        self.failing: set[int] = set()
+        self.unsent: set[int] = set()
+        self.output_open = False
+        self.stuck: tuple[str, ...] = ()
+
+    def on(self, event: ev.NodeEvent) -> list[do.Command]:
+        """Give the machine an event, and what follows from it in the same turn; return all its commands."""
+        if isinstance(event, ev.ZygoteStarted | ev.ZygoteLost):
+            self.zygote_ready = isinstance(event, ev.ZygoteStarted)
+        done: list[do.Command] = []
+        replies, inbox = deque([event]), deque[ev.NodeEvent]()
+        while waiting := replies or inbox:
+            for command in self.machine.on(waiting.popleft(), Now(self.now, WALL + self.now)):
+                done.append(command)
+                if (reply := self._reply(command)) is not None:
+                    replies.append(reply)
+                if isinstance(command, do.DrainOutput) and not self.output_open:
+                    inbox.append(ev.OutputDrained())
+        return done
+
+    def wait_until(self, moment: float) -> list[do.Command]:
+        """Let time pass; return the commands of the deadlines that come."""
+        done: list[do.Command] = []
+        while (wake_at := self.machine.wake_at()) is not None and wake_at <= moment:
+            self.now = max(self.now, wake_at)
+            done += self.on(ev.DeadlineDue())
+        self.now = max(self.now, moment)
+        return done
+
+    def _reply(self, command: do.Command) -> ev.NodeEvent | None:
+        match command:
+            case do.PrepareAttempt():
+                return ev.AttemptPrepared(self.ranks, self.zygote_ready)
+            case do.OpenLog() if self.log_fails:
+                return ev.StartFailed("no space left", is_final=True)
+            case do.WithdrawSpawns():
+                withdrawn, self.unsent = tuple(sorted(self.unsent)), set()
+                return ev.SpawnsWithdrawn(withdrawn)
+            case do.StopRanks(spare_failing=spare):
+                return ev.StopSent(tuple(set(self.machine.attempt.live) - (self.failing if spare else set())))
+            case do.ExplainEnd():
+                found = command.recorded or self.recorded.get(command.rank, RecordedError())
+                return ev.EndExplained(command, found)
+            case do.KillRemaining():
+                return ev.RemainingKilled(self.stuck)
+            case do.CollectOutput():
+                failures = self.machine.attempt.failures
+                return ev.OutputCollected({each.rank: (f"last line of {each.rank}",) for each in failures})
+            case do.CloseZygote():
+                self.zygote_ready = False
+        return None
+
+
+def describe(command: do.Command) -> str | None:
+    """Describe a command in a few words; None for a question, or if only observers see it."""
+    match command:
+        case do.SpawnRank(rank=rank):
+            return f"spawn {rank}"
+        case do.StopRank(rank=rank):
+            return f"SIGTERM to {rank}"
+        case do.StopRanks(number=number):
+            return f"{signal_name(number)} to all" + ", but those that fail" * command.spare_failing
+        case do.SignalRanks(number=number):
+            return f"forward {signal_name(number)}" + " to handlers" * command.only_handlers
+        case do.Sweep(grace_s=grace_s):
+            return f"sweep in {grace_s:g} s"
+        case do.ShowNote(text=text) | do.ShowFooter(text=text):
+            return f"show: {text}"
+        case do.ExitNow(code=code):
+            return f"exit now with {code}"
+        case do.Emit(event=JobEnded(code=code)):
+            return f"end with {code}"
+        case do.Send(message=message):
+            return f"send {_describe_message(message)}"
+        case do.KillZygote() | do.CloseZygote() | do.SuspendJob() | do.InspectRanks() | do.CreatePreemptionFile():
+            return type(command).__name__
+        case do.ReportJob() | do.OpenLog():
+            return type(command).__name__
+    return None
+
+
+def _describe_message(message: object) -> str:
+    match message:
+        case messages.FailureReported(failure=failure):
+            return (
+                f"failure of {failure.rank}: {failure.message or failure.exit_code or signal_name(failure.signal or 0)}"
+            )
+        case messages.AttemptReport():
+            words = [f"report {message.attempt}:"]
+            words += [
+                f"{each.rank} failed ({each.exit_code or signal_name(each.signal or 0)})," for each in message.failures
+            ]
+            words += [f"{message.stopped} stopped"] + ["preemption seen"] * message.preemption_seen
+            return " ".join(words) + (f", {message.broken.reason}" if message.broken else "")
+        case messages.StopRequested(signal=number):
+            reason = f" ({message.reason})" if message.reason else ""
+            return f"stop request {signal_name(number)}" + " again" * message.again + reason
+        case messages.PreemptionNotice(signal=number):
+            return f"preemption notice {signal_name(number)}"
+        case messages.ForwardSignal(number=number):
+            return f"forward request {signal_name(number)}" + " sent to group" * message.sent_to_group
+        case messages.NodeStartError(message=text):
+            return f"start error: {text}"
+    return type(message).__name__
+
+
+def _describe_code(failure: RankFailure) -> str:
+    return str(failure.exit_code) if failure.signal is None else signal_name(failure.signal)
+
+
+class Step(Struct, frozen=True):
+    """What happens at a moment (None: nothing; time passes), and the commands expected until then and from it."""
+
+    at: float
+    event: ev.NodeEvent | None
+    expected: tuple[str, ...]
+
+
+def step(at: float, event: ev.NodeEvent | None, *expected: str) -> Step:
+    return Step(at, event, expected)
+
+
+def replay(world: World, history: Iterable[Step]) -> None:
+    """Replay a history; assert the commands of each step."""
+    for each in history:
+        done = world.wait_until(each.at)
+        done += world.on(each.event) if each.event is not None else []
+        found = tuple(text for command in done if (text := describe(command)) is not None)
+        assert found == each.expected, f"at {each.at:g} s, {each.event}"
+
+
+# ------------------------------------------------------------------------------------------------- events, in few words
+
+
+def started(*, forks: bool = True) -> ev.ZygoteStarted:
+    return ev.ZygoteStarted(forks)
+
+
+def spawned(rank: int, attempt: int = 0) -> ev.ProcessSpawned:
+    return ev.ProcessSpawned(rank, pid_of(rank, attempt))
+
+
+def exited(rank: int, code: int = 0, attempt: int = 0) -> ev.ProcessExited:
+    return ev.ProcessExited(rank, pid_of(rank, attempt), code)
+
+
+def pid_of(rank: int, attempt: int = 0) -> int:
+    return 100 * (attempt + 1) + rank
+
+
+def start(attempt: int = 0) -> ev.MessageReceived:
+    return ev.MessageReceived(messages.StartAttempt(attempt, "id"))
+
+
+def stop(number: int = 15, grace_s: float = 30.0, attempt: int = 0) -> ev.MessageReceived:
+    return ev.MessageReceived(messages.StopAttempt(attempt, number, grace_s))
+
+
+def end(code: int = 0) -> ev.MessageReceived:
+    return ev.MessageReceived(messages.EndJob(JobResult(code)))
+
+
+def preempt(attempt: int = 0) -> ev.MessageReceived:
+    return ev.MessageReceived(messages.PreemptRanks(attempt))
+
+
+def is_over(world: World) -> bool:
+    """Whether the job has ended on this node, and nothing is left to do."""
+    return world.machine.phase is AttemptPhase.ENDED and world.machine.wake_at() is None

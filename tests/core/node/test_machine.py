@@ -1,0 +1,509 @@
+"""Histories of one node, replayed without processes: what happens, when, and what the machine decides.
+
+A step's expected commands are those since the step before, in order; only observers see the others.
+"""
+
+from __future__ import annotations
+
+import signal
+from signal import SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2
+
+import pytest
+
+from ddplaunch.core import events, messages
+from ddplaunch.core.node import commands as do
+from ddplaunch.core.node import node_events as ev
+from ddplaunch.core.node.rank_files import RecordedError
+from tests.core.node.machine_world import (
+    Step,
+    World,
+    describe,
+    end,
+    exited,
+    is_over,
+    preempt,
+    replay,
+    spawned,
+    start,
+    started,
+    step,
+    stop,
+)
+
+BEGIN = (
+    step(0, start()),
+    step(1, started(), "spawn 0", "spawn 1"),
+    step(1, spawned(0), "send RanksStarted"),
+    step(1, spawned(1)),
+)
+"""Two ranks run after a second."""
+
+SIGNAL = ev.SignalArrived
+LOST = "the zygote was ended by SIGKILL"
+STORE = "the store (pid 7) was ended by SIGKILL (killed from outside)"
+BOTH = "stopping 2 ranks; Ctrl-C again kills them now"
+
+HISTORIES: dict[str, tuple[Step, ...]] = {
+    "all ranks succeed": (
+        *BEGIN,
+        step(5, exited(1)),
+        step(6, exited(0), "send RanksFinished", "sweep in 5 s"),
+        step(6, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+        step(7, end(), "end with 0"),
+    ),
+    "processes that ranks leave behind are killed and named": (
+        *BEGIN,
+        step(5, exited(0)),
+        step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(
+            6,
+            ev.ProcessesSwept(("sleep (pid 9)",), ("nfs (pid 8)",)),
+            "show: killed leftover processes of the ranks: sleep (pid 9)",
+            "show: not waiting for processes that cannot be killed: nfs (pid 8)",
+            "send report 0: 0 stopped",
+        ),
+    ),
+    "a rank fails, node 0 stops the other": (
+        *BEGIN,
+        step(5, exited(1, 3), "send failure of 1: 3"),
+        step(5, stop(), "SIGTERM to all, but those that fail"),
+        step(6, exited(0, -15), "sweep in 0 s"),
+        step(6, ev.ProcessesSwept(), "send report 0: 1 failed (3), 1 stopped"),
+        step(7, end(3), "end with 3"),
+    ),
+    "all ranks fail before node 0 orders anything": (
+        *BEGIN,
+        step(5, exited(1, 3), "send failure of 1: 3"),
+        step(5, exited(0, -11), "send failure of 0: SIGSEGV", "sweep in 0 s"),
+        step(5, stop()),
+        step(6, ev.ProcessesSwept(), "send report 0: 1 failed (3), 0 failed (SIGSEGV), 0 stopped"),
+    ),
+    "a rank that fails while the others are stopped is only in the report": (
+        *BEGIN,
+        step(5, stop(), "SIGTERM to all, but those that fail"),
+        step(6, exited(1, -15)),
+        step(6, exited(0, -9), "sweep in 0 s"),
+        step(7, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+    ),
+    "the grace expires, the sweep kills what ignores SIGTERM": (
+        *BEGIN,
+        step(5, stop(grace_s=10), "SIGTERM to all, but those that fail"),
+        step(14.9, None),
+        step(15.1, None, "sweep in 0 s"),
+        step(15.2, exited(0, -9)),
+        step(15.2, exited(1, -9)),
+        step(15.3, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+    ),
+    "a stop without grace kills at once": (
+        *BEGIN,
+        step(5, stop(grace_s=0), "sweep in 0 s"),
+        step(5, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+    ),
+    "a zygote that does not answer the sweep is killed": (
+        *BEGIN,
+        step(5, stop(grace_s=0), "sweep in 0 s"),
+        step(10.9, None),
+        step(11.1, None, "KillZygote"),
+        step(11.2, ev.ZygoteLost(), "send report 0: 2 stopped"),
+    ),
+    "Ctrl-C: SIGINT, SIGTERM 3 s later, SIGKILL after the grace": (
+        *BEGIN,
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(5.1, stop(SIGINT)),
+        step(8.1, None, "SIGTERM to all"),
+        step(34.9, None),
+        step(35.1, None, "sweep in 0 s"),
+        step(36, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+        step(36, end(130), "end with 130"),
+    ),
+    "Ctrl-C twice kills": (
+        *BEGIN,
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(6, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT again"),
+        step(7, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT again"),
+    ),
+    "SIGTERM twice is patient": (
+        *BEGIN,
+        step(5, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
+        step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
+        step(7, exited(0, -15)),
+        step(7, exited(1, -15), "sweep in 0 s"),
+    ),
+    "a command stops the job, and kills it": (
+        *BEGIN,
+        step(
+            5,
+            ev.StopCommanded(again=True, reason="`ddplaunch stop` was called"),
+            "show: `ddplaunch stop` was called: stopping 2 ranks",
+            "SIGINT to all",
+            "send stop request SIGINT (`ddplaunch stop` was called)",
+            "sweep in 0 s",
+            "send stop request SIGINT again (`ddplaunch stop` was called)",
+        ),
+    ),
+    "a rank signals its parent: the job stops, once": (
+        *BEGIN,
+        step(
+            5,
+            ev.ZygoteSignalled(SIGTERM, 1),
+            "show: rank 1 sent SIGTERM to its parent process: stopping 2 ranks",
+            "SIGTERM to all",
+            "send stop request SIGTERM (rank 1 sent SIGTERM to its parent process)",
+        ),
+        step(6, ev.ZygoteSignalled(SIGTERM, 0)),
+    ),
+    "Ctrl-C while the zygote imports": (
+        step(0, start()),
+        step(1, SIGNAL(SIGINT), "send stop request SIGINT"),
+        step(1, stop(SIGINT), "CloseZygote", "send report 0: 0 stopped"),
+        step(1, end(130), "end with 130"),
+    ),
+    "the job ends while the zygote imports": (
+        step(0, start()),
+        step(1, end(75), "CloseZygote", "end with 75"),
+    ),
+    "node 0 ends the job while ranks run": (
+        *BEGIN,
+        step(5, end(137), "sweep in 0 s"),
+        step(6, ev.ProcessesSwept(), "end with 137"),
+    ),
+    "the zygote is lost while it imports": (
+        step(0, start()),
+        step(
+            1,
+            ev.ZygoteLost("the zygote was ended by SIGKILL"),
+            "send report 0: 0 stopped, the zygote was ended by SIGKILL",
+        ),
+    ),
+    "the zygote is lost while ranks run": (
+        *BEGIN,
+        step(
+            5,
+            ev.ZygoteLost("the zygote was ended by SIGKILL"),
+            "send report 0: 2 stopped, the zygote was ended by SIGKILL",
+        ),
+    ),
+    "the zygote is lost while ranks are stopped": (
+        *BEGIN,
+        step(5, stop(), "SIGTERM to all, but those that fail"),
+        step(6, ev.ZygoteLost("it was ended by SIGKILL"), "send report 0: 2 stopped, it was ended by SIGKILL"),
+        step(99, None),
+    ),
+    "the zygote is lost while it sweeps": (
+        *BEGIN,
+        step(5, exited(0)),
+        step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(6, ev.ZygoteLost("it was ended by SIGKILL"), "send report 0: 0 stopped, it was ended by SIGKILL"),
+    ),
+    "the zygote is lost between attempts: the next one has another": (
+        *BEGIN,
+        step(5, exited(0, 1), "send failure of 0: 1"),
+        step(5, exited(1, 1), "send failure of 1: 1", "sweep in 0 s"),
+        step(5, ev.ProcessesSwept(), "send report 0: 0 failed (1), 1 failed (1), 0 stopped"),
+        step(6, ev.ZygoteLost("it was ended by SIGKILL")),
+        step(7, start(1)),
+        step(8, started(), "spawn 0", "spawn 1"),
+    ),
+    "a restart: the zygote is there, an end of the earlier attempt counts for nothing": (
+        *BEGIN,
+        step(5, exited(0, 1), "send failure of 0: 1"),
+        step(5, stop(grace_s=0), "sweep in 0 s"),
+        step(
+            6,
+            ev.ProcessesSwept((), ("1 (pid 101)",)),
+            "show: not waiting for processes that cannot be killed: 1 (pid 101)",
+            "send report 0: 0 failed (1), 1 stopped",
+        ),
+        step(7, start(1), "spawn 0", "spawn 1"),
+        step(7, spawned(0, 1), "send RanksStarted"),
+        step(7, spawned(1, 1)),
+        step(8, exited(1, -9, 0)),
+        step(8, stop(attempt=0)),
+        step(9, exited(1, 0, 1)),
+        step(9, exited(0, 0, 1), "send RanksFinished", "sweep in 5 s"),
+        step(9, ev.ProcessesSwept(), "send report 1: 0 stopped"),
+    ),
+    "a rank cannot be started": (
+        step(0, start()),
+        step(1, started(), "spawn 0", "spawn 1"),
+        step(1, spawned(0), "send RanksStarted"),
+        step(
+            1,
+            ev.SpawnFailed(1, 11, "too many processes"),
+            "send failure of 1: rank 1 could not be started: too many processes; 1 of 2 ranks had been started here",
+        ),
+        step(1, stop(), "SIGTERM to all, but those that fail"),
+        step(2, exited(0, -15), "sweep in 0 s"),
+        step(2, ev.ProcessesSwept(), "send report 0: 1 failed (71), 1 stopped"),
+    ),
+    "the module that the zygote imports is broken": (
+        step(0, start()),
+        step(1, ev.ImportFailed("cannot import x"), "send start error: cannot import x"),
+        step(1, end(2), "CloseZygote", "end with 2"),
+    ),
+    "the store's process ends": (
+        *BEGIN,
+        step(5, ev.StoreExited(7, -9), "sweep in 0 s"),
+        step(
+            5,
+            ev.ProcessesSwept(),
+            "send report 0: 2 stopped, the store (pid 7) was ended by SIGKILL (killed from outside)",
+        ),
+        step(6, ev.StoreExited(7, 0), "show: the store (pid 7) exited with code 0"),
+    ),
+    "a signal for ranks: node 0 decides, each gets it once": (
+        *BEGIN,
+        step(5, ev.ForwardableSignalArrived(SIGUSR2)),
+        step(5.4, None, "send forward request SIGUSR2"),
+        step(
+            6,
+            ev.MessageReceived(messages.ForwardSignal(SIGUSR2)),
+        ),
+        step(6, None, "forward SIGUSR2 to handlers"),
+    ),
+    "a signal that the ranks have got too is not forwarded": (
+        *BEGIN,
+        step(5, ev.ForwardableSignalArrived(SIGUSR2)),
+        step(5.1, ev.ZygoteSignalled(SIGUSR2)),
+        step(5.4, None, "send forward request SIGUSR2 sent to group"),
+        step(5.5, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
+        step(9, None),
+    ),
+    "Ctrl-\\ inspects, a second press stops": (
+        *BEGIN,
+        step(5, SIGNAL(SIGQUIT, from_terminal=True), "InspectRanks"),
+        step(9, SIGNAL(SIGQUIT, from_terminal=True), "InspectRanks"),
+        step(
+            10,
+            SIGNAL(SIGQUIT, from_terminal=True),
+            "show: SIGQUIT: stopping 2 ranks",
+            "SIGQUIT to all",
+            "send stop request SIGQUIT",
+        ),
+    ),
+    "Ctrl-Z": (*BEGIN, step(5, SIGNAL(SIGTSTP), "SuspendJob")),
+    "a signal after the end": (
+        *BEGIN,
+        step(5, exited(0)),
+        step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(5, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+        step(5, end(), "end with 0"),
+        step(6, ev.StopCommanded()),
+        step(6, SIGNAL(SIGINT), "exit now with 0"),
+    ),
+    "waiting for node 0": (
+        step(0, ev.MessageReceived(messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
+        step(1, ev.MessageReceived(messages.JoinAccepted("id", 15.0)), "OpenLog"),
+        step(2, ev.MessageReceived(messages.CoordinatorLost()), "ReportJob"),
+        step(2, end(69), "end with 69"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_history(name):
+    replay(World(), HISTORIES[name])
+
+
+def test_a_log_that_cannot_be_opened_ends_the_job_without_ranks():
+    world = World()
+    world.log_fails = True
+    joined = ev.MessageReceived(messages.JoinAccepted("id", 15.0))
+    replay(
+        world,
+        (
+            step(0, joined, "OpenLog", "send start error: no space left"),
+            step(1, start()),
+            step(2, end(2), "end with 2"),
+        ),
+    )
+
+
+def test_a_node_waits_for_the_order_of_node_0_before_it_stops_its_ranks():
+    """Node 0 may inspect the ranks first; it may also be out of reach."""
+    replay(
+        World(inspects_before_stop=True),
+        (
+            *BEGIN,
+            step(5, SIGNAL(SIGINT), f"show: {BOTH}", "send stop request SIGINT"),
+            step(6.4, None),
+            step(6.6, None, "SIGINT to all"),
+            step(6.7, stop(SIGINT)),
+        ),
+    )
+
+
+def test_an_exception_that_came_before_the_stop_is_a_failure():
+    """It counts with code 1: the signal only interrupted its cleanup. A KeyboardInterrupt is from the stop itself."""
+    world = World((0, 1, 2))
+    world.recorded = {1: RecordedError("ValueError: x"), 2: RecordedError("KeyboardInterrupt", interrupt=True)}
+    replay(world, (step(0, start()), step(1, started(), "spawn 0", "spawn 1", "spawn 2")))
+    for rank in range(3):
+        world.on(spawned(rank))
+    replay(
+        world,
+        (
+            step(5, stop(), "SIGTERM to all, but those that fail"),
+            step(6, exited(0, -15)),
+            step(6, exited(1, -15)),
+            step(6, exited(2, -15), "sweep in 0 s"),
+            step(6, ev.ProcessesSwept(), "send report 0: 1 failed (1), 2 stopped"),
+        ),
+    )
+
+
+def test_a_rank_that_is_failing_gets_no_stop_signal_before_the_grace_is_over():
+    world = World()
+    world.failing = {1}
+    replay(world, (*BEGIN, step(5, stop(), "SIGTERM to all, but those that fail")))
+    assert {rank: live.stop_requested for rank, live in world.machine.attempt.live.items()} == {0: True, 1: False}
+    world.recorded = {1: RecordedError("SystemExit: 7")}
+    replay(
+        world,
+        (
+            step(6, exited(1, 7)),
+            step(7, exited(0, -15), "sweep in 0 s"),
+            step(7, ev.ProcessesSwept(), "send report 0: 1 failed (7), 1 stopped"),
+        ),
+    )
+
+
+def test_ranks_are_requested_a_few_at_a_time():
+    world = World(range(20))
+    world.on(start())
+    assert [describe(each) for each in world.on(started())] == [None, *(f"spawn {rank}" for rank in range(8))]
+    assert "spawn 8" in map(describe, world.on(spawned(0)))
+
+
+def test_a_stop_while_ranks_start():
+    """Those that are requested get SIGTERM when they have started; the others are not requested."""
+    world = World(range(20))
+    world.unsent = {6, 7}
+    world.on(start())
+    world.on(started())
+    world.on(spawned(0))
+    replay(world, (step(5, stop(), "SIGTERM to all, but those that fail"),))
+    for rank in (1, 2, 3, 4, 5, 8):
+        assert [describe(each) for each in world.on(spawned(rank))] == [None, f"SIGTERM to {rank}"]
+    for rank in (1, 2, 3, 4, 5, 8):
+        world.on(exited(rank, -15))
+    replay(
+        world,
+        (step(6, exited(0, -15), "sweep in 0 s"), step(6, ev.ProcessesSwept(), "send report 0: 7 stopped")),
+    )
+
+
+def test_ctrl_c_before_any_rank_is_spawned_is_no_success():
+    world = World(inspects_before_stop=True)
+    world.unsent = {0, 1}
+    world.on(start())
+    world.on(started())
+    replay(
+        world,
+        (
+            step(
+                5,
+                SIGNAL(SIGINT),
+                "show: stopping 2 ranks; Ctrl-C again kills them now",
+                "send stop request SIGINT",
+                "sweep in 0 s",
+            ),
+            step(5, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+        ),
+    )
+
+
+def test_output_that_never_closes_is_waited_for_a_second():
+    world = World()
+    world.output_open = True
+    replay(
+        world,
+        (
+            *BEGIN,
+            step(5, exited(0)),
+            step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
+            step(6, ev.ProcessesSwept()),
+            step(6.9, None),
+            step(7.1, None, "send report 0: 0 stopped"),
+            step(7.2, ev.OutputDrained()),
+        ),
+    )
+
+
+PREEMPTED = (
+    *BEGIN,
+    step(5, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+    step(5, preempt(), "CreatePreemptionFile"),
+    step(5.4, None, "forward SIGUSR1 to handlers"),
+)
+
+
+def test_a_preemption_that_the_ranks_have_seen():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            *PREEMPTED,
+            step(9, exited(0, 75)),
+            step(9, exited(1, 75), "send RanksFinished", "sweep in 5 s"),
+            step(9, ev.ProcessesSwept(), "send report 0: 0 stopped preemption seen"),
+            step(9, end(75), "end with 75"),
+        ),
+    )
+
+
+def test_a_preemption_that_no_rank_has_seen():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            *PREEMPTED,
+            step(95, stop(), "SIGTERM to all, but those that fail"),
+            step(96, exited(0, -15)),
+            step(96, exited(1, -15), "sweep in 0 s"),
+            step(96, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+        ),
+    )
+
+
+def test_a_preemption_signal_that_every_process_got_is_not_sent_again():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (*PREEMPTED[:-1], step(5.1, ev.ZygoteSignalled(SIGUSR1)), step(6, None)),
+    )
+
+
+def test_sigterm_as_the_notice_is_one_only_the_first_time():
+    world = World(preempt_signal=SIGTERM, preempt_forward=SIGUSR2)
+    replay(
+        world,
+        (
+            *BEGIN,
+            step(5, SIGNAL(SIGTERM), "send preemption notice SIGTERM"),
+            step(5, preempt(), "CreatePreemptionFile"),
+            step(5.4, None, "forward SIGUSR2", "forward SIGTERM to handlers"),
+            step(9, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
+        ),
+    )
+
+
+def test_observers_see_each_event_once_and_in_order():
+    world = World()
+    done = []
+    for event in (start(), started(), spawned(0), spawned(1), exited(0), exited(1), ev.ProcessesSwept(), end()):
+        done += world.on(event)
+    assert [type(each.event) for each in done if isinstance(each, do.Emit)] == [
+        events.RankStarted,
+        events.RankStarted,
+        events.RankExited,
+        events.RankExited,
+        events.AttemptSwept,
+        events.JobEnded,
+    ]
+    assert is_over(world)
+
+
+def test_the_last_lines_of_a_failed_rank_are_in_the_report():
+    world = World()
+    replay(world, (*BEGIN, step(5, exited(1, 3), "send failure of 1: 3")))
+    world.on(stop(signal.SIGKILL, grace_s=0))
+    sent = [each.message for each in world.on(ev.ProcessesSwept()) if isinstance(each, do.Send)]
+    assert [failure.tail for failure in sent[0].failures] == [("last line of 1",)]
