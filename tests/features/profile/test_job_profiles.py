@@ -8,7 +8,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.messages import RpcReply, RpcRequest
 from ddplaunch.features.profile.rank_profile import RankProfile
 from ddplaunch.features.profile.rpc import KIND, REPLY_MARGIN_S, ProfileRequest
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 
 
 def request(serial):
@@ -61,7 +61,7 @@ def test_a_node_that_is_late_is_named_and_one_that_is_lost_is_not_waited_for(job
     job.sent.clear()
     job.send(0, request(8))
     job.send(0, RpcReply(serial(job), "profile"))
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.wait(0)
     assert answers(job, 0)[-1] == RpcReply(8, "profile")
 
