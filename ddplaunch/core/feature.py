@@ -8,7 +8,7 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -59,14 +59,14 @@ class Command(NamedTuple):
 class RankSide(NamedTuple):
     """A feature's part in the process of one rank, which runs before and after the program, or in its signal handlers.
 
-    The file has a class ``Side``, which is made with the ``RankRunner`` and these settings, and has any of the methods
-    ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then stays as long as
-    that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded by path, without
-    a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
+    The file has a class ``Side``, which is made with the ``RankRunner`` and ``settings`` as keyword arguments, and has
+    any of the methods ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then
+    stays as long as that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded
+    by path, without a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
     """
 
     file: str  # below the package, without suffix, in a folder "rank"
-    settings: dict[str, Any]  # plain data
+    settings: Mapping[str, object]  # plain data
 
 
 class SchedulerEntry(NamedTuple):

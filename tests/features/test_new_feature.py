@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ddplaunch
 from tests.conftest import clean_environment, write_program
 from tests.package_copy import add_feature, copy_package
@@ -22,6 +24,7 @@ def read_files() -> dict[str, str]:
     )
 
 
+@pytest.mark.slow
 def test_a_feature_is_a_folder_and_a_line(tmp_path: Path):
     files = read_files()
     assert {*files} == {"feature", "node", "rank/greeting", "request", "command"}

@@ -1,5 +1,6 @@
-"""The coordinator server, in node 0's launcher: connects the coordinator with the node in this process and, through the
-control port, with all other nodes.
+"""The coordinator server, in node 0's launcher: connects the coordinator with all nodes, this process's own included.
+
+The others are connected through the control port.
 """
 
 from __future__ import annotations

@@ -147,11 +147,14 @@ class StopRanks(Command, frozen=True):
 
 
 class ExplainEnd(Command, frozen=True):
-    """Find out why a rank has ended; the reply is ``EndExplained``."""
+    """Find out why a rank has ended, which may have recorded an exception; the reply is ``EndExplained``.
 
-    failure: RankFailure  # as far as it is known
+    ``failure``: what is known so far; ``peak_bytes``: most memory that it used; ``stopped``: it got a signal to end.
+    """
+
+    failure: RankFailure
     peak_bytes: int = 0
-    stop_requested: bool = False
+    stopped: bool = False
 
 
 class KillRemaining(Command, frozen=True):

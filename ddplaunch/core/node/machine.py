@@ -282,25 +282,23 @@ class NodeMachine:
         if code == EXIT_PREEMPTED and self._is_preempted:
             self._preemption_seen = True
         elif code != 0:
-            self._explain_end(rank, exited.pid, code, now, exited.usage[0], stop_requested=was_stopped)
+            self._explain_end(rank, exited.pid, code, now, peak=exited.usage[0], stopped=was_stopped)
         self._continue(now)
 
-    def _explain_end(
-        self, rank: int, pid: int, code: int, now: Now, peak_bytes: int = 0, *, stop_requested: bool
-    ) -> None:
-        """Find out why a rank has ended: if it was stopped, its exception came first, and counts with code 1."""
-        failure = self.attempt.make_failure(rank, pid, 1 if stop_requested else code, now.wall)
+    def _explain_end(self, rank: int, pid: int, code: int, now: Now, *, peak: int = 0, stopped: bool = False) -> None:
+        """Ask why a rank has ended. Of a stopped rank, an exception came first; the signal interrupted its cleanup."""
         self.attempt.explaining.add(rank)
-        self._do(do.ExplainEnd(failure, peak_bytes, stop_requested))
+        failure = self.attempt.make_failure(rank, pid, 1 if stopped else code, now.wall)
+        self._do(do.ExplainEnd(failure, peak, stopped))
 
     def _on_end_explained(self, explained: ev.EndExplained, now: Now) -> None:
-        attempt, failure = self.attempt, explained.failure
+        attempt = self.attempt
         attempt.explaining.discard(explained.rank)
-        if failure is None:
+        if explained.failure is None:
             attempt.stopped_count += 1
         else:
-            attempt.failures.append(failure)
-            self._do(do.Send(messages.FailureReported(attempt.number, failure, now.wall)))
+            attempt.failures.append(explained.failure)
+            self._do(do.Send(messages.FailureReported(attempt.number, explained.failure, now.wall)))
         self._continue(now)
 
     def _on_store_exited(self, how: str, now: Now) -> None:
@@ -328,7 +326,7 @@ class NodeMachine:
         attempt, attempt.unkillable = self.attempt, stuck
         ended, attempt.live = attempt.live, {}
         for rank, process in ended.items():
-            self._explain_end(rank, process.pid, -signal.SIGKILL, now, stop_requested=True)
+            self._explain_end(rank, process.pid, -signal.SIGKILL, now, stopped=True)
         self._continue(now)
 
     def _continue(self, now: Now) -> None:
@@ -405,15 +403,9 @@ class NodeMachine:
             return self._end_job()
         attempt = self.attempt
         attempt.set_phase(AttemptPhase.WAITING)
-        report = messages.AttemptReport(
-            attempt.number,
-            attempt.stopped_count,
-            now.wall,
-            attempt.launcher_failure,
-            self._preemption_seen or output.preemption_seen,
-            output.tails,
-        )
-        self._do(do.Send(report))
+        seen = self._preemption_seen or output.preemption_seen
+        report = (attempt.number, attempt.stopped_count, now.wall, attempt.launcher_failure, seen, output.tails)
+        self._do(do.Send(messages.AttemptReport(*report)))
 
     def _end_job(self) -> None:
         assert self.result is not None

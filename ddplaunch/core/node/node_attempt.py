@@ -106,7 +106,7 @@ class NodeAttempt(Struct):
     in_flight: set[int] = field(default_factory=set)  # requested, without a process yet
     live: dict[int, LiveRank] = field(default_factory=dict)
     spawned_count: int = 0  # how many have had a process
-    explaining: set[int] = field(default_factory=set)  # ranks that have ended, and why is being found out
+    explaining: set[int] = field(default_factory=set)  # ranks that have ended; the runner looks why
     failures: list[RankFailure] = field(default_factory=list)  # not those of ranks that were stopped
     stopped_count: int = 0  # how many have ended because of a stop signal
     stop_signals: set[int] = field(default_factory=set)  # sent to the ranks so far
@@ -143,13 +143,12 @@ class NodeAttempt(Struct):
         """A process of the launcher that the ranks depend on has ended: the zygote or the store."""
         self.launcher_failure = self.launcher_failure or LauncherFailure(how, moment)
 
-    def make_failure(self, number: int, pid: int, code: int, moment: float, message: str | None = None) -> RankFailure:
-        """Make the failure of a rank, as far as it is known; ``moment``: now, in seconds since the epoch."""
-        rank = self.ranks[number]
+    def make_failure(self, rank: int, pid: int, code: int, moment: float, message: str | None = None) -> RankFailure:
+        """Make the failure of a rank, from how it has ended alone; ``code``: exit code, -N for signal N."""
         return RankFailure(
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            host=rank.host or "",
+            rank=rank,
+            local_rank=self.ranks[rank].local_rank,
+            host=self.ranks[rank].host or "",
             pid=pid,
             attempt=self.number,
             exit_code=None if code < 0 else code,

@@ -157,10 +157,7 @@ class StopSent(NodeEvent, frozen=True):
 
 
 class EndExplained(NodeEvent, frozen=True):
-    """Reply to ``ExplainEnd``: the failure, with the exception that the rank recorded and a hint.
-
-    None if the rank has ended because of a stop signal.
-    """
+    """Reply to ``ExplainEnd``: the failure, with what is known of its cause; None: the stop signal ended the rank."""
 
     rank: int
     failure: RankFailure | None

@@ -319,15 +319,15 @@ class NodeRunner:
         self._reply(ev.StopSent(tuple(stopped)))
 
     def _explain_end(self, end: do.ExplainEnd) -> None:
-        failure, rank, stopped = end.failure, end.failure.rank, end.stop_requested
-        found = rank_files.read_exception(self._ranks.rank_file_path(rank, "json"), failure, stopped=stopped)
-        if found is None and stopped:  # perhaps killed in a ``finally`` that took longer than the grace
-            if (handled := self.sides.find_exception(rank)) is None:
+        failure, rank = end.failure, end.failure.rank
+        recorded = rank_files.read_exception(self._ranks.rank_file_path(rank, "json"), failure, stopped=end.stopped)
+        if recorded is None and end.stopped:  # perhaps killed in a ``finally`` that took longer than the grace
+            if (found := self.sides.find_exception(rank)) is None:
                 return self._reply(ev.EndExplained(rank, None))
-            found = replace(failure, message=handled[0], traceback=handled[1])
-        failure = found or failure
-        explained = self.sides.explain_failure(failure, end.peak_bytes) or rank_files.signal_hint(failure.signal)
-        self._reply(ev.EndExplained(rank, replace(failure, hint=failure.hint or explained)))
+            recorded = replace(failure, message=found[0], traceback=found[1])
+        failure = recorded or failure
+        hint = failure.hint or self.sides.explain_failure(failure, end.peak_bytes)
+        self._reply(ev.EndExplained(rank, replace(failure, hint=hint or rank_files.signal_hint(failure.signal))))
 
     def _collect_output(self) -> None:
         self._ranks.close()

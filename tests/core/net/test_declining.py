@@ -84,6 +84,7 @@ def test_the_reason_is_shown_at_once_and_ctrl_c_ends_the_wait(step):
     assert "Traceback" not in job.stderr()
 
 
+@pytest.mark.slow
 def test_the_token_is_asked_for_here_too(step):
     """Otherwise any program that reaches the port could end the job."""
     zero = step(slurm(0), "--nproc", "1", "--token", "right")
@@ -93,6 +94,7 @@ def test_the_token_is_asked_for_here_too(step):
     assert (zero.wait(20), right.wait(20)) == (0, 0), zero.stderr()
 
 
+@pytest.mark.slow
 def test_who_typed_it_may_type_it_again(start_ddplaunch, tmp_path):
     """Nodes that people start one by one: a slip on one is no end of the job."""
     write_program(tmp_path, "hello.py", "print('hello')")

@@ -28,6 +28,7 @@ def refused(job, count: int, body) -> list[FakePeer]:
     return peers
 
 
+@pytest.mark.slow
 def test_those_with_another_token_are_soon_gone(start_ddplaunch, tmp_path):
     job = Nodes(start_ddplaunch, tmp_path, 2, "--token", "s3cret")
     launcher = job.start(0)
@@ -44,6 +45,7 @@ def test_those_with_another_token_are_soon_gone(start_ddplaunch, tmp_path):
     del peers
 
 
+@pytest.mark.slow
 def test_those_that_come_too_late_are_soon_gone(start_ddplaunch, tmp_path):
     write_program(tmp_path, "waits.py", WAITS)
     job = Nodes(start_ddplaunch, tmp_path, 2, "--grace", "1")

@@ -29,7 +29,7 @@ class World:
     Attributes:
         now: the monotonic clock, in seconds.
         zygote_ready: whether the zygote has started.
-        recorded: what ranks have recorded as their error.
+        recorded: the message of the exception that ended a rank, also if it was stopped.
         failing: ranks that are handling an exception, which features know of.
         unsent: requests for ranks that the zygote's socket could not take yet.
         output_open: whether a process keeps the output of the ranks open.
@@ -97,11 +97,10 @@ class World:
                 return ev.StopSent(tuple(set(self.machine.attempt.live) - (self.failing if spare else set())))
             case do.ExplainEnd():
                 failure = command.failure
-                if failure.rank in self.recorded:
-                    failure = replace(failure, message=self.recorded[failure.rank])
-                elif command.stop_requested:
-                    return ev.EndExplained(failure.rank, None)
-                return ev.EndExplained(failure.rank, failure)
+                if message := self.recorded.get(failure.rank):
+                    failure = replace(failure, message=message)
+                is_stopped = command.stopped and failure.message is None
+                return ev.EndExplained(failure.rank, None if is_stopped else failure)
             case do.KillRemaining():
                 return ev.RemainingKilled(self.stuck)
             case do.CollectOutput():
@@ -143,12 +142,11 @@ def describe(command: do.Command) -> str | None:
 def _describe_message(message: object) -> str:
     match message:
         case messages.FailureReported(failure=failure):
-            return (
-                f"failure of {failure.rank}: {failure.message or failure.exit_code or signal_name(failure.signal or 0)}"
-            )
+            what = failure.message or failure.exit_code or signal_name(failure.signal or 0)
+            return f"failure of {failure.rank}: {what}"
         case messages.AttemptReport():
             words = [f"report {message.attempt}:"]
-            words += [f"lines of {rank}," for rank, _ in message.tails]
+            words += [f"{lines[0]}," for _, lines in message.tails]
             words += [f"{message.stopped} stopped"] + ["preemption seen"] * message.preemption_seen
             return " ".join(words) + (f", {message.broken.reason}" if message.broken else "")
         case messages.StopRequested(signal=number):

@@ -103,6 +103,7 @@ def test_an_address_of_another_machine(address):
         ReservedPort(address, 0, nnodes=1)
 
 
+@pytest.mark.slow
 @zygote_and_exec
 def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
     """At the usual 127.0.0.1 those of nearly all tests do."""
@@ -125,6 +126,7 @@ def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
     assert done.stdout.count("met 2 at ::1\n") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"])
 @zygote_and_exec
 def test_init_methods(run_ddplaunch, tmp_path, method, mode):
@@ -153,6 +155,7 @@ def test_init_methods(run_ddplaunch, tmp_path, method, mode):
         assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
     """A store of the script's own on another port, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
     script = write_program(
@@ -178,6 +181,7 @@ def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
     assert done.stdout.count("own store") == 2
 
 
+@pytest.mark.slow
 def test_a_scripts_own_port_that_is_taken_fails(run_ddplaunch, tmp_path):
     """torch's C++ would ignore the error because of TORCHELASTIC_USE_AGENT_STORE, and both ranks would wait."""
     with socket.socket() as other:

@@ -63,6 +63,7 @@ def test_a_sound_node_starts_its_ranks(run_ddplaunch, tmp_path):
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] hello", "[1] hello"])
 
 
+@pytest.mark.slow
 def test_memory_of_gpus_is_waited_for_before_a_restart(start_ddplaunch, tmp_path, gpu):
     held, environ = gpu
     write_program(tmp_path, "train.py", FAILS_ONCE)
@@ -150,6 +151,7 @@ def test_what_a_node_lacks(start_ddplaunch, tmp_path, small, which, expected):
     assert job.stderr().splitlines()[0] == "Error: " + expected.format(**folders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
 @pytest.mark.parametrize("bad", [0, 1])
 def test_one_of_two_nodes(start_ddplaunch, tmp_path, small, nnodes, bad):

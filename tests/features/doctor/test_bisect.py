@@ -16,6 +16,7 @@ case "$1" in *n1:4*n6:4*) kill -9 $$;; esac
 """
 
 
+@pytest.mark.slow
 def test_a_bad_host_and_two_that_fail_together(run_ddplaunch, tmp_path):
     check = write_program(tmp_path, "check.sh", CHECK)
     done = run_ddplaunch(
@@ -43,6 +44,7 @@ def test_a_bad_host_and_two_that_fail_together(run_ddplaunch, tmp_path):
     assert log.read_text() == "on n0:4,n1:4, of n0:4,n1:4: 2 hosts, 2\n"
 
 
+@pytest.mark.slow
 def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_ddplaunch, tmp_path):
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[08-11]", "TMPDIR": tmp_path}
     done = run_ddplaunch(
@@ -53,6 +55,7 @@ def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_ddplaunch, tm
     assert "run 1: 4 hosts, gpu[08-11]: failed" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_passes_is_skipped_or_fails_everywhere(run_ddplaunch, tmp_path):
     def bisect(program):
         done = run_ddplaunch("doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}", env={"TMPDIR": tmp_path})
@@ -77,6 +80,7 @@ sleep 600
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path):
     check = write_program(tmp_path, "check.sh", SPREADS)
     job = start_ddplaunch("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ddplaunch
 from tests.conftest import clean_environment, write_program
 
@@ -27,6 +29,7 @@ CHECK = HealthCheck(_read, _rule, {"toys": lambda facts: f"{facts.toys}, of wood
 """
 
 
+@pytest.mark.slow
 def test_a_check_is_a_file_a_line_and_its_fields(tmp_path):
     copy = shutil.copytree(
         Path(ddplaunch.__file__).parent, tmp_path / "ddplaunch", ignore=shutil.ignore_patterns("__pycache__")

@@ -33,6 +33,7 @@ CALLS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [FORKED, EXEC], ids=["fork", "exec"])
 def test_asking_a_program_that_calls_and_returns_all_the_time(start_ddplaunch, tmp_path, how):
     job = start_ddplaunch("run", *how, "--nproc", "1", write_program(tmp_path, "train.py", CALLS))

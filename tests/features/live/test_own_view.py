@@ -47,6 +47,7 @@ def frames(each: TerminalEmulator) -> list[str]:
     return [row for row in each.history if FRAME.match(row)]
 
 
+@pytest.mark.slow
 def test_the_footer_stays_below_the_log(start_view):
     each = start_view("--nproc", "3", "chats.py", "400")
     each.until(lambda each: any("line 100 of rank 0" in row for row in each.history) and each.shows_frame)
@@ -60,6 +61,7 @@ def test_the_footer_stays_below_the_log(start_view):
         assert mine == [f"[{rank}] line {n} of rank {rank} {'x' * (n % 40)}".rstrip() for n in range(400)]
 
 
+@pytest.mark.slow
 def test_the_last_frame_stays_and_the_terminal_is_as_before(start_view):
     each = start_view("--nproc", "2", "chats.py", "300", "ends", env={"NO_COLOR": "1"})
     each.until(lambda each: each.shows_frame)
@@ -120,6 +122,7 @@ def test_ctrl_c(start_view, moment):
     assert each.raw.count(b"\x1b[?1049h") == (moment == "full screen")
 
 
+@pytest.mark.slow
 def test_the_full_screen_and_back(start_view):
     each = start_view("--nproc", "2", "chats.py", "250")
     each.until(lambda each: each.shows_frame)

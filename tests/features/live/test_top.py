@@ -79,6 +79,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.slow
 def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
     """Another command has the terminal, and Ctrl-C, until the user leaves it."""
     write_program(tmp_path, "train.py", BUSY)
@@ -123,6 +124,7 @@ def test_a_look_and_away(job, top):
     assert mine.stderr() == ""
 
 
+@pytest.mark.slow
 def test_keys(job, top):
     """What they print is shown in place of the table; Esc brings that back."""
     mine = job("keys")
@@ -157,6 +159,7 @@ def test_keys(job, top):
     assert "ended, exit code 130" in each.raw.decode().rpartition("\x1b[?1049l")[2]
 
 
+@pytest.mark.slow
 def test_who_is_stopped(job, top):
     mine = job("stopped", STOPS + WAITS)
     each = top("stopped")
@@ -171,6 +174,7 @@ def test_who_is_stopped(job, top):
     each.until("no rank matches the filter")
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_suspended_and_ends(job, top):
     mine = job("suspended")
     each = top("suspended")
@@ -218,6 +222,7 @@ def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
     assert (answers, ends) == ([], ["lost"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_signals_give_the_terminal_back(job, top, full):
     """However the viewer ends, the job goes on."""
@@ -250,6 +255,7 @@ def test_signals_give_the_terminal_back(job, top, full):
     assert mine.process.poll() is None
 
 
+@pytest.mark.slow
 def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaunch):
     mine = job("once")
     for ranks in ("1", "running", ""):
@@ -271,6 +277,7 @@ def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaun
     assert found["memory"]["0"] > 1 << 20
 
 
+@pytest.mark.slow
 def test_which_job(job, top, run_in_fork):
     for run in ("first", "second"):
         job(run, WAITS, 2, "--no-history")  # the history may be written to in another order

@@ -126,6 +126,7 @@ def test_where_it_cannot_work_it_says_so_at_the_start(run_in_fork, tmp_path):
     assert_refused(run_in_fork("run", "--oom-report", "--no-python", "true"), "--oom-report works only with Python")
 
 
+@pytest.mark.slow
 def test_the_stand_in_is_one(tmp_path: Path):
     """It has what a real torch for CUDA has of these names, by the source of torch 2.13: torch/cuda/__init__.py."""
     import torch

@@ -108,6 +108,7 @@ def test_a_breakpoint(start_pytest: StartPytest, words: tuple[str, ...]):
     assert pytest_.settings == pytest_.before
 
 
+@pytest.mark.slow
 def test_refused(tmp_path: Path):
     write_program(tmp_path, "test_it.py", STOPS)
     for words, expected in (

@@ -70,6 +70,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_results_are_in_order_of_ranks(python: Python):
     lines = python(RETURNS).splitlines()
@@ -124,6 +125,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails(python: Python):
     unfit = "rank 1 returned lock, which cannot be pickled: cannot pickle '_thread.lock' object"
     assert python(FAILS).splitlines() == [
@@ -263,6 +265,7 @@ if __name__ == "__main__":
     assert "rank 1 did not enter barrier #1, which 1 rank waited for: hang at program.py:12" in second
 
 
+@pytest.mark.slow
 def test_a_stream_that_raises(python: Python):
     """It is the caller's: the ranks end, and the caller gets what it raised. What it cannot encode, it gets escaped."""
     body = """
@@ -291,6 +294,7 @@ if __name__ == "__main__":
     assert python(body, PYTHONIOENCODING="ascii").splitlines() == ["h\\xe9", *["RuntimeError('full')"] * 2]
 
 
+@pytest.mark.slow
 def test_launch_async_does_not_block_the_event_loop(python: Python):
     body = """
 import asyncio, io
@@ -322,6 +326,7 @@ if __name__ == "__main__":
     assert python(body) == "[None, None] True ['[0] hi', '[1] hi']\ncancelled\n"
 
 
+@pytest.mark.slow
 def test_a_rank_may_launch(python: Python):
     """Its own variables are not for the ranks below it."""
     body = """

@@ -27,6 +27,7 @@ def ended(output: str) -> str:
     return re.sub(r" in .*", "", output.splitlines()[-1].strip("= "))
 
 
+@pytest.mark.slow
 def test_bodies_run_in_ranks(tmp_path: Path):
     """With what each rank has of its own, other fixtures, parameters and classes; all of them in the same ranks."""
     body = """
@@ -185,6 +186,7 @@ def test_no_marker(rank): pass
 """
 
 
+@pytest.mark.slow
 def test_failures_and_refusals(tmp_path: Path):
     output = run(tmp_path, FAILS)
     assert ended(output) == "5 failed, 5 errors"
@@ -232,6 +234,7 @@ def test_good(): pass
 """
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_next_test_runs_after_any_outcome(tmp_path: Path):
     """pytest-timeout raises in the process of pytest. The time of a marker does not include the start of the ranks."""

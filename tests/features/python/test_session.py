@@ -46,6 +46,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks_keep_their_state(python: Python):
     assert python(CALLS).splitlines() == [
         "[[(3.0, 1), (3.0, 1)], [(5.0, 2), (5.0, 2)]]",
@@ -55,6 +56,7 @@ def test_ranks_keep_their_state(python: Python):
     ]
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_ends_the_session(python: Python):
     body = """
 import io
@@ -159,6 +161,7 @@ if __name__ == "__main__":
     assert gone == f"ddplaunch: {ENDED}"
 
 
+@pytest.mark.slow
 def test_threads_take_turns(python: Python):
     body = """
 def echo(x):
@@ -204,6 +207,7 @@ if __name__ == "__main__":
     assert second == "[0, 1]"
 
 
+@pytest.mark.slow
 def test_a_session_that_is_never_closed(python: Python):
     assert python("session = Session(nproc=2, preload='threading')\nprint(session.run(rank))\n") == "[0, 1]\n"
     assert "ZeroDivisionError" in python(

@@ -58,14 +58,22 @@ def running(start_ddplaunch, tmp_path):
     def begin(*words: str | Path, run_id: str = NAME):
         job = start_ddplaunch("run", "--nproc", "2", "--run-id", run_id, *words, *LIGHT, "waits.py")
         job.wait_for("up", 2)
+        if "--no-history" not in words:  # a run whose record is being written has another name for a moment
+            wait_until(lambda: job.process.pid in recorded(), "the record of the run")
         return job
 
     return begin
 
 
+def recorded() -> list[int]:
+    """Return the launchers' pids of all node records."""
+    return [each.pid for name in history_store.list_runs() for each in history_store.read_node_records(name)]
+
+
 def row(out: str, run: str) -> list[str]:
-    (line,) = (line for line in out.splitlines() if line.split()[:1] == [run])
-    return line.split()
+    rows = [line.split() for line in out.splitlines() if line.split()[:1] == [run]]
+    assert len(rows) == 1, out
+    return rows[0]
 
 
 def test_ps_and_a_suspended_launcher(running, run_in_fork):
@@ -104,6 +112,7 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
         job.signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_path):
     """While it runs, node 0 has its name, and the other is found by its pid; then each has kept its own ranks."""
     write_program(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
@@ -112,6 +121,7 @@ def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_pat
     jobs = [start_ddplaunch("run", "--node-rank", rank, *words) for rank in "01"]
     for job in jobs:
         job.wait_for("up", 2)
+        wait_until(lambda job=job: job.process.pid in recorded(), "the record of the node")
     first, second = (str(job.process.pid) for job in jobs)
     output = run_in_fork("ps").stdout
     assert row(output, NAME)[5] == first
@@ -202,6 +212,7 @@ def test_logs_and_report_of_a_failure(run_ddplaunch, run_in_fork, tmp_path):
     assert found["verdict"]["first"]["rank"] == 1
 
 
+@pytest.mark.slow
 def test_without_a_name_it_is_the_newest_run_of_this_folder(run_ddplaunch, running, run_in_fork, tmp_path):
     (tmp_path / "other").mkdir()
     write_program(tmp_path, "ends.py", "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
@@ -253,6 +264,7 @@ def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_p
     assert run_in_fork("logs", MINE, "--merge", "--rank", "2").stdout.startswith("start\nof 2\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
 def test_following_a_job_to_its_end(running, words):
     """With equal lines printed once too; who goes before is no error, and harms nothing."""
@@ -459,6 +471,7 @@ def test_last_lines(data, count, last):
     assert last_lines(data, count) == last
 
 
+@pytest.mark.slow
 def test_stop_all(running, monkeypatch):
     """Only of these two jobs here: others of this user run beside the tests."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
@@ -502,6 +515,7 @@ def test_what_is_typed_wrong(run_in_fork, words, expected):
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 def test_another_user_sees_and_reaches_nothing(running):
     job = running()

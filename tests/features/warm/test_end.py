@@ -91,6 +91,7 @@ def test_it_ends_on_a_signal_and_its_folder_with_the_last_one(shell: Shell):
     assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
+@pytest.mark.slow
 def test_a_removed_folder_does_not_disturb_a_launcher(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     monkeypatch.setattr(warm_sockets, "socket_dir_candidates", lambda name: [str(tmp_path / name)])

@@ -1,4 +1,4 @@
-"""Reads the exception that a rank was handling at the last inspection, if it propagates (``in_flight.py``)."""
+"""Reads the exception that a rank was handling at an inspection, if it propagates; ``rank/in_flight.py`` writes it."""
 
 from __future__ import annotations
 

@@ -253,6 +253,7 @@ def test_all_get_on():
     assert ranks_to_query(together(*ranks)) == ()
 
 
+@pytest.mark.slow
 def test_many_groups_take_no_longer_than_few_each():
     """A job of 4,000 groups, each used once."""
     groups = [str(number) for number in range(4000)]
