@@ -48,7 +48,7 @@ from ddplaunch.system.plan.plan import Plan
 
 
 class NodeRunner:
-    """Runs this node's part of a job, through all attempts; the listener of its zygote."""
+    """Runs this node's part of a job, through all attempts; the listener of its zygote and of its ranks' output."""
 
     def __init__(
         self,
@@ -81,13 +81,7 @@ class NodeRunner:
             log.open(plan.run_id, plan.node_rank)
         self.tree = tree
         tree.attach(self, screen.show_note)
-        self.streams = Streams(
-            loop,
-            screen,
-            sides.on_output,
-            lambda: self.post(ev.OutputDrained()),
-            full_tracebacks=node_config.show.full_tracebacks,
-        )
+        self.streams = Streams(loop, screen, self, full_tracebacks=node_config.show.full_tracebacks)
         self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self.send = not_isolated(loop.call_soon, self._link.send)  # sends a control message to node 0, for features
@@ -174,6 +168,12 @@ class NodeRunner:
             case _:
                 self.post(ev.MessageReceived(message))
         self.sides.on_message(message)
+
+    def on_output(self, rank: int) -> None:
+        self.sides.on_output(rank)
+
+    def on_output_drained(self) -> None:
+        self.post(ev.OutputDrained())
 
     def on_zygote_event(self, event: ev.NodeEvent) -> None:
         """Handle what happened to the zygote or a process: keep account of the processes, then decide."""
