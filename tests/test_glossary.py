@@ -5,6 +5,7 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -57,7 +58,9 @@ def words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
-IDENTIFIERS = {path: Counter(names(path)) for path in sorted(PACKAGE.rglob("*.py"))}
+@cache
+def identifiers() -> dict[Path, Counter[str]]:
+    return {path: Counter(names(path)) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def terms() -> list[str]:
@@ -70,7 +73,7 @@ def terms() -> list[str]:
 def test_words_that_were_replaced_are_gone():
     found = [
         f"{path.relative_to(PACKAGE)}:{line}: {', '.join(sorted(here))}"
-        for path in IDENTIFIERS
+        for path in identifiers()
         for line, text in texts(path)
         if (here := REPLACED.intersection(words(text)) - (set() if text.isidentifier() else IN_JSON))
     ]
@@ -81,7 +84,7 @@ def test_no_riddles_in_messages_and_pages():
     """In the package and on every page, also where a phrase is split over two lines."""
     home = PACKAGE.parent
     pages = [*home.glob("*.md"), *(home / "docs").glob("*.md")]
-    texts = {path: path.read_text(encoding="utf-8") for path in (*IDENTIFIERS, *pages)}
+    texts = {path: path.read_text(encoding="utf-8") for path in (*identifiers(), *pages)}
     found = {
         str(path.relative_to(home)): phrases
         for path, text in texts.items()
@@ -91,8 +94,8 @@ def test_no_riddles_in_messages_and_pages():
 
 
 def test_each_term_is_in_a_name():
-    spelled = {" ".join(words(name)) for used in IDENTIFIERS.values() for name in used}
-    spelled |= {" ".join(words(name)) for path in IDENTIFIERS for name in path.parts[-2:]}
+    spelled = {" ".join(words(name)) for used in identifiers().values() for name in used}
+    spelled |= {" ".join(words(name)) for path in identifiers() for name in path.parts[-2:]}
     text = "\n".join(spelled)
     missing = [term for term in terms() if term not in NOT_IN_NAMES and term not in text]
     assert len(terms()) > 80
@@ -102,7 +105,7 @@ def test_each_term_is_in_a_name():
 def test_how_it_works_names_what_exists():
     """Each name in code marks with a capital inside is a class of the package; each control message has its row."""
     page = (PACKAGE.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    known = {name for used in IDENTIFIERS.values() for name in used}
+    known = {name for used in identifiers().values() for name in used}
     assert [name for name in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", page) if name not in known] == []
     of_features = [each for way in (True, False) for each in load_features().message_types(from_node_zero=way)]
     own = {kind for kind in get_args(messages.Message) if kind is not messages.AttemptMessage}  # a base class

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import ddplaunch
@@ -27,14 +28,21 @@ REPEATED_NAMES = 10
 """Names that more than one class has."""
 
 FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {name: ast.parse(text) for name, text in FILES.items()}
 
-FUNCTIONS = [
-    (name, node)
-    for name, tree in TREES.items()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-]
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(text) for name, text in FILES.items()}
+
+
+@cache
+def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return [
+        (name, node)
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def lines(name: str) -> int:
@@ -58,7 +66,7 @@ def test_few_files_are_small():
 
 
 def test_few_functions_are_long():
-    taken = [(name, node.name, (node.end_lineno or 0) - node.lineno + 1) for name, node in FUNCTIONS]
+    taken = [(name, node.name, (node.end_lineno or 0) - node.lineno + 1) for name, node in functions()]
     assert_at_most(
         LONG_FUNCTIONS, [f"{name}: {function}: {count} lines" for name, function, count in taken if count > LONG]
     )
@@ -67,7 +75,7 @@ def test_few_functions_are_long():
 def test_few_imports_are_inside_functions():
     found = {
         id(node): f"{name}: {ast.unparse(node)}"
-        for name, function in FUNCTIONS
+        for name, function in functions()
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
@@ -76,7 +84,7 @@ def test_few_imports_are_inside_functions():
 
 def test_a_class_name_means_one_thing():
     named = defaultdict(list)
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 named[node.name].append(name)
@@ -85,5 +93,5 @@ def test_a_class_name_means_one_thing():
 
 def test_first_pages_say_what_need_not_be_read():
     """Each folder's ``__init__.py``: where a reader is, what may be changed there, and what can be left out."""
-    pages = {name: ast.get_docstring(tree) or "" for name, tree in TREES.items() if name.endswith("/__init__.py")}
+    pages = {name: ast.get_docstring(tree) or "" for name, tree in trees().items() if name.endswith("/__init__.py")}
     assert_at_most(0, [name for name, page in pages.items() if "need not be read" not in " ".join(page.split())])

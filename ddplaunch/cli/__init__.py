@@ -44,9 +44,13 @@ def run_command_line() -> int:
     gc.set_threshold(100_000)  # objects: collections during the imports take 5 % of a start
     _open_standard_streams()
     try:
-        from ddplaunch.cli.click_commands import run_with_click  # here, so that Ctrl-C is handled meanwhile
+        if sys.argv[1:] in (["--version"], ["-V"]):  # without click and all features
+            print(f"ddplaunch {__version__}")
+            code = None
+        else:
+            from ddplaunch.cli.click_commands import run_with_click  # here, so that Ctrl-C is handled meanwhile
 
-        code = run_with_click(sys.argv[1:])
+            code = run_with_click(sys.argv[1:])
         if not code:
             _flush()
     except LaunchError as error:

@@ -117,11 +117,11 @@ class NodeJob:
         speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
         self._screen = self._make_screen(options, reports_job=speaks)
-        self._log = RunLog(node_config.log_dir, self._screen.show_note, is_single_node=alone)
+        self._log = RunLog(node_config.log_dir, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
         observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
-        self._sides = sides = NodeSides(loop, self._report_bug)
+        self._sides = sides = NodeSides(loop, self.report_bug)
         parts = (loop, self._screen, self._log, observers, sides, start.tree)
         self._runner = runner = NodeRunner(plan, node_config, job_config, *parts, listener_socket)
         context = partial(
@@ -141,7 +141,7 @@ class NodeJob:
         )
         sides.make(context)
         observers.add(sides)
-        self._control_socket = ControlSocket(loop, plan.run_id, self, self._screen.show_note)
+        self._control_socket = ControlSocket(loop, plan.run_id, self)
 
     def _make_screen(self, options: Options, *, reports_job: bool) -> Screen:
         config = self._config
@@ -154,9 +154,9 @@ class NodeJob:
 
     def _isolated(self, feature: str) -> IsolatedLoop:
         """Return a loop whose errors only disable ``feature``."""
-        return IsolatedLoop(self._loop, feature, self._report_bug)
+        return IsolatedLoop(self._loop, feature, self.report_bug)
 
-    def _report_bug(self, text: str) -> None:
+    def report_bug(self, text: str) -> None:
         if self._has_ended:
             print_note(text)
         else:
@@ -182,6 +182,8 @@ class NodeJob:
             host = host_name()
             where = f" on {host}" if self._plan.nnodes > 1 else ""
             print_note(f"kept in {self._log.path}{where}", path=self._log.path, host=host)
+        if self._log.incomplete_note:
+            print_note(self._log.incomplete_note)
         if self._screen.lost_lines_note:
             print_note(self._screen.lost_lines_note)
         if self._screen.reports_job:

@@ -29,7 +29,7 @@ from ddplaunch.base.types import (
 )
 
 MAX_HEADLINE_CHARS = 300  # of an exception's message in the headline
-MAX_REPORT_CHARS = 1 << 20  # in all failures of a node, or of a report: both must fit in one frame (``base/frames.py``)
+MAX_REPORT_CHARS = 1 << 20  # in a failure report, or in the last lines of a node's ranks: each must fit in one frame
 
 _SIGNAL_MEANINGS = {
     "SIGABRT": "aborted: a check in native code failed, or the allocator found its heap broken",
@@ -58,16 +58,6 @@ _SECONDARY_ERROR = (
 _TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # the place in torch's source with which its messages begin
 
 _TIMED_OUT = r"(?i)timed out|timeout"
-
-
-class RankEnd(Struct, frozen=True):
-    """How a rank has ended, as far as is known when its failure is described."""
-
-    rank: int
-    pid: int  # 0 if it could not be started
-    code: int  # exit code, -N for signal N
-    error: str  # the traceback or the message of its exception; "" without one
-    peak_bytes: int  # most memory that it or one of its children used; 0 is unknown
 
 
 class RankFailure(Struct, frozen=True):
@@ -105,6 +95,11 @@ class RankFailure(Struct, frozen=True):
             cause = PROBABLY_OUT_OF_MEMORY if PROBABLY_OUT_OF_MEMORY in hint else "out of memory"
             return f"was ended by SIGKILL ({cause})"
         return describe_exit(-self.signal if self.signal else self.exit_code or 0)
+
+    @property
+    def exception_text(self) -> str:
+        """The traceback or the message of its exception; "" without one."""
+        return self.traceback or self.message or ""
 
     @property
     def exception_type(self) -> str | None:

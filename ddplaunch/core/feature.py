@@ -8,7 +8,7 @@ whenever ddplaunch starts, so it imports the other files of its folder inside it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.control_socket.served_job import ServedJob
     from ddplaunch.core.deadlines import Now
     from ddplaunch.core.events import Event
-    from ddplaunch.core.failures import FailureReport, JobResult, RankEnd, RankFailure
+    from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
     from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
-    from ddplaunch.core.node.rank_files import RecordedError
     from ddplaunch.core.node.zygote_process import ZygoteSource
     from ddplaunch.core.node_config import NodeConfig
     from ddplaunch.core.output.isolation import IsolatedLoop
@@ -60,14 +59,14 @@ class Command(NamedTuple):
 class RankSide(NamedTuple):
     """A feature's part in the process of one rank, which runs before and after the program, or in its signal handlers.
 
-    The file has a class ``Side``, which is made with the ``RankRunner`` and these settings, and has any of the methods
-    ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then stays as long as
-    that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded by path, without
-    a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
+    The file has a class ``Side``, which is made with the ``RankRunner`` and ``settings`` as keyword arguments, and has
+    any of the methods ``begin`` (before the program), ``failed`` (with the exception that has ended it; the rank then
+    stays as long as that takes), ``done`` (it has succeeded) and ``leave`` (before the interpreter's end). It is loaded
+    by path, without a name in ``sys.modules``, and is bound by the rules of ``core/rank/rank_runner.py``.
     """
 
     file: str  # below the package, without suffix, in a folder "rank"
-    settings: dict[str, Any]  # plain data
+    settings: Mapping[str, object]  # plain data
 
 
 class SchedulerEntry(NamedTuple):
@@ -101,12 +100,18 @@ class NodeSide:
     def on_output(self, rank: int) -> None:
         """Called for each chunk that a rank prints; must be cheap."""
 
-    def explain_end(self, end: RankEnd) -> str | None:
-        """Return the hint for a rank's failure, four lines at most; None if there is nothing to add."""
+    def explain_failure(self, failure: RankFailure, peak_bytes: int) -> str | None:
+        """Return the hint for a rank's failure, four lines at most; None if there is nothing to add.
+
+        ``peak_bytes``: the most memory that it or one of its children used; 0 is unknown.
+        """
         return None
 
-    def find_exception(self, rank: int) -> RecordedError | None:
-        """Return an exception that a rank is handling, and that will end it; None if none is known."""
+    def find_exception(self, rank: int) -> tuple[str, str] | None:
+        """Return message and traceback of an exception that a rank is handling, and that will end it.
+
+        None if none is known.
+        """
         return None
 
     def on_resume(self) -> None:

@@ -20,6 +20,7 @@ from ddplaunch.base.types import (
     Signal,
     StopSignal,
     TaggedMessage,
+    TailLines,
     Text,
     TextLine,
     Timestamp,
@@ -30,7 +31,7 @@ from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
 
-PROTOCOL_VERSION = 20  # raised whenever a message changes, so that launchers of different versions detect it
+PROTOCOL_VERSION = 21  # raised whenever a message changes, so that launchers of different versions detect it
 
 
 class Versions(Struct, frozen=True):
@@ -86,7 +87,7 @@ class JoinDeclined(TaggedMessage, frozen=True):
 
 
 class FailureReported(TaggedMessage, frozen=True):
-    """A rank failed; ``clock``: this node's time when sending, to convert its timestamps."""
+    """A rank failed, sent once, when that happens; ``clock``: this node's time then, to convert its timestamps."""
 
     attempt: Count
     failure: RankFailure
@@ -110,11 +111,11 @@ class AttemptReport(TaggedMessage, frozen=True):
     """A node's final message of an attempt: no process of it is left there."""
 
     attempt: Count
-    failures: tuple[RankFailure, ...]  # all, with the last lines of each rank's output
     stopped: Count  # number of ranks that were stopped
     clock: Timestamp  # as in ``FailureReported``
     broken: LauncherFailure | None = None
     preemption_seen: bool = False  # whether runtime.preempted() returned True in a rank
+    tails: tuple[tuple[Count, TailLines], ...] = ()  # the last lines of the ranks that have failed, by rank
 
 
 class NodeStartError(TaggedMessage, frozen=True):

@@ -97,25 +97,8 @@ def test_every_field_has_its_bounds():
 
 
 NUMBERS = [
-    0,
-    1,
-    2,
-    3,
-    9,
-    15,
-    40,
-    64,
-    65,
-    255,
-    256,
-    -1,
-    4096,
-    MAX_COUNT,
-    MAX_COUNT + 1,
-    1 << 31,
-    1 << 63,
-    1 << 64,
-    10**30,
+    *(0, 1, 2, 3, 9, 15, 40, 64, 65, 255, 256, -1, 4096),
+    *(MAX_COUNT, MAX_COUNT + 1, 1 << 31, 1 << 63, 1 << 64, 10**30),
 ]
 REALS = [0.0, 0.5, 1.0, 15.0, 1e9, 1e308, -1.0, 604800.0, 604801.0]
 TEXTS = [
@@ -242,6 +225,7 @@ def act_on(message: messages.Message) -> None:
             assert line.startswith(("  ", "\x1b[2m  ")), "our own lines begin otherwise"
 
 
+@pytest.mark.slow
 def test_a_coordinator_accepts_any_message():
     """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
     maker = Maker(0)

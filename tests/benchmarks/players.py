@@ -42,7 +42,6 @@ class Player:
         self._loop = loop
         self._hello = hello
         self._received = received
-        self._failures: tuple[RankFailure, ...] = ()
         self._stopped = 1
         self._drained = False
         self.joined = self.over = False
@@ -76,7 +75,7 @@ class Player:
         """Report what a supervisor does when its rank is killed."""
         share = self._hello.node_spec
         failure = RankFailure(share.node_rank, 0, share.host, 1, 0, None, 9, None, None, time.time(), None)
-        self._failures, self._stopped = (failure,), 0
+        self._stopped = 0
         self.say(FailureReported(0, failure, time.time()))
 
     def _found(self, serial: int) -> RpcReply:
@@ -118,7 +117,7 @@ class Player:
                     self.say(self._found(json.loads(body)["serial"]))
                 case "StopAttempt" if not self._drained:
                     self._drained = True
-                    self.say(AttemptReport(0, self._failures, self._stopped, time.time()))
+                    self.say(AttemptReport(0, self._stopped, time.time()))
                 case "EndJob" | "JoinRefused":
                     self.over = True
 

@@ -1,5 +1,6 @@
 """Selects the tests of a run: those that are named, or those without the mark ``ci``; reports what was left out."""
 
+import gc
 from collections import Counter
 
 import pytest
@@ -47,6 +48,12 @@ class SelectionReport:
         if self._left and self._config.option.markexpr == EVERY_DAY:
             terminalreporter.section("left to .ci/run, or pytest tests")
             terminalreporter.write_line(", ".join(f"{name} {count}" for name, count in sorted(self._left.items())))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what the collection has made from the garbage collector, which would visit it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

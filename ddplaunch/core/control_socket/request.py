@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.types import TaggedMessage
@@ -20,23 +20,24 @@ M = TypeVar("M")
 A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
 
 
+class RequestServer(Protocol):
+    """What a request uses of the control socket."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call it in the next step of the event loop, if the control socket is still open then."""
+
+    def keep_open(self, client: Connection[Request[object]], on_end: Callable[[int | None], None]) -> None:
+        """Keep a client's connection until the job ends or the client disconnects; then call ``on_end``."""
+
+
 class RequestContext:
     """One client request being handled; passed to ``Request.handle``."""
 
     def __init__(
-        self,
-        connection: Connection[Request[object]],
-        job: ServedJob,
-        isolated: IsolatedLoop,
-        call_soon: Callable[[Callable[[], None]], None],
-        keep_open: Callable[[Callable[[int | None], None]], None],
+        self, connection: Connection[Request[object]], job: ServedJob, isolated: IsolatedLoop, server: RequestServer
     ) -> None:
-        """``isolated`` runs the request's callbacks: an exception in one costs the client its reply, nothing more.
-
-        ``call_soon`` calls a function unless the control socket is closed before; ``keep_open`` keeps this connection
-        until the job ends.
-        """
-        self._connection, self.job, self._call_soon, self._keep_open = connection, job, call_soon, keep_open
+        """``isolated`` runs the request's callbacks: an exception in one costs the client its reply, nothing more."""
+        self._connection, self.job, self._server = connection, job, server
         self.send, self.finish, self.guard = connection.send, connection.shutdown_write, isolated.guard
 
     @property
@@ -44,7 +45,7 @@ class RequestContext:
         return self._connection.unsent_bytes
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        self._call_soon(self.guard(callback))
+        self._server.call_soon(self.guard(callback))
 
     def expect(self, kinds: Iterable[type[M]], on_message: Callable[[M], None], max_bytes: int) -> None:
         """Call ``on_message`` with each further message of the client, in frames of at most ``max_bytes``."""
@@ -54,7 +55,7 @@ class RequestContext:
 
     def on_job_end(self, on_end: Callable[[int | None], None]) -> None:
         """Keep the connection open; call ``on_end`` at the end of the job, or without a code when the client leaves."""
-        self._keep_open(on_end)
+        self._server.keep_open(self._connection, on_end)
 
 
 class Request(TaggedMessage, Generic[A], frozen=True):

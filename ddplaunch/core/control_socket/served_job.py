@@ -24,6 +24,9 @@ class ServedJob(Protocol):
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
 
+    def report_bug(self, text: str) -> None:
+        """Show a note on a request or a feature that has raised."""
+
     def ranks_with_output(self) -> list[int]:
         """List the ranks of this node whose output is in memory."""
 

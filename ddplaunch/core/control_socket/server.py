@@ -33,10 +33,9 @@ ACCEPT_PAUSE_S = 0.5  # without accepting, after the system ran out of descripto
 class ControlSocket:
     """The server of the control socket of one job, from the launcher's start until ``close``."""
 
-    def __init__(self, loop: EventLoop, run_id: str, job: ServedJob, report: Callable[[str], object]) -> None:
-        """``run_id`` is a part of the socket's name; ``report`` is called with a message when a request raises."""
-        self._loop, self._report = loop, report
-        self._job = job
+    def __init__(self, loop: EventLoop, run_id: str, job: ServedJob) -> None:
+        """``run_id`` is a part of the socket's name."""
+        self._loop, self._job = loop, job
         self._clients: dict[Connection[Request[object]], Timer] = {}
         self._on_job_end: dict[Connection[Request[object]], Callable[[int | None], None]] = {}  # of streaming clients
         self._socket: socket.socket | None
@@ -72,7 +71,7 @@ class ControlSocket:
 
     def keep_open(self, client: Connection[Request[object]], on_end: Callable[[int | None], None]) -> None:
         """Keep a client's connection until the job ends or the client disconnects; then call ``on_end``."""
-        self._on_job_end[client] = IsolatedLoop(self._loop, "the end of a request", self._report).guard(on_end)
+        self._on_job_end[client] = IsolatedLoop(self._loop, "the end of a request", self._job.report_bug).guard(on_end)
         self._clients[client].cancel()
 
     def _accept(self) -> None:
@@ -114,9 +113,9 @@ class ControlSocket:
             if client in self._clients:
                 self._close_client(client)
 
-        isolated = IsolatedLoop(self._loop, f"the answer to {type(request).__name__}", self._report, drop)
-        context = RequestContext(client, self._job, isolated, self.call_soon, partial(self.keep_open, client))
-        isolated.guard(request.handle)(context)
+        isolated = IsolatedLoop(self._loop, f"the answer to {type(request).__name__}", self._job.report_bug)
+        isolated.on_error = drop
+        isolated.guard(request.handle)(RequestContext(client, self._job, isolated, self))
 
     def _close_client(self, client: Connection[Request[object]]) -> None:
         self._clients.pop(client).cancel()

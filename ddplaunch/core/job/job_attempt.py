@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
 
 from msgspec import Struct, field
@@ -70,7 +69,7 @@ class JobAttempt(Struct):
     started_at: float = 0.0  # monotonic
     running_nodes: set[int] = field(default_factory=set)  # nodes whose ranks have not all finished
     unreported_nodes: set[int] = field(default_factory=set)  # nodes without an AttemptReport: ranks may be left there
-    failures: list[RankFailure] = field(default_factory=list)
+    failures: dict[int, RankFailure] = field(default_factory=dict)  # by rank
     lost_nodes: list[NodeFailure] = field(default_factory=list)
     stopped_ranks: int = 0  # number of ranks that were stopped
     launcher_failure: NodeFailure | None = None  # the earliest, of all nodes
@@ -95,20 +94,16 @@ class JobAttempt(Struct):
     def add_failure(self, failure: RankFailure, clock: float, now: float) -> None:
         """Add a failure, with its full texts until MAX_FAILURE_CHARS is reached; ``clock``: the sender's ``now``."""
         self.failure_chars += failure.text_length
-        self._store_failures(
-            limit_text([failure], failure.text_length if self.failure_chars < MAX_FAILURE_CHARS else 0), clock, now
-        )
+        if self.failure_chars >= MAX_FAILURE_CHARS:
+            [failure] = limit_text([failure], 0)
+        self.failures[failure.rank] = replace(failure, moment=to_local_time(failure.moment, clock, now))
 
-    def add_report(self, node: int, message: AttemptReport, now: float) -> None:
-        """Add a node's final report; its failures replace those that were reported at once, without all details."""
+    def add_report(self, node: int, message: AttemptReport) -> None:
+        """Add a node's final report, with the last lines of its failed ranks."""
         self.remove_node(node)
-        ranks = {each.rank for each in message.failures}
-        self.failures = [each for each in self.failures if each.rank not in ranks]
-        self._store_failures(limit_text(message.failures, MAX_REPORT_CHARS), message.clock, now)
+        for rank, tail in message.tails:
+            self.failures[rank] = replace(self.failures[rank], tail=tail)
         self.stopped_ranks += message.stopped
-
-    def _store_failures(self, failures: Iterable[RankFailure], clock: float, now: float) -> None:
-        self.failures += [replace(each, moment=to_local_time(each.moment, clock, now)) for each in failures]
 
     def set_launcher_failure(self, message: AttemptReport, node: JoinedNode, at: str, now: float) -> None:
         """Record that a launcher lost its own processes; ``at``: the host, for the message."""
@@ -138,7 +133,7 @@ class JobAttempt(Struct):
         """The first cause and the other failures; None if no rank failed."""
         if self.time_limit is not None and self.time_limit.failure is not None:
             first = self.time_limit.failure
-            others = tuple(each for each in self.failures if each.rank != first.rank)
+            others = tuple(each for each in self.failures.values() if each.rank != first.rank)
             stopped = self.stopped_ranks - (self.time_limit.rank_was_alive and len(others) == len(self.failures))
             stopped = min(stopped, self.world_size - 1 - len(others))  # a rank's process may outlive its program
             return FailureReport(
@@ -146,7 +141,7 @@ class JobAttempt(Struct):
             )
         if not self.failures:
             return None
-        return find_first_cause(self.failures, self.stopped_ranks, self.world_size)
+        return find_first_cause((*self.failures.values(),), self.stopped_ranks, self.world_size)
 
     def time_limit_result(self, remark: str) -> JobResult:
         """Return the result of a job that a time limit has stopped; ``remark``: what the ranks were doing, or ""."""

@@ -132,7 +132,7 @@ class JobSides:
         if report is None or not report.first.is_secondary or (attempt.time_limit and attempt.time_limit.failure):
             return report
         for _, isolation, side in self._sides:
-            report = isolation.call(side.blame, report, attempt.failures) or report
+            report = isolation.call(side.blame, report, (*attempt.failures.values(),)) or report
         return report
 
     def remark(self, *, time_limit: bool) -> str:

@@ -267,7 +267,7 @@ class JobMachine:
             return
         about_ranks = messages.FailureReported | messages.RanksFinished | messages.AttemptReport
         if node_rank and isinstance(message, about_ranks):  # node 0 is this process and needs no check
-            node.validate_message(message, {each.rank for each in self._attempt.failures})
+            node.validate_message(message, self._attempt.failures)
         match message:
             case messages.FailureReported(failure=failure, clock=clock):
                 self._on_rank_failure(failure, clock)
@@ -322,7 +322,7 @@ class JobMachine:
 
     def _on_attempt_report(self, node: JoinedNode, message: messages.AttemptReport) -> None:
         node.set_phase(NodePhase.DRAINED)
-        self._attempt.add_report(node.node_rank, message, self._turn.now.wall)
+        self._attempt.add_report(node.node_rank, message)
         self._stop.preemption_seen |= message.preemption_seen
         if node.leaving:
             self._nodes.end_leaving_node(self._remove_node(node.node_rank))

@@ -90,18 +90,19 @@ class JoinedNode(Struct):
         """Raise ProtocolError if this node cannot send this now; ``failed``: all ranks that have failed so far."""
         if not self.has_ranks:
             raise ProtocolError("a message about ranks that it does not run")
-        failures = message.failures if isinstance(message, AttemptReport) else ()
-        if isinstance(message, FailureReported):
-            failures = (message.failure,)
-        ranks = [each.rank for each in failures]
-        if len(set(ranks)) < len(ranks) or any(rank not in self.ranks for rank in ranks):
-            raise ProtocolError("failures of ranks that are not its own")
-        if any((each.attempt, each.host) != (message.attempt, self.host) for each in failures):
-            raise ProtocolError("failures of another attempt or host")
-        if isinstance(message, FailureReported) and message.failure.rank in failed:
-            raise ProtocolError("the same failure again")
-        if isinstance(message, AttemptReport) and message.stopped > len(self.ranks):
-            raise ProtocolError("more stopped ranks than it has")
+        match message:
+            case FailureReported(failure=failure):
+                if failure.rank not in self.ranks:
+                    raise ProtocolError("the failure of a rank that is not its own")
+                if (failure.attempt, failure.host) != (message.attempt, self.host):
+                    raise ProtocolError("the failure of another attempt or host")
+                if failure.rank in failed:
+                    raise ProtocolError("the same failure again")
+            case AttemptReport():
+                if message.stopped > len(self.ranks):
+                    raise ProtocolError("more stopped ranks than it has")
+                if any(rank not in self.ranks or rank not in failed for rank, _ in message.tails):
+                    raise ProtocolError("the last lines of a rank that has not failed there")
 
 
 class NodeTable(dict[int, JoinedNode]):

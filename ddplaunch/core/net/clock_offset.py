@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -60,43 +60,53 @@ def boottime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-class PeerClock:
-    """The clock offset of one peer, from the heartbeats in both directions."""
+class ClockReading(NamedTuple):
+    """The local clocks at one moment."""
 
-    def __init__(
-        self, wall_clock: Callable[[], float] = time.time, monotonic_clock: Callable[[], float] = boottime
-    ) -> None:
-        self._wall, self._monotonic = wall_clock, monotonic_clock
+    wall: float  # seconds since the epoch
+    boottime: float
+
+
+def read_clocks() -> ClockReading:
+    return ClockReading(time.time(), boottime())
+
+
+class PeerClock:
+    """The clock offset of one peer, from the heartbeats in both directions; without ``now`` it reads the clocks."""
+
+    def __init__(self) -> None:
         self._sent: dict[float, float] = {}  # monotonic time of own heartbeats, by the wall-clock time in them
         self._last_received: tuple[float, float] | None = (
             None  # the time in the peer's last heartbeat, and when it arrived
         )
         self._best: _Sample | None = None
 
-    def build_heartbeat(self) -> HeartbeatMessage:
+    def build_heartbeat(self, now: ClockReading | None = None) -> HeartbeatMessage:
         """Build the heartbeat to send now."""
-        clock, now = self._wall(), self._monotonic()
-        self._sent[clock] = now
+        clock, moment = now or read_clocks()
+        self._sent[clock] = moment
         if len(self._sent) > MAX_UNANSWERED:
             del self._sent[next(iter(self._sent))]
-        if self._last_received is None or not 0 <= now - self._last_received[1] <= MAX_REPLY_AGE_S:
+        if self._last_received is None or not 0 <= moment - self._last_received[1] <= MAX_REPLY_AGE_S:
             return HeartbeatMessage(clock)
-        return HeartbeatMessage(clock, self._last_received[0], now - self._last_received[1])
+        return HeartbeatMessage(clock, self._last_received[0], moment - self._last_received[1])
 
-    def on_heartbeat(self, heartbeat: HeartbeatMessage) -> None:
+    def on_heartbeat(self, heartbeat: HeartbeatMessage, now: ClockReading | None = None) -> None:
         """Use a heartbeat from the peer; ignored if it answers no own heartbeat, or with a negative round trip."""
-        clock, now = self._wall(), self._monotonic()
-        self._last_received = heartbeat.clock, now
+        clock, moment = now or read_clocks()
+        self._last_received = heartbeat.clock, moment
         sent_at = None if heartbeat.last_received is None else self._sent.get(heartbeat.last_received)
-        if sent_at is None or (round_trip := now - sent_at - heartbeat.held_s) < 0:
+        if sent_at is None or (round_trip := moment - sent_at - heartbeat.held_s) < 0:
             return
-        sample = _Sample(heartbeat.clock + round_trip / 2 - clock, round_trip / 2 + MAX_DRIFT * heartbeat.held_s, now)
+        sample = _Sample(
+            heartbeat.clock + round_trip / 2 - clock, round_trip / 2 + MAX_DRIFT * heartbeat.held_s, moment
+        )
         best = self._best
         # An inconsistent sample: a clock was set or stopped, so the earlier offset is wrong.
-        if best is None or sample.error <= best.error_at(now) or not best.is_consistent_with(sample):
+        if best is None or sample.error <= best.error_at(moment) or not best.is_consistent_with(sample):
             self._best = sample
 
-    def best_offset(self) -> ClockOffset:
+    def best_offset(self, now: ClockReading | None = None) -> ClockOffset:
         """The best known offset; UNKNOWN before about the second heartbeat."""
-        now = self._monotonic()
-        return ClockOffset(self._best.ahead, self._best.error_at(now)) if self._best else UNKNOWN
+        moment = (now or read_clocks()).boottime
+        return ClockOffset(self._best.ahead, self._best.error_at(moment)) if self._best else UNKNOWN

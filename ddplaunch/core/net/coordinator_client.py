@@ -323,9 +323,7 @@ class CoordinatorClient:
         self._connection.on_message = self._on_joined_message
         self._connection.on_lost = self._on_disconnect
         self._peer_clock = PeerClock()
-        self._heartbeat = HeartbeatMonitor(
-            self._loop, message.heartbeat_timeout_s, self._send_heartbeat, self._on_silent_peer
-        )
+        self._heartbeat = HeartbeatMonitor(self._loop, message.heartbeat_timeout_s, self)
         self._heartbeat.record(0)
         if self._start_error is not None:
             return self._connection.send(self._start_error)
@@ -366,11 +364,11 @@ class CoordinatorClient:
         if place.first_rank + len(share.devices) > place.world_size:
             raise ProtocolError("a start with other ranks than this node's")
 
-    def _send_heartbeat(self) -> None:
+    def send_heartbeats(self) -> None:
         if self._connection is not None:
             self._connection.send(self._peer_clock.build_heartbeat())
 
-    def _on_silent_peer(self, peer: int, seconds: float) -> None:
+    def on_silent_peer(self, peer: int, seconds: float) -> None:
         if self._connection is not None:
             self._connection.close()
         self._on_disconnect(f"no heartbeat for {seconds:.1f} s")

@@ -83,9 +83,7 @@ class CoordinatorServer:
         """Accept connections, and start the job when enough nodes have joined: at once if there is one."""
         if self._listener_socket is not None:
             self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self._on_peer)
-            self._heartbeat = HeartbeatMonitor(
-                self._loop, self._config.heartbeat_timeout, self._send_heartbeats, self._on_silent_peer
-            )
+            self._heartbeat = HeartbeatMonitor(self._loop, self._config.heartbeat_timeout, self)
             if text := kernel_limits.find_low_limits(self._config.max_nodes):
                 self._on_message(messages.NoteMessage(text))
         self._handle(Start())
@@ -173,11 +171,11 @@ class CoordinatorServer:
         del self._clocks[number]
         return self._peers.pop(number)
 
-    def _on_silent_peer(self, number: int, seconds: float) -> None:
+    def on_silent_peer(self, number: int, seconds: float) -> None:
         self._peers[number].close()
         self._on_disconnect(number, f"no heartbeat for {seconds:.1f} s", seconds)
 
-    def _send_heartbeats(self) -> None:
+    def send_heartbeats(self) -> None:
         for number in list(self._peers):
             self._peers[number].send(self._clocks[number].build_heartbeat())
 

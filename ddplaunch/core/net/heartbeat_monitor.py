@@ -7,7 +7,7 @@ which the loop reads before the timers, and silence is measured on a clock that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop, Timer
 
@@ -15,25 +15,24 @@ HEARTBEATS_PER_TIMEOUT = 4
 SCHEDULING_SLACK_S = 0.25  # a later own heartbeat means that this process did not run; the rest does not count
 
 
+class HeartbeatListener(Protocol):
+    """What has connections to the peers: sends the heartbeats, and handles the loss of a peer."""
+
+    def send_heartbeats(self) -> None:
+        """Send a heartbeat to every peer."""
+
+    def on_silent_peer(self, peer: int, seconds: float) -> None:
+        """Called once for a peer without a message for the timeout: ``seconds``."""
+
+
 class HeartbeatMonitor:
     """The heartbeats of one process with its peers, by node rank."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        timeout_s: float,
-        send_heartbeat: Callable[[], None],
-        on_silent_peer: Callable[[int, float], None],
-    ) -> None:
-        """Call ``send_heartbeat`` HEARTBEATS_PER_TIMEOUT times per ``timeout_s``.
-
-        ``on_silent_peer(peer, seconds)`` is called once for a peer without a message for ``timeout_s``.
-        """
-        self._loop = loop
+    def __init__(self, loop: EventLoop, timeout_s: float, listener: HeartbeatListener) -> None:
+        """Heartbeats are sent HEARTBEATS_PER_TIMEOUT times per ``timeout_s``."""
+        self._loop, self._listener = loop, listener
         self._timeout = timeout_s
         self._interval = timeout_s / HEARTBEATS_PER_TIMEOUT
-        self._send = send_heartbeat
-        self._on_silent_peer = on_silent_peer
         self._last_received: dict[int, float] = {}  # when each peer's last message arrived, in active time
         self._active_until = 0.0  # active time at ``_sent_at``
         self._sent_at = time.monotonic()
@@ -62,7 +61,7 @@ class HeartbeatMonitor:
     def _send_heartbeat(self) -> None:
         self._active_until, self._sent_at = self._active_time(), time.monotonic()
         self._send_timer = self._loop.call_later(self._interval, self._send_heartbeat)
-        self._send()
+        self._listener.send_heartbeats()
 
     def _schedule_check(self) -> None:
         """Set the timer for the peer that has been silent longest."""
@@ -76,5 +75,5 @@ class HeartbeatMonitor:
         for peer, received in list(self._last_received.items()):
             if now - received >= self._timeout and peer in self._last_received:
                 del self._last_received[peer]
-                self._on_silent_peer(peer, now - received)
+                self._listener.on_silent_peer(peer, now - received)
         self._schedule_check()

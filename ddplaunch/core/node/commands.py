@@ -8,8 +8,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from ddplaunch.core.events import Event
+from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import FromNode, JoinAccepted, StartAttempt
-from ddplaunch.core.node.rank_files import RecordedError
 
 
 class Command(Struct, frozen=True):
@@ -147,17 +147,14 @@ class StopRanks(Command, frozen=True):
 
 
 class ExplainEnd(Command, frozen=True):
-    """Find out why a rank has ended; the reply is ``EndExplained``.
+    """Find out why a rank has ended, which may have recorded an exception; the reply is ``EndExplained``.
 
-    ``recorded``: its error if that is known, else the rank may have recorded one.
+    ``failure``: what is known so far; ``peak_bytes``: most memory that it used; ``stopped``: it got a signal to end.
     """
 
-    rank: int
-    pid: int  # 0 if it could not be started
-    code: int  # exit code, -N for signal N
+    failure: RankFailure
     peak_bytes: int = 0
-    stop_requested: bool = False
-    recorded: RecordedError | None = None
+    stopped: bool = False
 
 
 class KillRemaining(Command, frozen=True):

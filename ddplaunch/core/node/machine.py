@@ -29,13 +29,11 @@ from __future__ import annotations
 import signal
 from collections import deque
 
-from msgspec.structs import replace
-
 from ddplaunch.base.errors import EXIT_OS, EXIT_PREEMPTED
 from ddplaunch.base.text import format_count, signal_name
 from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Deadlines, Now
-from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult, describe_exit, limit_text
+from ddplaunch.core.failures import JobResult, describe_exit
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, STOP_SIGNALS
 from ddplaunch.core.node import commands as do
@@ -56,7 +54,6 @@ from ddplaunch.core.node.node_attempt import (
     StopOrderLate,
     SweepLate,
 )
-from ddplaunch.core.node.rank_files import RecordedError
 from ddplaunch.core.output.streams import DRAIN_TIMEOUT_S
 from ddplaunch.core.rank import proc_utils
 
@@ -104,7 +101,7 @@ class NodeMachine:
             case ev.ProcessSpawned():
                 self._on_spawned(event)
             case ev.SpawnFailed():
-                self._on_spawn_failed(event)
+                self._on_spawn_failed(event, now)
             case ev.ProcessExited():
                 self._on_exited(event, now)
             case ev.EndExplained():
@@ -255,7 +252,7 @@ class NodeMachine:
             self._do(do.StopRank(rank))
         self._spawn_next()
 
-    def _on_spawn_failed(self, failed: ev.SpawnFailed) -> None:
+    def _on_spawn_failed(self, failed: ev.SpawnFailed, now: Now) -> None:
         """Report the first rank that cannot be started; the others of this attempt are not started either."""
         attempt, rank = self.attempt, failed.rank
         attempt.in_flight.discard(rank)
@@ -266,7 +263,7 @@ class NodeMachine:
             before = f"; {count} of {total} ranks had been started here" if total > 1 else ""
             text = f"rank {rank} could not be started: {failed.reason}{before}"
             attempt.explaining.add(rank)
-            self._do(do.ExplainEnd(rank, 0, EXIT_OS, recorded=RecordedError(text)))
+            self._do(do.ExplainEnd(attempt.make_failure(rank, 0, EXIT_OS, now.wall, text)))
 
     def _cancel_spawns(self) -> None:
         """Start no further rank; those that the zygote is starting get a signal to end once they have started."""
@@ -285,19 +282,23 @@ class NodeMachine:
         if code == EXIT_PREEMPTED and self._is_preempted:
             self._preemption_seen = True
         elif code != 0:
-            attempt.explaining.add(rank)
-            self._do(do.ExplainEnd(rank, exited.pid, code, exited.usage[0], was_stopped))
+            self._explain_end(rank, exited.pid, code, now, peak=exited.usage[0], stopped=was_stopped)
         self._continue(now)
 
+    def _explain_end(self, rank: int, pid: int, code: int, now: Now, *, peak: int = 0, stopped: bool = False) -> None:
+        """Ask why a rank has ended. Of a stopped rank, an exception came first; the signal interrupted its cleanup."""
+        self.attempt.explaining.add(rank)
+        failure = self.attempt.make_failure(rank, pid, 1 if stopped else code, now.wall)
+        self._do(do.ExplainEnd(failure, peak, stopped))
+
     def _on_end_explained(self, explained: ev.EndExplained, now: Now) -> None:
-        attempt, end, recorded = self.attempt, explained.end, explained.recorded
-        attempt.explaining.discard(end.rank)
-        if end.stop_requested and not recorded.ends_rank:
+        attempt = self.attempt
+        attempt.explaining.discard(explained.rank)
+        if explained.failure is None:
             attempt.stopped_count += 1
         else:
-            failure = attempt.add_failure(end, recorded, explained.hint, now.wall)
-            if self.phase is AttemptPhase.RUNNING:  # later ones only come with the report of the attempt
-                self._do(do.Send(messages.FailureReported(attempt.number, failure, now.wall)))
+            attempt.failures.append(explained.failure)
+            self._do(do.Send(messages.FailureReported(attempt.number, explained.failure, now.wall)))
         self._continue(now)
 
     def _on_store_exited(self, how: str, now: Now) -> None:
@@ -325,8 +326,7 @@ class NodeMachine:
         attempt, attempt.unkillable = self.attempt, stuck
         ended, attempt.live = attempt.live, {}
         for rank, process in ended.items():
-            attempt.explaining.add(rank)
-            self._do(do.ExplainEnd(rank, process.pid, -signal.SIGKILL, stop_requested=True))
+            self._explain_end(rank, process.pid, -signal.SIGKILL, now, stopped=True)
         self._continue(now)
 
     def _continue(self, now: Now) -> None:
@@ -403,16 +403,9 @@ class NodeMachine:
             return self._end_job()
         attempt = self.attempt
         attempt.set_phase(AttemptPhase.WAITING)
-        failures = (replace(each, tail=output.tails.get(each.rank, ())) for each in attempt.failures)
-        report = messages.AttemptReport(
-            attempt.number,
-            tuple(limit_text(failures, MAX_REPORT_CHARS)),
-            attempt.stopped_count,
-            now.wall,
-            attempt.launcher_failure,
-            self._preemption_seen or output.preemption_seen,
-        )
-        self._do(do.Send(report))
+        seen = self._preemption_seen or output.preemption_seen
+        report = (attempt.number, attempt.stopped_count, now.wall, attempt.launcher_failure, seen, output.tails)
+        self._do(do.Send(messages.AttemptReport(*report)))
 
     def _end_job(self) -> None:
         assert self.result is not None

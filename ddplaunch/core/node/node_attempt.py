@@ -13,8 +13,6 @@ from msgspec import Struct, field
 from ddplaunch.core.deadlines import Deadlines
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import LauncherFailure
-from ddplaunch.core.node.commands import ExplainEnd
-from ddplaunch.core.node.rank_files import RecordedError
 from ddplaunch.system.plan.rank_layout import Rank
 
 
@@ -108,7 +106,7 @@ class NodeAttempt(Struct):
     in_flight: set[int] = field(default_factory=set)  # requested, without a process yet
     live: dict[int, LiveRank] = field(default_factory=dict)
     spawned_count: int = 0  # how many have had a process
-    explaining: set[int] = field(default_factory=set)  # ranks that have ended, and why is being found out
+    explaining: set[int] = field(default_factory=set)  # ranks that have ended; the runner looks why
     failures: list[RankFailure] = field(default_factory=list)  # not those of ranks that were stopped
     stopped_count: int = 0  # how many have ended because of a stop signal
     stop_signals: set[int] = field(default_factory=set)  # sent to the ranks so far
@@ -145,25 +143,18 @@ class NodeAttempt(Struct):
         """A process of the launcher that the ranks depend on has ended: the zygote or the store."""
         self.launcher_failure = self.launcher_failure or LauncherFailure(how, moment)
 
-    def add_failure(self, end: ExplainEnd, recorded: RecordedError, hint: str | None, moment: float) -> RankFailure:
-        """Add the failure of a rank; ``moment``: now, in seconds since the epoch."""
-        rank, code = self.ranks[end.rank], end.code
-        if end.stop_requested:
-            code = 1  # the exception came first, the signal only interrupted its cleanup
-        failure = RankFailure(
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            host=rank.host or "",
-            pid=end.pid,
+    def make_failure(self, rank: int, pid: int, code: int, moment: float, message: str | None = None) -> RankFailure:
+        """Make the failure of a rank, from how it has ended alone; ``code``: exit code, -N for signal N."""
+        return RankFailure(
+            rank=rank,
+            local_rank=self.ranks[rank].local_rank,
+            host=self.ranks[rank].host or "",
+            pid=pid,
             attempt=self.number,
             exit_code=None if code < 0 else code,
             signal=-code if code < 0 else None,
-            message=recorded.message,
-            traceback=recorded.traceback,
-            moment=recorded.moment or moment,
-            hint=recorded.hint or hint,
-            refused=recorded.refused,
-            collectives=recorded.collectives,
+            message=message,
+            traceback=None,
+            moment=moment,
+            hint=None,
         )
-        self.failures.append(failure)
-        return failure

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -19,7 +18,7 @@ from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
 from ddplaunch.system.target.target import TargetKind
 
-MakeRankSides = Callable[[NodeRanks, Rank], Iterable[tuple[str, dict[str, Any]]]]
+MakeRankSides = Callable[[NodeRanks, Rank], Iterable[tuple[str, Mapping[str, object]]]]
 """Makes the parts of all features in the process of a rank: ``RankSide``."""
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import Message
-from ddplaunch.core.node.commands import ExplainEnd
-from ddplaunch.core.node.rank_files import RecordedError
 from ddplaunch.core.rank.zygote_messages import Usage
 from ddplaunch.system.plan.rank_layout import Rank
 
@@ -158,11 +157,10 @@ class StopSent(NodeEvent, frozen=True):
 
 
 class EndExplained(NodeEvent, frozen=True):
-    """Reply to ``ExplainEnd``: what the rank recorded, and a hint from the kernel or a feature."""
+    """Reply to ``ExplainEnd``: the failure, with what is known of its cause; None: the stop signal ended the rank."""
 
-    end: ExplainEnd
-    recorded: RecordedError
-    hint: str | None = None
+    rank: int
+    failure: RankFailure | None
 
 
 class RemainingKilled(NodeEvent, frozen=True):
@@ -174,5 +172,5 @@ class RemainingKilled(NodeEvent, frozen=True):
 class OutputCollected(NodeEvent, frozen=True):
     """Reply to ``CollectOutput``: the last lines of ranks that failed, and whether a rank saw the preemption file."""
 
-    tails: dict[int, tuple[str, ...]]
+    tails: tuple[tuple[int, tuple[str, ...]], ...]
     preemption_seen: bool = False

@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.events import Event
-from ddplaunch.core.failures import RankEnd
+from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, RankSide, load_features
 from ddplaunch.core.messages import Message
 from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_files import RecordedError
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.system.plan.rank_layout import Rank
 
@@ -23,7 +22,7 @@ HOOKS = (
     "on_attempt_start",
     "make_rank_side",
     "on_output",
-    "explain_end",
+    "explain_failure",
     "find_exception",
     "on_resume",
     "on_inspect_key",
@@ -83,12 +82,12 @@ class NodeSides:
         for guarded in self._on_output:
             guarded(rank)
 
-    def explain_end(self, end: RankEnd) -> str | None:
+    def explain_failure(self, failure: RankFailure, peak_bytes: int) -> str | None:
         """Return the first hint for a rank's failure."""
-        return next(filter(None, self._call("explain_end", end)), None)
+        return next(filter(None, self._call("explain_failure", failure, peak_bytes)), None)
 
-    def find_exception(self, rank: int) -> RecordedError | None:
-        """Return the first exception that a side knows of, and that will end this rank."""
+    def find_exception(self, rank: int) -> tuple[str, str] | None:
+        """Return message and traceback of the first exception that a side knows of, and that will end this rank."""
         return next(filter(None, self._call("find_exception", rank)), None)
 
     def on_resume(self) -> None:

@@ -6,66 +6,64 @@ import json
 import os
 import re
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
 from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 
 MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; a message is twice in it
 
 
-class RecordedError(Struct, frozen=True):
-    """The contents of an error file, all None without one; ``moment`` is in seconds since the epoch."""
+def read_exception(path: str | None, failure: RankFailure, *, stopped: bool = False) -> RankFailure | None:
+    """Return the failure with the exception in the rank's error file.
 
-    message: str | None = None
-    traceback: str | None = None
-    moment: float | None = None
-    refused: tuple[str, str | None] | None = None
-    collectives: int | None = None
-    hint: str | None = None
-    interrupt: bool = False  # whether it is a KeyboardInterrupt, perhaps from a stop signal of the launcher
-
-    @property
-    def ends_rank(self) -> bool:
-        """Whether this error has ended the rank, also if the launcher has stopped it."""
-        return self.message is not None and not self.interrupt
-
-
-def read_error_file(path: str | None) -> RecordedError:
-    """Read the error file of a rank, written by ddplaunch or ``@record``; empty if it is missing or truncated.
-
-    Source: torch.distributed.elastic.multiprocessing.errors writes {"message": {"message", "extraInfo":
-    {"py_callstack", "timestamp"}}}, or {"message": text}.
+    None if the file is missing or truncated, or if the rank was ``stopped`` and only a KeyboardInterrupt is in it.
     """
-    if path is None:
-        return RecordedError()
-    try:
-        return _parse_error(json.loads(read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False))["message"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # RecursionError: deep nesting
-        return RecordedError()
-
-
-def _parse_error(content: object) -> RecordedError:
-    """Parse leniently: a user's program may have written values of any type."""
-    if not isinstance(content, dict):
-        return RecordedError(sanitize_text(str(content)))
-    info = content.get("extraInfo")
-    info = info if isinstance(info, dict) else {}
-    message = sanitize_text(str(content.get("message")))
-    message = message.removesuffix(": ")  # torch's @record writes "ValueError: " for an exception without a message
+    if (recorded := _read_error_file(path)) is None:
+        return None
+    message, info = recorded
+    if stopped and info.get("interrupt"):
+        return None
     time_ns, refused, callstack = info.get("time_ns"), info.get("refused"), info.get("py_callstack")
     entered = info.get("collectives")
-    return RecordedError(
+    return replace(
+        failure,
         message=message,
         traceback=sanitize_text(callstack) if isinstance(callstack, str) and callstack else None,
-        moment=time_ns / 1e9 if isinstance(time_ns, int) and 0 < time_ns < 1 << 64 else None,
+        moment=time_ns / 1e9 if isinstance(time_ns, int) and 0 < time_ns < 1 << 64 else failure.moment,
         refused=(message, _parse_hint(refused.get("hint"))) if isinstance(refused, dict) else None,
         collectives=entered if isinstance(entered, int) and 0 < entered < 1 << 62 else None,
         hint=_parse_hint(info.get("hint")),
-        interrupt=bool(info.get("interrupt")),
     )
+
+
+def read_exception_message(path: str | None) -> str | None:
+    """Return the message of the exception in a rank's error file; None if the file is missing or truncated."""
+    recorded = _read_error_file(path)
+    return recorded[0] if recorded else None
+
+
+def _read_error_file(path: str | None) -> tuple[str, dict[str, object]] | None:
+    """Read message and details from an error file, leniently: a program may have written values of any type.
+
+    Source: torch.distributed.elastic.multiprocessing.errors writes {"message": {"message", "extraInfo":
+    {"py_callstack", "timestamp"}}}, or {"message": text}; so does ddplaunch, with more in "extraInfo".
+    """
+    if path is None:
+        return None
+    try:
+        content = json.loads(read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False))["message"]
+        if not isinstance(content, dict):
+            return sanitize_text(str(content)), {}
+        message = sanitize_text(str(content.get("message")))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # RecursionError: deep nesting
+        return None
+    info = content.get("extraInfo")
+    # torch's @record writes "ValueError: " for an exception without a message.
+    return message.removesuffix(": "), info if isinstance(info, dict) else {}
 
 
 def _parse_hint(text: object) -> str | None:
@@ -76,7 +74,7 @@ def _parse_hint(text: object) -> str | None:
     )
 
 
-def signal_hint(number: int) -> str | None:
+def signal_hint(number: int | None) -> str | None:
     """Explain an end by this signal; None if there is nothing to add."""
     if number in FORWARDED_SIGNALS:
         return "the program does not handle this signal, and Slurm's --signal may come to every process of a step"

@@ -20,7 +20,7 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Now
-from ddplaunch.core.failures import JobResult, RankEnd
+from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult
 from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, STOP_SIGNALS
 from ddplaunch.core.job_config import JobConfig
@@ -319,20 +319,23 @@ class NodeRunner:
         self._reply(ev.StopSent(tuple(stopped)))
 
     def _explain_end(self, end: do.ExplainEnd) -> None:
-        recorded = end.recorded or rank_files.read_error_file(self._ranks.rank_file_path(end.rank, "json"))
-        if end.stop_requested and recorded.message is None:  # killed in a ``finally`` that took longer than the grace
-            recorded = self.sides.find_exception(end.rank) or recorded
-        hint = None
-        if recorded.ends_rank or not end.stop_requested:
-            error = recorded.traceback or recorded.message or ""
-            code = 1 if end.stop_requested else end.code
-            explained = self.sides.explain_end(RankEnd(end.rank, end.pid, code, error, end.peak_bytes))
-            hint = explained or rank_files.signal_hint(-code)
-        self._reply(ev.EndExplained(end, recorded, hint))
+        failure, rank = end.failure, end.failure.rank
+        recorded = rank_files.read_exception(self._ranks.rank_file_path(rank, "json"), failure, stopped=end.stopped)
+        if recorded is None and end.stopped:  # perhaps killed in a ``finally`` that took longer than the grace
+            if (found := self.sides.find_exception(rank)) is None:
+                return self._reply(ev.EndExplained(rank, None))
+            recorded = replace(failure, message=found[0], traceback=found[1])
+        failure = recorded or failure
+        hint = failure.hint or self.sides.explain_failure(failure, end.peak_bytes)
+        self._reply(ev.EndExplained(rank, replace(failure, hint=hint or rank_files.signal_hint(failure.signal))))
 
     def _collect_output(self) -> None:
         self._ranks.close()
-        failed = [failure.rank for failure in self._machine.attempt.failures]
-        tails = {rank: rank_files.last_lines(self.streams.tail(rank, REPORTED)) for rank in failed}
+        tails, chars = [], 0
+        for rank in (failure.rank for failure in self._machine.attempt.failures):
+            lines = rank_files.last_lines(self.streams.tail(rank, REPORTED))
+            chars += sum(map(len, lines))
+            if lines and chars <= MAX_REPORT_CHARS:
+                tails.append((rank, lines))
         self.streams.close()
-        self._reply(ev.OutputCollected(tails, self.context.preemption_file.was_seen))
+        self._reply(ev.OutputCollected(tuple(tails), self.context.preemption_file.was_seen))

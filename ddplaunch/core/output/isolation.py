@@ -16,9 +16,10 @@ R = TypeVar("R")
 class Isolation:
     """Calls functions of one optional feature; after the first exception, which is reported, it calls none of them."""
 
-    def __init__(self, feature: str, report: Callable[[str], object], on_error: Callback | None = None) -> None:
-        """``report`` gets the message; then ``on_error`` is called, to clean up. The feature may set it later."""
-        self._feature, self._report, self.on_error = feature, report, on_error
+    def __init__(self, feature: str, report: Callable[[str], object]) -> None:
+        """``report`` gets the message on an exception."""
+        self._feature, self._report = feature, report
+        self.on_error: Callback | None = None  # set by the feature: called after an exception, to clean up
         self.failed = False
 
     def call(self, function: Callable[..., R], *arguments: object) -> R | None:
@@ -46,14 +47,8 @@ class IsolatedLoop(Isolation, EventLoop):
     The first exception in one of its callbacks is reported with its traceback; after that none of them is called.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        feature: str,
-        report: Callable[[str], object],
-        on_error: Callback | None = None,
-    ) -> None:
-        super().__init__(feature, report, on_error)
+    def __init__(self, loop: EventLoop, feature: str, report: Callable[[str], object]) -> None:
+        super().__init__(feature, report)
         self._loop = loop
 
     def watch_fd(self, fd: int, callback: Callback, *, write: bool = False) -> None:

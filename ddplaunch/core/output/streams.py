@@ -83,7 +83,8 @@ class Streams:
         *,
         full_tracebacks: bool = True,
     ) -> None:
-        """``on_output`` is called with a rank whenever it prints, ``on_drained`` when no rank can print any more;
+        """``on_output`` is called with a rank whenever it prints, ``on_drained`` when no rank can print any more.
+
         ``full_tracebacks``: tracebacks of secondary failures are not shortened.
         """
         self._loop, self._screen, self._full_tracebacks = loop, screen, full_tracebacks

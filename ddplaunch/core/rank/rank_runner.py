@@ -113,7 +113,7 @@ class RankRunner:
         self.program, self.positional, self.named = kinds[self.job["kind"]](self.job)
 
     def _begin_side(self, file: str, settings: dict[str, Any]) -> None:
-        side = load_private_module(file).Side(self, settings)
+        side = load_private_module(file).Side(self, **settings)
         if hasattr(side, "begin"):
             side.begin()
         self._sides.append((file, side))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from ddplaunch.core.rank.atexit_cleanup import AtexitCleanup
@@ -124,7 +124,7 @@ class PythonJob(_Rank):
     init_method: str | None
     error_file: str | None  # for the exception that ends the rank
     title: str  # process title in ps
-    sides: list[tuple[str, dict[str, Any]]]  # of features: a file below the package, settings (``core/feature.py``)
+    sides: list[tuple[str, Mapping[str, object]]]  # as ``RankSide`` of ``core/feature.py``
 
 
 RankJob = ProgramJob | PythonJob

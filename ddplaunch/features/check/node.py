@@ -48,8 +48,8 @@ class NodeChecker(NodeSide):
     def _on_request(self, request: CheckNode) -> None:
         self.close()
         # Isolated for itself: node 0 waits for the reply also if the check raises.
-        on_error = partial(self._on_bug, request)
-        loop = IsolatedLoop(self._context.loop, "the check of this machine", self._context.screen.show_note, on_error)
+        loop = IsolatedLoop(self._context.loop, "the check of this machine", self._context.screen.show_note)
+        loop.on_error = partial(self._on_bug, request)
         loop.guard(self._start)(loop, request)
 
     def _on_bug(self, request: CheckNode) -> None:

@@ -35,7 +35,7 @@ _MAX_FINDINGS = 5  # that are listed; the others are counted
 
 
 class Measurement(Struct, frozen=True):
-    """One measurement."""
+    """One measured speed or time, of some hosts."""
 
     what: TextLine  # "all_reduce (nccl)"
     hosts: tuple[Name, ...]
@@ -152,7 +152,7 @@ def _index_best(measured: Iterable[Measurement]) -> dict[Key, Measurement]:
 
 
 def _slowdown(now: Measurement, then: Measurement) -> float:
-    """The factor by which it is slower."""
+    """Return the factor by which a measurement is slower than an earlier one."""
     return now.value / then.value if now.unit == "s" else then.value / now.value
 
 

@@ -166,7 +166,7 @@ def _parse_manual_nodes(
 
 @contextmanager
 def _closing_peers() -> Iterator[list[DoctorPeer]]:
-    """Context manager: a list of nodes; at its end their processes are closed, and killed if need be."""
+    """Context manager: a list of nodes; at its end they are closed, and processes that do not exit are killed."""
     peers: list[DoctorPeer] = []
     try:
         yield peers

@@ -154,7 +154,7 @@ def _check_links(examination: DoctorResults) -> Findings:
 
 
 def _resolves_node_zero_wrongly(node: ExaminedNode) -> bool:
-    """Whether it resolves the name of node 0 wrongly, which is a finding of its own."""
+    """Whether a node resolves the name of node 0 wrongly, which is a finding of its own."""
     facts = node.facts
     return bool(facts and (facts.link_error or (facts.link and facts.link.loopback)))
 

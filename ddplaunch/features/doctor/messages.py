@@ -18,7 +18,7 @@ class Ready(TaggedMessage, frozen=True):
 
 
 class DescribeNode(TaggedMessage, frozen=True):
-    """Describe the machine. Reply: facts.NodeFacts."""
+    """Describe the machine. Reply: node_facts.NodeFacts."""
 
     cwd: bytes
     toward: Name  # node 0's address; "" with one node
@@ -37,7 +37,7 @@ class GetTime(TaggedMessage, frozen=True):
 
 
 class ListenOnPorts(TaggedMessage, frozen=True):
-    """Listen on these ports and one that the kernel chooses. Reply: ways.ListenReply."""
+    """Listen on these ports and one that the kernel chooses. Reply: connectivity.ListenReply."""
 
     ports: tuple[Count, ...]
 
@@ -49,7 +49,7 @@ class ConnectTo(TaggedMessage, frozen=True):
 
 
 class PingNode(TaggedMessage, frozen=True):
-    """Exchange small packets with the node that listens there. Reply: ways.PingResult."""
+    """Exchange small packets with the node that listens there. Reply: connectivity.PingResult."""
 
     address: Name
     port: Count

@@ -128,7 +128,7 @@ def _table(
 
 
 def render_summary(view: ViewState, ranks: Mapping[int, RankActivity], *, figures: bool = True) -> list[Row]:
-    """Build the parts of the summary line; ``figures``: with the values that the full screen shows as trends."""
+    """Build the parts of the summary line; ``figures``: add the values that the full screen shows as trends."""
     status, inspection = view.current.status, view.current.inspection
     age = _format_age(max(inspection.moment, status.since) - status.began)
     ended = f", exit code {status.code}" if status.code is not None else ""

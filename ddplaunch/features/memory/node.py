@@ -21,7 +21,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.base.text import format_size
 from ddplaunch.core.events import AttemptSwept, Event, RankStarted
-from ddplaunch.core.failures import RankEnd
+from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
@@ -88,12 +88,13 @@ class MemorySide(NodeSide):
         if self._memory:
             self._memory.sample()
 
-    def explain_end(self, end: RankEnd) -> str | None:
-        path = self._ranks.rank_file_path(end.rank, "oom") if self._ranks else None
-        if of_gpu := read_oom_summary(path, end.error):
+    def explain_failure(self, failure: RankFailure, peak_bytes: int) -> str | None:
+        path = self._ranks.rank_file_path(failure.rank, "oom") if self._ranks else None
+        text = failure.exception_text
+        if of_gpu := read_oom_summary(path, text):
             return of_gpu
-        memory = self._memory
-        return memory.explain_kill(-end.code, end.error, end.rank, end.pid, end.peak_bytes) if memory else None
+        memory, number = self._memory, failure.signal or 0
+        return memory.explain_kill(number, text, failure.rank, failure.pid, peak_bytes) if memory else None
 
     def close(self) -> None:
         if self._memory:

@@ -35,7 +35,7 @@ class KnownPackage(Struct, frozen=True):
             version has all of them.
         order: "free" if its import has the same result at any position in a program; "bound" if it must come before
             the first side effect.
-        minds: global settings that a "free" package depends on (keys of ``admission.GLOBAL_SETTINGS_WORDS``).
+        minds: global settings that a "free" package depends on (keys of ``import_selector.GLOBAL_SETTINGS_WORDS``).
         variables: environment variables that its import reads, also in the modules that it loads.
         sets: environment variables that its import sets.
         loads: the other distributions that its import loads, by name.

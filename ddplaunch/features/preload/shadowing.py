@@ -22,7 +22,7 @@ _UNUSED_BY_TORCH = re.compile(
 
 
 class ShadowedPackages:
-    """The modules and distributions in ``folders``, which come before site-packages on ``sys.path``, or may."""
+    """The modules and distributions in ``folders``, which come, or may come, before site-packages on ``sys.path``."""
 
     def __init__(self, folders: list[str]) -> None:
         self._modules: dict[str, str] = {}  # its path, by top-level name

@@ -1,4 +1,4 @@
-"""Scans one file of Python source for the statements that matter to preloading (``facts``), in source order.
+"""Scans one file of Python source for the statements that matter to preloading (``statements``), in source order.
 
 Every use of a sensitive name (``syntax.SENSITIVE``: it decides about later imports) is judged by the expression
 directly around it. A few listed forms only read it, or change it in a way that the source shows; others are barriers.

@@ -104,7 +104,7 @@ class GridEngine(HostsScheduler):
             raise UsageError(what, "the job is requeued before that time is up; Grid Engine preempts by suspending")
 
     def job_name(self, text: str) -> str:
-        """A job name may not start with a digit, nor have some characters (sge_types(1))."""
+        """Return a valid job name: no digit first, and without some characters (sge_types(1))."""
         name = "".join("_" if each in "\n\t\r/:@\\*?" else each for each in text)
         return f"j{name}" if name[:1].isdigit() else name
 
@@ -208,7 +208,7 @@ class GridEngine(HostsScheduler):
     def step_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """A command by ``qrsh -inherit``, as in the script: the job's owner may do that if the host has a free slot."""
+        """Return a command by ``qrsh -inherit``, as in the script: the job's owner may do that if a slot is free."""
         assert state.job
         hosts = [state.host or ""]
         if everywhere:

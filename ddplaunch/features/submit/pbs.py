@@ -114,12 +114,12 @@ class Pbs(HostsScheduler):
             raise UsageError(what, f"--output DIR/{ARRAY_INDEX_PATTERN}.out")
 
     def job_name(self, text: str) -> str:
-        """At most 230 letters, digits and +-_. with a letter or digit first."""
+        """Return a valid job name: at most 230 letters, digits and +-_. with a letter or digit first."""
         name = re.sub(r"[^A-Za-z0-9+_.-]", "_", text)[:230]
         return name if name[:1].isalnum() else f"j{name}"
 
     def log_path(self, job: BatchJob, number: str) -> str:
-        """In the default name, a job 1234.pbs01 is 1234."""
+        """Return the path of the log; in the default name, a job 1234.pbs01 is 1234."""
         index = f".{ARRAY_INDEX_PATTERN}" if job.array else ""
         name = job.output or f"{job.job_name}.o{number.partition('.')[0]}{index}"
         return os.path.join(job.chdir, name.replace(ARRAY_INDEX_PATTERN, "%a"))
@@ -164,7 +164,7 @@ class Pbs(HostsScheduler):
         return JobId(found[1] + (found[3] or ""), index="" if found[2] else None) if found else None
 
     def job_arguments(self, job: JobId) -> tuple[str, ...]:
-        """4711.pbs01, 4711[2].pbs01, or 4711[].pbs01 for all of an array."""
+        """Return the id as PBS takes it: 4711.pbs01, 4711[2].pbs01, or 4711[].pbs01 for all of an array."""
         number, dot, server = job.number.partition(".")
         return (job.number if job.index is None else f"{number}[{job.index}]{dot}{server}",)
 

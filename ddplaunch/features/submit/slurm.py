@@ -1,7 +1,7 @@
 """Slurm: supported options, the batch script, and calling sbatch, squeue, scontrol, sacct and scancel.
 
 The script requests one task per node. That task is ``ddplaunch run``, which reads its node rank from the variables of
-its step. sbatch(1) says what each ``#SBATCH`` line means. ``slurm_says`` parses the output of the programs.
+its step. sbatch(1) says what each ``#SBATCH`` line means. ``slurm_output`` parses the output of the programs.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Slurm(BatchScheduler):
         return JobId(number, cluster or None) if number.isdecimal() else None
 
     def job_arguments(self, job: JobId) -> tuple[str, ...]:
-        """The option for its cluster, if any, and its number."""
+        """Return the option for the job's cluster, if any, and its number."""
         return ("-M", job.cluster, job.text) if job.cluster else (job.text,)
 
     def query_records(self, jobs: Sequence[JobId], deadline: Deadline) -> list[BatchJobState] | None:
@@ -221,7 +221,7 @@ class Slurm(BatchScheduler):
     def step_command(
         self, job: SubmittedJob, state: BatchJobState, words: Sequence[str], *, everywhere: bool
     ) -> tuple[list[str], Mapping[str, str]]:
-        """A step by srun: with ``--overlap`` (since Slurm 20.11) it shares the job's CPUs and does not wait for any."""
+        """Return an srun command; by ``--overlap`` (since Slurm 20.11) it shares the job's CPUs and waits for none."""
         if job.image:
             what = f"job {state.number} runs in a container, which srun --overlap cannot enter"
             raise UsageError(what, f"ddplaunch attach {state.number} shows its log")

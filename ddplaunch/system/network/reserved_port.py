@@ -70,7 +70,7 @@ class ReservedPort:
             self._listening = None
 
     def close(self) -> None:
-        """Close the sockets; a copy of the listening one goes on."""
+        """Close the sockets; a copy of the listening one in another process stays open."""
         if self._listening is not None:
             self._listening.close()
         self._reserved.close()

@@ -109,7 +109,7 @@ class Hardware(Struct, frozen=True):
 
 
 class GpusFailed(Exception):
-    """A vendor's GPUs are there, as ``evidence`` says, and its driver gives none of them, which says ``notes``."""
+    """Raised if a vendor's GPUs exist, by ``evidence``, but its driver lists none of them; ``notes`` say why."""
 
     def __init__(self, evidence: str, notes: Sequence[str | LostGpu]) -> None:
         super().__init__(evidence)

@@ -93,7 +93,7 @@ class Plan(Struct, frozen=True, dict=True):
         return self.local_ranks if self.started_rank else self.ranks
 
     def node_and_local_rank(self, rank: Rank) -> tuple[int | None, int]:
-        """Return its node rank and local rank; the former is None if the other launcher does not supply it."""
+        """Return a rank's node rank and local rank; the former is None if another launcher does not supply it."""
         if not self.started_rank:
             return rank.node_rank, rank.local_rank
         node_rank, local_rank = self.started_rank["NODE_RANK"], self.started_rank["LOCAL_RANK"]
@@ -116,9 +116,9 @@ class Plan(Struct, frozen=True, dict=True):
         return method.removeprefix("file://") if self.hosts_store and method.startswith("file://") else None
 
     def with_store(self, *, torch: bool) -> Plan:
-        """Return the plan for a job whose zygote has imported torch, or has not.
+        """Return the plan with the place of the store; ``torch``: whether the zygote has imported torch.
 
-        A fork of that process holds the store. With one rank no other needs it, and that rank opens its own; but not
+        A fork of the zygote holds the store. With one rank no other needs it, and that rank opens its own; but not
         in an elastic job, where a store of the attempt before may still have the port.
         """
         return replace(self, agent_store=torch and (self.world_size > 1 or self.min_nodes is not None))

@@ -173,8 +173,10 @@ def import_files(name: str, first: str) -> Iterator[str]:
 
 
 def quoted_option_names(tree: ast.Module) -> frozenset[str]:
-    """Return the options, with dashes, that a program's file names: those in quotes, which hand-written parsers need;
-    annotated fields and parameters, which dataclass parsers, fire, typer and the like make options of.
+    """Return the options, with dashes, that a program's file names.
+
+    Parsers like argparse need them in quotes; dataclass parsers, fire and typer make them from annotated fields and
+    parameters.
     """
 
     found = set[str]()

@@ -132,7 +132,8 @@ class Job:
         heeded: bool = False,
         broken: messages.LauncherFailure | None = None,
     ) -> None:
-        self.send(number, messages.AttemptReport(attempt, failures, stopped, time.time(), broken, heeded))
+        tails = tuple((failure.rank, failure.tail) for failure in failures)
+        self.send(number, messages.AttemptReport(attempt, stopped, time.time(), broken, heeded, tails))
 
     def take(self, kind: type, number: int | None = None) -> list[Message]:
         """The messages of this kind that were sent since the last call."""
@@ -248,6 +249,22 @@ def test_a_failure_is_reported_at_once_when_ranks_stop_slowly():
     ]
 
 
+def test_a_failure_is_sent_once_and_its_last_lines_with_the_report():
+    """Also the failure of a rank that was being stopped."""
+    job = joined(1)
+    job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
+    job.fail(0, 1, message="OSError: while it was stopped")
+    job.send(0, messages.AttemptReport(0, 1, time.time()))
+    job.send(1, messages.AttemptReport(0, 1, time.time(), tails=((2, ("its", "last lines")),)))
+    verdict = job.outcome(0).outcome.verdict
+    assert verdict
+    assert (verdict.first.traceback, verdict.first.tail) == ("Traceback …\n  here", ("its", "last lines"))
+    assert [(other.rank, other.message, other.tail) for other in verdict.others] == [
+        (1, "OSError: while it was stopped", ())
+    ]
+    assert verdict.stopped == 2
+
+
 def test_a_lost_connection_waits_for_the_reason_from_another_node():
     job = joined(1)
     victim = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
@@ -266,8 +283,8 @@ def test_moments_are_compared_on_one_clock():
     behind = time.time() - 3600
     job.fail(0, 0, exit_code=4)
     job.fail(1, 2, exit_code=5, clock=behind, moment=behind + 1)
-    job.send(0, messages.AttemptReport(0, (), 0, time.time()))
-    job.send(1, messages.AttemptReport(0, (), 0, behind))
+    job.send(0, messages.AttemptReport(0, 0, time.time()))
+    job.send(1, messages.AttemptReport(0, 0, behind))
     assert job.outcome(0).outcome.verdict.first.rank == 0
 
 

@@ -156,7 +156,7 @@ def test_ranks_that_wait_are_reported_soon():
     waiting = Waiting()
     (found,) = waiting.suspect(24.0)
     assert found.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
-    assert "`ddplaunch stacks id`" in found
+    assert "for details: ddplaunch stacks id" in found
     waiting.steps -= 1
     assert not waiting.suspect(300.0), "once"
 

@@ -47,12 +47,16 @@ class Machines:
                 heapq.heappush(self._timers, (timer.when, next(self._order), own, timer))
                 return timer
 
-        def beat() -> None:
-            self._waiting[1 - own] += 1
-            if len(self.heartbeats) == 2:
-                self._read(1 - own)
+        class Peers:
+            def send_heartbeats(peers) -> None:
+                self._waiting[1 - own] += 1
+                if len(self.heartbeats) == 2:
+                    self._read(1 - own)
 
-        return HeartbeatMonitor(Loop(), TIMEOUT, beat, lambda peer, silence: self.lost.append((peer, silence)))  # type: ignore[arg-type]
+            def on_silent_peer(peers, peer: int, seconds: float) -> None:
+                self.lost.append((peer, seconds))
+
+        return HeartbeatMonitor(Loop(), TIMEOUT, Peers())  # type: ignore[arg-type]
 
     def _read(self, own: int) -> None:
         """Descriptors before timers, as the loop has it."""

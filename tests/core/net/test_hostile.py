@@ -102,8 +102,8 @@ def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
         ("FailureReported", {"failure": make_failure(signal=9)}),
         ("FailureReported", {"failure": make_failure(2, host=HOST)}),
         ("FailureReported", {"failure": make_failure(moment=1e308)}),
-        ("AttemptReport", {"failures": [make_failure(2, host="n1"), make_failure(2, host="n1")], "stopped": 0}),
-        ("AttemptReport", {"failures": [], "stopped": 3}),
+        ("AttemptReport", {"stopped": 0, "tails": [[2, ["of a rank that has not failed"]]]}),
+        ("AttemptReport", {"stopped": 3}),
         ("ArrivalsReported", {"arrivals": [make_arrivals(gaps=[1 << 60])]}),
         ("ArrivalsReported", {"arrivals": [make_arrivals(number=-1)]}),
         ("ArrivalsReported", {"arrivals": [make_arrivals(rank=0)]}),
@@ -125,7 +125,7 @@ def test_a_warning_by_a_signal_without_a_name(started):
     launcher, peer = started("--preempt-grace", "0")
     peer.send("PreemptionNotice", signal=40)
     assert peer.receive("PreemptRanks")
-    peer.send("AttemptReport", attempt=0, failures=[], stopped=1, clock=1e9)
+    peer.send("AttemptReport", attempt=0, stopped=1, clock=1e9)
     assert launcher.wait(20) == 75
     assert "preempted by signal 40 on node 1 (evil): ranks have" in launcher.stderr()
 
@@ -167,10 +167,10 @@ EVIL = "\x1b[2J\x1b]0;mine\x07\r\u202e\x85ddplaunch: all is well\nddplaunch: ran
 
 def test_what_is_printed_of_a_rank_elsewhere_is_harmless(started):
     launcher, peer = started()
-    evil_failure = make_failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}", tail=[EVIL])
+    evil_failure = make_failure(message=f"E{EVIL}", traceback=f"T{EVIL}", hint=f"H{EVIL}")
     peer.send("FailureReported", attempt=0, failure=evil_failure, clock=1e9)
     assert peer.receive("StopAttempt")
-    peer.send("AttemptReport", attempt=0, failures=[evil_failure], stopped=0, clock=1e9)
+    peer.send("AttemptReport", attempt=0, stopped=0, clock=1e9, tails=[[1, [EVIL]]])
     assert launcher.wait(20) == 3
     shown = launcher.stderr()
     assert_clean(shown)

@@ -23,7 +23,7 @@ def test_an_answer_never_comes_within_the_question():
 
     link.start()
     assert answered() == [messages.StartAttempt]
-    link.send(messages.AttemptReport(0, (), 0, 0.0))
+    link.send(messages.AttemptReport(0, 0, 0.0))
     assert answered() == [messages.EndJob]
     link.close()
     assert link.is_closed

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
@@ -16,7 +17,6 @@ from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node.machine import NodeMachine
 from ddplaunch.core.node.node_attempt import AttemptPhase
-from ddplaunch.core.node.rank_files import RecordedError
 from ddplaunch.system.plan.rank_layout import Rank
 
 WALL = 1e9
@@ -29,7 +29,7 @@ class World:
     Attributes:
         now: the monotonic clock, in seconds.
         zygote_ready: whether the zygote has started.
-        recorded: what ranks have recorded as their error.
+        recorded: the message of the exception that ended a rank, also if it was stopped.
         failing: ranks that are handling an exception, which features know of.
         unsent: requests for ranks that the zygote's socket could not take yet.
         output_open: whether a process keeps the output of the ranks open.
@@ -54,7 +54,7 @@ class World:
         self.now = 0.0
         self.zygote_ready = False
         self.log_fails = False
-        self.recorded: dict[int, RecordedError] = {}
+        self.recorded: dict[int, str] = {}
         self.failing: set[int] = set()
         self.unsent: set[int] = set()
         self.output_open = False
@@ -96,13 +96,16 @@ class World:
             case do.StopRanks(spare_failing=spare):
                 return ev.StopSent(tuple(set(self.machine.attempt.live) - (self.failing if spare else set())))
             case do.ExplainEnd():
-                found = command.recorded or self.recorded.get(command.rank, RecordedError())
-                return ev.EndExplained(command, found)
+                failure = command.failure
+                if message := self.recorded.get(failure.rank):
+                    failure = replace(failure, message=message)
+                is_stopped = command.stopped and failure.message is None
+                return ev.EndExplained(failure.rank, None if is_stopped else failure)
             case do.KillRemaining():
                 return ev.RemainingKilled(self.stuck)
             case do.CollectOutput():
                 failures = self.machine.attempt.failures
-                return ev.OutputCollected({each.rank: (f"last line of {each.rank}",) for each in failures})
+                return ev.OutputCollected(tuple((each.rank, (f"last line of {each.rank}",)) for each in failures))
             case do.CloseZygote():
                 self.zygote_ready = False
         return None
@@ -139,14 +142,11 @@ def describe(command: do.Command) -> str | None:
 def _describe_message(message: object) -> str:
     match message:
         case messages.FailureReported(failure=failure):
-            return (
-                f"failure of {failure.rank}: {failure.message or failure.exit_code or signal_name(failure.signal or 0)}"
-            )
+            what = failure.message or failure.exit_code or signal_name(failure.signal or 0)
+            return f"failure of {failure.rank}: {what}"
         case messages.AttemptReport():
             words = [f"report {message.attempt}:"]
-            words += [
-                f"{each.rank} failed ({each.exit_code or signal_name(each.signal or 0)})," for each in message.failures
-            ]
+            words += [f"{lines[0]}," for _, lines in message.tails]
             words += [f"{message.stopped} stopped"] + ["preemption seen"] * message.preemption_seen
             return " ".join(words) + (f", {message.broken.reason}" if message.broken else "")
         case messages.StopRequested(signal=number):

@@ -13,7 +13,6 @@ import pytest
 from ddplaunch.core import events, messages
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node.rank_files import RecordedError
 from tests.core.node.machine_world import (
     Step,
     World,
@@ -68,7 +67,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(5, exited(1, 3), "send failure of 1: 3"),
         step(5, stop(), "SIGTERM to all, but those that fail"),
         step(6, exited(0, -15), "sweep in 0 s"),
-        step(6, ev.ProcessesSwept(), "send report 0: 1 failed (3), 1 stopped"),
+        step(6, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
         step(7, end(3), "end with 3"),
     ),
     "all ranks fail before node 0 orders anything": (
@@ -76,7 +75,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(5, exited(1, 3), "send failure of 1: 3"),
         step(5, exited(0, -11), "send failure of 0: SIGSEGV", "sweep in 0 s"),
         step(5, stop()),
-        step(6, ev.ProcessesSwept(), "send report 0: 1 failed (3), 0 failed (SIGSEGV), 0 stopped"),
+        step(6, ev.ProcessesSwept(), "send report 0: last line of 1, last line of 0, 0 stopped"),
     ),
     "a rank that fails while the others are stopped is only in the report": (
         *BEGIN,
@@ -97,6 +96,8 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "a stop without grace kills at once": (
         *BEGIN,
         step(5, stop(grace_s=0), "sweep in 0 s"),
+        step(5, exited(0, -9)),
+        step(5, exited(1, -9)),
         step(5, ev.ProcessesSwept(), "send report 0: 2 stopped"),
     ),
     "a zygote that does not answer the sweep is killed": (
@@ -199,7 +200,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         *BEGIN,
         step(5, exited(0, 1), "send failure of 0: 1"),
         step(5, exited(1, 1), "send failure of 1: 1", "sweep in 0 s"),
-        step(5, ev.ProcessesSwept(), "send report 0: 0 failed (1), 1 failed (1), 0 stopped"),
+        step(5, ev.ProcessesSwept(), "send report 0: last line of 0, last line of 1, 0 stopped"),
         step(6, ev.ZygoteLost("it was ended by SIGKILL")),
         step(7, start(1)),
         step(8, started(), "spawn 0", "spawn 1"),
@@ -212,7 +213,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
             6,
             ev.ProcessesSwept((), ("1 (pid 101)",)),
             "show: not waiting for processes that cannot be killed: 1 (pid 101)",
-            "send report 0: 0 failed (1), 1 stopped",
+            "send report 0: last line of 0, 1 stopped",
         ),
         step(7, start(1), "spawn 0", "spawn 1"),
         step(7, spawned(0, 1), "send RanksStarted"),
@@ -234,7 +235,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         ),
         step(1, stop(), "SIGTERM to all, but those that fail"),
         step(2, exited(0, -15), "sweep in 0 s"),
-        step(2, ev.ProcessesSwept(), "send report 0: 1 failed (71), 1 stopped"),
+        step(2, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
     ),
     "the module that the zygote imports is broken": (
         step(0, start()),
@@ -334,22 +335,20 @@ def test_a_node_waits_for_the_order_of_node_0_before_it_stops_its_ranks():
 
 
 def test_an_exception_that_came_before_the_stop_is_a_failure():
-    """It counts with code 1: the signal only interrupted its cleanup. A KeyboardInterrupt is from the stop itself."""
-    world = World((0, 1, 2))
-    world.recorded = {1: RecordedError("ValueError: x"), 2: RecordedError("KeyboardInterrupt", interrupt=True)}
-    replay(world, (step(0, start()), step(1, started(), "spawn 0", "spawn 1", "spawn 2")))
-    for rank in range(3):
-        world.on(spawned(rank))
+    """It counts with code 1: the signal only interrupted its cleanup."""
+    world = World()
+    world.recorded = {1: "ValueError: x"}
     replay(
         world,
         (
+            *BEGIN,
             step(5, stop(), "SIGTERM to all, but those that fail"),
             step(6, exited(0, -15)),
-            step(6, exited(1, -15)),
-            step(6, exited(2, -15), "sweep in 0 s"),
-            step(6, ev.ProcessesSwept(), "send report 0: 1 failed (1), 2 stopped"),
+            step(6, exited(1, -15), "send failure of 1: ValueError: x", "sweep in 0 s"),
+            step(6, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
         ),
     )
+    assert [(failure.exit_code, failure.signal) for failure in world.machine.attempt.failures] == [(1, None)]
 
 
 def test_a_rank_that_is_failing_gets_no_stop_signal_before_the_grace_is_over():
@@ -357,13 +356,12 @@ def test_a_rank_that_is_failing_gets_no_stop_signal_before_the_grace_is_over():
     world.failing = {1}
     replay(world, (*BEGIN, step(5, stop(), "SIGTERM to all, but those that fail")))
     assert {rank: live.stop_requested for rank, live in world.machine.attempt.live.items()} == {0: True, 1: False}
-    world.recorded = {1: RecordedError("SystemExit: 7")}
     replay(
         world,
         (
-            step(6, exited(1, 7)),
+            step(6, exited(1, 7), "send failure of 1: 7"),
             step(7, exited(0, -15), "sweep in 0 s"),
-            step(7, ev.ProcessesSwept(), "send report 0: 1 failed (7), 1 stopped"),
+            step(7, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
         ),
     )
 
@@ -506,4 +504,4 @@ def test_the_last_lines_of_a_failed_rank_are_in_the_report():
     replay(world, (*BEGIN, step(5, exited(1, 3), "send failure of 1: 3")))
     world.on(stop(signal.SIGKILL, grace_s=0))
     sent = [each.message for each in world.on(ev.ProcessesSwept()) if isinstance(each, do.Send)]
-    assert [failure.tail for failure in sent[0].failures] == [("last line of 1",)]
+    assert sent[0].tails == ((1, ("last line of 1",)),)

@@ -25,7 +25,7 @@ BROKEN = {
     "features.inspect.node.stall_detector.StallDetector._on_rank_activity": "a clock",
     "features.inspect.node.straggler_monitor.StragglerMonitor.start_timers": "a monitor",
     "features.sidecars.node.SidecarRunner.on_zygote_event": "a sidecar",
-    "features.memory.node.MemorySide.explain_end": "a hint",
+    "features.memory.node.MemorySide.explain_failure": "a hint",
 }
 """Functions of the package that raise, and the text of each error."""
 

@@ -25,8 +25,8 @@ FEATURE = Toy()
 
 SIDE = """
 class Side:
-    def __init__(self, rank, settings):
-        self._raises = settings["raises"]
+    def __init__(self, rank, raises):
+        self._raises = raises
 
     def _note(self, hook):
         print(hook, flush=True)

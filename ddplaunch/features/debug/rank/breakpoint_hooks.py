@@ -40,25 +40,27 @@ _OWN_DIR = os.path.dirname(__file__) + os.sep
 class Side:
     """Lets the program of this rank stop for a user, or an editor attach to it."""
 
-    def __init__(self, rank: RankRunner, settings: dict[str, Any]) -> None:
-        """``settings``: "debugpy" (an editor may attach), "socket" (of the debug server; "" for none), "post_mortem"
-        (stop at the exception that ends the program), "long_timeouts" (of one day, for process groups without one).
+    def __init__(self, rank: RankRunner, debugpy: bool, socket: str, post_mortem: bool, long_timeouts: bool) -> None:
+        """``debugpy``: an editor may attach. ``socket``: of the debug server; "" for none.
+
+        ``post_mortem``: stop at the exception that ends the program. ``long_timeouts``: give process groups without a
+        timeout one of a day.
         """
-        self._rank, self._settings = rank, settings
+        self._rank, self._debugpy, self._socket, self._long_timeouts = rank, debugpy, socket, long_timeouts
         self._hooks: BreakpointHooks | None = None
-        if settings["post_mortem"]:
+        if post_mortem:
             self.failed = self._post_mortem
 
     def begin(self) -> None:
-        rank, settings = self._rank, self._settings
-        if settings["long_timeouts"] and rank.endpoint is not None:
+        rank = self._rank
+        if self._long_timeouts and rank.endpoint is not None:
             inspection_endpoint.call_after_import(
                 "torch.distributed.distributed_c10d", "init_process_group", _set_long_timeouts
             )
-        if settings["debugpy"]:
+        if self._debugpy:
             start_debugpy(rank.job["rank"])
-        elif settings["socket"]:
-            self._hooks = BreakpointHooks(settings["socket"], rank.job["rank"])
+        elif self._socket:
+            self._hooks = BreakpointHooks(self._socket, rank.job["rank"])
             if rank.endpoint is not None:
                 rank.endpoint.report_signal("debug", self._hooks.signal)
 

@@ -24,7 +24,7 @@ class Severity(Enum):
 
 
 class Finding(Struct, frozen=True):
-    """One problem."""
+    """A problem that the doctor reports."""
 
     severity: Severity
     subject: str  # "n1", "n1 GPU 3", "n0 to n2"

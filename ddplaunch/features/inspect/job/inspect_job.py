@@ -78,7 +78,7 @@ class InspectJob(JobSide):
         if self._inspection is not None or not self._context.config.inspects_before_stop:
             return None
         # If a rank failed by itself, the waits of the others do not matter, and take 0.1 s more to read.
-        failed_by_itself = any(not failure.is_secondary for failure in attempt.failures)
+        failed_by_itself = any(not failure.is_secondary for failure in attempt.failures.values())
         detail = Detail.STACKS if failed_by_itself else Detail.WAITS
         return RpcCall("inspect", detail, BEFORE_STOP_TIMEOUT_S)
 
@@ -108,7 +108,7 @@ class InspectJob(JobSide):
 
 def _blamed_rank(found: Inspection, failures: Sequence[RankFailure]) -> str | None:
     """The rank that the failed ranks had waited for, if they only report a timeout or a lost connection."""
-    tracebacks = [(each.rank, each.traceback or each.message or "") for each in failures]
+    tracebacks = [(each.rank, each.exception_text) for each in failures]
     timed_out = any(each.is_timeout for each in failures)
     culprit = find_culprit(found, tracebacks, timed_out=timed_out, folder=os.getcwd())
     hosts = {each.rank: each.host for each in found.ranks}

@@ -1,4 +1,4 @@
-"""Reads the exception that a rank was handling at the last inspection, if it propagates (``in_flight.py``)."""
+"""Reads the exception that a rank was handling at an inspection, if it propagates; ``rank/in_flight.py`` writes it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from collections.abc import Iterator
 
 from ddplaunch.base.errors import sanitize_text
 from ddplaunch.base.safe_files import read_regular_file
-from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES, RecordedError
+from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 
 
-def read_in_flight(path: str) -> RecordedError | None:
-    """Read the newest exception that will end the rank; None if it is handling none, or catches them."""
+def read_in_flight(path: str) -> tuple[str, str] | None:
+    """Read message and traceback of the newest exception that will end the rank.
+
+    None if it is handling none, or catches them.
+    """
     try:
         for line in read_regular_file(path, MAX_ERROR_FILE_BYTES, follow_symlinks=False).splitlines():
             entry = json.loads(line)
             source = read_regular_file(entry["file"], MAX_ERROR_FILE_BYTES)
             if propagates(source.decode(errors="replace"), int(entry["line"])):
-                return RecordedError(sanitize_text(str(entry["message"])), sanitize_text(str(entry["traceback"])))
+                return sanitize_text(str(entry["message"])), sanitize_text(str(entry["traceback"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SyntaxError):
         pass
     return None

@@ -12,7 +12,7 @@ from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, RankExited, RankStartFailed
 from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES, RecordedError
+from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
@@ -125,7 +125,7 @@ class InspectSide(NodeSide):
         if path and os.path.exists(path):
             self._arrivals += read_trace_file(path, rank, ranks.plan.world_size)
 
-    def find_exception(self, rank: int) -> RecordedError | None:
+    def find_exception(self, rank: int) -> tuple[str, str] | None:
         path = self._ranks.rank_file_path(rank, "json.in-flight") if self._ranks else None
         return read_in_flight(path) if path and os.path.exists(path) else None
 

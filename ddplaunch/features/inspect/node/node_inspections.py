@@ -76,7 +76,8 @@ class NodeInspections:
         ranks, timeout_s = request.ranks, max(0.0, request.deadline - time.monotonic())
         if self._broken:
             return self._post_nothing(ranks)
-        isolated = IsolatedLoop(self._loop, "the inspection of ranks", self._note, partial(self._failed, ranks))
+        isolated = IsolatedLoop(self._loop, "the inspection of ranks", self._note)
+        isolated.on_error = partial(self._failed, ranks)
         inspector = RankInspector(isolated, ranks, request.detail, self._post, timeout_s=timeout_s)
         isolated.guard(inspector.begin)()
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel, RankReply
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.core.rank.proc_utils import read_stat
 from ddplaunch.features.inspect.diagnosis.flight_recorder import (
     name_groups,
     parse_call,
@@ -92,10 +93,7 @@ class RankInspector:
             code = self._ranks.exit_codes.get(number)
             gone = ProcessCondition.PENDING if code is None and self._ranks.not_spawned else ProcessCondition.EXITED
             return RankInspection(number, host, 0, gone, code, ended=self._ranks.ends.get(number))
-        try:
-            with open(f"/proc/{process.pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
+        if not (fields := read_stat(process.pid)):
             return RankInspection(number, host, process.pid, ProcessCondition.EXITED)
         condition = _CONDITION_BY_STATE.get(fields[0].decode(), ProcessCondition.ALIVE)
         condition = ProcessCondition.EXITED if fields[0] in b"ZX" and fields[17] == b"1" else condition

@@ -13,7 +13,7 @@ from ddplaunch.core.failures import first_line
 from ddplaunch.core.messages import FromNode
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
-from ddplaunch.core.node.rank_files import read_error_file
+from ddplaunch.core.node.rank_files import read_exception_message
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
@@ -103,7 +103,7 @@ class StragglerMonitor:
         for each in stragglers[:MAX_LISTED_NAMES]:
             rank, what = each.rank.rank, failed[each.rank.rank]
             on = f" on {each.rank.host}" if self._ranks.plan.nnodes > 1 and each.rank.host else ""
-            recorded = read_error_file(self._ranks.rank_file_path(rank, "json")).message  # none while its __str__ hangs
+            recorded = read_exception_message(self._ranks.rank_file_path(rank, "json"))  # None while its __str__ hangs
             how = f"called {what}" if what.startswith("sys.exit(") else f"raised {first_line(recorded or what)}"
             found = inspection.by_number.get(rank)
             place = (describe_locations([found]) or found.no_stack) if found else ""

@@ -34,10 +34,11 @@ _C10D = "torch.distributed.distributed_c10d"
 class Side:
     """Answers the inspections of one rank."""
 
-    def __init__(self, rank: RankRunner, settings: dict[str, Any]) -> None:
-        """``settings``: "in_flight_file" and "trace_file", of which each may be "" for none, and "trace_min_age_s"."""
+    def __init__(self, rank: RankRunner, in_flight_file: str, trace_file: str, trace_min_age_s: float) -> None:
+        """``in_flight_file`` and ``trace_file``: the files to write, each "" for none."""
         assert rank.endpoint is not None
-        self._endpoint, self._settings = rank.endpoint, settings
+        self._endpoint, self._in_flight_file = rank.endpoint, in_flight_file
+        self._trace_file, self._trace_min_age_s = trace_file, trace_min_age_s
         self._stacks: stacks.StackWriter | None = None
         self._in_flight: Any = None  # once the exception being handled was requested
         self._module: ModuleType | None = None  # torch.distributed.distributed_c10d, once there is a process group
@@ -61,12 +62,12 @@ class Side:
 
         It takes up to 0.4 s, which is acceptable in a long run only. Write errors are ignored.
         """
-        path, min_age_s = self._settings["trace_file"], self._settings["trace_min_age_s"]
         try:
-            if not (path and self._group_created and os.getpid() == self._endpoint.pid):
+            if not (self._trace_file and self._group_created and os.getpid() == self._endpoint.pid):
                 return
-            if time.monotonic() - self._group_created >= min_age_s:
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            if time.monotonic() - self._group_created >= self._trace_min_age_s:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(self._trace_file, flags, 0o600)
                 with os.fdopen(fd, "wb") as file:
                     file.write(b"\n".join(self._state.traces(details=True)))
         except Exception:
@@ -84,11 +85,10 @@ class Side:
 
     def _note_exception(self) -> None:
         """Record the exception that the main thread is handling."""
-        path = self._settings["in_flight_file"]
         try:
-            if path and self._in_flight is None:
+            if self._in_flight_file and self._in_flight is None:
                 module = load_private_module("features/inspect/rank/in_flight")
-                self._in_flight = module.InFlight(path, self._endpoint.main_thread)
+                self._in_flight = module.InFlight(self._in_flight_file, self._endpoint.main_thread)
             if self._in_flight is not None:
                 self._in_flight.note()
         except Exception:

@@ -28,9 +28,9 @@ _MAX_LINES = 3  # source lines in the report
 class Side:
     """Observes torch's CUDA allocator and writes the report; one per process."""
 
-    def __init__(self, rank: RankRunner, settings: dict[str, Any]) -> None:
-        """``settings``: the files to write, "snapshot" and "summary"."""
-        self._rank, self._snapshot, self._summary = rank.job["rank"], settings["snapshot"], settings["summary"]
+    def __init__(self, rank: RankRunner, snapshot: str, summary: str) -> None:
+        """``snapshot`` and ``summary``: the files to write."""
+        self._rank, self._snapshot, self._summary = rank.job["rank"], snapshot, summary
         self._pid, self._count = os.getpid(), 0
 
     def begin(self) -> None:

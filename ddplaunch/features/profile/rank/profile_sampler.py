@@ -100,7 +100,9 @@ class ProfileSampler:
         self._clear()
 
     def _format_result(self) -> Iterable[bytes]:
-        """Yield ``c FUNCTION<tab>FILE`` for each code object, ``n PARENT CODE LINE`` for each node of the call tree,
+        """Yield the lines of the result.
+
+        These are ``c FUNCTION<tab>FILE`` for each code object, ``n PARENT CODE LINE`` for each node of the call tree,
         and ``r NODE TICKS …`` in order of time.
         """
         codes = {key: number for number, key in enumerate(self._codes)}

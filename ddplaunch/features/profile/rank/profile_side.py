@@ -23,7 +23,7 @@ else:
 class Side:
     """Takes the profiles of one rank."""
 
-    def __init__(self, rank: RankRunner, settings: dict[str, Any]) -> None:
+    def __init__(self, rank: RankRunner) -> None:
         assert rank.endpoint is not None
         self._endpoint = rank.endpoint
         self._sampler: Any = None  # of the current profile

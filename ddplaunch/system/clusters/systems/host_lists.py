@@ -1,4 +1,4 @@
-"""Batch systems that supply the hosts of a job, but hardly number its processes; with jsrun, which belongs to LSF."""
+"""Batch systems that supply the hosts of a job, but number few of its processes; with jsrun, which belongs to LSF."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ JSRUN_RANK, RANKFILE, LSF_JOB = "JSM_NAMESPACE_RANK", "LSB_DJOB_RANKFILE", "LSB_
 
 
 def _lsf_allocation(environ: EnvVariables) -> Allocation | None:
-    """Return the job's hosts without the launch node: a line of the rank file a slot, a host's name each."""
+    """Return the job's hosts without the launch node; the rank file has a line with a host's name for each slot."""
     if not environ.is_set(LSF_JOB, RANKFILE):
         return None
     hosts = read_host_file(environ[RANKFILE])

@@ -155,7 +155,7 @@ def gcpbatch(environ: EnvVariables) -> ClusterEnv | None:
 
 @register_system("nomad", "NOMAD_ALLOC_INDEX", priority=DetectionPriority.INDEX)
 def nomad(environ: EnvVariables) -> ClusterEnv | None:
-    """Nomad: an allocation of a task group, which knows its index alone, and is one of many jobs as far as it knows.
+    """Nomad: an allocation of a task group, treated as a job of its own because variables give only its index.
 
     The index is that of developer.hashicorp.com/nomad/docs/runtime/environment; no variable has the group's count.
     """

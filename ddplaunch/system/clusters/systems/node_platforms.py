@@ -1,4 +1,4 @@
-"""Platforms that number a job's nodes in variables of their own: a function each, or a row where that needs no thought.
+"""Platforms that number a job's nodes in variables of their own: a function each, or a row of a table if that suffices.
 
 Each says where its variables are documented.
 """
@@ -179,7 +179,7 @@ def determined(environ: EnvVariables) -> ClusterEnv | None:
 
 
 class NodeVariables(Struct, frozen=True):
-    """A system whose variables number the nodes and need no thought besides, by their names."""
+    """A system whose variables directly give number of nodes, node rank and address; the fields are their names."""
 
     cluster: str
     source: str

@@ -63,7 +63,7 @@ def pai(environ: EnvVariables) -> ClusterEnv | None:
 
 @register_system("nodes", "NNODES", "NUM_NODES", "NODE_COUNT", priority=DetectionPriority.COMMON)
 def generic_nodes(environ: EnvVariables) -> ClusterEnv | None:
-    """NNODES, NODE_RANK and MASTER_ADDR, as people and platforms set them for scripts that start torchrun with them.
+    """NNODES, NODE_RANK and MASTER_ADDR, as users and platforms set them for scripts that pass them to torchrun.
 
     LLaMA-Factory and ms-swift document them for their users; NUM_NODES is of RunPod's and others, NODE_COUNT of the
     jobs of Oracle's Data Science (oracle/accelerated-data-science, ads/jobs). The names leave no doubt that nodes are

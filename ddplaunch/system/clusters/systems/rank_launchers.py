@@ -22,8 +22,9 @@ DEFAULT_RUN_ID = "none"  # torchrun's run id where it was given no --rdzv-id
 
 @register_system("torchelastic", "TORCHELASTIC_RUN_ID", priority=DetectionPriority.RANK, has_shared_log=True)
 def torchelastic(environ: EnvVariables) -> ClusterEnv | None:
-    """torchrun, or another launcher that keeps torch's elastic contract, as ddplaunch does: torch's variables and a
-    run id. ``torch.distributed.is_torchelastic_launched()`` goes by the same variable.
+    """torchrun, or another launcher with torch's elastic contract, like ddplaunch: torch's variables and a run id.
+
+    ``torch.distributed.is_torchelastic_launched()`` checks the same variable.
     """
     run_id = "TORCHELASTIC_RUN_ID"  # my-job
     if not (cluster_env := torch.detect(environ)):
@@ -100,8 +101,9 @@ def check_ambiguous_rank(environ: EnvVariables) -> None:
 
 @register_system("submitit", "SUBMITIT_EXECUTOR", priority=DetectionPriority.RANK)
 def submitit(environ: EnvVariables) -> ClusterEnv | None:
-    """submitit's local executor, which starts the tasks of one machine; those that it has Slurm start are a Slurm
-    step's. ``submitit/local/local.py`` sets SUBMITIT_LOCAL_*.
+    """submitit's local executor, which starts tasks on this machine; with its Slurm executor they are a Slurm step's.
+
+    ``submitit/local/local.py`` sets SUBMITIT_LOCAL_*.
     """
     executor, rank, size = "SUBMITIT_EXECUTOR", "SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS"
     local_rank = "SUBMITIT_LOCAL_LOCALID"
