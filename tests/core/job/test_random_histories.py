@@ -207,8 +207,7 @@ class History:
             where = {"rank": rank, "local_rank": rank % 2, "host": node.name, "pid": 1, "attempt": node.attempt}
             failure = RankFailure(moment=wall, **where, **values)
             node.failures.append(failure)
-            if not node.stopping:
-                self.send(node, messages.FailureReported(node.attempt, failure, WALL + self.now))
+            self.send(node, messages.FailureReported(node.attempt, failure, WALL + self.now))
         elif not node.running and not node.failures:
             self.finish(node)
 
@@ -222,7 +221,8 @@ class History:
         clock = WALL + self.now
         failure = messages.LauncherFailure(broken, clock) if broken else None
         seen = self.random.random() < 0.2
-        report = messages.AttemptReport(number, tuple(node.failures), len(node.running), clock, failure, seen)
+        tails = tuple((each.rank, each.tail) for each in node.failures)
+        report = messages.AttemptReport(number, len(node.running), clock, failure, seen, tails)
         self.send(node, report)
 
     def reply(self, node: Node) -> None:
