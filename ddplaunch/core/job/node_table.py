@@ -137,12 +137,11 @@ class NodeTable(dict[int, JoinedNode]):
 
     def leave_out(self, node: JoinedNode, note: str, error: tuple[str, str | None]) -> None:
         """Go on without a node, which ends with this error."""
-        del self[node.node_rank]
         self.broadcast_note(note)
         self.send(node.node_rank, EndJob(JobResult(EXIT_USAGE, usage_error=error)))
 
     def end_leaving_node(self, node: JoinedNode) -> None:
-        """Send EndJob to a node that leaves."""
+        """Let a node go whose ranks have ended, and that leaves."""
         remark = "SIGTERM: this node has left the job, which goes on without it"
         self.send(node.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
 

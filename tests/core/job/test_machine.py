@@ -932,6 +932,23 @@ def test_a_failure_before_the_sigterm_is_the_cause_that_counts():
     assert job.outcome(0).outcome.code == 3
 
 
+def test_a_node_that_has_left_gets_one_result_and_may_come_back():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    terminate(job, 1)
+    job.drain(1)
+    assert job.outcome(1).outcome.code == 143
+    job.join(1)
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    assert [number for number, each in job.sent if isinstance(each, messages.StartAttempt)][3:] == [0, 1, 2]
+    terminate(job, 0)
+    assert not job.take(messages.EndJob, 1), "its new launcher gets the result of the job"
+    for number in (0, 1, 2):
+        job.drain(number, attempt=1)
+    assert job.outcome(1).outcome.code == 143
+
+
 def test_a_node_that_goes_away_before_its_ranks_have_ended_is_not_awaited():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
     terminate(job, 1)

@@ -186,6 +186,17 @@ def test_a_request_of_a_node_gets_the_merged_reply(nodes):
     assert nodes.take() == [(2, RpcReply(7, "merged", ([0, 2], ("node 2 (n2)",), 2), silent_nodes=("node 2 (n2)",)))]
 
 
+def test_a_node_that_is_lost_gets_no_reply_nor_does_one_that_joins_in_its_place(nodes):
+    nodes.request(2, "merged")
+    lost = nodes.table[2]
+    nodes.lose(2)
+    nodes.take()
+    nodes.table[2] = lost
+    for node in (0, 1):
+        nodes.reply(node, (2 * node,))
+    assert nodes.take() == []
+
+
 def test_a_node_cannot_extend_the_timeout_of_a_kind(nodes):
     nodes.request(1, "merged", 1e6)
     assert {message.timeout_s for _, message in nodes.take()} == {3.0}
