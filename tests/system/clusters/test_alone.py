@@ -28,13 +28,13 @@ REFUSED = [
     (
         {"NODE_RANK": "1", "MASTER_ADDR": OTHER},  # Lightning's studios
         "NODE_RANK=1, MASTER_ADDR=10.0.0.4",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"',
     ),
     (
         {"NODE_RANK": "0", "MASTER_ADDR": OWN},
         "NODE_RANK=0, MASTER_ADDR=n1",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR"',
     ),
     (
@@ -46,31 +46,31 @@ REFUSED = [
     (
         {"NODE_RANK": "0", "WORLD_SIZE": "4"},  # fewer than start here: it may count nodes
         "NODE_RANK=0",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank "$NODE_RANK" --master-addr HOST',
     ),
     (
         {"MACHINE_RANK": "0"},
         "MACHINE_RANK=0",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank "$MACHINE_RANK" --master-addr HOST',
     ),
     (
         {"GROUP_RANK": "x"},
         "GROUP_RANK=x",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank "$GROUP_RANK" --master-addr HOST',
     ),
     (
         {"NNODES": "2", "NODE_RANK": "1"},
         "NODE_RANK=1, NNODES=2",
-        "where node 0 is",
+        "node 0's address",
         '--nnodes "$NNODES" --node-rank "$NODE_RANK" --master-addr HOST',
     ),
     (
         {"NUM_NODES": "2"},
         "NUM_NODES=2",
-        "which one this is",
+        "the node rank",
         '--nnodes "$NUM_NODES" --node-rank I --master-addr HOST',
     ),
     (
@@ -82,25 +82,25 @@ REFUSED = [
     (
         {"WORLD_SIZE": "16"},
         "WORLD_SIZE=16",
-        "which one this is",
+        "the node rank",
         "--nnodes 2 --node-rank I --master-addr HOST",
     ),
     (
         {"WORLD_SIZE": "12", "MASTER_ADDR": UNKNOWN},
         "WORLD_SIZE=12, MASTER_ADDR=gone.example",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank I --master-addr "$MASTER_ADDR"',
     ),
     (
         {"MASTER_ADDR": OTHER},
         "MASTER_ADDR=10.0.0.4",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank I --master-addr "$MASTER_ADDR"',
     ),
     (
         {"TORCHX_RANK0_HOST": OTHER, "TORCHX_JOB_ID": "local://train"},
         "TORCHX_RANK0_HOST=10.0.0.4",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank I --master-addr "$TORCHX_RANK0_HOST"',
     ),
     (
@@ -118,19 +118,19 @@ REFUSED = [
     (
         {"HOST_NUM": "2", "INDEX": "1", "CHIEF_IP": OTHER, "HOST_GPU_NUM": "8"},  # Taiji
         "HOST_NUM=2, CHIEF_IP=10.0.0.4",
-        "which one this is",
+        "the node rank",
         '--nnodes "$HOST_NUM" --node-rank I --master-addr "$CHIEF_IP"',
     ),
     (
         {**KUBERNETES, "JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "job-0.job"},  # a JobSet's
         "JOB_COMPLETION_INDEX=0, MASTER_ADDR=job-0.job",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank "$JOB_COMPLETION_INDEX" --master-addr "$MASTER_ADDR"',
     ),
     (
         {**SLURM_BATCH, "NODE_RANK": "1"},  # by pdsh, from a job's script
         "NODE_RANK=1",
-        "how many there are",
+        "the number of nodes",
         '--nnodes N --node-rank "$NODE_RANK" --master-addr HOST',
     ),
 ]
@@ -142,7 +142,7 @@ def test_several_nodes_are_refused(
 ) -> None:
     with pytest.raises(UsageError) as raised:
         check(environ)
-    reason = f", but nothing says {unknown}" if unknown else ""
+    reason = f", but no variable has {unknown}" if unknown else ""
     assert raised.value.message == f"{variables}: this may be one node of several{reason}"
     assert raised.value.hint == (
         f"on every node: ddplaunch run {options} …\nthis machine alone: ddplaunch run --standalone …, or --cluster none"
