@@ -73,37 +73,38 @@ def restore_terminal() -> Iterator[None]:
 
 
 class Keyboard:
-    """Reads single keys while the launcher is in the foreground; otherwise the terminal has its former settings."""
+    """Reads keys while the launcher is in the foreground; otherwise the terminal has its former settings."""
 
-    def __init__(self, loop: EventLoop, on_key: Callable[[str], object]) -> None:
-        self._loop, self._on_key = loop, on_key
+    def __init__(self, loop: EventLoop, on_input: Callable[[bytes], object]) -> None:
+        self._loop, self._on_input = loop, on_input
         self._before: list[Any] | None = None  # former settings; None while stopped
         self._own_settings: list[Any] = []
-        self._on_raw_input: Callable[[bytes], object] | None = None
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
+        self._raw = False
 
-    def start(self, on_raw_input: Callable[[bytes], object] | None = None) -> None:
+    def start(self, *, raw: bool = False) -> None:
         """Start reading, also after a stop; does nothing without a terminal, or while another program has it.
 
-        ``on_raw_input`` gets all input unchanged, in raw mode: no key is a signal then.
+        ``raw``: no key is a signal.
         """
         if not in_foreground(0):
             return self._unwatch()
         try:
             now = termios.tcgetattr(0)
-            if self._before is not None and now == self._own_settings and on_raw_input == self._on_raw_input:
-                return
-            if self._before is None:
-                self._before = now
-            self._on_raw_input = on_raw_input
-            if on_raw_input is None:
-                tty.setcbreak(0, termios.TCSANOW)
-            else:
-                tty.setraw(0, termios.TCSANOW)
-            self._own_settings = termios.tcgetattr(0)
+            if self._before is None or now != self._own_settings or raw != self._raw:
+                if self._before is None:
+                    self._before = now
+                elif raw != self._raw:  # each mode changes only what it needs
+                    termios.tcsetattr(0, termios.TCSANOW, self._before)
+                self._raw = raw
+                (tty.setraw if raw else tty.setcbreak)(0, termios.TCSANOW)
+                self._own_settings = termios.tcgetattr(0)
         except termios.error:  # the terminal is gone
             return self._unwatch()
         self._loop.watch_fd(0, self._on_readable)
+
+    def pause(self) -> None:
+        """Do not read until the next ``start``; the terminal keeps its settings."""
+        self._loop.unwatch_fd(0)
 
     def stop(self) -> None:
         """Stop reading and restore the terminal's settings."""
@@ -133,11 +134,17 @@ class Keyboard:
             data = b""
         if not data:
             return self._loop.unwatch_fd(0)
-        if self._on_raw_input is not None:
-            self._on_raw_input(data)
-            return
-        for key in _KEYS.findall(self._decoder.decode(data)):
-            self._on_key({"\n": ENTER, "\b": BACKSPACE}.get(key, key))
+        self._on_input(data)
+
+
+class KeyDecoder:
+    """Decodes the bytes of a terminal into keys."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
+
+    def decode(self, data: bytes) -> list[str]:
+        return [{"\n": ENTER, "\b": BACKSPACE}.get(key, key) for key in _KEYS.findall(self._decoder.decode(data))]
 
 
 def in_foreground(fd: int) -> bool:

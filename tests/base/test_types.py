@@ -31,7 +31,7 @@ from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.features.doctor.messages import Exit, NodeAnswer, Question
 from ddplaunch.features.runs.run_record import RunRecord
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 
 TO_NODE_ZERO = [*messages.FROM_NODE, *load_features().message_types(from_node_zero=False)]
 
@@ -97,25 +97,8 @@ def test_every_field_has_its_bounds():
 
 
 NUMBERS = [
-    0,
-    1,
-    2,
-    3,
-    9,
-    15,
-    40,
-    64,
-    65,
-    255,
-    256,
-    -1,
-    4096,
-    MAX_COUNT,
-    MAX_COUNT + 1,
-    1 << 31,
-    1 << 63,
-    1 << 64,
-    10**30,
+    *(0, 1, 2, 3, 9, 15, 40, 64, 65, 255, 256, -1, 4096),
+    *(MAX_COUNT, MAX_COUNT + 1, 1 << 31, 1 << 63, 1 << 64, 10**30),
 ]
 REALS = [0.0, 0.5, 1.0, 15.0, 1e9, 1e308, -1.0, 604800.0, 604801.0]
 TEXTS = [
@@ -242,6 +225,7 @@ def act_on(message: messages.Message) -> None:
             assert line.startswith(("  ", "\x1b[2m  ")), "our own lines begin otherwise"
 
 
+@pytest.mark.slow
 def test_a_coordinator_accepts_any_message():
     """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
     maker = Maker(0)
@@ -254,7 +238,7 @@ def test_a_coordinator_accepts_any_message():
                 job.send(1, receive(maker.body(kind), kind))
             except ProtocolError:
                 if maker.random.random() < 0.2:
-                    job.coordinator.on_node_lost(1, "it sent that")
+                    job.lose(1, "it sent that")
             job.wait(maker.random.random())
         job.send(0, messages.StopRequested(2))
         job.drain(0, attempt=max(each.attempt for each in job.take(messages.StartAttempt, 0)))

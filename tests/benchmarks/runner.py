@@ -12,7 +12,7 @@ Values = dict[str, float]
 Turn = Callable[[], Values]
 """Runs one job of one contender, and returns numbers by name."""
 
-OURS, TORCHRUN, SPAWN, IMPORT, PASS = "ddplaunch", "torchrun", "mp.spawn", "import torch", "python -c pass"
+OURS, TORCHRUN, SPAWN, IMPORT = "ddplaunch", "torchrun", "mp.spawn", "import torch"
 """Names of contenders."""
 
 
@@ -24,7 +24,6 @@ class Size:
     few: int = 4
     idle_s: float = 20.0
     lines: int = 200_000
-    nodes: int = 1000
     rounds: int = 5
     warm_up: bool = True
 

@@ -7,27 +7,11 @@ import subprocess
 
 import pytest
 
-from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
+from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC
 
 NODE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
-
-SPAWNS = """
-import os
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
-def work(rank, size):
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-    dist.barrier()
-    print("spawned", rank, "of", dist.get_world_size(), flush=True)
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", os.environ["SPAWN_PORT"]
-    mp.spawn(work, args=(2,), nprocs=2)
-"""
 
 
 def test_it_is_refused_before_anything_starts(run_in_fork, tmp_path):
@@ -98,14 +82,3 @@ def test_an_address_is_looked_up(network, tmp_path):
     code, out = run("gone.example")
     assert code == 0
     assert "MASTER_ADDR=gone.example" in out
-
-
-@pytest.mark.ci
-@pytest.mark.slow
-def test_a_program_that_spawns_its_own_ranks_is_left_alone(run_ddplaunch, tmp_path):
-    write_program(tmp_path, "train.py", SPAWNS)
-    exported = {"MASTER_ADDR": "localhost", "MASTER_PORT": "12355", "WORLD_SIZE": "2", "SPAWN_PORT": str(free_port())}
-    done = run_ddplaunch("run", *EXEC, "train.py", env=exported)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")[:2]) == ["spawned 0 of 2", "spawned 1 of 2"]
-    assert "may be one node" not in done.stderr

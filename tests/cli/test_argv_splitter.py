@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -62,12 +63,9 @@ def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list
         ("train.py", "", "train.py", ""),
         ("--nproc 4 train.py --epochs 10", "--nproc 4", "train.py", "--epochs 10"),
         ("train.py --nproc 4", "--nproc 4", "train.py", ""),
-        ("train.py --nproc 4 --dry-run --epochs 10", "--nproc 4 --dry-run", "train.py", "--epochs 10"),
         ("train.py --dry-run --json x", "--dry-run --json", "train.py", "x"),
-        ("train.py --json --dry-run", "--json --dry-run", "train.py", ""),
         ("--dry-run train.py --json", "--dry-run --json", "train.py", ""),
         ("train.py --nproc=4 data", "--nproc=4", "train.py", "data"),
-        ("train.py data --epochs 10", "", "train.py", "data --epochs 10"),
         ("train.py --nproc 4 -- --nproc 8", "--nproc 4", "train.py", "--nproc 8"),
         ("--nproc 4 train.py -- --nproc 8", "--nproc 4", "train.py", "--nproc 8"),
         ("--gpus 1 train.py --nproc 4", "--gpus 1 --nproc 4", "train.py", ""),
@@ -80,26 +78,21 @@ def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list
         ("train.py -1 -0.5", "", "train.py", "-1 -0.5"),
         ("train.py - x", "", "train.py", "- x"),
         ("-m pkg.mod --nproc 2 --lr 1", "-m --nproc 2", "pkg.mod", "--lr 1"),
-        ("--nproc 2 -m pkg.mod --lr 1", "--nproc 2 -m", "pkg.mod", "--lr 1"),
         ("--module pkg.mod -m x", "--module", "pkg.mod", "-m x"),
         ("--no-python ./prog -x --module", "--no-python", "./prog", "-x --module"),
         ("--no-python ./prog --nproc 4 --dry-run", "--no-python", "./prog", "--nproc 4 --dry-run"),
-        ("--no-python ./prog -- --nproc 4", "--no-python", "./prog", "--nproc 4"),
         ("-- train.py --nproc 4", "", "train.py", "--nproc 4"),
         ("--nproc 2 -- -odd.py --nproc 4 -- x", "--nproc 2", "-odd.py", "--nproc 4 -- x"),
-        ("run run", "", "run", "run"),
         ("devices --nproc 2", "--nproc 2", "devices", ""),
         ("--log-dir train.py data.py", "--log-dir train.py", "data.py", ""),
         ("train.py ''", "", "train.py", "''"),
         # The program's, unchanged, whatever it is called.
         ("train.py --show 0 --log-dir=x", "", "train.py", "--show 0 --log-dir=x"),
         ("train.py --nproc 4 --gpus 0", "--nproc 4", "train.py", "--gpus 0"),
-        ("train.py --json x", "", "train.py", "--json x"),
         ("train.py --help", "", "train.py", "--help"),
         ("train.py --lr 1 -h", "", "train.py", "--lr 1 -h"),
         ("train.py --epochs 4 --nr-proc-x 4 --devices 4", "", "train.py", "--epochs 4 --nr-proc-x 4 --devices 4"),
         ("train.py -- --nporc 4 -n 3", "", "train.py", "--nporc 4 -n 3"),
-        ("train.py --lr 1 -- --nporc 4", "", "train.py", "--lr 1 -- --nporc 4"),
         ("--no-python ./prog --nporc 4 -n 3", "--no-python", "./prog", "--nporc 4 -n 3"),
     ],
 )
@@ -139,15 +132,11 @@ def test_behind_a_torchrun_line_all_is_the_programs(line, program):
     ],
 )  # fmt: skip
 def test_one_of_the_few_further_on_is_refused_and_both_spellings_work(line, ours, program):
-    _, read = spellings(line)
+    message, read = spellings(line)
     target = next(word for word in shlex.split(line) if word in ("train.py", "pkg.mod"))
+    assert re.fullmatch(rf"--[a-z-]+ could be ddplaunch's or an argument of {target}", message)
     expected = [(tuple(shlex.split(o)), target, tuple(shlex.split(p))) for o, p in (ours, program)]
     assert [parts(each) for each in read] == expected
-
-
-def test_the_option_in_question_is_named():
-    message, _ = spellings("train.py --epochs 10 --nproc 4")
-    assert message == f"--nproc {AMBIGUOUS}"
 
 
 @pytest.mark.parametrize(
@@ -231,19 +220,6 @@ def test_a_value_is_no_option_that_a_program_could_know():
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--nproc 3 train.py --nproc 2", "--nproc is 3 before train.py and 2 after it"),
-        ("--nproc=3 --gpus 1 train.py --dry-run --nproc=2 x", "--nproc is 3 before train.py and 2 after it"),
-    ],
-)
-def test_two_values(line, message):
-    with pytest.raises(UsageError) as refusal:
-        split(line)
-    assert refusal.value.message == message
-
-
-@pytest.mark.parametrize(
     ("line", "message", "program"),
     [
         ("train.py --nproc", "--nproc needs a value", "--nproc"),
@@ -276,6 +252,9 @@ def test_without_its_value_it_can_only_be_the_programs(line, message, program):
         ("-mpkg.mod", "no such option: -mpkg.mod", "did you mean -m pkg.mod?"),
         ("-odd.py", "no such option: -odd.py", "put -- before a target"),
         ("--nproc", "--nproc needs a value", "--help"),
+        ("--nproc 3 train.py --nproc 2", "--nproc is 3 before train.py and 2 after it", ""),
+        ("--nproc=3 train.py --dry-run --nproc=2 x", "--nproc is 3 before train.py and 2 after it", ""),
+        ("--nproc '' train.py", "--nproc has an empty value", "leave it out"),
         (
             "--nproc --dry-run train.py",
             "--nproc needs a value, and --dry-run looks like an option",
@@ -285,7 +264,7 @@ def test_without_its_value_it_can_only_be_the_programs(line, message, program):
         ("--log-dir --foo train.py", "--log-dir needs a value, and --foo looks like an option", "--log-dir=--foo"),
     ],
 )
-def test_errors_before_the_target(line, message, hint):
+def test_errors_whatever_the_program_is(line, message, hint):
     with pytest.raises(UsageError) as refusal:
         split(line)
     assert refusal.value.message == message
@@ -364,11 +343,12 @@ def test_what_is_guarded_may_not_unless_the_program_names_it(line, option):
     assert split_submit(line, frozenset({option})).lookalikes == ()
 
 
+@pytest.mark.slow
 def test_no_words_are_lost_or_invented():
     """Short command lines of all kinds: one reading with the same words in it, or a refusal whose spellings work."""
     words = ("--nproc", "4", "--json", "train.py", "--lr", "--", "--nprco", "-m")
     lines = [()]
-    for _ in range(5):
+    for _ in range(4):
         lines = [(*line, word) for line in lines for word in words]
         for line in lines:
             try:

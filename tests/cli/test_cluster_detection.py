@@ -102,18 +102,6 @@ def test_variables_go_before_it_too(planned):
     assert facts(plan)["master address"] == ("10.0.0.9", "MASTER_ADDR")
 
 
-def test_no_look_around(planned):
-    plan = planned({**SLURM_STEP, **openmpi(1, 2)}, "--cluster", "none")
-    assert (plan["nnodes"], plan["world_size"]) == (1, 1)
-
-
-def test_one_system_can_be_named(planned):
-    """Under mpirun in a Slurm step Open MPI is asked first, for SLURM_PROCID is that of its daemon."""
-    environ = {**SLURM_STEP, **openmpi(0, 2)}
-    assert planned(environ)["facts"][0]["source"] == "openmpi"
-    assert planned(environ, "--cluster", "slurm")["node_rank"] == 1
-
-
 def test_a_task_that_is_one_rank_already(planned):
     plan = planned(SLURM_TASKS)
     (rank,) = plan["ranks"]
@@ -195,6 +183,7 @@ def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
     assert "[1] rank 1 of 2 sum 3" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_job_that_a_rank_starts_is_its_own(run_ddplaunch, tmp_path):
     """Its variables are those of the rank: a node's rank, and a world that may be larger than its own."""
     write_program(
@@ -215,34 +204,13 @@ def test_a_job_that_a_rank_starts_is_its_own(run_ddplaunch, tmp_path):
     assert [done.stdout.count(f"inner {inner}") for inner in ("0 of 2", "1 of 2", "0 of 1")] == [1, 1, 1]
 
 
-def test_an_unknown_cluster_is_refused(run_in_fork, tmp_path):
-    write_program(tmp_path, "train.py", "")
-    assert_refused(run_in_fork("run", "--cluster", "slrum", "train.py"), "slurm")
-
-
-@pytest.mark.ci
-@pytest.mark.slow
-def test_ranks_that_mpirun_has_started_find_each_other(start_ddplaunch, tmp_path):
-    write_program(tmp_path, "train.py", SCRIPT)
-    port = str(free_port())
-    jobs = [
-        start_ddplaunch("run", "--start", mode, "--master-port", port, "train.py", env=openmpi(rank, 2))
-        for rank, mode in enumerate(("zygote", "exec"))
-    ]
-    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
-    assert "rank 1 of 2 sum 3" in jobs[1].stdout()
-    assert "openmpi: this is rank 0 of 2, at 127.0.0.1 (OMPI_COMM_WORLD_RANK" in jobs[0].stderr()
-    assert "this is" not in jobs[1].stderr()
-    for job in jobs:
-        job.assert_nothing_left()
-
-
 def slurm_node(rank: int, port: int) -> dict[str, str]:
     """The variables of one of two nodes of a step, both of them here."""
     return {**SLURM_STEP, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port)}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_srun_shows_of_all_nodes_is_printed_once(start_ddplaunch, tmp_path):
     """By node 0: warnings, restarts, the report; another says only what no other knows."""
     write_program(
@@ -267,16 +235,6 @@ def test_what_srun_shows_of_all_nodes_is_printed_once(start_ddplaunch, tmp_path)
     assert "ddplaunch: rank 1 exited with code 3" in first.stderr()
     assert "ddplaunch: SIGTERM on node 1" in first.stderr()
     assert second.stderr().splitlines() == [f"ddplaunch: kept in logs/4711.0/node-1 on {os.uname().nodename}"]
-
-
-def test_a_failure_is_reported_once(start_ddplaunch, tmp_path):
-    write_program(tmp_path, "train.py", "import os; raise SystemExit(3 * int(os.environ['RANK']))\n")
-    port = free_port()
-    words = ("run", "--nproc", "1", "--start", "exec", "train.py")
-    first, second = (start_ddplaunch(*words, env=slurm_node(rank, port)) for rank in (0, 1))
-    assert (first.wait(), second.wait()) == (3, 3)
-    assert "ddplaunch: rank 1 exited with code 3" in first.stderr()
-    assert second.stderr() == ""
 
 
 # ---------------------------------------------------------------------------------------------- a project's defaults

@@ -11,20 +11,12 @@ from tests.conftest import write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 
 LINES = [
-    "",
-    "frobnicate",
     "run --help",
-    "run --nproc 0 train.py",
     "run broken.py",
-    "run fn.py:main --steps x",
-    "run --nnodes 2 train.py",
-    "run --dry-run train.py",
     "run --dry-run --json --nnodes 2 --nproc 2,1 -m pkg.mod -- --lr 1",
     "run --dry-run --json --nproc_per_node 2 --standalone fn.py:main --steps 3",
     "run --dry-run --nproc gpu train.py",
     "submit --dry-run --nodes 2 --gpus-per-node 4 train.py -- --lr 1",
-    "submit --nodes two train.py",
-    "manifest --nodes 2 --container-image wine:1 train.py",
 ]
 
 

@@ -16,7 +16,7 @@ from ddplaunch.cli.click_commands import COMMANDS
 from ddplaunch.cli.run_command import run
 from ddplaunch.features.manifest.command import manifest
 from ddplaunch.features.submit.command import submit
-from tests.conftest import clean_environment, ddplaunch_command, run_command, write_program
+from tests.conftest import assert_refused, clean_environment, ddplaunch_command, run_command, write_program
 from tests.features.runs.test_history import keep
 
 
@@ -143,38 +143,33 @@ def test_the_options_of_run_travel_or_are_refused(command):
     assert not set(command.refused_options) & own
 
 
-def complete(words: str, folder, shell: str = "bash") -> list[str]:
-    """What the shell's completion function gets for a command line whose last word is being typed."""
-    environment = clean_environment({"_DDPLAUNCH_COMPLETE": f"{shell}_complete", "COMP_WORDS": words})
-    environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
-    if shell == "fish":
-        environment["COMP_CWORD"] = words.split(" ")[-1]
-    done = subprocess.run(
-        ddplaunch_command(), cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
-    return done.stdout.splitlines()
+@pytest.fixture
+def complete(run_in_fork):
+    """Return what the shell's completion function gets for a command line whose last word is being typed."""
+
+    def run(words: str, shell: str = "bash", **environ: str) -> list[str]:
+        place = words.split(" ")[-1] if shell == "fish" else str(len(words.split(" ")) - 1)
+        typed = {"_DDPLAUNCH_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": place}
+        done = run_in_fork(env={**typed, **environ})
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    return run
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_printed(shell, run_in_fork):
-    assert "_DDPLAUNCH_COMPLETE" in run_in_fork("completion", shell).stdout
-    assert run_in_fork("completion", "csh").returncode == 2
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_offered(shell, tmp_path):
-    environment = clean_environment({"_DDPLAUNCH_COMPLETE": f"{shell}_source"})
-    done = subprocess.run(
-        ddplaunch_command(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0
-    assert "_DDPLAUNCH_COMPLETE" in done.stdout
+def test_completion_is_offered(shell, run_in_fork, complete):
+    done = run_in_fork(env={"_DDPLAUNCH_COMPLETE": f"{shell}_source"})
+    assert (done.returncode, "_DDPLAUNCH_COMPLETE" in done.stdout) == (0, True)
+    assert run_in_fork("completion", shell).stdout.strip() == done.stdout.strip()
     if shutil.which(shell):
         checked = subprocess.run([shell, "-n"], input=done.stdout, capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stderr
-    assert any("run" in line for line in complete("ddplaunch r", tmp_path, shell))
+    assert any("run" in line for line in complete("ddplaunch r", shell))
+
+
+def test_another_shell_is_refused(run_in_fork):
+    assert_refused(run_in_fork("completion", "csh"), "completion csh: expected bash, zsh or fish")
 
 
 @pytest.mark.parametrize(
@@ -200,17 +195,17 @@ def test_completion_is_offered(shell, tmp_path):
         ("ddplaunch run no.py : ma", [""]),
     ],
 )
-def test_completions(tmp_path, words, completions):
+def test_completions(complete, tmp_path, words, completions):
     write_program(tmp_path, "train.py", "def main(): pass\ndef _hidden(): pass\ndef measure(): pass\n")
-    assert complete(words, tmp_path) == completions
+    assert complete(words) == completions
 
 
 @pytest.mark.parametrize("name", ["logs", "report", "wait", "clean", "stop"])
-def test_names_of_runs_are_completed(tmp_path, monkeypatch, name):
+def test_names_of_runs_are_completed(complete, tmp_path, monkeypatch, name):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     keep(run_id="night-3")
     expected = [""] if name == "stop" else ["plain,night-3"]
-    assert complete(f"ddplaunch {name} nigh", tmp_path) == expected
+    assert complete(f"ddplaunch {name} nigh", XDG_STATE_HOME=str(tmp_path)) == expected
 
 
 def test_bash_completes_for_real(tmp_path):

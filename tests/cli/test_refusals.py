@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.base.errors import LaunchError
+from ddplaunch.base import safe_files
+from ddplaunch.base.errors import LaunchError, UsageError
 from ddplaunch.core.node.process_limits import check_proc
+from ddplaunch.features.ssh.host_spec import read_hostfile
 from tests.conftest import clean_environment, conflict, ddplaunch_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 
@@ -29,7 +31,6 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
     main = "def main(rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int): pass\n"
     write_program(tmp_path, "fn.py", touch + main)
     (tmp_path / "file").touch()
-    os.mkfifo(tmp_path / "fifo")
 
     def run(line: str, *, real: bool = False, **options: object) -> str:
         done = (run_ddplaunch if real else run_in_fork)(*shlex.split(line), **options)
@@ -48,51 +49,27 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
     [
         ("run", ("the target is missing", "ddplaunch run train.py")),
         ("run --nproc train.py", ("the target is missing; train.py was taken for the value of --nproc",)),
-        ("run --nproc train.py --dry-run", ("the target is missing; train.py was taken ", "--nproc")),
-        ("run --nproc=2 --dry-run", ("the target is missing", "name a script")),
         ("submit train.py x --token s", ("ddplaunch's:   set DDPLAUNCH_TOKEN", "the program's: ddplaunch submit")),
         ("submit --mem=3 train.py 'ddplaunch run' --mem 4", ("submit --mem=3 --mem 4 train.py 'ddplaunch run'",)),
-        (
-            "run --hosts a,b --master-port 65535 train.py",
-            ("--master-port 65535 leaves no port after it for --control-port",),
-        ),
+        ("run --hosts a,b --master-port 65535 train.py", ("--master-port 65535 leaves no port after it",)),
         ("run --nproc 0 train.py", ("--nproc 0: a node runs at least one process", "--nproc 1")),
-        ("run --nproc '' train.py", ("--nproc has an empty value", "leave it out")),
-        ("run --node-rank x train.py", ("--node-rank x: expected a whole number",)),
-        ("run --nnodes two train.py", ("--nnodes two: expected a number like 2, or a range like 2:4",)),
         ("run --master-port 70000 train.py", ("--master-port 70000: expected a port from 1 to 65535",)),
-        ("run --sidecar '' train.py", ("--sidecar has an empty value",)),
         (
             'run --sidecar "sh -c \'x" train.py',
             ("--sidecar sh -c 'x: no closing quotation", "quotes must come in pairs"),
         ),
         ("run --sidecar 'nosuch -x' train.py", ("--sidecar nosuch -x: program nosuch not found", "sh -c '…'")),
         ("run --sidecar ./file train.py", ("program ./file not found", "name one on PATH")),
-        ("run --notify '' train.py", ("--notify has an empty value",)),
         ("run --notify 'nosuch -x' train.py", ("--notify nosuch -x: program nosuch not found", "sh -c '…'")),
-        ("run --notify nosuch --dry-run train.py", ("program nosuch not found",)),
-        ("run --nnodes 2 --node-rank 1 --sidecar '' train.py", ("--sidecar has an empty value",)),
-        ("run --sidecar nosuch --dry-run train.py", ("program nosuch not found",)),
-        ("submit --sidecar '' train.py", ("--sidecar has an empty value",)),
-        ("run --tensorboard '' train.py", ("--tensorboard has an empty value",)),
         ("run --tensorboard /dev/null train.py", ("--tensorboard /dev/null is a file, not a folder",)),
         ("run --tensorboard file train.py", ("--tensorboard file is a file", "name its folder")),
-        ("submit --tensorboard file train.py", ("--tensorboard file is a file",)),
-        ("run trian.py", ("no such script: trian.py", "did you mean train.py?")),
         (
             "run python -u train.py --lr 1",
             ("python is not a script", "leave out python: ddplaunch run … train.py --lr 1"),
         ),
         ("run --nproc 2 python3 -m pkg.mod", ("python3 is not a script", "ddplaunch run … -m pkg.mod")),
         ("run /usr/bin/python3.11 train.py --nproc 2", ("/usr/bin/python3.11 is not a script", "… train.py --nproc 2")),
-        ("run fn.py:mian", ("fn.py has no function mian", "did you mean fn.py:main?")),
-        ("run --token '' train.py", ("--token has an empty value",)),
         ("run --token ' ' train.py", ("--token is empty", "give a secret")),
-        ("run --gpus 0 train.py", ("--gpus 0: no GPU",)),
-        (
-            "run --backend nccl train.py",
-            ("--backend nccl needs GPUs", "--backend gloo"),
-        ),
         ("run --master-addr no.such.host.invalid train.py", ("--master-addr no.such.host.invalid",)),
         ("run --json train.py", ("--json works only with --dry-run", "--dry-run")),
         ("run --nproc 2 --show 9 train.py", ("--show 9: the job has ranks 0 to 1", "all, none")),
@@ -100,11 +77,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run --stdin 9 train.py", ("--stdin 9: this node has rank 0 only", "--stdin 0")),
         (
             "run --grace -1 train.py",
-            ("--grace -1: expected a time from 0 up to a week, like 2.5 (seconds), 10m or 2h",),
-        ),
-        (
-            "run --grace nan train.py",
-            ("--grace nan: expected a time",),
+            ("--grace -1: expected a time from 0 up to a week, like 2.5 (seconds), 10m",),
         ),
         ("run --timeout 0 train.py", ("--timeout 0: expected a time from 1 second up to a year, like 90",)),
         ("run --stall-timeout 10min train.py", ("--stall-timeout 10min: expected a time", "10m")),
@@ -120,11 +93,8 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
             (conflict("--stall-timeout", "--control none"),),
         ),
         ("run --stall-timeout 9 --no-inspect --hosts n1:2 train.py", ("does not work with --no-inspect",)),
-        ("run --max-restarts x train.py", ("--max-restarts x: expected a number from 0 up",)),
         ("run --start fork train.py", ("--start fork: expected auto, zygote or exec",)),
         ("run --start zygot train.py", ("did you mean --start zygote?",)),
-        ("submit --start zygot train.py", ("did you mean --start zygote?",)),
-        ("completion tcsh", ("completion tcsh: expected bash, zsh or fish",)),
         ("-v", ("no such option: -v", "did you mean --version?")),
         ("run --start exec --preload json train.py", (conflict("--preload", "--start exec"), "one of them out")),
         ("run --preload json --no-python /bin/true", ("only Python can be forked",)),
@@ -150,10 +120,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ),
         (
             "run --nnodes 2 --spares 1 --node-rank 0 --nproc 8,4 train.py",
-            (
-                f"{conflict('--nproc 8,4', '--spares')}: ",
-                "one number for all nodes",
-            ),
+            (f"{conflict('--nproc 8,4', '--spares')}: ", "one number for all nodes"),
         ),
         (
             "run --nnodes 2 --spares 1 --node-rank 3 train.py",
@@ -165,11 +132,8 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ),
         ("run --nnodes 4:2 train.py", ("--nnodes 4:2: 4 is more than 2", "--nnodes 2:4")),
         ("run --nnodes 0:4 train.py", ("--nnodes 0:4: a job has at least one node", "--nnodes 1:4")),
-        ("run --nnodes 2:x train.py", ("--nnodes 2:x: expected a number like 2",)),
         ("run --nnodes 2 --grow train.py", (conflict("--grow", "--nnodes 2"), "--nnodes 2:3")),
-        ("run --grow train.py", (conflict("--grow", "--nnodes 1"), "--nnodes 1:2")),
         ("run --nnodes 2:4 --control none train.py", (conflict("--nnodes 2:4", "--control none"),)),
-        ("run --heartbeat-timeout 0 train.py", ("--heartbeat-timeout 0: expected 2 seconds or more",)),
         ("run --heartbeat-timeout 1.9 train.py", ("--heartbeat-timeout 1.9: expected 2 seconds or more",)),
         ("run --join-timeout -1 train.py", ("--join-timeout -1: expected a time",)),
         ("run --control-port 0 train.py", ("--control-port 0: expected a port",)),
@@ -183,21 +147,11 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
             ("--control-port 29500 is the master port",),
         ),
         (
-            "run --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --interface nosuch0 train.py",
-            ("--interface nosuch0: ", "it has"),
-        ),
-        (
-            "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --interface nosuch0 train.py",
-            ("--interface nosuch0: ", "it has"),
-        ),
-        (
             "run --nnodes 2 --nproc 1 --node-rank 0 --master-addr a --control none train.py",
             ("--control none on 2 nodes needs --master-port",),
         ),
         ("run fn.py:main", ("fn.py:main needs --save_every, --total_epochs and --batch_size", "main(rank: int, w")),
         ("train.py --nproc 4", ("train.py is not a command", "ddplaunch run train.py --nproc 4")),
-        ("rnu train.py", ("rnu is not a command", "did you mean ddplaunch run?")),
-        ("frobnicate", ("frobnicate is not a command", "commands: run, stop, wait, ps, ")),
         ("--nproc 4 train.py", ("--nproc must follow a command", "ddplaunch run --nproc 4 train.py")),
     ],
 )
@@ -226,13 +180,9 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         *((f"run --nproc-per-node 1 -r '{text}:1' train.py", ": expected numbers of streams") for text in ("٣", MANY)),
         (f"run --init-method tcp://a:{MANY} train.py", "unknown --init-method"),
         ("run --nproc 4097 train.py", "a node runs at most 4,096 processes"),
-        ("run --nproc 1000000000000 train.py", "at most 4,096 processes"),
         ("run --nnodes 1000000000 --node-rank 0 train.py", "a job has at most 65,536 nodes"),
         ("run --nnodes 1:1000000000000000000000 train.py", ": expected a number like 2"),
-        ("run --nnodes 4096 --nproc 100000 train.py", "at most 4,096 processes"),
         ("run --nnodes 65536 --nproc 8 train.py", "at most 262,144 ranks, not 524,288"),
-        *((f"run --{name} '' train.py", f"--{name} has an empty value") for name in ("log-dir", "role", "preload")),
-        ("submit --output '' train.py", "--output has an empty value"),
         *((f"submit --nodes '{text}' train.py", "expected a number") for text in ("1٣", "1_0", "+1", MANY)),
         (f"submit --time {MANY} train.py", "--time 9"),
         (f"manifest --container-image i --gpus-per-node {MANY} train.py", "expected a number"),
@@ -243,7 +193,6 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
         ("run --preempt-forward none train.py", "--preempt-forward none: expected one of USR1"),
         ("run --backend :gloo train.py", "--backend :gloo: a device or a backend is empty"),
         ("run --backend gloo, train.py", "--backend gloo,: a device or a backend is empty"),
-        ("run --hostfile fifo train.py", "--hostfile fifo: no process writes to this FIFO"),
         ("manifest --namespace A --container-image i train.py", "--namespace A: expected small letters"),
         ("run --backend gloo,gloo train.py", "--backend gloo,gloo needs a device for each backend"),
         ("run --backend cpu:gloo,cpu:gloo train.py", "a device for each backend"),
@@ -258,6 +207,13 @@ def test_values_that_no_user_means(refused, tmp_path, line, expected):
     error = refused(line)
     assert expected in error
     assert len(error) < 1200, "values are cut"
+
+
+def test_a_fifo_without_a_writer_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(safe_files, "FIFO_OPEN_TIMEOUT_S", 0.05)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="fifo: no process writes to this FIFO"):
+        read_hostfile(str(tmp_path / "fifo"))
 
 
 def test_values_are_shown_without_what_they_would_do(refused):
@@ -306,27 +262,11 @@ def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
     Path(found[1]).unlink()
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("run --gpus 9 train.py", ("--gpus 9: this machine has 4 GPUs, 0 to 3", "ddplaunch devices")),
-        ("run --gpus ٣ train.py", ("has no GPU ٣", "ddplaunch devices")),
-        (f"run --gpus {MANY} train.py", ("has no GPU 9", "ddplaunch devices")),
-        ("run --gpus '' train.py", ("--gpus has an empty value",)),
-    ],
-)
-def test_refused_on_a_machine_with_four_gpus(refused, fake_nvml, line, expected):
-    error = refused(line, env=fake_nvml.environ(4))
-    for part in expected:
-        assert part in error
-
-
-@pytest.mark.parametrize("line", ["run --tensorboard tensorboard train.py", "submit --tensorboard runs train.py"])
-def test_without_tensorboard(refused, tmp_path, line):
+def test_without_tensorboard(refused, tmp_path):
     """A folder of that name is no package."""
     write_program(tmp_path, "site/sitecustomize.py", "import sys\nsys.modules['tensorboard'] = None\n")
     (tmp_path / "tensorboard").mkdir()
-    output = refused(line, real=True, env={"PYTHONPATH": str(tmp_path / "site")})
+    output = refused("run --tensorboard tensorboard train.py", real=True, env={"PYTHONPATH": str(tmp_path / "site")})
     assert "the package tensorboard is not installed for " in output
     assert "pip install tensorboard" in output
 

@@ -82,8 +82,8 @@ def ddp_setup(rank, world_size):
     init_process_group(backend="gloo", rank=rank, world_size=world_size)
 
 
-def main({parameters}):
-    ddp_setup({setup})
+def main(rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int):
+    ddp_setup(rank, world_size)
     total = torch.tensor([dist.get_rank() + 1])
     dist.all_reduce(total)
     print("sum", total.item(), "of", dist.get_world_size(), "every", save_every * 10 + total_epochs, batch_size)
@@ -98,86 +98,16 @@ if __name__ == "__main__":
     mp.spawn(main, args=())
 """
 
-SINGLE = "rank: int, world_size: int, save_every: int, total_epochs: int, batch_size: int"
-SEVERAL = (
-    "local_rank: int, world_size_per_node: int, save_every: int, total_epochs: int, batch_size: int, node_rank: int"
-)
 
-
-@pytest.mark.parametrize(
-    ("parameters", "setup"),
-    [
-        pytest.param(SINGLE, "rank, world_size", marks=pytest.mark.smoke),
-        (SEVERAL.replace(": int", ""), "node_rank * world_size_per_node + local_rank, world_size_per_node"),
-    ],
-)
-def test_functions_from_tutorials_run_unchanged(run_ddplaunch, tmp_path, parameters, setup):
-    """They choose their own port, which the launcher's store must not be in the way of."""
-    write_program(tmp_path, "multigpu.py", TUTORIAL.format(parameters=parameters, setup=setup, port=free_port()))
+@pytest.mark.slow
+@pytest.mark.smoke
+def test_a_function_from_a_tutorial_runs_unchanged(run_ddplaunch, tmp_path):
+    """It chooses its own port, which the launcher's store must not be in the way of."""
+    write_program(tmp_path, "multigpu.py", TUTORIAL.replace("{port}", str(free_port())))
     done = run_ddplaunch(
         *("run", "--nproc", "2", "multigpu.py:main", "--save-every", "3", "--total_epochs", "4", "--batch-size", "32")
     )
     assert list_rank_lines(done) == ["sum 3 of 2 every 34 32"] * 2
-
-
-@pytest.mark.slow
-def test_injected_names(run_ddplaunch, tmp_path):
-    write_program(
-        tmp_path,
-        "fn.py",
-        """
-        import json
-
-        def train(gpu):
-            print("gpu", gpu)
-
-        def everything(rank, global_rank, local_rank, gpu, gpu_id, world_size, local_world_size, world_size_per_node,
-                       node_rank, nnodes, device):
-            print(json.dumps([value if isinstance(value, int) else repr(value) for value in locals().values()]))
-
-        def bare():
-            import sys
-            print(sys.argv[1:])
-        """,
-    )
-    device = "device(type='cpu')"
-    torch = ("run", "--start", "zygote", "--nproc", "2")  # imported once, for the device
-    assert [json.loads(line) for line in list_rank_lines(run_ddplaunch(*torch, "fn:everything"))] == [
-        [rank, rank, rank, rank, rank, 2, 2, 2, 0, 1, device] for rank in range(2)
-    ]
-    for mode in (FORKED, EXEC):
-        run = ("run", *mode, "--nproc", "2")
-        assert list_rank_lines(run_ddplaunch(*run, "fn.py:train")) == ["gpu 0", "gpu 1"]
-        assert (
-            list_rank_lines(run_ddplaunch(*run, "fn.py:bare", "--any", "-x", "thing"))
-            == ["['--any', '-x', 'thing']"] * 2
-        )
-
-
-@pytest.mark.smoke
-def test_every_kind_of_argument(run_ddplaunch, tmp_path):
-    write_program(
-        tmp_path,
-        "fn.py",
-        """
-        import enum
-        from pathlib import Path
-        from typing import Literal, Optional
-
-        class Mode(enum.Enum):
-            FAST = 1
-            SLOW = 2
-
-        def main(rank, steps: int, lr: float, out: Path, mode: Mode, kind: Literal["a", "b"], amp: bool = False,
-                 name: str = "x", layers: list[int] = (), limit: Optional[int] = None, guess=0.5):
-            print(list(locals().values()))
-        """,
-    )
-    words = "--steps 3 --lr -1e-3 --out a/b --mode SLOW --kind b --amp --name --y --layers 1 --layers 2 --limit 9"
-    done = run_ddplaunch("run", "fn.py:main", *words.split(), "--guess", "2")
-    assert list_rank_lines(done) == [
-        "[0, 3, -0.001, PosixPath('a/b'), <Mode.SLOW: 2>, 'b', True, '--y', [1, 2], 9, 2.0]",
-    ]
 
 
 OUT_OF_SIGHT = """
@@ -206,7 +136,7 @@ def out_of_sight(tmp_path):
     write_program(tmp_path, "impl.py", "def run(rank: int, steps: int):\n    print('rank', rank, 'steps', steps)\n")
 
 
-@pytest.mark.parametrize("function", ["decorated", "renamed", "run", "made"])
+@pytest.mark.parametrize("function", ["renamed", "made"])
 def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_sight, function):
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", f"fn.py:{function}", "--steps", "3")
     assert list_rank_lines(done) == ["rank 0 steps 3", "rank 1 steps 3"]
@@ -217,7 +147,6 @@ def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_s
     [
         (EXEC, "fn.py:decorated", "fn.py:decorated needs --steps"),
         (FORKED, "fn.py:renamed --steps x", "fn.py:renamed cannot take --steps: 'x' is not a valid integer"),
-        (FORKED, "fn.py:made --stepps 3", "fn.py:made: no such option"),
         (FORKED, "fn.py:nowhere", "fn.py has no function nowhere"),
         (EXEC, "fn.py:value", "fn.py:value is not a function: it is 2"),
     ],

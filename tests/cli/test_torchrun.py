@@ -61,45 +61,18 @@ ROWS = [pytest.param(row, id=" ".join([*row.variables, *row.theirs]) or "") for 
 OPTIONS = spellings(run.params)
 
 
-def target(row: Row, folder: Path) -> str:
-    write_program(folder, "train.py", "")
-    if "--no-python" in row.theirs:
-        return "/bin/echo"
-    return "train" if "--module" in row.theirs else "train.py"
-
-
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_says_what_is_read(row):
-    """The words that the other column has; what has no effect is reported, or is the default."""
+    """The words that the other column has, which can be typed; what has no effect is reported, or is the default."""
     if row.refused:
         with pytest.raises(UsageError) as refusal:
             translate([*row.theirs, "train.py"], OPTIONS, row.variables)
         assert row.refused in f"{refusal.value.hint}"
         return
     assert translate([*row.theirs, "train.py"], OPTIONS, row.variables).argv == [*row.ours, "train.py"]
+    assert run.make_context("run", [*row.ours, "train.py"]), "each value can be read"
     underscored = [f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word for word in row.theirs]
     assert translate([*underscored, "train.py"], OPTIONS, row.variables).argv == [*row.ours, "train.py"]
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_row_can_be_typed(row, run_in_fork, tmp_path, fake_nvml):
-    """Both columns are commands, and plan the same; what is refused is so in at most three lines."""
-    environ = fake_nvml.environ(2)
-    what = target(row, tmp_path)
-    done = run_in_fork("run", "--dry-run", "--json", *row.theirs, what, env={**environ, **row.variables})
-    if row.refused:
-        assert_refused(done, row.refused)
-        return
-    assert done.returncode == 0, done.stderr
-    plain = run_in_fork("run", "--dry-run", "--json", *row.ours, what, env=environ)
-    assert plain.returncode == 0, plain.stderr
-    theirs, ours = json.loads(done.stdout), json.loads(plain.stdout)
-    for plan in (theirs, ours):
-        plan["notes"] = [note for note in plan["notes"] if "torchrun" not in note]
-        text = json.dumps(plan).replace(plan["run_id"], "ID")
-        plan.clear()
-        plan.update(json.loads(text))
-    assert theirs == ours
 
 
 # ------------------------------------------------------------------------------------------- torch's own parser
@@ -126,6 +99,7 @@ def torch_options():
     return [option for option in json.loads(done.stdout) if "--help" not in option[0]]
 
 
+@pytest.mark.slow
 def test_every_option_of_torch_is_known_and_documented(torch_options):
     """A new one in torch fails here until it has a row."""
     documented = {word for row in rows() for word in row.theirs if word.startswith("--")}
@@ -242,7 +216,7 @@ def test_what_is_typed_behind_the_target_goes_before_variables(line, environ, wo
     assert json.loads(done.stdout)["world_size"] == world_size, done.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "tcsh"])
 def test_completion_for_a_shell(shell, run_in_fork):
     done = run_in_fork("run", "--print-completion", shell)
     known = shell != "tcsh"
@@ -354,11 +328,7 @@ def test_the_program_gets_what_torchrun_gives_it(run_ddplaunch, torchrun, tmp_pa
     ("options", "missing"),
     [
         ("-r 3", None),
-        ("-r 1", None),
-        ("-t 3", None),
-        ("-r 0:1,1:2", None),
         ("-r 3 -t 0:1", None),
-        ("--local-ranks-filter 1", None),
         ("-r 1 --local-ranks-filter 0", None),
         ("--local-ranks-filter 1,2,3", "local ranks 2, 3"),
         ("-r 1:1,7:3", "local rank 7"),
@@ -393,6 +363,7 @@ def test_redirects_without_a_folder_say_where_it_went(run_ddplaunch, tmp_path):
     assert "rank 1 says" in Path(kept, "rank-1.log").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_id_and_folder_again(run_ddplaunch, tmp_path):
     """Scripts have a fixed --rdzv-id, and are run again."""
     write_program(tmp_path, "train.py", SPEAKS)
@@ -401,20 +372,6 @@ def test_the_same_id_and_folder_again(run_ddplaunch, tmp_path):
         assert (done.returncode, f"kept in logs/{name}\n" in done.stderr) == (0, True), done.stderr
     (tmp_path / "taken").write_text("")
     assert "--log-dir taken: " in run_ddplaunch("run", "--log-dir", "taken", "train.py").stderr
-
-
-def test_role_id_and_restarts_reach_the_ranks(run_ddplaunch, tmp_path):
-    write_program(
-        tmp_path,
-        "train.py",
-        """
-        import os
-        print(*(os.environ[name] for name in ("ROLE_NAME", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS")))
-    """,
-    )
-    options = ("--standalone", "--role", "trainer", "--rdzv-id", "job7", "--max_restarts", "2")
-    done = run_ddplaunch("run", *LIGHT, *options, "train.py")
-    assert done.stdout == "trainer job7 2\n", done.stderr
 
 
 PARSES = """

@@ -2,14 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import clean_environment, free_port, write_program
+from tests.conftest import free_port, write_program
 from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_ddplaunch
-from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -79,40 +76,6 @@ def test_learns_to_read_however_the_script_joins(trained):
     assert float(second.split()[1]) < float(first.split()[1]) / 2
     assert float(right.split()[-1]) > 0.9
     assert trained["tcp"] == trained["file"] == trained["env"]
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"], ids=["tcp", "file"])
-def test_the_launcher_joins_by_every_init_method(run_ddplaunch, tmp_path, trained, method):
-    method = method.format(port=free_port(), folder=tmp_path)
-    done = run_ddplaunch(
-        "run", *PRELOAD, "--nproc", 2, "--init-method", method, DIGITS, "--", "--epochs", 2, env=ONE_THREAD
-    )
-    assert done.returncode == 0, done.stderr
-    assert "joined by the launcher;" in done.stdout
-    assert figures(done.stdout) == trained["env"]
-    assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_ranks_started_by_hand(tmp_path, trained):
-    words = [sys.executable, str(DIGITS), "--epochs", "2", "--init-method", f"tcp://127.0.0.1:{free_port()}"]
-    ranks = [
-        subprocess.Popen(
-            words,
-            cwd=tmp_path,
-            env=clean_environment({**ONE_THREAD, "RANK": rank, "WORLD_SIZE": "2"}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    output = [rank.communicate(timeout=scaled_timeout(100))[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], output
-    assert figures(output[0]) == trained["env"]
 
 
 def test_whose_init_method_it_is(run_in_fork):

@@ -7,16 +7,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import STORE, BackgroundCommand, clean_environment, ddplaunch_command, write_program
+from tests.conftest import BackgroundJob, clean_environment, free_port, wait_until, write_program
 from tests.examples.plain import EXAMPLES, ONE_THREAD, run_by_python
 from tests.scaled_timeouts import scaled_timeout
-from tests.virtual_hosts.host import Host
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(300)]
 
@@ -87,59 +84,28 @@ def check_trained(output: str, folder: Path, undisturbed: float) -> list[tuple[i
     return [(ranks, epoch, start) for epoch, start, ranks in began]
 
 
-class Node(BackgroundCommand):
-    """A launcher on a virtual host, all that it says in one file."""
-
-    def __init__(self, host: Host, folder: Path, program: Path, options: tuple[str, ...], hold: object) -> None:
-        self.host = host
-        self.out = self.err = folder / f"{host.name}.{len(list(folder.glob(f'{host.name}.*')))}"
-        words = (program, "--node-rank", str(host.number), "--nproc", "1")
-        address = ("--master-addr", "n0", "--master-port", "29500")
-        limits = ("--heartbeat-timeout", "2", "--grace", "2", "--join-window", "100")
-        with self.out.open("wb") as file:
-            self.process = host.start(
-                ddplaunch_command("run", *limits, *options, *words, *address),
-                cwd=folder,
-                env=clean_environment({**ONE_THREAD, "HOLD": json.dumps(hold), "TMPDIR": str(folder)}),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-
-    def ranks(self) -> list[int]:
-        """The pids of its ranks."""
-        (zygote,) = self.host.find("zygote.py")
-        children = [int(pid) for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()]
-        stores = self.host.find(STORE)
-        return [pid for pid in children if pid not in stores]
-
-
-Start = Callable[..., Node]
-
-
 @pytest.fixture
-def start_on(tmp_path: Path, program: Path) -> Iterator[Start]:
-    """Start the job's launcher on a host; show the output of all if a test fails."""
-    with ExitStack() as stack:
+def start_node(start_ddplaunch, program):
+    """Start the launcher of a node, all of them on this machine; with what it says if a test fails."""
+    port = str(free_port())
+    where = ("--master-addr", "127.0.0.1", "--master-port", port, "--nproc", "1")
+    limits = ("--heartbeat-timeout", "2", "--grace", "2", "--join-window", "100")
 
-        def begin(host: Host, *options: str, hold: object = None) -> Node:
-            node = Node(host, tmp_path, program, options, hold or {})
-            stack.callback(lambda: print(f"--- {host.name}", node.stdout(), sep="\n"))
-            return node
+    def start(node_rank: int, *options: str, hold: object = None) -> BackgroundJob:
+        words = (*limits, *options, program, "--node-rank", str(node_rank), *where)
+        return start_ddplaunch("run", *words, env={**ONE_THREAD, "HOLD": json.dumps(hold or {})})
 
-        yield begin
+    return start
 
 
-def test_a_node_is_lost_and_taken_in_again_at_once(network, start_on, tmp_path, undisturbed):
-    hosts, hold = network(3).hosts, {"0": [2, 360], "1": [3, 120]}
-    options = ("--nnodes", "2:3", "--grow")
-    nodes = [start_on(host, *options, hold=hold) for host in hosts]
+def test_a_node_is_lost_and_taken_in_again_at_once(start_node, tmp_path, undisturbed):
+    hold, options = {"0": [2, 360], "1": [3, 120]}, ("--nnodes", "2:3", "--grow")
+    nodes = [start_node(node_rank, *options, hold=hold) for node_rank in range(3)]
     nodes[0].wait_for("attempt 0 is held")
-    hosts[2].kill_all()
+    nodes[2].process.kill()
     nodes[0].wait_for("attempt 1 is held")
-    hosts[2].boot()
-    nodes[2] = start_on(hosts[2], *options, hold=hold)
-    assert [node.wait() for node in nodes] == [0, 0, 0]
+    nodes[2] = start_node(2, *options, hold=hold)
+    assert [node.wait() for node in nodes] == [0, 0, 0], nodes[0].stderr()
     attempts = check_trained(nodes[0].stdout(), tmp_path, undisturbed)
     # The checkpoint is that of 10 steps before or less; before growing, all write one.
     assert attempts[:2] == [(3, 1, 0), (2, 2, 240)]
@@ -147,18 +113,16 @@ def test_a_node_is_lost_and_taken_in_again_at_once(network, start_on, tmp_path, 
     assert attempts[2][1:] >= (3, 144)
 
 
-def test_without_grow_a_node_waits_for_the_next_restart(network, start_on, tmp_path, undisturbed):
-    hosts, hold = network(2).hosts, {"0": [2, 360], "1": [3, 120]}
-    options = ("--nnodes", "1:2", "--max-restarts", "1")
-    nodes = [start_on(host, *options, hold=hold) for host in hosts]
+def test_without_grow_a_node_waits_for_the_next_restart(start_node, tmp_path, undisturbed):
+    hold, options = {"0": [2, 360], "1": [3, 120]}, ("--nnodes", "1:2", "--max-restarts", "1")
+    nodes = [start_node(node_rank, *options, hold=hold) for node_rank in range(2)]
     nodes[0].wait_for("attempt 0 is held")
-    hosts[1].power_off()
+    nodes[1].process.kill()
     nodes[0].wait_for("attempt 1 is held")
-    hosts[1].boot()
-    nodes[1] = start_on(hosts[1], *options, hold=hold)
-    nodes[0].wait_for("has joined; it takes part")
+    nodes[1] = start_node(1, *options, hold=hold)
+    wait_until(lambda: "has joined; it takes part" in nodes[0].stderr(), "the node that waits")
     os.kill(nodes[0].ranks()[0], signal.SIGKILL)
-    assert [node.wait() for node in nodes] == [0, 0]
+    assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr()
     attempts = check_trained(nodes[0].stdout(), tmp_path, undisturbed)
     assert attempts == [(2, 1, 0), (1, 2, 240), (2, 2, 960)]
 
@@ -192,14 +156,3 @@ def test_plain_python_stops_on_sigterm_and_resumes_with_the_next_step(program, t
     done = subprocess.run(words, cwd=tmp_path, env=again, capture_output=True, text=True, timeout=scaled_timeout(60))
     attempts = check_trained(first + done.stdout, tmp_path, undisturbed)
     assert attempts == [(1, 1, 0), (1, 2, 384)]
-
-
-def test_a_spare_takes_the_place_of_a_node_that_lost_power(network, start_on, tmp_path, undisturbed):
-    hosts, hold = network(3).hosts, {"0": [2, 360]}
-    nodes = [start_on(host, "--nnodes", "2", "--spares", "1", hold=hold) for host in hosts]
-    nodes[0].wait_for("attempt 0 is held")
-    assert [len(node.ranks()) for node in nodes] == [1, 1, 0], "a spare waits without ranks"
-    hosts[1].power_off()
-    assert [nodes[number].wait() for number in (0, 2)] == [0, 0]
-    assert "node 2 (n2) takes the place of node 1 (n1)" in nodes[0].stdout()
-    assert check_trained(nodes[0].stdout(), tmp_path, undisturbed) == [(2, 1, 0), (2, 2, 240)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAMS, ddplaunch_command, free_port, run_command, write_program
+from tests.conftest import PROGRAMS, ddplaunch_command, run_command, write_program
 from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_python_in_turn, run_by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -110,24 +110,6 @@ def test_a_run_that_made_room_in_the_middle_of_an_epoch_ends_as_an_undisturbed_o
     assert again.wait() == 0
     assert (finished(again.stdout()), tensors(tmp_path / "checkpoint.pt")) == undisturbed
     assert max(map(len, undisturbed[1])) == 4 * 64 * 64  # bytes of the first layer's weights
-
-
-@pytest.mark.ci
-def test_a_spare_goes_on_from_the_checkpoint(start_ddplaunch, tmp_path, gated, undisturbed):
-    port = free_port()
-    where = ("--master-addr", "127.0.0.1", "--master-port", str(port), "--nproc", "1")
-    job = (*where, TEMPLATE, "--", *GATED)
-    nodes = [
-        start_ddplaunch("run", "--spares", "1", "--nnodes", "2", "--node-rank", str(node), *job, env=gated)
-        for node in range(3)
-    ]
-    for node in nodes[:2]:
-        node.wait_for("waits")
-    (tmp_path / "passed").touch()
-    nodes[1].process.kill()
-    assert (nodes[0].wait(), nodes[2].wait()) == (0, 0), nodes[0].stderr()
-    assert "2 ranks, rank 0 on cpu, at epoch 1 step 0" in nodes[0].stdout()
-    assert (finished(nodes[0].stdout()), tensors(tmp_path / "checkpoint.pt")) == undisturbed
 
 
 @pytest.mark.ci

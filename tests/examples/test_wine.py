@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.conftest import write_program
 from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_ddplaunch, run_by_python, run_by_torchrun
-from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -101,14 +100,3 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(
     assert done.returncode == 0, done.stderr
     assert "world of 3, rank 0 on cpu, going on after epoch 1\n" in done.stdout
     check_trained(done.stdout, 3)
-
-
-@pytest.mark.ci
-def test_two_nodes_of_slurm_train_as_one_node_does(trained, standing_slurm):
-    """The same ranks in another place: the same figures, to the last digit."""
-    words = ddplaunch_command("submit", "--follow", WINE, "--nodes", "2", "--", *SETTINGS)
-    environment = {**clean_environment(ONE_THREAD), **standing_slurm.environment}
-    job = standing_slurm.login.type(words, standing_slurm.folder, environment)
-    out, err = job.communicate(timeout=scaled_timeout(200))
-    assert job.returncode == 0, err
-    assert figures(out) == figures(trained)

@@ -17,15 +17,6 @@ LOOP = """
         return torch.ones(4, 8)
 """
 
-DDP = f"""{LOOP}
-    dist.init_process_group("gloo")
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(9):
-        model(load_batch(step)).sum().backward()
-        optimizer.step()
-"""
-
 FSDP = f"""{LOOP}
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -76,7 +67,7 @@ LIGHTNING = """
 """
 
 
-@pytest.mark.parametrize("program", [DDP, FSDP, LIGHTNING, ACCELERATE], ids=["ddp", "fsdp2", "lightning", "accelerate"])
+@pytest.mark.parametrize("program", [FSDP, LIGHTNING, ACCELERATE], ids=["fsdp2", "lightning", "accelerate"])
 def test_the_rank_that_others_wait_for(start_ddplaunch, run_in_fork, tmp_path, program):
     if program in (LIGHTNING, ACCELERATE):
         pytest.importorskip("lightning" if program is LIGHTNING else "accelerate")

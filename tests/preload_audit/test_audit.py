@@ -90,6 +90,7 @@ def quiet(tmp_path):
     return Installation(tmp_path, packages.TORCH)
 
 
+@pytest.mark.slow
 def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(quiet):
     quiet.install("ours", {"ours/__init__.py": "", "ours/late.py": "import os\nos.getenv('OURS')"})
     by_hand = {"modules": {"ours": [], "ours.late": ["Late"]}, "companions": ["other"], "versions": ["0.9"]}
@@ -107,6 +108,7 @@ def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(q
     }
 
 
+@pytest.mark.slow
 def test_what_other_versions_have_shown_stays_where_that_is_asked_for(quiet):
     """And another major version that is refused changes nothing."""
     quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')"})

@@ -1,4 +1,7 @@
-"""Renders docs/reference.md from the code: commands, variables, exit codes, files, and ``ddplaunch.runtime``."""
+"""Renders docs/reference.md: commands, clusters, exit codes and ``ddplaunch.runtime`` come from the code.
+
+The tables of variables and of JSON are written by hand, in the page; the tests check that they are complete.
+"""
 
 import ast
 import inspect
@@ -17,14 +20,14 @@ from ddplaunch.cli.run_options import SECTIONS
 from ddplaunch.system.clusters import SYSTEMS
 from ddplaunch.system.clusters.systems.host_lists import HOSTFILES
 from ddplaunch.system.clusters.systems.node_platforms import NODE_VARIABLE_SYSTEMS
-from tests.reference import records, variables
+from tests.reference import records
 
 PACKAGE = Path(ddplaunch.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "reference.md"
 
 HEAD = """# Reference
 
-Generated from the source code by `python -m tests.reference`. Later versions may add fields to the JSON.
+Later versions may add fields to the JSON.
 """
 
 
@@ -36,8 +39,28 @@ OF_SCHEDULERS = {
 
 def page() -> str:
     """Render the whole page."""
-    parts = (HEAD, *_commands(), *_variables(), *_exit_codes(), *_files(), *_runtime())
+    parts = (
+        HEAD, *_commands(), written("## Environment variables", "### What is read of clusters"), *_clusters(),
+        *_exit_codes(), written("## The dry run as JSON", "## ddplaunch.runtime"), *_runtime(),
+    )  # fmt: skip
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def written(start: str, end: str) -> str:
+    """Return the part of the page between two headings, which is written by hand; the tests check its tables."""
+    return f"{start}\n{_below(start).partition(f'{chr(10)}{end}{chr(10)}')[0]}"
+
+
+def tables(heading: str) -> list[dict[str, str]]:
+    """Return the tables below a heading: the names in the first column of each, with the second column."""
+    text = re.split("\n#+ ", _below(heading))[0]
+    blocks = [block.splitlines()[2:] for block in text.split("\n\n") if block.lstrip("\n").startswith("| ")]
+    rows = [[row.split(" | ") for row in block] for block in blocks]
+    return [{name: row[1] for row in each for name in re.findall(r"`([^`]+)`", row[0])} for each in rows]
+
+
+def _below(heading: str) -> str:
+    return PAGE.read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -54,10 +77,6 @@ def together(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         else:
             found.append((name, text))
     return found
-
-
-def described(names: Iterable[str], texts: Mapping[str, str]) -> list[tuple[str, str]]:
-    return together((f"`{name}`", _code(texts[name])) for name in names)
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -163,29 +182,10 @@ def _code(text: str) -> str:
 # --------------------------------------------------------------------------------------------------------- variables
 
 
-def _variables() -> Iterator[str]:
-    yield "## Environment variables\n"
-    yield "### ddplaunch's own\n"
-    yield _of(variables.OF_DDPLAUNCH)
-    yield "### What every rank gets\n"
-    yield "In addition to the inherited ones, `DDPLAUNCH_DEVICE` and `DDPLAUNCH_PREEMPTED_FILE`.\n"
-    yield _of(variables.OF_RANKS)
-    yield "### What ranks get in some jobs\n"
-    yield _of(variables.SOMETIMES)
-    yield "### What ddplaunch reads\n"
-    yield _of(variables.READ)
-    yield (
-        "torchrun's `PET_*` are read as [its options](torchrun.md). `ddplaunch submit` hides from `sbatch` the "
-        "variables that would overrule its script, such as `SBATCH_PARTITION`, and those of an outer job (`SLURM_*`, "
-        "`SRUN_*`).\n"
-    )
+def _clusters() -> Iterator[str]:
     yield "### What is read of clusters\n"
     yield "[Clusters](clusters.md) says which of these decides.\n"
     yield table(("system", "variables"), [(name, ", ".join(f"`{each}`" for each in of)) for name, of in clusters()])
-
-
-def _of(texts: Mapping[str, str]) -> str:
-    return table(("variable", "meaning"), described(texts, texts))
 
 
 ROW_NAMES = {"generic_nodes": "nodes", "ddplaunch_submit": "submitted"}
@@ -208,7 +208,7 @@ def clusters() -> Iterator[tuple[str, list[str]]]:
         rows = {name: ROW_NAMES.get(name, name) for name in top if name in SYSTEMS or name in ROW_NAMES}
         for name, row in rows.items():
             listed[row] = sorted(_variables_of(top[name], {each: top[each] for each in top.keys() - rows.keys()}))
-        names = [name for name in all_caps(path) if name not in variables.NO_VARIABLES]
+        names = [name for name in all_caps(path) if name not in NO_VARIABLES]
         if not rows and names:
             listed[FILE_NAMES.get(path.stem, path.stem)] = names
     yield from sorted(listed.items(), key=lambda each: (":" in each[0], each[0]))
@@ -233,7 +233,33 @@ def _variables_of(node: ast.AST, top: Mapping[str, ast.AST]) -> set[str]:
             found.add(str(each.value))
         elif isinstance(each, ast.Name) and each.id in top and top[each.id] is not node:
             found |= _variables_of(top[each.id], {name: value for name, value in top.items() if name != each.id})
-    return found - variables.NO_VARIABLES
+    return found - NO_VARIABLES
+
+
+NO_VARIABLES = {
+    *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "NO_LOG", "HIDES_FRAMES"),
+    *(
+        "TYPE_CHECKING",
+        "CLOCK_BOOTTIME",
+        "LOAD_ATTR",  # instructions of Python
+        "LOAD_METHOD",
+        "SC_CLK_TCK",
+        "SC_PAGE_SIZE",
+        "SC_OPEN_MAX",
+        "USER_SITE",
+        "SESSION_ID",
+        "TOKENIZERS_PARALLELISM",
+        "FROM_NODE",  # tables of messages
+        "FROM_NODE_ZERO",
+        "IPC_LOCK",
+        "LSB_DJOB_HOSTFILE",  # the script of a job reads it
+    ),
+    *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
+    *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job's, left for sbatch
+    *("INVALID_DEPEND", "STAGE_OUT", "ARRAY_TASKS"),  # what sbatch sends mail on
+    *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50"),
+}
+"""What looks like one in the source: other names, and beginnings of names."""
 
 
 NAME = re.compile(r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]*)+")
@@ -246,7 +272,7 @@ def all_caps(path: Path) -> list[str]:
     return sorted(text for text in texts if NAME.fullmatch(text))
 
 
-# -------------------------------------------------------------------------------------------------- codes and files
+# -------------------------------------------------------------------------------------------------- codes and runtime
 
 
 def _exit_codes() -> Iterator[str]:
@@ -264,56 +290,6 @@ def _exit_codes() -> Iterator[str]:
         means = ": ".join(filter(None, [(means or text).rstrip("."), after]))
         rows.append((shown, f"{means} (`{name}`)" if name else means))
     yield table(("code", "meaning"), rows)
-
-
-def _files() -> Iterator[str]:
-    yield "## The dry run as JSON\n"
-    yield "`ddplaunch run --dry-run --json`, and `plan.json` of the log folder, which has all ranks on node 0 only.\n"
-    yield table(("field", "meaning"), described(records.plan_fields(), records.PLAN))
-    yield "## The devices as JSON\n"
-    yield "`ddplaunch devices --json`. Sizes are in bytes; `null` is unknown.\n"
-    yield table(("field", "meaning"), described(records.devices_fields(), records.DEVICES))
-    yield "## The runs as JSON\n"
-    yield "`ddplaunch ps --json`: a list of these.\n"
-    yield table(("field", "meaning"), described(records.runs_fields(), records.RUNS))
-    yield "## A run as JSON\n"
-    yield "`ddplaunch report --json`, of [a run](runs.md). `null` is unknown, or not yet.\n"
-    yield table(("field", "meaning"), described(records.record_fields(), records.RECORD))
-    yield "## The stacks as JSON\n"
-    yield (
-        "`stacks.json` of the [log folder](logs.md#the-log-folder), written before the ranks of an attempt are "
-        "stopped.\n"
-    )
-    yield table(("field", "meaning"), described(records.inspection_fields(), records.INSPECTION))
-    yield "`ddplaunch stacks --json` adds these:\n"
-    yield table(("field", "meaning"), described(records.stacks_fields(), records.STACKS))
-    yield "`ddplaunch top --json`:\n"
-    yield table(("field", "meaning"), described(list(records.TOP), records.TOP))
-    yield "## events.jsonl\n"
-    yield (
-        "One object per line, in the [log folder](logs.md#the-log-folder): `time` since the epoch and `elapsed` since "
-        "the launcher's start, in seconds, `event`, and its own fields.\n"
-    )
-    rows = [
-        (f"`{name}`", ", ".join(f"`{field}`" for field in own) or "none", records.EVENTS[name])
-        for name, own in sorted(records.events().items(), key=lambda each: list(records.EVENTS).index(each[0]))
-    ]
-    yield table(("event", "fields", "means"), rows)
-    yield "## What --log-json writes\n"
-    yield ("One object per line, on stderr, for all [messages of ddplaunch itself](logs.md#for-machines).\n")
-    yield table(("field", "meaning"), described(records.MESSAGE_FIELDS, records.MESSAGE_FIELDS))
-    yield "A kind may have more:\n"
-    yield table(("kind", "own fields", "means"), [(f"`{kind}`", *row) for kind, row in records.MESSAGE_KINDS.items()])
-    yield "## What --notify sends\n"
-    yield "One object on the standard input of [the command](notify.md).\n"
-    yield table(("field", "meaning"), described(records.NOTIFY_FIELDS, records.NOTIFY_FIELDS))
-    yield "An event may have more:\n"
-    yield table(("event", "own fields", "means"), [(f"`{name}`", *row) for name, row in records.NOTIFY_EVENTS.items()])
-    verdict, failure = records.failure_fields()
-    yield "## failure.json\n"
-    yield table(("field", "meaning"), described(verdict, records.VERDICT))
-    yield "Of each failure:\n"
-    yield table(("field", "meaning"), described(failure, records.FAILURE))
 
 
 def _runtime() -> Iterator[str]:

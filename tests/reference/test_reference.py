@@ -3,11 +3,12 @@
 import re
 
 import click
+import pytest
 
 from ddplaunch.cli.click_commands import cli
 from ddplaunch.features.submit.slurm import OVERRIDE_VARIABLES
-from tests.reference import records, variables
-from tests.reference.page import NAME, PACKAGE, PAGE, all_caps, clusters, page
+from tests.reference import records
+from tests.reference.page import NAME, NO_VARIABLES, PACKAGE, PAGE, all_caps, clusters, page, tables
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
@@ -18,35 +19,50 @@ def test_the_page_is_up_to_date():
 
 def test_every_variable_of_ours_is_listed():
     found = {name for path in SOURCES for name in re.findall(r"_?DDPLAUNCH_[A-Z_]+", path.read_text(encoding="utf-8"))}
-    assert found == variables.OF_DDPLAUNCH.keys()
+    assert found == variables("ddplaunch's own")
 
 
+@pytest.mark.slow
 def test_every_other_variable_in_the_source_is_listed():
     listed = {name for _, names in clusters() for name in names}
-    for described in (variables.OF_DDPLAUNCH, variables.OF_RANKS, variables.SOMETIMES, variables.READ):
-        listed |= described.keys()
+    for heading in ("ddplaunch's own", "What every rank gets", "What ranks get in some jobs", "What ddplaunch reads"):
+        listed |= variables(heading)
     found = {name for path in SOURCES for name in all_caps(path)} - set(
         OVERRIDE_VARIABLES.values()
     )  # only hidden from sbatch
-    assert found - listed - variables.NO_VARIABLES == set()
+    assert found - listed - NO_VARIABLES == set()
     assert {name for name in listed if NAME.fullmatch(name)} - found == set()
+
+
+def variables(heading: str) -> set[str]:
+    (found,) = tables(f"### {heading}")
+    return {*found}
 
 
 def test_every_rank_gets_what_the_page_says():
     ranks_get = set(records.plan_environment()) | {"TORCHELASTIC_ERROR_FILE"}
-    assert ranks_get == {*variables.OF_RANKS, "DDPLAUNCH_DEVICE"}
+    assert ranks_get == {*variables("What every rank gets"), "DDPLAUNCH_DEVICE"}
 
 
-def test_every_field_is_described():
-    verdict, failure = records.failure_fields()
-    assert records.plan_fields() == list(records.PLAN)
-    assert records.devices_fields() == list(records.DEVICES)
-    assert records.runs_fields() == list(records.RUNS)
-    assert records.record_fields() == list(records.RECORD)
-    assert records.inspection_fields() == list(records.INSPECTION)
-    assert records.stacks_fields() == list(records.STACKS)
-    assert set(records.events()) == set(records.EVENTS)
-    assert (verdict, failure) == (list(records.VERDICT), list(records.FAILURE))
+@pytest.mark.parametrize(
+    ("heading", "fields"),
+    [
+        ("The dry run as JSON", records.plan_fields),
+        ("The devices as JSON", records.devices_fields),
+        ("The runs as JSON", records.runs_fields),
+        ("A run as JSON", records.record_fields),
+        ("The stacks as JSON", lambda: (records.inspection_fields(), records.stacks_fields())),
+        ("failure.json", records.failure_fields),
+    ],
+)
+def test_every_field_is_described(heading, fields):
+    found = fields() if isinstance(fields(), tuple) else (fields(),)
+    assert [list(each) for each in tables(f"## {heading}")][: len(found)] == list(found)
+
+
+def test_every_event_is_described():
+    (found,) = tables("## events.jsonl")
+    assert {name: re.findall(r"`(\w+)`", cell) for name, cell in found.items()} == records.events()
 
 
 def test_every_option_has_its_place():

@@ -86,25 +86,6 @@ def test_what_slurm_refuses_has_a_hint(submit, tmp_path):
         assert hint in lines
 
 
-def test_detaching_leaves_the_job_running(submit):
-    """Another one is cancelled while it waits."""
-    cluster, start = submit()
-    runs = start("--nodes", "2", "--exclusive", "--follow", *LIGHT, PROGRAMS / "sleeper.py")
-    job = number_of(runs)
-    cluster.wait_for(job, "ready")
-    waits = start("--nodes", "2", "--follow", PROGRAMS / "sleeper.py")
-    other = number_of(waits)
-    cluster.cancel(other)
-    out, err = waits.communicate(timeout=scaled_timeout(60))
-    assert (waits.returncode, out) == (143, ""), err
-    assert f"job {other} was cancelled (exit code 143)" in err
-    runs.send_signal(signal.SIGINT)
-    runs.communicate(timeout=scaled_timeout(30))
-    assert runs.returncode == 130
-    assert cluster.state(job) == "RUNNING"
-    cluster.cancel(job)
-
-
 SAVES = """
     import os, signal, sys, time
     told = []
@@ -320,46 +301,3 @@ def test_a_node_that_comes_back_after_the_end_of_the_job_does_not_keep_it(submit
     assert not left.exists()
     lines = cluster.output(job).splitlines()
     assert "srun still waits" in lines[-1]
-
-
-def test_a_spare_takes_the_place_of_a_node_that_lost_power(submit, tmp_path):
-    """The job has three nodes; Slurm finds out later than we, and lets it go on."""
-    cluster, start = submit(3, settings={"SlurmdTimeout": "6", "MessageTimeout": "4"})
-    write_program(tmp_path, "train.py", ONE_MORE)
-    options = ("--nodes", "2", "--spares", "1", "--heartbeat-timeout", "4", "--follow", "--nproc", "1")
-    following = start(*options, "train.py")
-    job = number_of(following)
-    cluster.wait_for(job, "ready", 2)
-    cluster.nodes[1].power_off()
-    cluster.wait_for(job, "again", 2)
-    cluster.wait_until(lambda: "n2 down*" in cluster.run("sinfo", "-h", "-N", "-o", "%N %T"), "the loss, for Slurm", 60)
-    write_program(tmp_path, "go", "")
-    out, err = following.communicate(timeout=scaled_timeout(120))
-    assert following.returncode == 0, out + err
-    assert "waiting as spare: node 2 (n3)" in out
-    assert "node 2 (n3) takes the place of node 1 (n2)" in out
-    assert sorted(line for line in out.splitlines() if "again" in line) == [
-        "[0] again 0 of 2 n1",
-        "[1] again 1 of 2 n3",
-    ]
-    assert f"job {job} completed (exit code 0)" in err
-
-
-def test_each_index_of_an_array_is_a_job(submit, tmp_path):
-    """On two nodes each, both at once, with a log each; one is cancelled alone."""
-    cluster, start = submit()
-    stays = "import sys, time; sys.stdout.flush(); time.sleep(1000 * int(os.environ['SLURM_ARRAY_TASK_ID']))\n"
-    write_program(tmp_path, "train.py", SHOWS + stays)
-    submitted = start("--nodes", "2", "--array", "0-1", "--cpus-per-task", "2", "train.py")
-    out, err = submitted.communicate(timeout=scaled_timeout(60))
-    assert submitted.returncode == 0, err
-    job = int(out.split()[1].rstrip(":"))
-    logs = [tmp_path / f"slurm-{job}_{index}.out" for index in (0, 1)]
-
-    def summed() -> bool:
-        return all(log.exists() and log.read_text().count("] sum") == 2 for log in logs)
-
-    cluster.wait_until(summed, "both", timeout=100)
-    cluster.cancel(f"{job}_1")
-    assert [cluster.wait(f"{job}_{index}") for index in (0, 1)] == ["COMPLETED", "CANCELLED"]
-    assert [lines(log.read_text()) for log in logs] == [["sum 2 0 0 2 1 0 2", "sum 2 1 0 2 1 1 2"]] * 2

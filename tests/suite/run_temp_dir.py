@@ -12,6 +12,8 @@ import pytest
 MARK = "DDPLAUNCH_TESTS"
 """The variable by which the guardian finds what the run has started; its value is the folder."""
 
+_VARIABLES = ("TMPDIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", MARK)
+
 _GUARDIAN = Path(__file__).with_name("cleanup_process.py")
 
 
@@ -29,12 +31,13 @@ class RunTempDirPlugin:
             text=True,
             start_new_session=True,
         )
-        self._before = {name: os.environ.get(name) for name in ("TMPDIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", MARK)}
+        self._before = {name: os.environ.get(name) for name in _VARIABLES}
         os.environ["XDG_STATE_HOME"] = str(self._path / "state")
         os.environ["XDG_CACHE_HOME"] = str(self._path / "cache")
         (self._path / "cache").mkdir()
         (self._path / "cache" / "ddplaunch").touch()  # a file: no test starts a trial but those that are about one
         os.environ.update({"TMPDIR": str(self._path / "tmp"), MARK: str(self._path)})
+        set_runtime_dir("run")
         tempfile.tempdir = None
         self._left = ""
         if not config.option.basetemp:  # a folder that was named is kept
@@ -61,7 +64,16 @@ class RunTempDirPlugin:
         tempfile.tempdir = None
 
 
+def set_runtime_dir(name: str) -> None:
+    """Make a folder of control sockets: commands that list the jobs of this user see those of this process's tests."""
+    path = Path(os.environ[MARK], name)
+    path.mkdir(mode=0o700, exist_ok=True)
+    os.environ["XDG_RUNTIME_DIR"] = str(path)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest and xdist make their own
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput") and not config.option.collectonly:
+    if hasattr(config, "workerinput"):
+        set_runtime_dir(config.workerinput["workerid"])
+    elif not config.option.collectonly:
         config.pluginmanager.register(RunTempDirPlugin(config), "folder")

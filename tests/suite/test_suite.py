@@ -47,7 +47,9 @@ FLAKY = """
 
 pytestmark = pytest.mark.slow
 
-workers = pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "with workers"])
+workers = pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.ci)], ids=["alone", "with workers"]
+)
 
 
 @pytest.fixture
@@ -138,7 +140,7 @@ def test_an_everyday_run_says_what_it_left_out_and_where_the_time_went(checks, w
     assert "skipped: 3 tests: no GPU here\n" in output
     assert re.search(r"pytest tests =*\nsome 1\n", output)
     assert re.search(r"\nsome +4 tests +\d+\.\d s\n", output)
-    assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 600 s.*\n", output)
+    assert re.search(r"\nall +4 tests +\d+\.\d s, in \d+ s of 300 s.*\n", output)
 
 
 def test_a_run_over_its_budget_says_so(checks):

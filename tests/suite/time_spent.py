@@ -7,7 +7,7 @@ import pytest
 
 from tests.scaled_timeouts import machine_slowness
 
-BUDGET = 600.0
+BUDGET = 300.0
 """Seconds that ``pytest -n 3`` may take on two quiet cores: the README promises a test command, not an evening."""
 
 SLOWEST = 25

@@ -66,6 +66,8 @@ class Host:
         popen["env"] = environ = dict(popen.get("env") or os.environ)
         if environ.get("TMPDIR") == os.environ.get("TMPDIR"):
             environ["TMPDIR"] = "/dev/shm"
+        if environ.get("XDG_RUNTIME_DIR") == os.environ.get("XDG_RUNTIME_DIR"):
+            environ.pop("XDG_RUNTIME_DIR", None)  # of our jobs, not of the host's
         popen["cwd"] = Path(popen.get("cwd") or ".").absolute()
 
         def begin() -> subprocess.Popen[Any]:

@@ -32,7 +32,7 @@ class MessageKind(Enum):
 
 
 class LogMessage(Struct, frozen=True):
-    """A message of ddplaunch itself; ``fields``: additional JSON fields, listed in ``tests/reference/records.py``."""
+    """A message of ddplaunch itself; ``fields``: additional JSON fields, listed in docs/reference.md."""
 
     kind: MessageKind
     text: str

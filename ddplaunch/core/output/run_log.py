@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import open_for_writing
@@ -16,13 +16,13 @@ from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, RanksInspecte
 class RunLog:
     """The folder DIR/RUN_ID, or DIR/RUN_ID/node-N with several nodes, which may share a file system.
 
-    A write error does not end the job; it is reported at the end. ``path`` is None until the folder exists, and
+    A write error does not end the job; ``incomplete_note`` has it. ``path`` is None until the folder exists, and
     without ``--log-dir``.
     """
 
-    def __init__(self, parent: str | None, notify: Callable[[str], None], *, is_single_node: bool) -> None:
+    def __init__(self, parent: str | None, *, is_single_node: bool) -> None:
         """``parent`` is the folder of ``--log-dir``."""
-        self._parent, self._notify, self._is_single_node = parent, notify, is_single_node
+        self._parent, self._is_single_node = parent, is_single_node
         self._started = time.monotonic()
         self._events_fd = -1
         self._attempt = 0
@@ -55,6 +55,11 @@ class RunLog:
             raise UsageError(message, "use a folder with write permission") from None
         self.path = path
 
+    @property
+    def incomplete_note(self) -> str:
+        """A message about what could not be written; "" if nothing is missing."""
+        return f"the log folder is incomplete: {self._write_error}" if self._write_error else ""
+
     def file(self, name: str) -> str | None:
         return os.path.join(self.path, name) if self.path else None
 
@@ -73,8 +78,6 @@ class RunLog:
             self._append(event)
         if isinstance(event, Restarting | JobEnded) and event.verdict:
             self._write("failure.json", event.verdict.to_json())
-        if isinstance(event, JobEnded) and self._write_error:
-            self._notify(f"the log folder is incomplete: {self._write_error}")
 
     def _append(self, event: Event) -> None:
         elapsed = round(time.monotonic() - self._started, 6)

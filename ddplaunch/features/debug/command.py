@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import click
 from msgspec.structs import replace
 
-from ddplaunch.base.connection import MAX_FRAME_BYTES, Connection
-from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError, host_name, sanitize_line
-from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.local_sockets import peer_uid
-from ddplaunch.base.tty import can_move_cursor, is_interactive, restore_terminal
+from ddplaunch.base.errors import UsageError, host_name, sanitize_line
 from ddplaunch.cli import client
 from ddplaunch.cli.client import REPLY_TIMEOUT_S, JobNotResponding
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
-from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import find_batch_job, find_running
 from ddplaunch.cli.run_locator import RunningBatchJob
 from ddplaunch.core.control_socket.status_request import StatusQuery
-from ddplaunch.core.output.screen import ScreenOptions, TerminalScreen
-from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.features.debug.debugger_prompt import DebuggerPrompt, TerminalFrontend
-from ddplaunch.features.debug.line_editor import LineEditor
-from ddplaunch.features.debug.messages import DebuggerNotice, RankStopped, ToUser
-from ddplaunch.features.debug.request import DebugRanks
+from ddplaunch.features.debug.client import DebugClient
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.ssh.host_spec import read_hosts
@@ -43,7 +30,6 @@ from ddplaunch.system.schedulers.scheduler import run_program
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 
 HOST_QUERY_TIMEOUT_S = 30.0  # for `stacks --json` on a host of --hosts
-STOPPED_RANKS_TIMEOUT_S = 0.3  # for the job to report the ranks that are in their debugger
 
 
 @click.command(cls=JobCommand)
@@ -161,127 +147,3 @@ def _exec_command(command: list[str], env: Mapping[str, str] = os.environ) -> in
         os.execvpe(command[0], [option if word == "--input=none" else word for word in command], env)
     except OSError as error:
         raise StepNotStarted(f"cannot run {command[0]}: {error.strerror}", "it must be on PATH") from None
-
-
-class DebugClient:
-    """Connects one user's terminal or pipe to the debug server of a job."""
-
-    def __init__(self, path: str, rank: int | None) -> None:
-        """Connect to the control socket at ``path``; raise JobNotResponding if that fails."""
-        self._loop, self._path = EventLoop(), path
-        self._code: int | None = None
-        self._input_ended = False
-        self._rank = rank
-        self._waits_for_rank = rank is not None  # until it stops
-        at_terminal = os.isatty(0) and is_interactive(1) and can_move_cursor()
-        self._screen: TerminalScreen | None = None
-        if at_terminal:
-            self._screen = TerminalScreen(
-                self._loop,
-                ScreenOptions(READER_TIMEOUT_S, 0.0, "", False),
-                reports_job=True,
-                colour=is_colour_allowed(),
-            )
-        self._frontend = TerminalFrontend(self._loop, self._screen) if self._screen else PipeFrontend()
-        self._connection = self._connect()
-        self._prompt = DebuggerPrompt(self._frontend, self._connection.send)
-        self._partial_line = b""
-
-    def _connect(self) -> Connection[ToUser]:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(self._path)
-            if peer_uid(sock) != os.geteuid():
-                raise PermissionError(errno.EPERM, "it belongs to another user")
-        except OSError as error:
-            sock.close()
-            raise JobNotResponding(f"{self._path}: {error.strerror}", "the job may have ended") from None
-        request = DebugRanks(self._rank)
-        connection = Connection[ToUser](
-            self._loop, sock, request.answers, self._on_message, self._on_lost, max_bytes=MAX_FRAME_BYTES
-        )
-        connection.send(request)
-        return connection
-
-    def run(self) -> int:
-        """Send the user's input until the user leaves or the job ends; return the exit code."""
-        with restore_terminal():
-            self._loop.add_signal_handlers(
-                [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], self._on_signal
-            )
-            if isinstance(self._frontend, TerminalFrontend):
-                self._frontend.on_key = self._prompt.on_key
-                self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: os.kill(os.getpid(), signal.SIGSTOP))
-                if self._rank is None:
-                    self._loop.call_later(STOPPED_RANKS_TIMEOUT_S, self._print_waiting)
-            else:
-                self._loop.call_soon(self._on_stdin)
-            while self._code is None or not (self._loop.is_idle and (self._screen is None or self._screen.is_drained)):
-                self._loop.run_once()
-            if isinstance(self._frontend, TerminalFrontend):
-                self._frontend.close()
-        return self._code
-
-    def _print_waiting(self) -> None:
-        if not self._prompt.ranks and self._code is None:
-            self._frontend.show(
-                "ddplaunch: no rank is at a breakpoint; waiting for one. Ctrl-C leaves, --rank 0 stops rank 0\n"
-            )
-
-    def _on_message(self, message: ToUser) -> None:
-        if isinstance(message, RankStopped) and message.rank not in self._prompt.ranks:
-            failed = f": {message.error}" if message.error else ""
-            what = "has failed at" if failed else "is at"
-            self._frontend.show(f"ddplaunch: rank {message.rank} {what} {message.location}{failed}\n")
-        self._prompt.on_message(message)
-        if isinstance(message, DebuggerNotice) and message.is_refusal:
-            self._code = EXIT_USAGE
-        if isinstance(message, RankStopped):
-            self._waits_for_rank = False
-        self._exit_if_done()
-
-    def _on_lost(self, why: str) -> None:
-        if self._code is None:
-            self._frontend.show("ddplaunch: the job has ended\n")
-            self._code = 0
-
-    def _on_signal(self, number: int) -> None:
-        self._code = EXIT_SIGNAL + number
-
-    def _on_stdin(self) -> None:
-        """Read lines from a pipe or file."""
-        try:
-            self._loop.watch_fd(0, self._readable)
-        except PermissionError:  # a regular file, which epoll refuses: it can be read at once
-            while not self._input_ended:
-                self._readable()
-
-    def _readable(self) -> None:
-        data = os.read(0, 1 << 16)
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-        if not data:
-            self._loop.unwatch_fd(0)
-            self._input_ended = True
-            lines = [self._partial_line] if self._partial_line else []
-        for line in lines:
-            self._prompt.on_line(line.decode(errors="replace"))
-        self._exit_if_done()
-
-    def _exit_if_done(self) -> None:
-        """Exit when the input has ended and all of it has been answered."""
-        if self._input_ended and not self._waits_for_rank and self._prompt.is_idle and self._code is None:
-            self._code = 0
-
-
-class PipeFrontend:
-    """Frontend without a terminal: input or output is a pipe or file."""
-
-    def show(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    def show_input(self, editor: LineEditor, prompt: str, *, expected_soon: bool) -> None:
-        pass
-
-    def lend_terminal(self, on_input: Callable[[bytes], None], on_resize: Callable[[int, int], None]) -> None:
-        pass

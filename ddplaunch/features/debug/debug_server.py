@@ -1,8 +1,8 @@
-"""The debug server: relays between ranks of this node that are in a debugger and the user who debugs them.
+"""The debug server: knows the ranks of this node that are in a debugger, and the users who debug them.
 
-A rank connects when it first stops (``rank_debugger.py``). The user is at the launcher's own terminal or has connected
-to the control socket; the last one who attached is in control. Ranks resume when the user leaves or types nothing for
-long.
+A rank connects when it first stops (``rank_debugger.py``). The prompts of all users run in the launcher, for its own
+terminal or for a client of the control socket; the last one who attached is in control. Ranks resume when the user
+leaves or types nothing for long.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from ddplaunch.base.connection import Connection
-from ddplaunch.base.event_loop import Timer
+from ddplaunch.base.event_loop import Callback
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
@@ -27,33 +24,27 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.features.debug.debuggee import Debuggee, DebugUser
 from ddplaunch.features.debug.messages import (
     EOF_LINE,
     FROM_DEBUGGER,
+    MAX_LINE_CHARS,
     AttachUser,
-    DebuggerNotice,
+    CompletionRequest,
+    Completions,
     DebuggerOutput,
     DetachUser,
     FromDebugger,
-    FromUser,
-    KeyInput,
     LineInput,
-    PauseRank,
     QuitRequested,
     RankResumed,
     RankStopped,
-    SessionTakenOver,
-    TerminalOutput,
     TerminalRequest,
-    TerminalResized,
-    ToUser,
 )
 from ddplaunch.features.debug.rank_terminal import RankTerminal
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
 from ddplaunch.features.inspect.rpc import inspect_job
-
-SendToUser = Callable[[ToUser], None]
 
 SCROLLBACK_BYTES = 1 << 16  # of a debugger's output that a user who attaches later sees
 STOP_TIMEOUT_S = 1.0  # within it, a rank that executes Python stops
@@ -61,24 +52,6 @@ TIMEOUT_CHECK_DELAY_S = 5.0  # after it, the other ranks wait for a stopped one
 TIMEOUT_WARNING_S = 60.0  # before the others fail
 IGNORED_TIMEOUT_S = 12 * 3600.0  # a longer timeout is not reported
 _PROMPT_FORMAT = "(rank {}) "  # for commands to the launcher, next to a debugger with a pseudo-terminal
-
-
-class Debuggee(Struct):
-    """A rank that has stopped in its debugger before; ``stopped``: now."""
-
-    connection: Connection[FromDebugger]
-    stopped: RankStopped | None = None
-    is_stepping: bool = False
-    detached: bool = False  # its user has left; it may notice that only at its next stop
-    output: bytes = b""  # since it stopped, or since the last input line
-    prompt: str = ""  # of the input line that it waits for; "" while it runs
-    timer: Timer | None = None
-    terminal: RankTerminal | None = None  # for a debugger that needs one
-
-    def end_terminal(self) -> None:
-        if self.terminal:
-            self.terminal.close()
-        self.terminal = None
 
 
 class DebugServer:
@@ -98,14 +71,14 @@ class DebugServer:
         ``send`` sends a control message; ``notify`` shows a message.
         """
         self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
-        self.on_stop_unattended: Callable[[DebugServer], object] = lambda server: None
+        self.on_stop_unattended: Callable[[], object] = lambda: None
         """Called when a rank stops and no user is attached; it may call ``attach_user``."""
         self._rpc, self._notify, self._send = rpc, notify, send
         self._ranks: NodeRanks | None = None
         self._socket: socket.socket | None = None
         self._known: dict[int, Debuggee] = {}
         self._connections: set[Connection[FromDebugger]] = set()
-        self._users: list[SendToUser] = []
+        self._users: list[DebugUser] = []
         self._pausing: set[int] = set()  # ranks that a user has requested to stop
         self._withdrawn: set[int] = set()  # such ranks whose user has left since
         self._reported_active = False
@@ -137,7 +110,11 @@ class DebugServer:
     @property
     def is_active(self) -> bool:
         """Whether a rank here is in its debugger."""
-        return any(each.stopped or each.is_stepping for each in self._known.values())
+        return any(each.is_active for each in self._known.values())
+
+    @property
+    def world_size(self) -> int:
+        return self._ranks.plan.world_size if self._ranks else 0
 
     def release_ranks(self, attempt: int) -> None:
         """Resume the ranks of an attempt, as they are being stopped: none may wait for a user."""
@@ -194,43 +171,57 @@ class DebugServer:
             case RankStopped():
                 if each.detached and not message.error:
                     if message.tool:  # it checked for messages before ``DetachUser`` came, and does not check again
-                        each.stopped = message
+                        each.stopped, each.tool = message, message.tool
                         self._resume_rank(rank, each)
                     return None
                 if rank in self._withdrawn or (message.error and self._left_failed):
                     self._withdrawn.discard(rank)
                     return connection.send(DetachUser(rank))
-                if self._ranks:
-                    message = replace(message, world_size=self._ranks.plan.world_size)
                 if not self._users:
-                    self.on_stop_unattended(self)
+                    self.on_stop_unattended()
                 if not self.is_active:
                     self._loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
-                each.stopped, each.output, each.detached = message, b"", False
+                each.stopped, each.tool, each.output = message, message.tool, b""
+                each.detached, each.is_arriving = False, True
                 if not each.is_stepping:
                     self._announce_stop(message)
-                each.is_stepping = False
                 self._pausing.discard(rank)
                 self._start_idle_timer(rank, each)
+                self._call_user(lambda user: user.on_rank_stopped(rank))
+                each.is_stepping = False
                 if message.tool:
-                    each.prompt = _PROMPT_FORMAT.format(rank)
-                    self._send_to_user(message)
-                    self._send_to_user(DebuggerOutput(rank, b"", each.prompt))
-                    return self._report_active()
+                    self._on_prompt(rank, each, _PROMPT_FORMAT.format(rank))
+                self._report_active()
             case TerminalRequest():
-                return connection.send(TerminalRequest(rank, self._open_terminal(rank, each)))
+                connection.send(TerminalRequest(rank, self._open_terminal(rank, each)))
             case DebuggerOutput(data=data, prompt=prompt):
-                each.output, each.prompt = (each.output + data)[-SCROLLBACK_BYTES:], prompt
+                each.output = (each.output + data)[-SCROLLBACK_BYTES:]
+                self._call_user(lambda user: user.on_rank_output(rank, data))
+                if prompt:
+                    self._on_prompt(rank, each, prompt)
             case RankResumed(is_stepping=steps):
                 self._left_failed |= bool(each.stopped and each.stopped.error)
                 if each.terminal:
                     each.terminal.read_output()
-                each.stopped, each.is_stepping, each.prompt = None, steps and not each.detached, ""
                 if not steps and each.timer:
                     each.timer.cancel()
+                self._set_running(rank, each, steps=steps and not each.detached)
+            case Completions(begin=begin, words=words):
+                self._call_user(lambda user: user.on_completions(begin, words))
             case QuitRequested():
-                return self._on_quit(rank)
-        self._send_to_user(message)
+                self._on_quit(rank)
+
+    def _on_prompt(self, rank: int, each: Debuggee, prompt: str) -> None:
+        each.prompt, each.is_arriving = prompt, False
+        self._call_user(lambda user: user.on_rank_prompt(rank))
+
+    def _set_running(self, rank: int, each: Debuggee, *, steps: bool) -> None:
+        each.stopped, each.is_stepping, each.is_arriving, each.prompt = None, steps, False, ""
+        if not steps:
+            each.tool = ""
+            if each.terminal:
+                each.terminal.scrollback = b""
+        self._call_user(lambda user: user.on_rank_resumed(rank))
         self._report_active()
 
     def _on_quit(self, rank: int) -> None:
@@ -241,7 +232,7 @@ class DebugServer:
         """Return the path of the rank's pseudo-terminal, "" if there is none."""
         try:
             each.terminal = each.terminal or RankTerminal(
-                self._loop, lambda data: self._send_to_user(TerminalOutput(rank, data))
+                self._loop, lambda data: self._call_user(lambda user: user.on_terminal_output(rank, data))
             )
             return each.terminal.path
         except OSError as error:
@@ -300,10 +291,8 @@ class DebugServer:
         if each.timer:
             each.timer.cancel()
         each.end_terminal()
-        if each.stopped or each.is_stepping:
-            each.stopped, each.is_stepping, each.prompt = None, False, ""
-            self._send_to_user(RankResumed(rank))
-            self._report_active()
+        if each.is_active:
+            self._set_running(rank, each, steps=False)
 
     def _report_active(self) -> None:
         if self.is_active != self._reported_active:
@@ -332,86 +321,100 @@ class DebugServer:
         if left > 2 * TIMEOUT_WARNING_S:
             self._loop.call_later(left - TIMEOUT_WARNING_S, partial(self._inspect_timeouts, stopped))
 
-    # ------------------------------------------------------------------------------------------------ messages of users
+    # ------------------------------------------------------------------------------------------------------------ users
 
-    def attach_user(self, send: SendToUser) -> None:
-        """Give control to a user, who gets messages by ``send``; a user attached before gets none any more."""
-        if self.is_active:
-            self._send_to_user(SessionTakenOver())
-        self._users.append(send)
-        known = sorted(self._known.items())
-        for rank, each in known:
-            each.connection.send(AttachUser(rank))
-            each.detached = False
-            if each.stopped:
-                send(each.stopped)
-        for rank, each in known:
-            if each.stopped:
-                send(DebuggerOutput(rank, each.output, each.prompt))
-                if each.terminal:
-                    send(TerminalOutput(rank, each.terminal.scrollback))
+    def attach_user(self, user: DebugUser) -> None:
+        """Give control to a user; one who attached before has none until this one leaves."""
+        before = self._users[-1:] if self.is_active else []
+        self._users.append(user)
+        for each in before:
+            each.guard(each.on_taken_over)()
+        for rank, debuggee in self._known.items():
+            debuggee.connection.send(AttachUser(rank))
+            debuggee.detached = False
+        self._call_user(lambda user: user.on_attached())
 
-    def detach_user(self, send: SendToUser) -> None:
+    def detach_user(self, user: DebugUser) -> None:
         """A user has left: if it was in control, resume the ranks that are in their debugger."""
-        current = self._users[-1] is send
-        self._users.remove(send)
+        is_current = self.has_control(user)
+        if user not in self._users:
+            return
+        self._users.remove(user)
         self._withdrawn |= self._pausing
         self._pausing.clear()
         for rank, each in self._known.items():
-            if current and (each.stopped or each.is_stepping):
+            if is_current and each.is_active:
                 self._resume_rank(rank, each)
                 each.detached, each.is_stepping = True, False
         self._report_active()
 
-    def on_user_message(self, message: FromUser) -> None:
-        """Handle a message of the user."""
-        each = self._known.get(message.rank)
-        if isinstance(message, PauseRank):
-            return self._pause_rank(message.rank)
-        if each is None:
-            return
-        if isinstance(message, KeyInput | TerminalResized):
-            return self._write_terminal(each, message)
-        if not each.prompt:
-            return
-        if each.stopped and each.stopped.tool:
-            return self._run_command(
-                message.rank, each, message.line.strip(" ") if isinstance(message, LineInput) else ""
-            )
-        if isinstance(message, LineInput):
-            each.output, each.prompt = b"", ""
-            self._start_idle_timer(message.rank, each)
-        each.connection.send(message)
+    def has_control(self, user: DebugUser) -> bool:
+        return bool(self._users) and self._users[-1] is user
 
-    def _write_terminal(self, each: Debuggee, message: KeyInput | TerminalResized) -> None:
-        if each.terminal is None:
+    def debuggees_of(self, user: DebugUser) -> dict[int, Debuggee]:
+        """Return the ranks that are in their debugger, by number, if this user is in control of them."""
+        if not self.has_control(user):
+            return {}
+        return {rank: each for rank, each in sorted(self._known.items()) if each.is_active and not each.detached}
+
+    def call_later(self, seconds: float, callback: Callback) -> None:
+        self._loop.call_later(seconds, callback)
+
+    def _call_user(self, call: Callable[[DebugUser], None]) -> None:
+        """Call a method of the user in control."""
+        if self._users:
+            user = self._users[-1]
+            user.guard(call)(user)
+
+    def _refuse(self, text: str) -> None:
+        self._call_user(lambda user: user.refuse(text))
+
+    def send_line(self, rank: int, line: str) -> None:
+        """Send an input line to a rank that waits for one."""
+        each = self._known.get(rank)
+        if each is None or not each.prompt:
             return
-        if isinstance(message, KeyInput):
+        prompt, each.prompt, each.output = each.prompt, "", b""
+        if each.tool:
+            return self._run_command(rank, each, line.strip(" "), prompt)
+        self._start_idle_timer(rank, each)
+        each.connection.send(LineInput(rank, line))
+
+    def request_completions(self, rank: int, line: str) -> bool:
+        """Request completions of the last word of a line; return whether they will come."""
+        each = self._known.get(rank)
+        if each is None or not each.prompt or each.tool or len(line) > MAX_LINE_CHARS:
+            return False
+        each.connection.send(CompletionRequest(rank, line))
+        return True
+
+    def write_terminal(self, rank: int, data: bytes) -> None:
+        """Write keys to the terminal of a rank."""
+        each = self._known.get(rank)
+        if each and each.terminal:
             if each.stopped:
-                self._start_idle_timer(message.rank, each)
-            return each.terminal.write_input(message.data)
-        each.terminal.set_size(message.columns, message.rows)
-        if self._ranks and (process := self._ranks.processes.get(message.rank)):
-            process.send(signal.SIGWINCH)  # ignored by default
+                self._start_idle_timer(rank, each)
+            each.terminal.write_input(data)
 
-    def _run_command(self, rank: int, each: Debuggee, line: str) -> None:
+    def resize_terminal(self, rank: int, columns: int, rows: int) -> None:
+        """Set the size of the terminal of a rank."""
+        each = self._known.get(rank)
+        if each and each.terminal and columns:
+            each.terminal.set_size(columns, rows)
+            if self._ranks and (process := self._ranks.processes.get(rank)):
+                process.send(signal.SIGWINCH)  # ignored by default
+
+    def _run_command(self, rank: int, each: Debuggee, line: str, prompt: str) -> None:
         """Run a command line while the rank is in a debugger that takes keys only."""
-        assert each.stopped is not None
         if line in ("detach", EOF_LINE):
             return self._resume_rank(rank, each)
         if line in ("q", "quit", "exit"):
             return self._on_quit(rank)
-        text = f"rank {rank} is in {each.stopped.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
-        self._send_to_user(DebuggerOutput(rank, f"ddplaunch: {text}".encode(), each.prompt))
+        text = f"rank {rank} is in {each.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
+        self._call_user(lambda user: user.on_rank_output(rank, f"ddplaunch: {text}".encode()))
+        self._on_prompt(rank, each, prompt)
 
-    def _send_to_user(self, message: ToUser | QuitRequested) -> None:
-        if self._users and not isinstance(message, QuitRequested):
-            self._users[-1](message)
-
-    def _send_refusal(self, text: str) -> None:
-        self._send_to_user(DebuggerNotice(text, is_refusal=True))
-
-    def _pause_rank(self, rank: int) -> None:
+    def pause_rank(self, rank: int) -> None:
         """Stop a running rank; if it does not stop soon, show where it is."""
         ranks = self._ranks
         each = self._known.get(rank)
@@ -421,18 +424,15 @@ class DebugServer:
         if channel is not None:
             channel.read_pending()
         if not 0 <= rank < ranks.plan.world_size:
-            return self._send_refusal(
-                f"there is no rank {rank}: this job has {describe_all_ranks(ranks.plan.world_size)}"
-            )
+            all_ranks = describe_all_ranks(ranks.plan.world_size)
+            return self._refuse(f"there is no rank {rank}: this job has {all_ranks}")
         if all(rank != local.rank for local in ranks.plan.local_ranks):
             return self._inspect(partial(self._report_busy_rank, rank))
         if process is None:
-            return self._send_refusal(f"rank {rank} is not running")
+            return self._refuse(f"rank {rank} is not running")
         number = channel.signals.get("debug", 0) if channel else 0
         if not is_caught(process.pid, number):
-            return self._send_refusal(
-                f"rank {rank} cannot be stopped: its program has not started, or handles that signal"
-            )
+            return self._refuse(f"rank {rank} cannot be stopped: its program has not started, or handles that signal")
         self._pausing.add(rank)
         if each:
             each.detached = False
@@ -445,7 +445,7 @@ class DebugServer:
         found = inspection.by_number.get(rank)
         where = f"on {found.host}" if found and found.host else "on its own node"
         command = f"`ddplaunch debug {self._ranks.plan.run_id} --rank {rank}`"
-        self._send_refusal(f"rank {rank} is on another node: run {command} {where}")
+        self._refuse(f"rank {rank} is on another node: run {command} {where}")
 
     def _explain_delay(self, rank: int) -> None:
         if rank in self._pausing:
@@ -456,7 +456,7 @@ class DebugServer:
         if rank in self._pausing and found is not None:
             place = describe_locations([found]) or "in native code"
             text = f"rank {rank} has not reached another line yet: {place}; it stops when that returns, Ctrl-C leaves"
-            self._send_to_user(DebuggerNotice(text))
+            self._call_user(lambda user: user.show_note(text))
 
 
 def _listen_unix(folder: str, path: str) -> socket.socket:

@@ -1,371 +1,369 @@
-"""The debugger prompt: sends the user's lines to one rank or several, and shows their output.
+"""The debugger prompt of one user: sends lines to one rank or several, and shows their output.
 
-It runs at the launcher's terminal, or at another one (``ddplaunch debug``); a ``DebuggerFrontend`` shows it.
+It runs in the launcher, for its own terminal or for a client (``ddplaunch debug``): ``user_terminals.py``.
 """
 
 from __future__ import annotations
 
-import os
+import codecs
 import re
-import signal
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.errors import EXIT_USAGE
 from ddplaunch.base.text import describe_all_ranks, format_ranks
-from ddplaunch.base.tty import ENTER, Keyboard, in_foreground, window_size
+from ddplaunch.base.tty import ENTER, KeyDecoder
+from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.output.screen import TerminalScreen
+from ddplaunch.features.debug.debug_server import SCROLLBACK_BYTES, DebugServer
+from ddplaunch.features.debug.debuggee import Debuggee
 from ddplaunch.features.debug.line_editor import LineEditor
-from ddplaunch.features.debug.messages import (
-    EOF_LINE,
-    MAX_LINE_CHARS,
-    CompletionRequest,
-    Completions,
-    DebuggerNotice,
-    DebuggerOutput,
-    FromUser,
-    KeyInput,
-    LineInput,
-    RankResumed,
-    RankStopped,
-    SessionTakenOver,
-    TerminalOutput,
-    TerminalResized,
-    ToUser,
-)
-
-Draw = Callable[[bytes], None]  # writes to a terminal as it is
+from ddplaunch.features.debug.messages import EOF_LINE, MAX_LINE_CHARS
+from ddplaunch.features.debug.user_terminals import ESCAPE_KEY, LocalTerminal, RemoteTerminal
 
 HELP = (
     "@{0} goes to rank {0}, `@{0} p loss` asks it, `@all p loss` asks all; `detach` lets a rank run, `q` ends the job"
 )
+WAITING = "no rank is at a breakpoint; waiting for one. Ctrl-C leaves, --rank 0 stops rank 0"
 
-_RESET_TERMINAL = b"\x1b[?1049;1000;1002;1003;1006;2004;1l\x1b[?25;7h\x1b[0m\x1b>\r\x1b[K"
-"""Resets what a program may have changed of a terminal: screen, cursor, mouse, paste and keypad."""
-
-ESCAPE_KEY = b"\x1d"
 ESCAPE_HELP = "after Ctrl-]: detach, q, @RANK, Enter (back)"
 
-
-class DebuggerFrontend(Protocol):
-    """The terminal of the user."""
-
-    def show(self, text: str) -> None: ...  # complete lines
-
-    def show_input(self, editor: LineEditor, prompt: str, *, expected_soon: bool) -> None:
-        """Show the input line; without a prompt there is no input, but it may be ``expected_soon``."""
-
-    def lend_terminal(self, on_input: Callable[[bytes], None], on_resize: Callable[[int, int], None]) -> Draw | None:
-        """Give the terminal and all input to a program until ``show_input`` is called; None without a terminal."""
-
-
-class _DebuggedRank(Struct):
-    prompt: str = ""  # "" while it is busy
-    has_just_stopped: bool = False  # its prompt follows
-    held_output: str = ""  # printed while another rank was selected
-    tool: str = ""  # its debugger, which has a terminal of its own
-    screen_data: bytes = b""  # the last output to that terminal
+MAX_REPLY_CHARS = 4 << 20  # of a rank, of its output to a line for several ranks
+MAX_QUEUED_LINES = 100  # with more, no input is taken until ranks have answered
+MAX_RANKS_CHARS = 1000  # of "0,2-3"
+STEPS_PER_TURN = 100  # keys or lines that are handled at once: the launcher has other work
+TURN_S = 0.001  # until the next ones
 
 
 class DebuggerPrompt:
     """The prompt of one user for all ranks that are in their debugger."""
 
-    def __init__(self, frontend: DebuggerFrontend, send: Callable[[FromUser], None]) -> None:
-        self._frontend, self._send = frontend, send
-        self._ranks: dict[int, _DebuggedRank] = {}
+    def __init__(
+        self,
+        server: DebugServer,
+        terminal: LocalTerminal | RemoteTerminal,
+        guard: Callable[[Callable[..., None]], Callable[..., None]],
+        *,
+        waits_for_stop: bool = False,
+    ) -> None:
+        """``guard`` isolates the callbacks; ``waits_for_stop``: the end of the input counts once a rank has stopped."""
+        self._server, self._terminal, self.guard = server, terminal, guard
+        self._waits_for_stop = waits_for_stop
         self._current: int | None = None
+        self._keys: deque[str] = deque()
+        self._key_decoder = KeyDecoder()
+        self._text_decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._partial_line, self._dropped_chars = "", 0  # of a pipe; what is too long is not kept
+        self._input_ended = False
         self._lines: deque[str] = deque()
         self._replies: dict[int, str] | None = None  # while a line to several ranks is answered
         self._awaited: set[int] = set()  # ranks that have not answered it
+        self._held_output: dict[int, str] = {}  # of ranks, while another one was selected
         self._has_shown_help = False
-        self._world_size = 0
         self._lent_to: int | None = None  # the rank whose terminal is shown
-        self._draw_raw: Draw = lambda data: None  # draws there
         self._has_escaped = False  # the user has left that terminal with Ctrl-]
         self._last_lent_to: int | None = None
-        self._delayed_keys: deque[str] | None = None  # typed while a completion is awaited
-        self.editor = LineEditor()
+        self._is_completing = False  # keys are handled when the completions are there
+        self._is_updating = self._turn_is_due = self._is_resized = False
+        self._editor = LineEditor()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether all input has been answered, and no rank is running to its next stop."""
-        return not self._lines and not self._awaited and all(each.prompt for each in self._ranks.values())
+    def _ranks(self) -> dict[int, Debuggee]:
+        return self._server.debuggees_of(self)
 
     @property
-    def ranks(self) -> Sequence[int]:
-        """The ranks that are in their debugger."""
-        return sorted(self._ranks)
+    def _selected(self) -> Debuggee | None:
+        return None if self._current is None else self._ranks.get(self._current)
 
-    def on_message(self, message: ToUser) -> None:
-        match message:
-            case RankStopped(rank=rank, tool=tool, world_size=world_size):
-                self._world_size = world_size
-                before = self._ranks.get(rank)
-                self._ranks[rank] = _DebuggedRank(
-                    has_just_stopped=True, tool=tool, screen_data=before.screen_data if before else b""
-                )
-                if self._current is None:
-                    self._current = rank
-                if len(self._ranks) > 1 and not self._has_shown_help:
-                    self._has_shown_help = True
-                    self._frontend.show(f"ddplaunch: {HELP.format(rank)}\n")
-            case DebuggerOutput(rank=rank, data=data, prompt=prompt) if rank in self._ranks:
-                self._on_text(rank, data.decode(errors="replace"))
-                if prompt:
-                    self._ranks[rank].prompt, self._ranks[rank].has_just_stopped = prompt, False
-                    self._on_rank_reply(rank)
-            case TerminalOutput(rank=rank, data=data) if rank in self._ranks:
-                self._ranks[rank].screen_data = (self._ranks[rank].screen_data + data)[-MAX_LINE_CHARS:]
-                return self._draw_raw(data) if self._lent_to == rank else None
-            case RankResumed(rank=rank, is_stepping=is_stepping) if rank in self._ranks:
-                if is_stepping:
-                    self._ranks[rank].prompt = ""
-                else:
-                    self._remove_rank(rank)
-                self._on_rank_reply(rank)
-            case Completions(begin=begin, words=words):
-                if choices := self.editor.complete(begin, [*words]):
-                    self._frontend.show("  ".join(choices) + "\n")
-                self._replay_keys()
-            case DebuggerNotice(text=text):
-                self._frontend.show(f"ddplaunch: {text}\n")
-            case SessionTakenOver():
-                self._ranks.clear()
-                self._current, self._replies, self._awaited, self._delayed_keys = None, None, set(), None
-                self._draw()
-                self._frontend.show("ddplaunch: another terminal has taken over the debugger\n")
-        self._draw()
+    # ----------------------------------------------------------------------------------------------------- of the ranks
 
-    def on_key(self, key: str) -> None:
-        """Handle a key."""
-        if self._delayed_keys is not None:
-            return self._delayed_keys.append(key)
-        if key == ENTER:
-            self.on_line(self.editor.take_line())
-        elif key == "\t" and self.editor.text[: self.editor.cursor].strip():
-            each = self._ranks.get(-1 if self._current is None else self._current)
-            if (
-                self._current is not None
-                and each
-                and each.prompt
-                and not each.tool
-                and self.editor.cursor <= MAX_LINE_CHARS
-            ):
-                self._delayed_keys = deque()
-                self._send(CompletionRequest(self._current, self.editor.text[: self.editor.cursor]))
-        elif key == EOF_LINE:
-            if not self.editor.text and self._current is not None:
-                self.on_line(EOF_LINE)
-        else:
-            self.editor.handle_key(key)
-        self._draw()
+    def on_attached(self) -> None:
+        ranks = self._ranks
+        self._current = min((rank for rank, each in ranks.items() if each.stopped), default=None)
+        for rank, each in ranks.items():
+            self._announce(rank, each)
+        if self._terminal.is_remote and not (self._terminal.is_pipe or self._waits_for_stop or ranks):
+            self.show_note(WAITING)
+        self._show_help(ranks)
+        for rank, each in ranks.items():
+            self.on_rank_output(rank, each.output)
+        self._update()
 
-    def on_line(self, text: str) -> None:
-        """Queue a line of input: it is sent when the ranks have answered the lines before."""
-        if len(text) > MAX_LINE_CHARS:  # a cut line would be another statement
-            return self._frontend.show(
-                f"ddplaunch: not sent: this line has {len(text):,} characters, of {MAX_LINE_CHARS:,}\n"
-            )
-        self._lines.append(text)
-        self._next_line()
+    def on_taken_over(self) -> None:
+        self._current, self._replies, self._awaited, self._is_completing = None, None, set(), False
+        self._held_output.clear()
+        if not self._terminal.is_pipe:
+            self._keys.clear()
+            self._lines.clear()
+        self.show_note("another terminal has taken over the debugger")
+        self._update()
 
-    def _next_line(self) -> None:
-        while self._lines and self._current is not None and self._ranks[self._current].prompt:
-            if self._awaited or any(each.has_just_stopped for each in self._ranks.values()):
-                return
-            text = self._lines.popleft()
-            self._frontend.show(f"{self._ranks[self._current].prompt}{'^D' if text == EOF_LINE else text}\n")
-            self._run_line(text)
+    def on_rank_stopped(self, rank: int) -> None:
+        ranks, self._waits_for_stop = self._ranks, False
+        self._held_output.pop(rank, None)
+        if not ranks[rank].is_stepping:
+            self._announce(rank, ranks[rank])
+        if self._current is None:
+            self._current = rank
+        self._show_help([rank, *ranks.keys() - {rank}])
+        self._update()
 
-    def _run_line(self, text: str) -> None:
-        assert self._current is not None
-        match = re.fullmatch(r"\s*@\s*(all|[\d,\s-]*\d)\s*(.*)", text)
-        if not text.strip() and self._ranks[self._current].tool:
-            self._has_escaped = False
-        elif not match:
-            self._send_line(self._current, text)
-        elif (chosen := self._parse_ranks(match[1])) is not None:
-            if match[2]:
-                self._replies, self._awaited = {}, {*chosen}
-                for rank in chosen:
-                    self._send_line(rank, match[2])
-            elif len(chosen) == 1:
-                self._select_rank(chosen[0])
-            else:
-                self._frontend.show("ddplaunch: @all needs a statement, such as @all p loss\n")
+    def _announce(self, rank: int, each: Debuggee) -> None:
+        if each.stopped and self._terminal.is_remote:  # the launcher's own terminal shows it in the log
+            self._waits_for_stop = False
+            failed = f": {each.stopped.error}" if each.stopped.error else ""
+            what = "has failed at" if failed else "is at"
+            self.show_note(f"rank {rank} {what} {each.stopped.location}{failed}")
 
-    def _parse_ranks(self, words: str) -> list[int] | None:
-        """Parse "all" or "0,2-3"; show an error and return None if one of these ranks is not at its prompt."""
-        stopped = [rank for rank, each in sorted(self._ranks.items()) if each.prompt]
-        if words == "all":
-            return stopped
-        chosen: set[int] = set()
-        for part in words.replace(" ", "").split(","):
-            first, _, last = part.partition("-")
-            if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) - int(first) > 1 << 16:
-                self._frontend.show(f"ddplaunch: @{words}: expected all, a rank, or ranks like 0,2-3\n")
-                return None
-            chosen |= {*range(int(first), int(last or first) + 1)}
-        if absent := chosen - {*stopped}:
-            one, most = min(absent), max(absent)
-            if most >= self._world_size > 0:
-                text = f"there is no rank {most}: this job has {describe_all_ranks(self._world_size)}"
-                self._frontend.show(f"ddplaunch: {text}\n")
-                return None
-            are = "is" if len(absent) == 1 else "are"
-            hint = f"`ddplaunch debug --rank {one}` stops {'it' if len(absent) == 1 else f'rank {one}'}"
-            self._frontend.show(f"ddplaunch: {format_ranks(absent)} {are} not at a breakpoint; {hint}\n")
-            return None
-        return sorted(chosen)
+    def _show_help(self, ranks: Iterable[int]) -> None:
+        first, *others = [*ranks] or [0]
+        if others and not self._has_shown_help:
+            self._has_shown_help = True
+            self.show_note(HELP.format(first))
 
-    def _send_line(self, rank: int, text: str) -> None:
-        self._ranks[rank] = replace(self._ranks[rank], prompt="", has_just_stopped=False, held_output="")
-        self._send(LineInput(rank, text))
-
-    def _select_rank(self, rank: int) -> None:
-        self._current, self._has_escaped = rank, False
-        held, self._ranks[rank].held_output = self._ranks[rank].held_output, ""
-        if held:
-            self._frontend.show(held)
-
-    def _on_text(self, rank: int, text: str) -> None:
+    def on_rank_output(self, rank: int, data: bytes) -> None:
+        text = data.decode(errors="replace")
         if self._replies is not None and rank in self._awaited:
-            self._replies[rank] = self._replies.get(rank, "") + text
+            reply = self._replies.get(rank, "") + text
+            self._replies[rank] = reply if len(reply) <= MAX_REPLY_CHARS else f"…{reply[-MAX_REPLY_CHARS:]}"
         elif rank == self._current:
-            self._frontend.show(text)
-        else:
-            self._ranks[rank].held_output += text
+            self._terminal.show(text)
+        elif rank in self._ranks:
+            self._held_output[rank] = (self._held_output.get(rank, "") + text)[-SCROLLBACK_BYTES:]
 
-    def _on_rank_reply(self, rank: int) -> None:
+    def on_rank_prompt(self, rank: int) -> None:
+        self._on_reply(rank)
+
+    def on_rank_resumed(self, rank: int) -> None:
+        ranks = self._ranks
+        if rank not in ranks:
+            self._held_output.pop(rank, None)
+            if rank == self._current:
+                self._current, self._is_completing = None, False
+                if ranks:
+                    self._select_rank(min(ranks.keys() - self._awaited or ranks))
+        self._on_reply(rank)
+
+    def _on_reply(self, rank: int) -> None:
         """Called when a rank has answered or runs: show the replies to a line for several ranks once all are there."""
         self._awaited.discard(rank)
         if self._replies is not None and not self._awaited:
             replies, self._replies = self._replies, None
-            self._frontend.show(group_replies(replies))
-        self._next_line()
+            self._terminal.show(group_replies(replies))
+        self._update()
 
-    def _replay_keys(self) -> None:
-        """Handle the keys that were typed while a completion was awaited."""
-        keys, self._delayed_keys = self._delayed_keys, None
-        for key in keys or ():
-            self.on_key(key)
+    def on_completions(self, begin: int, words: Sequence[str]) -> None:
+        if self._is_completing:
+            self._is_completing = False
+            if choices := self._editor.complete(begin, [*words]):
+                self._terminal.show("  ".join(choices) + "\n")
+            self._update()
 
-    def _remove_rank(self, rank: int) -> None:
-        del self._ranks[rank]
-        if self._current == rank:
-            self._current = None
-            self._replay_keys()
-            if self._ranks:
-                self._select_rank(min(self._ranks.keys() - self._awaited or self._ranks))
-
-    def _draw(self) -> None:
-        if self._lend_terminal():
-            return
-        prompt = "" if self._current is None or self._awaited else self._ranks[self._current].prompt
-        self._frontend.show_input(self.editor, prompt, expected_soon=bool(self._ranks))
-
-    def _lend_terminal(self) -> bool:
-        """Show the terminal of the selected rank's debugger, if it has one; return whether it is shown."""
-        rank = self._current
-        each = None if rank is None or self._has_escaped or self._awaited else self._ranks[rank]
-        if rank is None or each is None or not each.tool:
-            self._lent_to = None
-            return False
+    def on_terminal_output(self, rank: int, data: bytes) -> None:
         if self._lent_to == rank:
-            return True
-        if rank != self._last_lent_to:
-            hint = f"; {ESCAPE_HELP}" if self._last_lent_to is None else ""
-            self._last_lent_to = rank
-            self._frontend.show(f"ddplaunch: rank {rank} is in {each.tool}{hint}\n")
-        draw = self._frontend.lend_terminal(
-            partial(self._on_raw_input, rank), lambda *size: self._send(TerminalResized(rank, *size))
-        )
-        if draw is None:
-            return False
-        self._lent_to, self._draw_raw = rank, draw
-        draw(each.screen_data)
-        return True
+            self._terminal.draw(data)
+
+    def show_note(self, text: str) -> None:
+        self._terminal.show(f"ddplaunch: {text}\n")
+
+    def refuse(self, text: str) -> None:
+        self.show_note(text)
+        self._terminal.leave(EXIT_USAGE)
+
+    # ------------------------------------------------------------------------------------------------------ of the user
+
+    def on_input(self, data: bytes) -> None:
+        """Handle keys, or the text of a pipe, whose end is b""."""
+        if self._lent_to is not None:
+            self._on_raw_input(self._lent_to, data)
+        elif self._terminal.is_pipe:
+            self._read_lines(data)
+        elif self._server.has_control(self):
+            self._keys.extend(self._key_decoder.decode(data))
+        self._update()
+
+    def on_resize(self) -> None:
+        """Called when the size of the terminal has changed, or its row is to be drawn again."""
+        self._is_resized = True
+        self._continue_later()
+
+    def _continue_later(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._server.call_later(TURN_S, self.guard(self._on_turn))
+
+    def _on_turn(self) -> None:
+        self._turn_is_due = False
+        if self._is_resized and self._lent_to is not None:
+            self._server.resize_terminal(self._lent_to, *self._terminal.size)
+        self._is_resized = False
+        self._update()
 
     def _on_raw_input(self, rank: int, data: bytes) -> None:
         data, escape, more = data.partition(ESCAPE_KEY)
         if data:
-            self._send(KeyInput(rank, data))
+            self._server.write_terminal(rank, data)
         if escape:
             self._has_escaped = True
-            self._draw()
-            for key in more.decode(errors="replace"):
-                self.on_key(key)
+            self._keys.extend(self._key_decoder.decode(more))
 
+    def _read_lines(self, data: bytes) -> None:
+        self._input_ended = not data
+        *lines, last = self._text_decoder.decode(data, final=not data).split("\n")
+        for line in lines:
+            self._add_line(self._partial_line + line)
+            self._partial_line = ""
+        self._partial_line += last
+        if self._input_ended and (self._partial_line or self._dropped_chars):
+            self._add_line(self._partial_line)
+        if len(self._partial_line) > MAX_LINE_CHARS:
+            self._dropped_chars += len(self._partial_line)
+            self._partial_line = ""
 
-class TerminalFrontend:
-    """Frontend at the launcher's own terminal, below the log; it reads the keys while a rank is at its prompt."""
+    def _add_line(self, text: str) -> None:
+        """Queue a line of input: it is sent when the ranks have answered the lines before."""
+        size, self._dropped_chars = self._dropped_chars + len(text), 0
+        if size > MAX_LINE_CHARS:  # a cut line would be another statement
+            return self.show_note(f"not sent: this line has {size:,} characters, of {MAX_LINE_CHARS:,}")
+        self._lines.append(text)
 
-    def __init__(self, loop: EventLoop, screen: TerminalScreen) -> None:
-        self._loop, self._screen = loop, screen
-        self._keyboard = Keyboard(loop, lambda key: self.on_key(key))
-        self._last: tuple[LineEditor, str, bool] | None = None
-        self._on_resize: Callable[[int, int], None] | None = None  # of the program that has the terminal
-        self.on_key: Callable[[str], None] = lambda key: None
-        loop.add_signal_handlers([signal.SIGWINCH, signal.SIGCONT], lambda number: self._restore())
-        loop.add_signal_handlers([signal.SIGTSTP], lambda number: self._on_suspend())
+    def _on_key(self, key: str) -> None:
+        editor = self._editor
+        if key == ENTER:
+            self._add_line(editor.take_line())
+        elif key == "\t" and (before := editor.text[: editor.cursor]).strip():
+            self._is_completing = self._current is not None and self._server.request_completions(self._current, before)
+        elif key == EOF_LINE:
+            if not editor.text and self._current is not None:
+                self._add_line(EOF_LINE)
+        elif len(editor.text) <= MAX_LINE_CHARS or not (key.isprintable() or key == "\t"):
+            editor.handle_key(key)
 
-    def show(self, text: str) -> None:
-        self._screen.print_text(text)
-
-    def show_input(self, editor: LineEditor, prompt: str, *, expected_soon: bool) -> None:
-        self._end_lending()
-        if self._last is None and not expected_soon:
+    def _update(self) -> None:
+        """Handle input as far as possible, and draw."""
+        if self._is_updating:  # a line was answered at once
             return
-        self._last = (editor, prompt, expected_soon) if expected_soon else None
-        if expected_soon:
-            self._keyboard.start()
-        across, _ = window_size(2 if os.isatty(2) else 1)
-        shown = editor.render(prompt, across) if prompt and in_foreground(0) else ""
-        self._screen.show_input_row(shown.encode(errors="replace"))
-        if not expected_soon:
-            self._keyboard.stop()
+        self._is_updating = True
+        self._handle_input()
+        self._is_updating = False
+        self._draw()
+        if not self._keys and len(self._lines) <= MAX_QUEUED_LINES:
+            self._terminal.take_input()
+        is_idle = not (self._lines or self._awaited) and all(each.prompt for each in self._ranks.values())
+        if self._input_ended and is_idle and not self._waits_for_stop:
+            self._terminal.leave(0)
 
-    def lend_terminal(self, on_input: Callable[[bytes], None], on_resize: Callable[[int, int], None]) -> Draw | None:
-        self._last, self._on_resize = None, on_resize
-        self._screen.show_input_row(b"")
-        self._screen.hold_output(True)
-        self._keyboard.start(on_input)
-        self._restore()
-        return self._screen.write_raw
+    def _handle_input(self) -> None:
+        for _ in range(STEPS_PER_TURN):
+            if prompt := self._line_prompt():
+                text = self._lines.popleft()
+                self._terminal.show(f"{prompt}{'^D' if text == EOF_LINE else text}\n")
+                self._run_line(text)
+            elif self._keys and not self._is_completing:
+                self._on_key(self._keys.popleft())
+            else:
+                break
+        else:
+            self._continue_later()
 
-    def _end_lending(self) -> None:
-        if self._on_resize is not None:
-            self._on_resize = None
-            self._keyboard.stop()
-            self._screen.write_raw(_RESET_TERMINAL)
-            self._screen.hold_output(False)
+    def _line_prompt(self) -> str:
+        """Return the prompt of the selected rank if a line is there that it can get now; else ""."""
+        selected = self._selected
+        if not self._lines or self._awaited or any(each.is_arriving for each in self._ranks.values()):
+            return ""
+        return selected.prompt if selected else ""
 
-    def close(self) -> None:
-        """Release the terminal."""
-        self._end_lending()
-        self._last = None
-        self._screen.show_input_row(b"")
-        self._keyboard.stop()
+    def _run_line(self, text: str) -> None:
+        assert self._current is not None
+        words = text.lstrip()
+        match = re.match(r"(all|[\d,\s-]*\d)\s*", words[1:].lstrip()) if words.startswith("@") else None
+        if not words and self._ranks[self._current].tool:
+            self._has_escaped = False
+        elif not match:
+            self._send_line(self._current, text)
+        elif (chosen := self._parse_ranks(match[1])) is not None:
+            if line := match.string[match.end() :]:
+                self._replies, self._awaited = {}, {*chosen}
+                for rank in chosen:
+                    self._send_line(rank, line)
+            elif len(chosen) == 1:
+                self._select_rank(chosen[0])
+            else:
+                self.show_note("@all needs a statement, such as @all p loss")
 
-    def _restore(self) -> None:
-        if self._on_resize is not None:
-            with suppress(OSError):  # the terminal is gone
-                self._on_resize(*os.get_terminal_size(0))
-        if self._last is not None:
-            editor, prompt, expected_soon = self._last
-            self.show_input(editor, prompt, expected_soon=expected_soon)
+    def _parse_ranks(self, words: str) -> list[int] | None:
+        """Parse "all" or "0,2-3"; show an error and return None if one of these ranks is not at its prompt."""
+        stopped = [rank for rank, each in self._ranks.items() if each.prompt]
+        if words == "all":
+            return stopped
+        text = re.sub(r"\s", "", words)
+        if len(text) > MAX_RANKS_CHARS or not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
+            self.show_note(f"@{words[:MAX_RANKS_CHARS]}: expected all, a rank, or ranks like 0,2-3")
+            return None
+        world_size = self._server.world_size
+        most = max(map(int, re.findall(r"\d+", text)))
+        if most >= world_size:
+            self.show_note(f"there is no rank {most}: this job has {describe_all_ranks(world_size)}")
+            return None
+        chosen: set[int] = set()
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            chosen |= {*range(int(first), int(last or first) + 1)}
+        if absent := chosen - {*stopped}:
+            one, are = min(absent), "is" if len(absent) == 1 else "are"
+            hint = f"`ddplaunch debug --rank {one}` stops {'it' if len(absent) == 1 else f'rank {one}'}"
+            self.show_note(f"{format_ranks(absent)} {are} not at a breakpoint; {hint}")
+            return None
+        return sorted(chosen)
 
-    def _on_suspend(self) -> None:
-        """Called before this process is suspended: the posted callback runs after it is continued."""
-        self._screen.show_input_row(b"")
-        self._keyboard.stop()
-        self._loop.call_soon(self._restore)
+    def _send_line(self, rank: int, text: str) -> None:
+        self._held_output.pop(rank, None)
+        self._server.send_line(rank, text)
+
+    def _select_rank(self, rank: int) -> None:
+        self._current, self._has_escaped = rank, False
+        if held := self._held_output.pop(rank, ""):
+            self._terminal.show(held)
+
+    # ---------------------------------------------------------------------------------------------------- what is shown
+
+    def _draw(self) -> None:
+        if not self._lend_terminal():
+            each, columns = self._selected, self._terminal.size[0]
+            prompt = each.prompt if each and columns and not self._awaited else ""
+            row = self._editor.render(prompt, columns) if prompt else ""
+            self._terminal.show_row(row.encode(errors="replace"), reads_keys=bool(self._ranks))
+
+    def _lend_terminal(self) -> bool:
+        """Show the terminal of the selected rank's debugger, if it has one; return whether it is shown."""
+        each, rank = self._selected, self._current
+        if not (each and each.tool) or self._has_escaped or self._awaited or self._terminal.is_pipe:
+            rank = None
+        if rank == self._lent_to:
+            return rank is not None
+        if self._lent_to is not None:
+            self._terminal.lend(False)
+        self._lent_to = rank
+        if rank is None or each is None:
+            return False
+        if rank != self._last_lent_to:
+            hint = f"; {ESCAPE_HELP}" if self._last_lent_to is None else ""
+            self._last_lent_to = rank
+            self.show_note(f"rank {rank} is in {each.tool}{hint}")
+        self._terminal.lend(True)
+        self._server.resize_terminal(rank, *self._terminal.size)
+        if each.terminal:
+            self._terminal.draw(each.terminal.scrollback)
+        return True
+
+
+def attach_terminal(server: DebugServer, loop: IsolatedLoop, screen: TerminalScreen) -> LocalTerminal:
+    """Give control to the user at the launcher's own terminal."""
+    terminal = LocalTerminal(loop, screen)
+    prompt = DebuggerPrompt(server, terminal, loop.guard)
+    terminal.on_input, terminal.on_resize = prompt.on_input, prompt.on_resize
+    server.attach_user(prompt)
+    return terminal
 
 
 def group_replies(replies: dict[int, str]) -> str:

@@ -10,6 +10,8 @@ _UP, _DOWN = ("\x1b[A", "\x1bOA", "\x10"), ("\x1b[B", "\x1bOB", "\x0e")
 _HOME, _END = ("\x1b[H", "\x1bOH", "\x1b[1~", "\x01"), ("\x1b[F", "\x1bOF", "\x1b[4~", "\x05")
 _DELETE, _TO_END, _TO_BEGIN, _WORD = ("\x1b[3~",), ("\x0b",), ("\x15",), ("\x17", "\x1b\x7f")
 
+MAX_HISTORY_LINES = 1000
+
 
 class LineEditor:
     """The line being edited, and the history of earlier lines."""
@@ -25,7 +27,7 @@ class LineEditor:
         """Return the line, and start a new one."""
         text = self.text
         if text.strip() and self._history[-1:] != [text]:
-            self._history.append(text)
+            self._history = [*self._history[1 - MAX_HISTORY_LINES :], text]
         self._set_line("")
         self._index, self._new_line = len(self._history), ""
         return text
@@ -81,7 +83,7 @@ class LineEditor:
         first = max(0, self.cursor - width + 1)
         while display_width(self.text[first : self.cursor]) >= width:
             first += 1
-        shown = self.text[first:]
+        shown = self.text[first : first + width]
         while display_width(shown) > width:
             shown = shown[:-1]
         back = display_width(shown) - display_width(self.text[first : self.cursor])

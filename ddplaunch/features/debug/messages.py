@@ -1,15 +1,20 @@
-"""Messages between a rank in its debugger and the user who debugs it; the launcher's debug server relays them.
+"""Messages of the debugger: between a rank and its launcher, and between that and ``ddplaunch debug``.
 
-Input lines are code: they are sent over Unix sockets of this user on one machine, never over the control port.
+A rank gets lines, a user gets bytes to show. Input is code: it is sent over Unix sockets of this user on one machine,
+never over the control port.
 """
 
 from __future__ import annotations
 
-from ddplaunch.base.types import Count, Number, Path, TaggedMessage, TextLine
+from ddplaunch.base.types import Count, ExitCode, Number, Path, TaggedMessage, TextLine
 
 EOF_LINE = "\x04"  # Ctrl-D, as a line of its own
 MAX_LINE_CHARS = 64 << 10  # of an input line
-MAX_FRAME_BYTES = 8 * MAX_LINE_CHARS  # of a message with such a line, with any characters
+MAX_INPUT_BYTES = 16 << 10  # of a ``KeyInput``
+MAX_INPUT_FRAME_BYTES = 2 * MAX_INPUT_BYTES  # of a message with it, as JSON
+
+
+# ---------------------------------------------------------------------------------------------- a rank and its launcher
 
 
 class RankStopped(TaggedMessage, frozen=True):
@@ -24,7 +29,6 @@ class RankStopped(TaggedMessage, frozen=True):
     function: TextLine
     error: TextLine = ""
     tool: TextLine = ""
-    world_size: Count = 0  # filled in by the launcher
 
     @property
     def location(self) -> str:
@@ -68,28 +72,6 @@ class TerminalRequest(TaggedMessage, frozen=True):
     path: Path = ""
 
 
-class TerminalOutput(TaggedMessage, frozen=True):
-    """Output for the user's terminal, unchanged."""
-
-    rank: Count
-    data: bytes
-
-
-class KeyInput(TaggedMessage, frozen=True):
-    """Keys that the user has typed."""
-
-    rank: Count
-    data: bytes
-
-
-class TerminalResized(TaggedMessage, frozen=True):
-    """The size of the user's terminal, which shows that of this rank now."""
-
-    rank: Count
-    columns: Count
-    rows: Count
-
-
 class LineInput(TaggedMessage, frozen=True):
     """An input line for the debugger."""
 
@@ -104,12 +86,6 @@ class CompletionRequest(TaggedMessage, frozen=True):
     line: str
 
 
-class PauseRank(TaggedMessage, frozen=True):
-    """Stop this rank at its next line of Python."""
-
-    rank: Count
-
-
 class DetachUser(TaggedMessage, frozen=True):
     """No user is attached any more: resume, and ignore breakpoints."""
 
@@ -122,21 +98,41 @@ class AttachUser(TaggedMessage, frozen=True):
     rank: Count
 
 
-class SessionTakenOver(TaggedMessage, frozen=True):
-    """Another user has attached and controls the debugger from now on."""
-
-
-class DebuggerNotice(TaggedMessage, frozen=True):
-    """A message of the launcher to the user; ``is_refusal``: the requested rank cannot be stopped."""
-
-    text: TextLine
-    is_refusal: bool = False
-
-
 FromDebugger = RankStopped | DebuggerOutput | Completions | RankResumed | QuitRequested | TerminalRequest
-FromUser = LineInput | CompletionRequest | PauseRank | KeyInput | TerminalResized
-ToUser = RankStopped | DebuggerOutput | TerminalOutput | Completions | RankResumed | SessionTakenOver | DebuggerNotice
-
 FROM_DEBUGGER: tuple[type[FromDebugger], ...] = FromDebugger.__args__
+
+
+# -------------------------------------------------------------------------------------- the launcher and a debug client
+
+
+class KeyInput(TaggedMessage, frozen=True):
+    """Keys that the user has typed, or text from a pipe; b"": the end of the pipe.
+
+    After it the client waits for ``is_input_taken``.
+    """
+
+    data: bytes
+
+
+class TerminalResized(TaggedMessage, frozen=True):
+    """The size of the user's terminal; zeros while the client is in the background."""
+
+    columns: Count
+    rows: Count
+
+
+class UserOutput(TaggedMessage, frozen=True):
+    """Bytes for the user's terminal or pipe, unchanged.
+
+    ``is_raw``: from now on no key is a signal; ``is_input_taken``: the client may send more input; ``exit_code``: it
+    exits.
+    """
+
+    data: bytes = b""
+    is_raw: bool = False
+    is_input_taken: bool = False
+    exit_code: ExitCode | None = None
+
+
+FromUser = KeyInput | TerminalResized
 FROM_USER: tuple[type[FromUser], ...] = FromUser.__args__
-TO_USER: tuple[type[ToUser], ...] = ToUser.__args__

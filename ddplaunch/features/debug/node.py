@@ -17,7 +17,7 @@ from ddplaunch.system.plan.rank_layout import Rank
 
 if TYPE_CHECKING:
     from ddplaunch.features.debug.debug_server import DebugServer
-    from ddplaunch.features.debug.launcher_terminal import LauncherTerminal
+    from ddplaunch.features.debug.user_terminals import LocalTerminal
 
 
 class DebugSide(NodeSide):
@@ -29,7 +29,7 @@ class DebugSide(NodeSide):
         self._has_terminal = _has_interactive_terminal()
         self.server: DebugServer | None = None
         self._ranks: NodeRanks | None = None
-        self._terminal: LauncherTerminal | None = None
+        self._terminal: LocalTerminal | None = None
         context.loop.on_error = self._on_error
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
@@ -39,15 +39,19 @@ class DebugSide(NodeSide):
             return  # no rank stops at a breakpoint
         if self.server is None:  # imported while the zygote imports torch
             from ddplaunch.features.debug.debug_server import DebugServer
-            from ddplaunch.features.debug.launcher_terminal import LauncherTerminal
 
             folder, note = context.tree.temp_dir, context.screen.show_note
             self.server = DebugServer(context.loop, folder, options.debug_timeout, context.job.rpc, note, context.send)
-            screen, reads_stdin = context.screen, context.config.stdin is not None
-            if self._has_terminal and not reads_stdin and isinstance(screen, TerminalScreen) and not screen.reads_keys:
-                self._terminal = LauncherTerminal(context.loop, screen)
-                self.server.on_stop_unattended = self._terminal.attach
+            if self._has_terminal and context.config.stdin is None:
+                self.server.on_stop_unattended = self._attach_terminal
         self.server.start_attempt(ranks)
+
+    def _attach_terminal(self) -> None:
+        from ddplaunch.features.debug.debugger_prompt import attach_terminal
+
+        screen = self._context.screen
+        if self.server is not None and isinstance(screen, TerminalScreen) and not screen.reads_keys:
+            self._terminal = attach_terminal(self.server, self._context.loop, screen)
 
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
         settings = {

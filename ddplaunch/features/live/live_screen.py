@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.text import display_width
-from ddplaunch.base.tty import Keyboard, in_foreground, window_size
+from ddplaunch.base.tty import Keyboard, KeyDecoder, in_foreground, window_size
 from ddplaunch.core.events import Event, JobEnded
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.output.screen import ScreenOptions, TerminalScreen
@@ -60,7 +60,8 @@ class LiveScreen(TerminalScreen):
         self._render_rows = render
         self._widths = [1] * self._drawn  # drawn by TerminalScreen
         if on_key is not None:
-            self._keyboard = Keyboard(self._loop, on_key)
+            decoder = KeyDecoder()
+            self._keyboard = Keyboard(self._loop, lambda data: [on_key(key) for key in decoder.decode(data)])
             self._keyboard.start()
         self._loop.add_signal_handlers([signal.SIGWINCH], lambda number: self.refresh())
         self.refresh()

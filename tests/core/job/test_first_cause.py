@@ -70,6 +70,7 @@ def test_a_rank_that_fails_while_its_own_zygote_stands_still(jobs, tmp_path):
     assert_the_cause(both, os.uname().nodename)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_zygote_that_is_killed_uses_a_restart_of_all_nodes(start_ddplaunch, tmp_path, killed):
     write_program(tmp_path, "raises.py", RAISES.format(first=9, stops=False))

@@ -61,6 +61,7 @@ def nodes(start_ddplaunch, tmp_path):
     return lambda nnodes, *options: Nodes(start_ddplaunch, tmp_path, nnodes, *options)
 
 
+@pytest.mark.slow
 def test_in_any_order_and_of_any_size(nodes):
     job = nodes(3)
     launchers = {node: job.start(node, *(("--nproc", "3") if node == 0 else ())) for node in (2, 1, 0)}
@@ -190,6 +191,7 @@ def test_a_stale_script_is_an_error(nodes, tmp_path):
     assert "the content of other/hello.py differs: node 0" in first.stderr()
 
 
+@pytest.mark.slow
 def test_another_python_is_an_error_unless_allowed(nodes, tmp_path):
     """A torch of another version, as its own version.py has it."""
     write_program(tmp_path, "old/torch/__init__.py", "")
@@ -205,6 +207,7 @@ def test_another_python_is_an_error_unless_allowed(nodes, tmp_path):
         assert ("--allow-mismatch" in first.stderr()) is not allowed
 
 
+@pytest.mark.slow
 def test_who_does_not_know_the_token_stays_outside(nodes):
     """And does the job no harm: the right one comes later. The token itself never travels."""
     job = nodes(2)
@@ -284,6 +287,7 @@ def test_a_single_node_listens_on_loopback_only(start_ddplaunch, tmp_path):
     assert launcher.wait() == 0
 
 
+@pytest.mark.slow
 def test_two_jobs_on_one_port(nodes):
     """The second one's node 0 is refused; the first goes on."""
     job = nodes(2)
@@ -322,6 +326,7 @@ def test_logs_of_nodes_that_share_a_file_system(nodes, tmp_path):
     assert [(plan["nnodes"], plan["world_size"], plan["node_rank"]) for plan in plans] == [(2, 2, 0), (2, 2, 1)]
 
 
+@pytest.mark.slow
 def test_a_warning_on_one_node_reaches_the_ranks_of_all(start_ddplaunch, tmp_path):
     write_program(
         tmp_path,
@@ -370,6 +375,7 @@ def test_who_comes_late_and_is_unable_ends_nothing(nodes, tmp_path):
     assert first.wait() == 0, first.stderr()
 
 
+@pytest.mark.slow
 def test_sigterm_on_one_node_takes_it_out_of_an_elastic_job(nodes, tmp_path):
     """So do eviction, spot reclaim and scale-down begin; the others go on, and a late node leaves without effect."""
     waits = "import os\nprint('world', os.environ['WORLD_SIZE'], flush=True)\nopen('gate').read()\n"
@@ -420,6 +426,7 @@ def test_node_0_waits_for_its_own_name(start_ddplaunch, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, run_in_fork):
     """As a spare is that takes the place of a lost node, where homes are shared."""
     waits = "import os, time\nprint('world', os.environ['WORLD_SIZE'], flush=True)\n"

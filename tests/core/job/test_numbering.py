@@ -63,6 +63,7 @@ def test_a_port_that_is_in_use_for_a_moment_is_claimed(monkeypatch):
     claimed.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_the_same_command_for_all_on_one_machine(start_ddplaunch, tmp_path, nodes):
     """All at once: one gets the port and is node 0, each of the others a rank of its own."""
@@ -103,6 +104,7 @@ while os.environ["WORLD_SIZE"] == "2" and not os.path.exists("end"):
 """
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go(start_ddplaunch, tmp_path):
     """One is lost and the others go on; who comes then gets the rank that has become free."""
     write_program(tmp_path, "train.py", WAITS)
@@ -125,6 +127,7 @@ def test_nodes_come_and_go(start_ddplaunch, tmp_path):
     assert "has joined: stopping the ranks, to start again with it" in first.stderr()
 
 
+@pytest.mark.slow
 def test_one_node_too_many_is_refused(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", WAITS)
     words = c10d("1:2", f"127.0.0.1:{free_port()}", "--nproc-per-node", "1", "--start", "exec")

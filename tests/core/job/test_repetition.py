@@ -7,7 +7,7 @@ import pytest
 from ddplaunch.core import messages
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
 from tests.conftest import assert_refused, free_port, write_program
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 from tests.start_modes import FORKED, LIGHT
 
 TRACEBACK = """Traceback (most recent call last):
@@ -163,7 +163,7 @@ def test_what_passes_is_restarted(fields):
 def test_a_restart_on_a_stall_was_asked_for():
     job = Job(min_nodes=1, max_restarts=1, restart_on="transient")
     cut = TimeLimitExpired("the job has stalled", None, may_restart=True)
-    job.coordinator._on_time_limit(cut)
+    job.machine._on_time_limit(cut)
     job.drain(0, job.fail(0, 0))
     (again,) = job.take(messages.Restarting)
     assert isinstance(again, messages.Restarting)

@@ -170,6 +170,7 @@ def test_threads_that_read_their_first_message_at_once():
         assert (done.returncode, done.stdout) == (0, "all read it\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_closed_is_forgotten():
     """What it calls mostly holds it: without the garbage collector nothing of it stays."""
     loop = EventLoop()

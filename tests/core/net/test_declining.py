@@ -24,11 +24,6 @@ def slurm(node_rank: int, nnodes: int = 2) -> dict[str, str]:
     }  # fmt: skip
 
 
-def mpirun(node_rank: int) -> dict[str, str]:
-    named = {"SIZE": 2, "RANK": node_rank, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
-    return {"MASTER_ADDR": "127.0.0.1", **{f"OMPI_COMM_WORLD_{name}": str(value) for name, value in named.items()}}
-
-
 @pytest.fixture
 def step(start_ddplaunch, tmp_path):
     """Start one node of such a job."""
@@ -65,12 +60,6 @@ def test_its_reason_ends_the_job(step, bad, words, expected):
         job.assert_nothing_left()
 
 
-def test_under_mpirun_too(step):
-    jobs = [step(mpirun(rank), *(("--gpus", "7") if rank else ())) for rank in (0, 1)]
-    assert [job.wait(20) for job in jobs] == [2, 2]
-    assert f"Error: node 1 ({HOST}): --gpus 7" in jobs[0].stderr()
-
-
 def test_one_that_is_refused_everywhere_is_refused_at_once(step):
     jobs = [step(slurm(rank), "--gpus", "7") for rank in (0, 1)]
     assert [job.wait(8) for job in jobs] == [2, 2]
@@ -84,6 +73,7 @@ def test_the_reason_is_shown_at_once_and_ctrl_c_ends_the_wait(step):
     assert "Traceback" not in job.stderr()
 
 
+@pytest.mark.slow
 def test_the_token_is_asked_for_here_too(step):
     """Otherwise any program that reaches the port could end the job."""
     zero = step(slurm(0), "--nproc", "1", "--token", "right")
@@ -93,6 +83,7 @@ def test_the_token_is_asked_for_here_too(step):
     assert (zero.wait(20), right.wait(20)) == (0, 0), zero.stderr()
 
 
+@pytest.mark.slow
 def test_who_typed_it_may_type_it_again(start_ddplaunch, tmp_path):
     """Nodes that people start one by one: a slip on one is no end of the job."""
     write_program(tmp_path, "hello.py", "print('hello')")

@@ -90,6 +90,7 @@ def test_last_lines_stand_for_a_missing_traceback(run_ddplaunch, tmp_path):
     assert "| step 1\n" not in done.stderr
 
 
+@pytest.mark.slow
 def test_torchelastics_error_file_is_honoured(run_ddplaunch, tmp_path):
     """What a function with @record writes there is the account of the failure; ours does not overwrite it."""
     script = write_program(

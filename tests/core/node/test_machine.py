@@ -96,6 +96,8 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "a stop without grace kills at once": (
         *BEGIN,
         step(5, stop(grace_s=0), "sweep in 0 s"),
+        step(5, exited(0, -9)),
+        step(5, exited(1, -9)),
         step(5, ev.ProcessesSwept(), "send report 0: 2 stopped"),
     ),
     "a zygote that does not answer the sweep is killed": (
@@ -346,6 +348,7 @@ def test_an_exception_that_came_before_the_stop_is_a_failure():
             step(6, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
         ),
     )
+    assert [(failure.exit_code, failure.signal) for failure in world.machine.attempt.failures] == [(1, None)]
 
 
 def test_a_rank_that_is_failing_gets_no_stop_signal_before_the_grace_is_over():

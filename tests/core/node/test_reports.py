@@ -105,6 +105,7 @@ def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(run_ddplaunch, tmp_p
     assert "then rank 1" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_hint_names_what_the_program_lacks(run_ddplaunch, tmp_path):
     """The terminal, which --stdin gives, and the environment that is active in the shell."""
     script = write_program(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
@@ -137,6 +138,7 @@ def test_an_empty_variable_is_not_the_newest_run(run_in_fork, name):
     assert "name of the run" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to name the machine")
 def test_a_host_name_of_any_bytes_reaches_no_terminal(tmp_path):
     """And the record of the run can be read."""

@@ -103,6 +103,7 @@ def test_an_address_of_another_machine(address):
         ReservedPort(address, 0, nnodes=1)
 
 
+@pytest.mark.slow
 @zygote_and_exec
 def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
     """At the usual 127.0.0.1 those of nearly all tests do."""
@@ -125,6 +126,7 @@ def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
     assert done.stdout.count("met 2 at ::1\n") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"])
 @zygote_and_exec
 def test_init_methods(run_ddplaunch, tmp_path, method, mode):
@@ -153,6 +155,7 @@ def test_init_methods(run_ddplaunch, tmp_path, method, mode):
         assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
     """A store of the script's own on another port, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
     script = write_program(
@@ -178,6 +181,7 @@ def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
     assert done.stdout.count("own store") == 2
 
 
+@pytest.mark.slow
 def test_a_scripts_own_port_that_is_taken_fails(run_ddplaunch, tmp_path):
     """torch's C++ would ignore the error because of TORCHELASTIC_USE_AGENT_STORE, and both ranks would wait."""
     with socket.socket() as other:
@@ -251,24 +255,25 @@ def test_what_a_dry_run_shows_of_the_store(run_in_fork, tmp_path):
 
 @pytest.mark.slow
 def test_a_store_that_is_killed_ends_the_attempt(start_ddplaunch, tmp_path):
-    """As a zygote that is killed does; and who is killed takes the store along."""
+    """As a zygote that is killed does; a launcher that is killed takes the store along."""
     script = write_program(tmp_path, "waits.py", "import signal, torch\nprint('up', flush=True)\nsignal.pause()")
-    for number, victims in enumerate(("store", "store", "launcher", "zygote")):
-        words = ("--max-restarts", str(1 - number)) if number < 2 else ()
-        job = start_ddplaunch("run", "--nproc", "2", *words, script)
-        job.wait_for("up", 2)
-        store = job.store()
-        os.kill({"store": store, "launcher": job.process.pid, "zygote": job.zygote()}[victims], signal.SIGKILL)
-        if number == 0:
-            job.wait_for("up", 4)
-            assert job.store() != store
-            assert f"the store (pid {store}) was ended by SIGKILL" in job.stderr()
-            job.signal(signal.SIGTERM)
-        assert job.wait() == {"store": 137 if number else 143, "launcher": -9, "zygote": 137}[victims]
-        if number == 1:
-            assert f"ddplaunch: the store (pid {store}) was ended by SIGKILL" in job.stderr()
-        job.assert_nothing_left()
-        assert not is_alive(store)
+    job, other = (start_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", script) for _ in range(2))
+    first = second = 0
+    for attempt in (0, 1):
+        job.wait_for("up", 2 * (attempt + 1))
+        first, second = second, job.store()
+        os.kill(second, signal.SIGKILL)
+    assert job.wait() == 137
+    assert first != second
+    for store in (first, second):
+        assert f"the store (pid {store}) was ended by SIGKILL" in job.stderr()
+    other.wait_for("up", 2)
+    store = other.store()
+    other.signal(signal.SIGKILL)
+    assert other.wait() == -9
+    for each in (job, other):
+        each.assert_nothing_left()
+    assert not is_alive(store)
 
 
 def test_a_port_that_is_taken_between_two_attempts_ends_the_job_with_its_reason(start_ddplaunch, tmp_path):

@@ -10,9 +10,10 @@ import pytest
 
 from ddplaunch.core.output.log_message import MessageKind
 from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
-from tests.reference.records import MESSAGE_FIELDS, MESSAGE_KINDS
+from tests.reference.page import tables
 from tests.start_modes import LIGHT
 
+MESSAGE_FIELDS, MESSAGE_KINDS = tables("## What --log-json writes")
 LOG_JSON = ("run", "--log-json", *LIGHT)
 PRINTS = """
     import os

@@ -60,6 +60,7 @@ def test_an_error_breaks_between_words(start_in_terminal, tmp_path):
     assert terminal.history[:2] == ["Error: --grow does not work with", "  --nnodes 2"]
 
 
+@pytest.mark.slow
 def test_lines_are_whole_and_in_order(run_ddplaunch, printer):
     """Two ranks print fast on both streams: no line is torn, lost or out of order."""
     script = printer(
@@ -210,6 +211,7 @@ def test_a_bar_wider_than_the_terminal_is_cut(start_in_terminal, printer):
     assert 50 < terminal.raw.split(b"\x1b[K")[0].count(b"w") < 100
 
 
+@pytest.mark.slow
 def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
     """`| head -1`: the job runs to its end, and its files are complete."""
     script = printer("for i in range(100_000): print('line', i)")
@@ -329,6 +331,7 @@ meet()
 """
 
 
+@pytest.mark.slow
 def test_secondary_failures_are_one_line_each(run_ddplaunch, start_in_terminal, tmp_path):
     """In a terminal the report alone has the cause's traceback; the log folder and an explicit --show have all."""
     write_program(tmp_path, "train.py", FALLS)

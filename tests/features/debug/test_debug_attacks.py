@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -98,7 +99,7 @@ def attached(awaited: bytes = b"") -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(scaled_timeout(10))
         client.connect(debug_socket())
-        client.sendall(frame({"op": "DebugRanks"}))
+        client.sendall(frame({"op": "DebugRanks", "columns": 80, "rows": 24}))
         found = client.recv(1 << 16)
         while awaited not in found:
             found += client.recv(1 << 16)
@@ -121,8 +122,8 @@ def test_time_limits_run_again_when_a_client_goes_in_the_moment_in_which_a_rank_
     """Its line has gone to the rank, which has not reported yet that it steps."""
     job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(3):.0f}"))
     wait_for_stops(job)
-    with attached(b"(rank 1)") as client:
-        client.sendall(frame({"op": "LineInput", "rank": 1, "line": "n"}))
+    with attached(b64encode(b"(rank 1) ")) as client:
+        client.sendall(frame({"op": "KeyInput", "data": b64encode(b"n\r").decode()}))
     assert job.wait() == 124
     assert "expired" in job.stderr()
 
@@ -231,10 +232,10 @@ def test_a_rank_whose_user_leaves_as_it_asks_for_a_terminal_does_not_stop(tmp_pa
 NONSENSE = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x00\x00\x00\x05{nope",
-    {"op": "LineInput", "rank": "one", "line": 4},
-    {"op": "LineInput", "rank": 77, "line": "q"},
-    {"op": "KeyInput", "rank": 1, "data": "no base64"},
-    {"op": "TerminalResized", "rank": 1, "columns": -1, "rows": 24},
+    {"op": "LineInput", "rank": 1, "line": "q"},
+    {"op": "KeyInput", "data": 4},
+    {"op": "KeyInput", "data": "no base64"},
+    {"op": "TerminalResized", "columns": -1, "rows": 24},
     {"op": "CompletionRequest", "rank": 1, "line": "p lo\udcff"},
     {"op": "DetachUser", "rank": 1},
     b"\x7f\xff\xff\xff",

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,8 +24,6 @@ WAITS = "import os, time\nprint('up', flush=True)\ntime.sleep(600)\n"
 STOPS = (
     "import os, signal\nprint('up', flush=True)\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGSTOP)\n"
 )
-
-Top = Callable[..., TerminalEmulator]
 
 
 @pytest.fixture
@@ -48,16 +45,8 @@ def job(start_ddplaunch, tmp_path, runtime_dir):
 
 
 @pytest.fixture
-def top(tmp_path, runtime_dir) -> Iterator[Top]:
-    begun: list[TerminalEmulator] = []
-
-    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> TerminalEmulator:
-        begun.append(TerminalEmulator(ddplaunch_command("top", *words), tmp_path, env, **size))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.close()
+def top(at_terminal, runtime_dir):
+    return lambda *words, **options: at_terminal(ddplaunch_command("top", *words), **options)
 
 
 def name(job) -> str:
@@ -79,6 +68,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.slow
 def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
     """Another command has the terminal, and Ctrl-C, until the user leaves it."""
     write_program(tmp_path, "train.py", BUSY)
@@ -123,6 +113,7 @@ def test_a_look_and_away(job, top):
     assert mine.stderr() == ""
 
 
+@pytest.mark.slow
 def test_keys(job, top):
     """What they print is shown in place of the table; Esc brings that back."""
     mine = job("keys")
@@ -157,6 +148,7 @@ def test_keys(job, top):
     assert "ended, exit code 130" in each.raw.decode().rpartition("\x1b[?1049l")[2]
 
 
+@pytest.mark.slow
 def test_who_is_stopped(job, top):
     mine = job("stopped", STOPS + WAITS)
     each = top("stopped")
@@ -171,6 +163,7 @@ def test_who_is_stopped(job, top):
     each.until("no rank matches the filter")
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_suspended_and_ends(job, top):
     mine = job("suspended")
     each = top("suspended")
@@ -218,6 +211,7 @@ def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
     assert (answers, ends) == ([], ["lost"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_signals_give_the_terminal_back(job, top, full):
     """However the viewer ends, the job goes on."""
@@ -250,10 +244,11 @@ def test_signals_give_the_terminal_back(job, top, full):
     assert mine.process.poll() is None
 
 
-def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaunch):
+@pytest.mark.slow
+def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_in_fork):
     mine = job("once")
     for ranks in ("1", "running", ""):
-        done = run_ddplaunch("top", "once", *(("--ranks", ranks) if ranks else ()))
+        done = run_in_fork("top", "once", *(("--ranks", ranks) if ranks else ()))
         assert (done.returncode, done.stderr) == (0, "")
         first, *others = done.stdout.splitlines()
         assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
@@ -262,7 +257,7 @@ def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaun
     assert dumb.end() == 0
     assert dumb.rows[-1] == "0 .."
     assert b"\x1b" not in dumb.raw
-    found = json.loads(run_ddplaunch("top", "once", "--json").stdout)
+    found = json.loads(run_in_fork("top", "once", "--json").stdout)
     assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
     assert (found["status"]["run_id"], found["status"]["state"]) == ("once", "running")
     assert found["doing"] == {"0": "running", "1": "running"}
@@ -271,6 +266,7 @@ def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaun
     assert found["memory"]["0"] > 1 << 20
 
 
+@pytest.mark.slow
 def test_which_job(job, top, run_in_fork):
     for run in ("first", "second"):
         job(run, WAITS, 2, "--no-history")  # the history may be written to in another order
@@ -304,5 +300,5 @@ def test_without_a_viewer_it_costs_nothing(job, top):
     each.end()
     time.sleep(0.5)  # not as synchronisation: in this time nothing may happen
     before = switches()
-    time.sleep(2)
+    time.sleep(2)  # likewise
     assert switches() - before <= 1

@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch.Session``, whose ranks stay between calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.features.python.test_launch import Python, python
@@ -46,6 +44,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks_keep_their_state(python: Python):
     assert python(CALLS).splitlines() == [
         "[[(3.0, 1), (3.0, 1)], [(5.0, 2), (5.0, 2)]]",
@@ -55,6 +54,7 @@ def test_ranks_keep_their_state(python: Python):
     ]
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_ends_the_session(python: Python):
     body = """
 import io
@@ -159,6 +159,7 @@ if __name__ == "__main__":
     assert gone == f"ddplaunch: {ENDED}"
 
 
+@pytest.mark.slow
 def test_threads_take_turns(python: Python):
     body = """
 def echo(x):
@@ -180,30 +181,7 @@ if __name__ == "__main__":
     assert python(body) == "100 True\n"
 
 
-@pytest.mark.ci
-def test_a_call_that_hangs(python: Python):
-    body = """
-def hang():
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    if rank() == 1:
-        time.sleep(1000)
-    dist.barrier()
-
-if __name__ == "__main__":
-    with Session(nproc=2, restart=True) as session:
-        session.run(rank)
-        try:
-            session.run(hang, timeout=3)
-        except LaunchError as error:
-            print(error)
-        print(session.run(rank))
-"""
-    first, second = python(body).splitlines()
-    assert first.startswith("the call timed out: rank 0 waits in barrier #1 of default_pg")
-    assert second == "[0, 1]"
-
-
+@pytest.mark.slow
 def test_a_session_that_is_never_closed(python: Python):
     assert python("session = Session(nproc=2, preload='threading')\nprint(session.run(rank))\n") == "[0, 1]\n"
     assert "ZeroDivisionError" in python(

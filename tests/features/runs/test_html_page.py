@@ -334,14 +334,3 @@ def test_the_search(tmp_path):
         ["rank 1|<b>LOSS</b> is nan"],
         [],
     ]
-
-
-@needs_browser
-@pytest.mark.slow
-def test_the_browser_would_have_reported_it(tmp_path):
-    bad = tmp_path / "bad.html"
-    bad.write_text(f"<!DOCTYPE html><body>{EVIL}<p style='width: 3000px'>wide</p></body>")
-    seen = open_page(bad, tmp_path)
-    assert any('"ran"' in each for each in seen.console)
-    assert seen.requests == ["http://127.0.0.1:9/x"]
-    assert measure_page(bad, tmp_path, width=400).wide == ["P"]

@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from tests.conftest import assert_refused, free_port, write_program
-from tests.features.runs.test_history import keep, state  # noqa: F401
+from tests.features.runs.test_history import keep
 from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
@@ -44,7 +44,6 @@ def served(start_ddplaunch):
         process = start_ddplaunch("report", *words)
         process.wait_for("Ctrl-C stops this server")
         match = re.search(r"http://127\.0\.0\.1:(\d+)(/[\w-]{22}/) shows", process.stdout())
-        assert match
         return process, int(match[1]), match[2]
 
     return begin
@@ -57,6 +56,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str):
     return answer.status, answer.headers, answer.read().decode()
 
 
+@pytest.mark.slow
 def test_a_job_while_it_runs_and_after(job, served, tmp_path):
     process, port, path = served(RUN, "--serve")
     status, headers, text = ask(port, path)

@@ -3,8 +3,6 @@
 tests/gridengine does so with a real Grid Engine, tests/slurm with a real Slurm.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Tests of reading the output of LSF's programs."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.features.submit.lsf import parse_bhist, parse_bjobs

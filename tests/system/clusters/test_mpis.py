@@ -248,24 +248,14 @@ def test_one_that_fails_on_a_host_ends_all(on_hosts, package, tmp_path):
     assert "ddplaunch: rank 1 exited with code 7 (on n1)" in out
 
 
-@pytest.mark.parametrize("package", WHEELS)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_its_end_is_that_of_all_hosts(on_hosts, package, tmp_path, how):
+@pytest.mark.parametrize(
+    ("package", "placed"), [*((name, "a host each") for name in MPIS), ("openmpi-bin", "a rank each")]
+)
+def test_its_end_is_that_of_all_hosts(on_hosts, package, tmp_path, placed, how):
     write_program(tmp_path, "train.py", SLEEPS)
-    run = on_hosts(MPIS[package][1], "train.py")
-    wait_for_lines(run, 2)
+    run = on_hosts(MPIS[package][1] if placed == "a host each" else A_RANK_EACH, "train.py")
+    wait_for_lines(run, 2 if placed == "a host each" else 3)
     run.send_signal(how)
     out, _ = run.communicate(timeout=scaled_timeout(60))
     assert run.returncode != 0, out
-
-
-@only_debians
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("options", [_MPIRUN, A_RANK_EACH], ids=["a host each", "a rank each"])
-def test_the_end_of_mpirun_is_that_of_all_hosts(on_hosts, tmp_path, options, how):
-    write_program(tmp_path, "train.py", SLEEPS)
-    run = on_hosts(options, "train.py")
-    wait_for_lines(run, 2 if options is _MPIRUN else 3)
-    run.send_signal(how)
-    out, _ = run.communicate(timeout=scaled_timeout(60))
-    assert run.returncode in (1, -how), out

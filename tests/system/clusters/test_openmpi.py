@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.base.errors import UsageError
 from ddplaunch.system.clusters import openmpi_pmix
 from ddplaunch.system.clusters.cluster_env import RankAssignment
 from ddplaunch.system.clusters.systems.rank_launchers import openmpi as system
@@ -134,23 +133,3 @@ def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, i
 
 def test_jsrun_is_left_to_lsf() -> None:
     assert system.detect({**openmpi(1, 4, 1, 2), "JSM_NAMESPACE_RANK": "1"}) is None
-
-
-@pytest.mark.parametrize("name", ["SIZE", "LOCAL_RANK", "LOCAL_SIZE"])
-def test_a_missing_variable_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"OMPI_COMM_WORLD_{name} is not set"):
-        system.detect({**OPENMPI_4, f"OMPI_COMM_WORLD_{name}": ""})
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK=x is not a number"),
-        ({"OMPI_COMM_WORLD_RANK": "4"}, "openmpi's rank 4 and its size 4 contradict"),
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "4"}, "local rank 4 and .* local size 4"),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local size 5 and .* size 4"),
-    ],
-)
-def test_what_cannot_be(changed: dict[str, str], expected: str) -> None:
-    with pytest.raises(UsageError, match=expected):
-        system.detect({**OPENMPI_4, **changed})

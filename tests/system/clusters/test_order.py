@@ -147,15 +147,6 @@ def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
         assert "--master-addr" in cluster_env.notes[-1]
 
 
-def test_mpirun_takes_address_and_port_from_the_allocation(tmp_path: Path) -> None:
-    nodefile = tmp_path / "nodes"
-    nodefile.write_text("n1\nn1\nn2\nn2\n")
-    cluster_env = require_detected(detect({**PBS, "PBS_NODEFILE": str(nodefile), **HYDRA}))
-    assert (cluster_env.cluster, cluster_env.address) == ("mpich", "n1")
-    assert cluster_env.port
-    assert cluster_env.variables[-1] == "PBS_NODEFILE"
-
-
 def test_nothing_here() -> None:
     assert detect({}) is None
     assert detect({"PATH": "/usr/bin", "HOSTNAME": "n1", "SLURM_JOB_ID": "", "LOCAL_RANK": ""}) is None
@@ -197,6 +188,7 @@ def toy(environ):
 """
 
 
+@pytest.mark.slow
 def test_a_new_system_is_one_file(tmp_path: Path) -> None:
     (copy_package(tmp_path) / "system/clusters/systems/toy.py").write_text(TOY)
     here = {"TOY_NODES": "2", "TOY_NODE": "1"}

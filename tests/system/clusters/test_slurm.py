@@ -15,10 +15,6 @@ from ddplaunch.system.clusters.systems.slurm_env import slurm as system
 from tests.system.clusters.recorded_environments import SLURM_BATCH, SLURM_TASK, slurm_step
 
 
-def without(environ: dict[str, str], *names: str) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name not in names}
-
-
 def test_nothing_without_slurm() -> None:
     assert system.detect({"SLURM_CONF": "/etc/slurm/slurm.conf", "SLURM_PROCID": "0"}) is None
 
@@ -159,14 +155,14 @@ NEEDED = [
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_missing_variable_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is not set"):
-        system.detect(without(SLURM_TASK, name))
+        system.detect({**SLURM_TASK, name: ""})
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_ID", *NEEDED[2:]])
-@pytest.mark.parametrize("value", ["two", "-1", "1.5", "٣", "9" * 5000])
-def test_a_variable_that_is_no_number_is_named(name: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}={value} is not a number"):
-        system.detect({**SLURM_TASK, name: value})
+def test_a_variable_that_is_no_number_is_named(name: str) -> None:
+    for value in ("two", "-1", "1.5", "٣", "9" * 5000):
+        with pytest.raises(UsageError, match=f"{name}={value} is not a number"):
+            system.detect({**SLURM_TASK, name: value})
 
 
 def test_a_node_list_that_does_not_parse_is_named() -> None:

@@ -342,6 +342,14 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("pals", {"PMIX_RANK": "2"}, "PALS_RANKID=3 and PMIX_RANK=2 contradict each other"),
     ("mpich", {"PMIX_RANK": "1"}, "PMI_RANK=4 and PMIX_RANK=1 contradict each other"),
     *(("mpich", {name: "1x"}, f"{name}=1x is not a number") for name in sorted(set(HYDRA) - {"PMI_FD"})),
+    *(
+        ("openmpi", {f"OMPI_COMM_WORLD_{name}": ""}, f"OMPI_COMM_WORLD_{name} is not set")
+        for name in ("SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    ),
+    ("openmpi", {"OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK=x is not a number"),
+    ("openmpi", {"OMPI_COMM_WORLD_RANK": "4"}, "openmpi's rank 4 and its size 4 contradict"),
+    ("openmpi", {"OMPI_COMM_WORLD_LOCAL_RANK": "4"}, "local rank 4 and .* local size 4"),
+    ("openmpi", {"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local size 5 and .* size 4"),
     ("mvapich", {"MV2_COMM_WORLD_LOCAL_RANK": ""}, "MV2_COMM_WORLD_LOCAL_RANK is not set"),
     ("flux", {"FLUX_JOB_NNODES": ""}, "FLUX_JOB_NNODES is not set"),
     ("skypilot", {"SKYPILOT_NUM_NODES": "3"}, r"NUM_NODES=3 and SKYPILOT_NODE_IPS=10.0.0.4,10.0.0.5 \(nodes: 2\)"),
@@ -709,15 +717,9 @@ SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_S
     ("name", "shared", "first", "second"),
     [
         (
-            "pai",
-            {"WORLD_SIZE": "2", "NPROC_PER_NODE": "1"},
-            {"RANK": "0", "MASTER_ADDR": "localhost"},  # as the masters of some platforms do
-            {"RANK": "1", "MASTER_ADDR": "127.0.0.1"},
-        ),
-        (
             "runpod",
             {"WORLD_SIZE": "2", "NUM_NODES": "2", "NUM_TRAINERS": "1"},
-            {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},
+            {"NODE_RANK": "0", "MASTER_ADDR": "localhost"},  # as the masters of some platforms do
             {"NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1"},
         ),
         (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.package_copy import copy_package, run_copy
 
 TOY = """
@@ -29,6 +31,7 @@ TOY = Vendor("toy", "Toy", "toy", _read, _inherited, _select, backend="tccl", ma
 """
 
 
+@pytest.mark.slow
 def test_a_new_vendor_is_a_file_and_a_line(tmp_path: Path) -> None:
     package = copy_package(tmp_path)
     (package / "system/devices/toy.py").write_text(TOY)

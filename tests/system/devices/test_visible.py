@@ -310,6 +310,7 @@ def test_gpus_flag_with_mig() -> None:
         ("-1", f"--gpus -1: {NO_SUCH_GPU} -1", "give indices, "),
         ("MIG-1", f"--gpus MIG-1: {NO_SUCH_GPU} MIG-1", "give indices, "),
         ("0,,1", "--gpus 0,,1: an entry is empty", "give indices, "),
+        ("٣", f"--gpus ٣: {NO_SUCH_GPU} ٣", "give indices, "),
         ("", "--gpus names no GPU", "give indices, "),
     ],
 )

@@ -161,6 +161,7 @@ def test_well_known_names_are_filled_in(parameters, expected):
     assert call(f"def main({parameters}): return {names}") == expected
 
 
+@pytest.mark.slow
 def test_device():
     torch = pytest.importorskip("torch")
     assert call("def main(device): return device") == torch.device("cpu")

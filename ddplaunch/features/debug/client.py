@@ -1,0 +1,130 @@
+"""The client of ``ddplaunch debug``: sends the user's keys or lines to the launcher, and shows the bytes it sends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+
+from ddplaunch.base.connection import Connection
+from ddplaunch.base.errors import EXIT_SIGNAL
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.local_sockets import peer_uid
+from ddplaunch.base.tty import Keyboard, can_move_cursor, in_foreground, is_interactive, restore_terminal, window_size
+from ddplaunch.cli.client import JobNotResponding
+from ddplaunch.core.output.sink import Sink
+from ddplaunch.features.debug.messages import MAX_INPUT_BYTES, KeyInput, TerminalResized, UserOutput
+from ddplaunch.features.debug.request import DebugRanks
+from ddplaunch.features.debug.user_terminals import CLEAR_ROW, ESCAPE_KEY, RESET_TERMINAL
+
+STUCK_TIMEOUT_S = 86400.0  # the user may have stopped the output, by Ctrl-S or a pager
+
+
+class DebugClient:
+    """Connects one user's terminal or pipe to a job."""
+
+    def __init__(self, path: str, rank: int | None) -> None:
+        """Connect to the control socket at ``path``; raise JobNotResponding if that fails."""
+        self._loop = EventLoop()
+        self._at_terminal = os.isatty(0) and is_interactive(1) and can_move_cursor()
+        self._output = Sink(self._loop, 1, STUCK_TIMEOUT_S)
+        self._keyboard = Keyboard(self._loop, self._send_input)
+        self._is_raw = self._input_ended = False
+        self._has_sent_input = False  # which the launcher has not handled
+        self._code: int | None = None
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(path)
+            if peer_uid(sock) != os.geteuid():
+                raise PermissionError(errno.EPERM, "it belongs to another user")
+        except OSError as error:
+            sock.close()
+            raise JobNotResponding(f"{path}: {error.strerror}", "the job may have ended") from None
+        self._connection = Connection[UserOutput](
+            self._loop, sock, DebugRanks.answers, self._on_output, lambda why: self._on_lost()
+        )
+        self._connection.send(DebugRanks(rank, *(window_size(1) if self._at_terminal else (0, 0))))
+
+    def run(self) -> int:
+        """Send the user's input until the user leaves or the job ends; return the exit code."""
+        with restore_terminal():
+            self._loop.add_signal_handlers(
+                [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], self._on_signal
+            )
+            if self._at_terminal:
+                self._loop.add_signal_handlers([signal.SIGTSTP], lambda number: self._suspend())
+                self._loop.add_signal_handlers([signal.SIGWINCH, signal.SIGCONT], lambda number: self._restore())
+                if not in_foreground(0):
+                    self._restore()
+            self._watch_input()
+            while self._code is None or not (self._output.is_drained or self._code >= EXIT_SIGNAL):
+                self._loop.run_once()
+            self._reset_row()
+            self._keyboard.stop()
+        return self._code
+
+    def _on_output(self, message: UserOutput) -> None:
+        if message.is_raw != self._is_raw:
+            self._is_raw = message.is_raw
+            self._start_keyboard()
+        self._output.write(message.data)
+        if message.is_input_taken:
+            self._has_sent_input = False
+            self._watch_input()
+        if message.exit_code is not None:
+            self._code = message.exit_code
+
+    def _on_lost(self) -> None:
+        if self._code is None:
+            self._reset_row()
+            self._output.write(b"ddplaunch: the job has ended\n")
+            self._code = 0
+
+    def _on_signal(self, number: int) -> None:
+        self._code = EXIT_SIGNAL + number
+
+    def _reset_row(self) -> None:
+        if self._at_terminal:
+            self._output.write(RESET_TERMINAL if self._is_raw else CLEAR_ROW)
+        self._is_raw = False
+
+    def _suspend(self) -> None:
+        self._output.write(CLEAR_ROW)
+        self._keyboard.stop()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _restore(self) -> None:
+        """Called when the terminal has another size, or this client is continued, maybe in the background."""
+        self._start_keyboard()
+        self._connection.send(TerminalResized(*(window_size(1) if in_foreground(0) else (0, 0))))
+
+    def _start_keyboard(self) -> None:
+        self._keyboard.start(raw=self._is_raw)
+        if self._has_sent_input:
+            self._keyboard.pause()
+
+    def _watch_input(self) -> None:
+        """Read the next input; a terminal or pipe once there is some."""
+        if self._at_terminal:
+            return self._start_keyboard()
+        try:
+            self._loop.watch_fd(0, self._on_readable)
+        except PermissionError:  # a regular file, which epoll refuses: it can be read at once
+            self._loop.call_soon(self._on_readable)
+
+    def _on_readable(self) -> None:
+        if not self._input_ended:
+            data = os.read(0, MAX_INPUT_BYTES)
+            self._input_ended = not data
+            self._send_input(data)
+
+    def _send_input(self, data: bytes) -> None:
+        """Send input; more is read when the launcher has handled it."""
+        self._has_sent_input = True
+        self._is_raw &= ESCAPE_KEY not in data  # Ctrl-C works after it, whether or not the launcher does
+        if self._at_terminal:
+            self._start_keyboard()
+        else:
+            self._loop.unwatch_fd(0)
+        self._connection.send(KeyInput(data))

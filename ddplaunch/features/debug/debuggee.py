@@ -1,0 +1,67 @@
+"""A rank that is debugged, and what its debug server calls of the user who debugs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from ddplaunch.base.connection import Connection
+from ddplaunch.base.event_loop import Timer
+from ddplaunch.features.debug.messages import FromDebugger, RankStopped
+from ddplaunch.features.debug.rank_terminal import RankTerminal
+
+
+class Debuggee(Struct):
+    """A rank that has stopped in its debugger before; ``stopped``: now."""
+
+    connection: Connection[FromDebugger]
+    stopped: RankStopped | None = None
+    is_stepping: bool = False
+    tool: str = ""  # its debugger, which draws on the terminal of the rank; "" for lines
+    is_arriving: bool = False  # it has just stopped: its prompt follows
+    detached: bool = False  # its user has left; it may notice that only at its next stop
+    output: bytes = b""  # since it stopped, or since the last input line
+    prompt: str = ""  # of the input line that it waits for; "" while it runs
+    timer: Timer | None = None
+    terminal: RankTerminal | None = None  # for a debugger that needs one
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is in its debugger, or will soon be again."""
+        return self.stopped is not None or self.is_stepping
+
+    def end_terminal(self) -> None:
+        if self.terminal:
+            self.terminal.close()
+        self.terminal = None
+
+
+class DebugUser(Protocol):
+    """A user's prompt; it is called only while this user is in control."""
+
+    guard: Callable[[Callable[..., None]], Callable[..., None]]
+    """Isolates it: a bug in the prompt of a client costs this client, no rank."""
+
+    def on_attached(self) -> None: ...
+
+    def on_taken_over(self) -> None:
+        """Another user has control now."""
+
+    def on_rank_stopped(self, rank: int) -> None: ...
+
+    def on_rank_output(self, rank: int, data: bytes) -> None: ...
+
+    def on_rank_prompt(self, rank: int) -> None: ...
+
+    def on_rank_resumed(self, rank: int) -> None: ...
+
+    def on_completions(self, begin: int, words: Sequence[str]) -> None: ...
+
+    def on_terminal_output(self, rank: int, data: bytes) -> None: ...
+
+    def show_note(self, text: str) -> None: ...
+
+    def refuse(self, text: str) -> None:
+        """The rank that the user has requested cannot be stopped."""
