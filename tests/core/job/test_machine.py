@@ -409,6 +409,14 @@ def test_an_interrupt_ends_the_wait_for_nodes():
     assert job.outcome(0).outcome.code == 143
 
 
+def test_ctrl_c_ends_the_wait_before_a_restart():
+    job = Job(max_restarts=1, restart_backoff=600.0)
+    job.drain(0, job.fail(0, 0))
+    assert job.take(messages.Restarting)
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    assert job.outcome(0).outcome.code == 130
+
+
 def test_an_elastic_job_waits_a_while_for_more():
     job = Job(min_nodes=2, max_nodes=4, join_window=30.0)
     job.wait(100)
