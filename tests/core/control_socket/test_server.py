@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,23 @@ def run(start_ddplaunch, runtime) -> Run:
         return job
 
     return begin
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory) -> Iterator[BackgroundJob]:
+    """Two ranks that run; its tests only ask their job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", runtime := str(tmp_path_factory.mktemp("r")))
+        words = ("run", "--nproc", "2", "--no-history", "--no-python", "sh", "-c", SLEEPS)
+        job = BackgroundJob(tmp_path_factory.mktemp("asked"), words, {"XDG_RUNTIME_DIR": runtime})
+        try:
+            job.wait_for("up", 2)
+            job.path = door(job)
+            show(job)
+            yield job
+        finally:
+            job.signal(signal.SIGTERM)
+            job.wait()
 
 
 def door(job: BackgroundJob) -> str:
@@ -123,23 +140,21 @@ def test_stop(run, runtime):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
-@pytest.mark.parametrize("opened", [False, True], ids=["kept out by the folder", "kept out by its uid"])
-def test_another_user_is_refused(run, runtime, opened):
+def test_another_user_is_refused(run, runtime):
+    """It is kept out by the folder, and where that is open by its uid."""
     job = run()
-    if opened:
-        for each in [*runtime.parents, runtime, Path(job.path).parent, Path(job.path)]:
-            if each.stat().st_uid == 0 and str(each).startswith(str(runtime.parents[1])):
-                each.chmod(0o777)
     text = (
         "import os, socket, sys\nos.chdir('/')\ns = socket.socket(socket.AF_UNIX)\n"
         f"os.setgid(65534); os.setuid(65534)\ns.connect({job.path!r})\n"
         f"s.sendall({encode(StatusQuery())!r})\nsys.exit(7 if not s.recv(1) else 8)"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
-    if opened:
-        assert done.returncode == 7 or "BrokenPipeError" in done.stderr or "ConnectionReset" in done.stderr
-    else:
-        assert "PermissionError" in done.stderr
+    assert "PermissionError" in done.stderr
+    for each in [*runtime.parents, runtime, Path(job.path).parent, Path(job.path)]:
+        if each.stat().st_uid == 0 and str(each).startswith(str(runtime.parents[1])):
+            each.chmod(0o777)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 7 or "BrokenPipeError" in done.stderr or "ConnectionReset" in done.stderr
     assert show(job).state is JobState.RUNNING
 
 
@@ -155,27 +170,23 @@ GARBAGE = [
 ]
 
 
-def test_garbage_is_dropped_and_a_connection_is_for_one_request(run):
-    job = run()
-    show(job)
+def test_garbage_is_dropped_and_a_connection_is_for_one_request(asked):
     for sent in (*GARBAGE, encode(StatusQuery()) + encode(StopJobRequest())):
-        with call(job.path) as sock:
+        with call(asked.path) as sock:
             sock.sendall(sent)
             try:
                 while sock.recv(1 << 16):
                     assert sent not in GARBAGE
             except ConnectionResetError:
                 pass  # it was closed before all was read
-        assert show(job).state is JobState.RUNNING
+        assert show(asked).state is JobState.RUNNING
 
 
 @pytest.mark.slow
-def test_silent_clients_do_not_keep_others_out_for_long(run):
-    job = run()
-    show(job)
-    silent = [call(job.path) for _ in range(MAX_CLIENTS)]
+def test_silent_clients_do_not_keep_others_out_for_long(asked):
+    silent = [call(asked.path) for _ in range(MAX_CLIENTS)]
     began = time.monotonic()
-    assert client.send_request(job.path, StatusQuery(), scaled_timeout(30)).state is JobState.RUNNING
+    assert client.send_request(asked.path, StatusQuery(), scaled_timeout(30)).state is JobState.RUNNING
     assert time.monotonic() - began > CONNECTION_TIMEOUT_S / 2
     for each in silent:
         assert each.recv(1) == b""
@@ -212,19 +223,17 @@ def test_a_process_that_has_a_killed_launchers_pid_now_does_not_keep_its_socket(
     assert not list(runtime.rglob("*.1")), "a client removes what is left"
 
 
-def test_a_client_that_does_not_read_and_a_stopped_launcher_delay_no_other(run):
-    job = run()
-    show(job)
-    with call(job.path) as sock:
+def test_a_client_that_does_not_read_and_a_stopped_launcher_delay_no_other(asked):
+    with call(asked.path) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         sock.sendall(encode(StatusQuery()))
-        assert show(job).state is JobState.RUNNING
-    os.kill(job.process.pid, signal.SIGSTOP)
+        assert show(asked).state is JobState.RUNNING
+    os.kill(asked.process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(JobNotResponding, match=r"is suspended \(PID \d+\)"):
-            client.send_request(job.path, StatusQuery(), 0.5)
+            client.send_request(asked.path, StatusQuery(), 0.5)
     finally:
-        os.kill(job.process.pid, signal.SIGCONT)
+        os.kill(asked.process.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("variables", [{"HOME": "/proc/no"}, {"XDG_RUNTIME_DIR": "/proc/no"}, {"TMPDIR": "/proc/no"}])
@@ -274,21 +283,20 @@ def test_no_folder_no_door(monkeypatch):
     door.close()
 
 
-def test_more_than_it_takes_at_a_time(run):
+def test_more_than_it_takes_at_a_time(asked):
     """All places are taken, and all that the kernel has for those who wait: the next waits for its turn."""
-    job = run()
     others = []
     while len(others) < 500:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         others.append(sock)
         try:
-            sock.connect(job.path)
+            sock.connect(asked.path)
         except BlockingIOError:
             break
     with pytest.raises(JobNotResponding) as raised:
-        client.send_request(job.path, StatusQuery(), 0.2)
+        client.send_request(asked.path, StatusQuery(), 0.2)
     assert "did not reply within 0.2 s" in raised.value.message
     assert "try again" in (raised.value.hint or "")
     for sock in others:
         sock.close()
-    assert client.send_request(job.path, StatusQuery()).world_size == 2
+    assert client.send_request(asked.path, StatusQuery()).world_size == 2

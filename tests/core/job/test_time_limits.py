@@ -16,7 +16,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, 
 from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
 from ddplaunch.features.inspect.messages import StallSuspected
 from ddplaunch.features.inspect.options import Hangs
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 from tests.features.inspect.diagnosis.test_stall import rank
 
 

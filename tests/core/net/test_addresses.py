@@ -71,30 +71,19 @@ def hosts(network, tmp_path):
     return lambda count=2, **options: Hosts(tmp_path, network(count, **options))
 
 
-def test_an_ipv4_address(hosts):
-    assert hosts().show("10.77.0.10") == [["10.77.0.10", "eth0", "None", "None"]] * 2
-
-
-def test_an_ipv4_address_where_the_own_name_is_127_0_1_1(hosts):
-    """As Debian's installer has it."""
-    assert hosts(debian_hosts=True).reduce("10.77.0.10") == [["10.77.0.10", "eth0", "None", "None"]] * 2
-
-
-def test_an_ipv6_address(hosts):
-    assert hosts().reduce("fd77::10") == [["fd77::10", "eth0", "None", "None"]] * 2
-
-
-def test_a_name_is_the_address_of_ipv6(hosts):
-    assert hosts().show("n0") == [["fd77::10", "eth0", "None", "None"]] * 2
-
-
-def test_the_published_address_is_the_one_that_peers_reach(hosts):
-    assert hosts(second=True).show("10.78.0.10") == [["10.78.0.10", "eth1", "None", "None"]] * 2
-
-
-def test_an_interface_can_be_chosen(hosts):
-    job = hosts(second=True)
-    assert job.reduce("10.78.0.10", "--interface", "eth1") == [["10.78.0.10", "eth1", "eth1", "None"]] * 2
+@pytest.mark.parametrize(
+    ("made", "how", "address", "options", "printed"),
+    [
+        ({}, "show", "10.77.0.10", (), "10.77.0.10 eth0 None None"),
+        ({"debian_hosts": True}, "reduce", "10.77.0.10", (), "10.77.0.10 eth0 None None"),  # its own name is 127.0.1.1
+        ({}, "reduce", "fd77::10", (), "fd77::10 eth0 None None"),
+        ({}, "show", "n0", (), "fd77::10 eth0 None None"),
+        ({"second": True}, "show", "10.78.0.10", (), "10.78.0.10 eth1 None None"),
+        ({"second": True}, "reduce", "10.78.0.10", ("--interface", "eth1"), "10.78.0.10 eth1 eth1 None"),
+    ],
+)
+def test_ranks_meet_at_the_address_that_peers_reach(hosts, made, how, address, options, printed):
+    assert getattr(hosts(**made), how)(address, *options) == [printed.split()] * 2
 
 
 def test_what_the_user_has_set_stays(hosts):

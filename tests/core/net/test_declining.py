@@ -24,11 +24,6 @@ def slurm(node_rank: int, nnodes: int = 2) -> dict[str, str]:
     }  # fmt: skip
 
 
-def mpirun(node_rank: int) -> dict[str, str]:
-    named = {"SIZE": 2, "RANK": node_rank, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
-    return {"MASTER_ADDR": "127.0.0.1", **{f"OMPI_COMM_WORLD_{name}": str(value) for name, value in named.items()}}
-
-
 @pytest.fixture
 def step(start_ddplaunch, tmp_path):
     """Start one node of such a job."""
@@ -63,12 +58,6 @@ def test_its_reason_ends_the_job(step, bad, words, expected):
         assert "Traceback" not in job.stderr()
         assert job.stdout() == "" or (late and rank == 0), "a rank there may have begun meanwhile"
         job.assert_nothing_left()
-
-
-def test_under_mpirun_too(step):
-    jobs = [step(mpirun(rank), *(("--gpus", "7") if rank else ())) for rank in (0, 1)]
-    assert [job.wait(20) for job in jobs] == [2, 2]
-    assert f"Error: node 1 ({HOST}): --gpus 7" in jobs[0].stderr()
 
 
 def test_one_that_is_refused_everywhere_is_refused_at_once(step):

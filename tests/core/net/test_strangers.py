@@ -29,34 +29,27 @@ def refused(job, count: int, body) -> list[FakePeer]:
 
 
 @pytest.mark.slow
-def test_those_with_another_token_are_soon_gone(start_ddplaunch, tmp_path):
-    job = Nodes(start_ddplaunch, tmp_path, 2, "--token", "s3cret")
-    launcher = job.start(0)
+def test_connections_that_are_refused_are_soon_gone(start_ddplaunch, tmp_path):
+    """Those without the token before the job starts, and those that come when it runs."""
+    write_program(tmp_path, "waits.py", WAITS)
+    job = Nodes(start_ddplaunch, tmp_path, 2, "--token", "s3cret", "--grace", "1")
+    launcher = job.start(0, target="waits.py")
     job.call().close()
     wait_until(lambda: "1/2 nodes joined" in launcher.stderr(), "the account")
     before = held(launcher)
     peers = refused(job, 40, make_hello())
     assert held(launcher) <= before + 41
     wait_until(lambda: held(launcher) <= before, "the end of their connections")
-    second = job.start(1)
-    assert (launcher.wait(), second.wait()) == (0, 0)
+    second = job.start(1, target="waits.py")
+    for each in (launcher, second):
+        each.wait_for("up")
     assert "its token" not in second.stderr()
     assert "40 it has no token" in launcher.stderr()
-    del peers
-
-
-@pytest.mark.slow
-def test_those_that_come_too_late_are_soon_gone(start_ddplaunch, tmp_path):
-    write_program(tmp_path, "waits.py", WAITS)
-    job = Nodes(start_ddplaunch, tmp_path, 2, "--grace", "1")
-    jobs = [job.start(rank, target="waits.py") for rank in (0, 1)]
-    for each in jobs:
-        each.wait_for("up")
-    before = held(jobs[0])
-    peers = refused(job, 40, make_hello(node_spec=make_node_spec(1)))
-    wait_until(lambda: held(jobs[0]) <= before, "the end of their connections")
-    jobs[0].signal(signal.SIGINT)
-    assert [each.wait() for each in jobs] == [130, 130]
+    before = held(launcher)
+    peers += refused(job, 40, make_hello(node_spec=make_node_spec(1)))
+    wait_until(lambda: held(launcher) <= before, "the end of their connections")
+    launcher.signal(signal.SIGINT)
+    assert [each.wait() for each in (launcher, second)] == [130, 130]
     del peers
 
 

@@ -117,13 +117,23 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(36, ev.ProcessesSwept(), "send report 0: 2 stopped"),
         step(36, end(130), "end with 130"),
     ),
+    "Ctrl-C while leftover processes have their grace: they are killed": (
+        *BEGIN,
+        step(5, exited(0)),
+        step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(6, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT"),
+        step(6, ev.ProcessesSwept(("sleep (pid 9)",)), "send report 0: 0 stopped"),
+        step(6, ev.ProcessesSwept()),
+        step(7, SIGNAL(SIGINT), "send stop request SIGINT again"),
+        step(8, end(130), "end with 130"),
+    ),
     "Ctrl-C twice kills": (
         *BEGIN,
         step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
         step(6, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT again"),
         step(7, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT again"),
     ),
-    "SIGTERM twice is patient": (
+    "a second SIGTERM does not shorten the grace": (
         *BEGIN,
         step(5, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
         step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
@@ -205,7 +215,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(7, start(1)),
         step(8, started(), "spawn 0", "spawn 1"),
     ),
-    "a restart: the zygote is there, an end of the earlier attempt counts for nothing": (
+    "a restart: the zygote is ready, and the end of a rank of the earlier attempt is ignored": (
         *BEGIN,
         step(5, exited(0, 1), "send failure of 0: 1"),
         step(5, stop(grace_s=0), "sweep in 0 s"),
@@ -236,6 +246,16 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(1, stop(), "SIGTERM to all, but those that fail"),
         step(2, exited(0, -15), "sweep in 0 s"),
         step(2, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
+    ),
+    "a rank that starts while the others are killed has not failed": (
+        step(0, start()),
+        step(1, started(), "spawn 0", "spawn 1"),
+        step(1, spawned(0), "send RanksStarted"),
+        step(2, exited(0, 3), "send failure of 0: 3"),
+        step(2, stop(grace_s=0), "sweep in 0 s"),
+        step(2, spawned(1), "SIGTERM to 1"),
+        step(2, exited(1, -9)),
+        step(2, ev.ProcessesSwept(), "send report 0: last line of 0, 1 stopped"),
     ),
     "the module that the zygote imports is broken": (
         step(0, start()),
@@ -428,6 +448,40 @@ def test_output_that_never_closes_is_waited_for_a_second():
     )
 
 
+def test_a_zygote_lost_while_the_output_is_read_is_replaced():
+    world = World()
+    world.output_open = True
+    replay(
+        world,
+        (
+            *BEGIN,
+            step(5, exited(0, 3), "send failure of 0: 3"),
+            step(5, stop(grace_s=0), "sweep in 0 s"),
+            step(5, ev.ProcessesSwept()),
+            step(5.1, ev.ZygoteLost(LOST)),
+            step(5.2, ev.OutputDrained(), "send report 0: last line of 0, 1 stopped"),
+            step(6, start(1)),
+            step(7, started(), "spawn 0", "spawn 1"),
+        ),
+    )
+
+
+def test_an_exception_is_reported_although_the_zygote_did_not_report_the_end():
+    """The zygote was suspended, so the launcher killed it, and the ranks with it."""
+    world = World()
+    world.recorded = {1: "ValueError: x"}
+    replay(
+        world,
+        (
+            *BEGIN,
+            step(5, stop(grace_s=1), "SIGTERM to all, but those that fail"),
+            step(6, None, "sweep in 0 s"),
+            step(12, None, "KillZygote"),
+            step(12, ev.ZygoteLost(), "send failure of 1: ValueError: x", "send report 0: last line of 1, 1 stopped"),
+        ),
+    )
+
+
 PREEMPTED = (
     *BEGIN,
     step(5, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
@@ -458,6 +512,42 @@ def test_a_preemption_that_no_rank_has_seen():
             step(96, exited(0, -15)),
             step(96, exited(1, -15), "sweep in 0 s"),
             step(96, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+        ),
+    )
+
+
+def test_ranks_that_finish_after_the_notice_need_no_requeue():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            *PREEMPTED,
+            step(9, exited(0)),
+            step(9, exited(1), "send RanksFinished", "sweep in 5 s"),
+            step(9, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+        ),
+    )
+
+
+def test_ctrl_c_after_the_notice_stops_the_ranks():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            *PREEMPTED,
+            step(6, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+            step(9, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        ),
+    )
+
+
+def test_a_notice_before_the_first_rank_is_there_when_ranks_start():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            step(0, start()),
+            step(1, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+            step(1, preempt(), "CreatePreemptionFile"),
+            step(2, started(), "forward SIGUSR1 to handlers", "spawn 0", "spawn 1"),
+            step(2, spawned(0), "send RanksStarted", "CreatePreemptionFile"),
         ),
     )
 

@@ -24,10 +24,6 @@ from tests.conftest import (
 )
 from tests.start_modes import EXEC, FORKED
 
-zygote_and_exec = pytest.mark.parametrize(
-    "mode", ["zygote", pytest.param("exec", marks=[pytest.mark.ci, pytest.mark.slow])]
-)
-
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network of its own")
 def test_a_missing_loopback_is_reported_at_once(tmp_path):
@@ -104,9 +100,9 @@ def test_an_address_of_another_machine(address):
 
 
 @pytest.mark.slow
-@zygote_and_exec
+@pytest.mark.parametrize("mode", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
 def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
-    """At the usual 127.0.0.1 those of nearly all tests do."""
+    """Also at an address of IPv6."""
     if not Path("/proc/net/if_inet6").exists() or "00000001 01 80" not in Path("/proc/net/if_inet6").read_text():
         pytest.skip("no ::1 on this machine")
     script = write_program(
@@ -128,8 +124,7 @@ def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"])
-@zygote_and_exec
-def test_init_methods(run_ddplaunch, tmp_path, method, mode):
+def test_init_methods(run_ddplaunch, tmp_path, method):
     """--backend and --init-method: the group is there before the target runs and gone after; files are removed."""
     script = write_program(
         tmp_path,
@@ -146,7 +141,7 @@ def test_init_methods(run_ddplaunch, tmp_path, method, mode):
         port = free.getsockname()[1]
     (tmp_path / "store").write_text("stale")
     done = run_ddplaunch(
-        "run", "--start", mode, "--nproc", "2", "--backend", "gloo",
+        "run", "--nproc", "2", "--backend", "gloo",
         "--init-method", method.format(port=port, folder=tmp_path), script,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -156,8 +151,8 @@ def test_init_methods(run_ddplaunch, tmp_path, method, mode):
 
 
 @pytest.mark.slow
-def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
-    """A store of the script's own on another port, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
+def test_a_tcp_store_of_the_script_itself_works(run_ddplaunch, tmp_path):
+    """On another port, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
     script = write_program(
         tmp_path,
         "own.py",
@@ -182,7 +177,7 @@ def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_scripts_own_port_that_is_taken_fails(run_ddplaunch, tmp_path):
+def test_a_port_of_the_script_itself_that_is_taken_fails(run_ddplaunch, tmp_path):
     """torch's C++ would ignore the error because of TORCHELASTIC_USE_AGENT_STORE, and both ranks would wait."""
     with socket.socket() as other:
         other.bind(("", 0))
@@ -225,16 +220,14 @@ def test_the_store_outlives_rank_0_and_is_new_in_each_attempt(start_ddplaunch, n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nnodes", [1, pytest.param(2, marks=pytest.mark.ci)])
-def test_a_rank_that_starts_again_or_is_a_childs_wrapper(start_ddplaunch, nnodes):
-    """Rank 0 replaces itself by execve, and then the program proper is its child; another rank is an ordinary one."""
-    jobs = nodes(start_ddplaunch, nnodes, "--nproc", str(2 // nnodes), str(LEAVES), "wrap")
-    assert [job.wait() for job in jobs] == [0] * nnodes, jobs[0].stderr()
-    assert "".join(job.stdout() for job in jobs).count("met 1") == 2
+def test_a_rank_that_replaces_itself_and_runs_the_program_as_its_child(run_ddplaunch):
+    """Rank 0 does, by execve; the other rank is an ordinary one."""
+    done = run_ddplaunch("run", "--nproc", "2", str(LEAVES), "wrap")
+    assert (done.returncode, done.stdout.count("met 1")) == (0, 2), done.stderr
 
 
 @pytest.mark.slow
-def test_a_warm_zygotes_runs_have_stores_of_their_own(start_ddplaunch, tmp_path):
+def test_each_run_of_a_warm_zygote_has_a_store(start_ddplaunch, tmp_path):
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
     try:
         for _ in range(2):
@@ -246,7 +239,7 @@ def test_a_warm_zygotes_runs_have_stores_of_their_own(start_ddplaunch, tmp_path)
         run_command(ddplaunch_command("warm", "--stop"), tmp_path, env)
 
 
-def test_what_a_dry_run_shows_of_the_store(run_in_fork, tmp_path):
+def test_a_dry_run_shows_who_opens_the_store(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "import torch")
     for words, expected in ((("--nproc", "2"), True), (("--nproc", "2", *EXEC), False), (("--nproc", "1"), False)):
         done = run_in_fork("run", *words, "--dry-run", "--json", "train.py")
@@ -255,24 +248,25 @@ def test_what_a_dry_run_shows_of_the_store(run_in_fork, tmp_path):
 
 @pytest.mark.slow
 def test_a_store_that_is_killed_ends_the_attempt(start_ddplaunch, tmp_path):
-    """As a zygote that is killed does; and who is killed takes the store along."""
+    """As a zygote that is killed does; a launcher that is killed takes the store along."""
     script = write_program(tmp_path, "waits.py", "import signal, torch\nprint('up', flush=True)\nsignal.pause()")
-    for number, victims in enumerate(("store", "store", "launcher", "zygote")):
-        words = ("--max-restarts", str(1 - number)) if number < 2 else ()
-        job = start_ddplaunch("run", "--nproc", "2", *words, script)
-        job.wait_for("up", 2)
-        store = job.store()
-        os.kill({"store": store, "launcher": job.process.pid, "zygote": job.zygote()}[victims], signal.SIGKILL)
-        if number == 0:
-            job.wait_for("up", 4)
-            assert job.store() != store
-            assert f"the store (pid {store}) was ended by SIGKILL" in job.stderr()
-            job.signal(signal.SIGTERM)
-        assert job.wait() == {"store": 137 if number else 143, "launcher": -9, "zygote": 137}[victims]
-        if number == 1:
-            assert f"ddplaunch: the store (pid {store}) was ended by SIGKILL" in job.stderr()
-        job.assert_nothing_left()
-        assert not is_alive(store)
+    job, other = (start_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", script) for _ in range(2))
+    first = second = 0
+    for attempt in (0, 1):
+        job.wait_for("up", 2 * (attempt + 1))
+        first, second = second, job.store()
+        os.kill(second, signal.SIGKILL)
+    assert job.wait() == 137
+    assert first != second
+    for store in (first, second):
+        assert f"the store (pid {store}) was ended by SIGKILL" in job.stderr()
+    other.wait_for("up", 2)
+    store = other.store()
+    other.signal(signal.SIGKILL)
+    assert other.wait() == -9
+    for each in (job, other):
+        each.assert_nothing_left()
+    assert not is_alive(store)
 
 
 def test_a_port_that_is_taken_between_two_attempts_ends_the_job_with_its_reason(start_ddplaunch, tmp_path):

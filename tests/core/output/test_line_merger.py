@@ -232,7 +232,7 @@ def test_a_line_alone_is_shown_soon(start_in_terminal, tmp_path):
         tmp_path, "train.py", "import os, time\nif os.environ['RANK'] == '1': print('early')\ntime.sleep(600)"
     )
     each = start_in_terminal(*LIGHT, "--nproc", "2", "train.py")
-    each.until("[1] early")
+    each.until("[1] early", timeout=10)
     each.type("\x03\x03")
     each.end()
 

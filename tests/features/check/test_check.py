@@ -202,7 +202,7 @@ BROKEN = """
 #!{python}
 import sys
 import ddplaunch.features.check.node as check
-from ddplaunch.core.job.coordinator import Coordinator
+from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.cli import main
 
 def fail(*arguments):
@@ -218,7 +218,7 @@ main()
     ("function", "code", "output", "error"),
     [
         ("check.NodeCheck._on_output", 0, "started\n", "the check of this machine failed and is left out"),
-        ("Coordinator._on_check_passed", 70, "", "RuntimeError: broken"),
+        ("JobMachine._on_check_passed", 70, "", "RuntimeError: broken"),
     ],
 )
 def test_a_bug_in_the_check_is_left_out_and_one_in_the_job_ends_it(

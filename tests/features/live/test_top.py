@@ -300,5 +300,5 @@ def test_without_a_viewer_it_costs_nothing(job, top):
     each.end()
     time.sleep(0.5)  # not as synchronisation: in this time nothing may happen
     before = switches()
-    time.sleep(2)
+    time.sleep(2)  # likewise
     assert switches() - before <= 1

@@ -6,7 +6,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.messages import RpcReply, RpcRequest
 from ddplaunch.features.profile.rank_profile import RankProfile
 from ddplaunch.features.profile.rpc import KIND, REPLY_MARGIN_S, ProfileRequest
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 
 
 def request(serial):
