@@ -16,7 +16,7 @@ from ddplaunch.base.types import encode
 from ddplaunch.core.messages import NoteMessage, StartAttempt
 from tests.benchmarks import scale
 from tests.conftest import clean_environment
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 
 
 @pytest.mark.ci
@@ -41,7 +41,7 @@ def test_orders_to_start_are_short():
     job = Job(min_nodes=1000)
     for number in range(1, 1000):
         hello = job.hello(number)
-        job.coordinator.add_node(replace(hello, node_spec=replace(hello.node_spec, devices=("cuda:0",) * 8)))
+        job.admit(replace(hello, node_spec=replace(hello.node_spec, devices=("cuda:0",) * 8)))
     starts = [message for number, message in job.sent if isinstance(message, StartAttempt) and number]
     assert len(starts) == 999
     assert [start.assignment.first_rank for start in starts] == [2 + 8 * number for number in range(999)]

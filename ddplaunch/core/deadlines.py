@@ -41,9 +41,10 @@ class Deadlines(Generic[K]):
         """The earliest moment; None without deadlines."""
         return min(self._at.values(), default=None)
 
-    def due(self, now: float) -> list[K]:
-        """Remove and return the keys of those that are due, the earliest first."""
-        keys = [key for key, at in sorted(self._at.items(), key=itemgetter(1)) if at <= now]
-        for key in keys:
-            del self._at[key]
-        return keys
+    def pop_due(self, now: float) -> K | None:
+        """Remove and return the key of the earliest one that is due; what follows from it may cancel the others."""
+        key, at = min(self._at.items(), key=itemgetter(1), default=(None, now))
+        if key is None or at > now:
+            return None
+        del self._at[key]
+        return key

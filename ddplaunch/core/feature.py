@@ -18,9 +18,10 @@ from msgspec import Struct
 from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 
 if TYPE_CHECKING:
-    from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+    from ddplaunch.base.event_loop import EventLoop
     from ddplaunch.base.options import OptionGroup, Options
     from ddplaunch.core.control_socket.served_job import ServedJob
+    from ddplaunch.core.deadlines import Now
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
     from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
     from ddplaunch.core.output.screen import Screen, ScreenOptions
-    from ddplaunch.core.rpc_kind import GetOffset
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.clusters.cluster_env import ClusterEnv
     from ddplaunch.system.plan.plan import Plan
@@ -147,10 +147,16 @@ class FeatureContext(Struct, frozen=True):
     tree: ProcessTree
     screen: Screen
     log: RunLog
-    emit: Callable[[Event], None]
-    send: Callable[[FromNode], None]  # sends a control message to node 0
     loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone: then its ``on_error`` is called
     earlier: tuple[NodeSide, ...]  # the sides of features above this one in the list
+
+    def emit(self, event: Event) -> None:
+        """Emit an event to all observers."""
+        self.job.emit(event)
+
+    def send(self, message: FromNode) -> None:
+        """Send a control message to node 0."""
+        self.job.send(message)
 
     def find(self, kind: type[S]) -> S | None:
         """Return the side of another feature; None if the job has none."""
@@ -186,7 +192,7 @@ class RpcCall(NamedTuple):
 
 
 class JobSide:
-    """A feature's part in the coordinator, on node 0, for one job: no sockets, no clock of its own.
+    """A feature's part in the decisions of one job, on node 0: no sockets, no timers, no clock of its own.
 
     A side that raises is reported once as a bug, and is not called again.
     """
@@ -197,6 +203,9 @@ class JobSide:
         Raises:
             ProtocolError: the node cannot have sent this; then it counts as lost.
         """
+
+    def on_deadline(self, name: str) -> None:
+        """Called when a deadline is due that the side has set: ``JobContext.set_deadline``."""
 
     def before_start(self, attempt: int) -> AttemptMessage | None:
         """Return what to send to every node before the attempt, which waits for the replies; one feature has one."""
@@ -227,18 +236,38 @@ class JobSide:
         """Called when the job ends, before the nodes get the result."""
 
 
-class JobContext(Struct, frozen=True):
-    """What the job side of a feature may use of the coordinator."""
+class JobContext(ABC):
+    """What the job side of a feature may use of the job, in its hooks and in the handlers of replies.
+
+    What it requests is done after that: a feature never runs within a decision of the job.
+    """
 
     config: JobConfig
     options: Options  # of node 0
     run_id: str
     nodes: NodeTable
     limits: TimeLimits
-    clock_of: GetOffset
-    stop_attempt: Callable[[TimeLimitExpired], None]  # stops the ranks, if they run
-    call_later: Callable[[float, Callback], Timer]  # an exception in one of its callbacks ends this side alone
-    gather: Callable[[str, object, Callable[[Any], None]], None]  # sends a request of a kind to all nodes with ranks
+
+    @property
+    @abstractmethod
+    def now(self) -> Now:
+        """The moment of the event that is being handled."""
+
+    @abstractmethod
+    def set_deadline(self, name: str, seconds: float) -> None:
+        """Have ``on_deadline`` called with this name after this time; replaces the deadline of the same name."""
+
+    @abstractmethod
+    def cancel_deadlines(self, *names: str) -> None:
+        """Cancel these deadlines of the side."""
+
+    @abstractmethod
+    def gather(self, kind: str, request: object, on_done: Callable[[Any], None]) -> None:
+        """Send a request of this kind to all nodes with ranks; ``on_done`` gets the merged reply."""
+
+    @abstractmethod
+    def stop_attempt(self, expired: TimeLimitExpired) -> None:
+        """Stop the ranks, if they run."""
 
 
 class Feature:
@@ -308,7 +337,7 @@ class Feature:
         return None
 
     def make_job_side(self, context: JobContext) -> JobSide | None:
-        """Return its part in the coordinator; None if the job does not use the feature."""
+        """Return its part in the decisions of the job; None if the job does not use the feature."""
         return None
 
 

@@ -31,7 +31,7 @@ from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.features.doctor.messages import Exit, NodeAnswer, Question
 from ddplaunch.features.runs.run_record import RunRecord
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 
 TO_NODE_ZERO = [*messages.FROM_NODE, *load_features().message_types(from_node_zero=False)]
 
@@ -238,7 +238,7 @@ def test_a_coordinator_accepts_any_message():
                 job.send(1, receive(maker.body(kind), kind))
             except ProtocolError:
                 if maker.random.random() < 0.2:
-                    job.coordinator.on_node_lost(1, "it sent that")
+                    job.lose(1, "it sent that")
             job.wait(maker.random.random())
         job.send(0, messages.StopRequested(2))
         job.drain(0, attempt=max(each.attempt for each in job.take(messages.StartAttempt, 0)))

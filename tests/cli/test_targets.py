@@ -99,6 +99,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_a_function_from_a_tutorial_runs_unchanged(run_ddplaunch, tmp_path):
     """It chooses its own port, which the launcher's store must not be in the way of."""

@@ -43,17 +43,14 @@ def test_a_feature_is_a_folder_and_a_line(tmp_path: Path):
         )
 
     with start("run", "--help-all") as helped:
-        assert helped.stdout
         output = helped.stdout.read().partition("\nOutput:\n")[2].partition("\n\n")[0]
         assert re.search(r"--count +Count the ranks that start.$", output), output
 
     with start("run", "--count", "--run-id", "toy", "--nproc", "3", *FORKED, "train.py") as job:
-        assert job.stdout
         lines = [job.stdout.readline() for _ in range(3)]
         assert sorted(lines) == [f"[{rank}] hello from rank {rank}\n" for rank in range(3)]
         try:
             with start("count", "toy") as asking:
-                assert asking.stdout
                 assert asking.stdout.read() == "3\n"
         finally:
             job.send_signal(signal.SIGTERM)

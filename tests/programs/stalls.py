@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import torch
@@ -18,12 +17,6 @@ LONG = 6.0  # seconds: three times the stall timeout of the tests
 
 def sleep():
     time.sleep(1000)
-
-
-def lock():
-    mutex = threading.Lock()
-    with mutex:
-        mutex.acquire()
 
 
 def stop():

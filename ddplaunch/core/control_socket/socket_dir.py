@@ -8,6 +8,8 @@ import socket
 from contextlib import suppress
 
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, is_private_dir, listen_unix, socket_dir_candidates
+from ddplaunch.base.safe_files import list_dir
+from ddplaunch.core.rank.proc_utils import read_proc_file
 
 MAX_NAME_BYTES = 40  # bytes of the run id in a socket's name
 
@@ -52,12 +54,8 @@ def list_sockets() -> list[str]:
 
 def _live_sockets(folder: str) -> list[str]:
     """List the sockets in a folder; those of killed launchers are removed."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return []
     alive: list[str] = []
-    for name in names:
+    for name in list_dir(folder):
         path, pid = os.path.join(folder, name), name.rpartition(".")[2]
         if not (pid.isascii() and pid.isdecimal()):
             continue
@@ -71,11 +69,7 @@ def _live_sockets(folder: str) -> list[str]:
 
 def _is_launcher(pid: str) -> bool:
     """Whether this process is a launcher; reading /proc is cheaper than connecting, which would wake it."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"ddplaunch" in file.read()
-    except OSError:
-        return False
+    return b"ddplaunch" in read_proc_file(pid, "cmdline")
 
 
 def _refuses_connection(path: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from enum import Enum
 
 from msgspec import Struct, field
@@ -37,19 +35,6 @@ class JobPhase(Enum):
     ENDED = "the job has ended"
 
 
-JOB_PHASE_TRANSITIONS = {
-    JobPhase.JOINING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.CHECKING: {JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.RUNNING: {JobPhase.STOPPING, JobPhase.PAUSING, JobPhase.ENDED},
-    JobPhase.STOPPING: {JobPhase.PAUSING, JobPhase.ENDED},
-    JobPhase.PAUSING: {JobPhase.CHECKING, JobPhase.RUNNING, JobPhase.ENDED},
-    JobPhase.ENDED: set[JobPhase](),
-}
-
-PHASES_WITHOUT_RANKS = {JobPhase.JOINING, JobPhase.CHECKING, JobPhase.PAUSING}
-"""Phases in which no rank runs."""
-
-
 class NodeFailure(Struct, frozen=True):
     """A node with ranks that was lost or has left, or whose launcher lost its own processes (as the zygote)."""
 
@@ -81,7 +66,7 @@ class JobAttempt(Struct):
 
     number: int = -1  # 0 is the first, -1 none yet
     world_size: int = 0
-    started_at: float = 0.0  # on the coordinator's clock
+    started_at: float = 0.0  # monotonic
     running_nodes: set[int] = field(default_factory=set)  # nodes whose ranks have not all finished
     unreported_nodes: set[int] = field(default_factory=set)  # nodes without an AttemptReport: ranks may be left there
     failures: dict[int, RankFailure] = field(default_factory=dict)  # by rank
@@ -91,8 +76,8 @@ class JobAttempt(Struct):
     stopping_to_change_nodes: bool = False  # it is being stopped to add a node, or because one leaves
     asked_sides: set[str] = field(default_factory=set)  # features whose request before the stop was sent
     sides_to_reply: set[str] = field(default_factory=set)  # those that the stop of the ranks waits for
-    after_replies: list[Callable[[], object]] = field(default_factory=list)  # called once they have their replies
-    blame: Callable[[FailureReport, Sequence[RankFailure]], FailureReport] | None = None  # explains secondary failures
+    have_all_replied: bool = False  # whether the last of these has just got its reply
+    stops_after_replies: list[tuple[int, float | None]] = field(default_factory=list)  # signals with their graces
     time_limit: TimeLimitExpired | None = None  # that stopped the attempt
     failure_chars: int = 0  # in the texts of all failures
 
@@ -101,17 +86,17 @@ class JobAttempt(Struct):
         self.running_nodes.discard(node)
         self.unreported_nodes.discard(node)
 
-    def add_leaving_node(self, node: JoinedNode) -> None:
+    def add_leaving_node(self, node: JoinedNode, now: float) -> None:
         """Record that a node with ranks leaves the job."""
-        self.lost_nodes.append(NodeFailure(time.time(), node.node_rank, node.host, node.leave_note, left=True))
+        self.lost_nodes.append(NodeFailure(now, node.node_rank, node.host, node.leave_note, left=True))
         self.stopping_to_change_nodes = True
 
-    def add_failure(self, failure: RankFailure, clock: float) -> None:
-        """Add a failure, with its full texts until MAX_FAILURE_CHARS is reached; ``clock``: the sender's time."""
+    def add_failure(self, failure: RankFailure, clock: float, now: float) -> None:
+        """Add a failure, with its full texts until MAX_FAILURE_CHARS is reached; ``clock``: the sender's ``now``."""
         self.failure_chars += failure.text_length
         if self.failure_chars >= MAX_FAILURE_CHARS:
             [failure] = limit_text([failure], 0)
-        self.failures[failure.rank] = replace(failure, moment=to_local_time(failure.moment, clock))
+        self.failures[failure.rank] = replace(failure, moment=to_local_time(failure.moment, clock, now))
 
     def add_report(self, node: int, message: AttemptReport) -> None:
         """Add a node's final report, with the last lines of its failed ranks."""
@@ -120,10 +105,10 @@ class JobAttempt(Struct):
             self.failures[rank] = replace(self.failures[rank], tail=tail)
         self.stopped_ranks += message.stopped
 
-    def set_launcher_failure(self, message: AttemptReport, node: JoinedNode, at: str) -> None:
+    def set_launcher_failure(self, message: AttemptReport, node: JoinedNode, at: str, now: float) -> None:
         """Record that a launcher lost its own processes; ``at``: the host, for the message."""
         assert message.broken is not None
-        moment = to_local_time(message.broken.time, message.clock)
+        moment = to_local_time(message.broken.time, message.clock, now)
         if self.launcher_failure is None or moment < self.launcher_failure.time:
             self.launcher_failure = NodeFailure(moment, node.node_rank, node.host, message.broken.reason + at)
 
@@ -156,9 +141,7 @@ class JobAttempt(Struct):
             )
         if not self.failures:
             return None
-        failures = (*self.failures.values(),)
-        verdict = find_first_cause(failures, self.stopped_ranks, self.world_size)
-        return self.blame(verdict, failures) if self.blame and verdict.first.is_secondary else verdict
+        return find_first_cause((*self.failures.values(),), self.stopped_ranks, self.world_size)
 
     def time_limit_result(self, remark: str) -> JobResult:
         """Return the result of a job that a time limit has stopped; ``remark``: what the ranks were doing, or ""."""

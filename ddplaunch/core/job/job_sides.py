@@ -1,28 +1,57 @@
-"""The job sides of all features in one coordinator, isolated from the job and from each other."""
+"""The job sides of all features in one job, isolated from the job and from each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from ddplaunch.base.event_loop import Callback, Timer
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
+from ddplaunch.core.deadlines import Now
+from ddplaunch.core.failures import FailureReport, JobResult
 from ddplaunch.core.feature import Feature, JobContext, JobSide, load_features
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.messages import AttemptMessage, FromNode, NoteMessage
-from ddplaunch.core.output.isolation import Isolation, not_isolated
-from ddplaunch.core.rpc_kind import GetOffset
+from ddplaunch.core.output.isolation import Isolation
+
+NamedFeatures = Iterable[tuple[str, Feature]]
 
 
 class _NamedSide(NamedTuple):
     name: str
     isolation: Isolation
     side: JobSide
+
+
+class _SideContext(JobContext):
+    def __init__(
+        self, name: str, run_id: str, nodes: NodeTable, limits: TimeLimits, rpc: Rpc, expired: deque[TimeLimitExpired]
+    ) -> None:
+        """``name``: of the feature; ``expired`` collects the time limits that stop the ranks."""
+        self.config, self.options, self.run_id = nodes.config, nodes.config.options, run_id
+        self.nodes, self.limits = nodes, limits
+        self.isolation = Isolation(f"the feature {name}", lambda text: nodes.send(0, NoteMessage(text)))
+        self._name, self._turn, self._rpc, self._expired = name, nodes.turn, rpc, expired
+
+    @property
+    def now(self) -> Now:
+        return self._turn.now
+
+    def set_deadline(self, name: str, seconds: float) -> None:
+        self._turn.set_deadline(f"{self._name}: {name}", seconds)
+
+    def cancel_deadlines(self, *names: str) -> None:
+        self._turn.deadlines.cancel(*(f"{self._name}: {name}" for name in names))
+
+    def gather(self, kind: str, request: object, on_done: Callable[[Any], None]) -> None:
+        self._rpc.gather(kind, request, _unless_none(self.isolation.guard(on_done)))
+
+    def stop_attempt(self, expired: TimeLimitExpired) -> None:
+        self._expired.append(expired)
 
 
 class JobSides:
@@ -34,33 +63,23 @@ class JobSides:
         nodes: NodeTable,
         limits: TimeLimits,
         rpc: Rpc,
-        clock_of: GetOffset,
-        stop_attempt: Callable[[TimeLimitExpired], None],
-        call_later: Callable[[float, Callback], Timer],
-        features: Iterable[tuple[str, Feature]] | None = None,
+        features: NamedFeatures | None = None,
     ) -> None:
-        """``stop_attempt`` stops the ranks, if they run; ``call_later`` is the loop's; ``features``: None for all."""
+        """``features``: by name; None for all."""
         self._rpc = rpc
         self._sides: list[_NamedSide] = []
-        stop = not_isolated(partial(call_later, 0), stop_attempt)
-
-        def make_context(isolation: Isolation) -> JobContext:
-            return JobContext(
-                nodes.config,
-                nodes.config.options,
-                run_id,
-                nodes,
-                limits,
-                clock_of,
-                stop,
-                lambda seconds, callback: call_later(seconds, isolation.guard(callback)),
-                lambda kind, request, on_done: rpc.gather(kind, request, _unless_none(isolation.guard(on_done))),
-            )
-
+        self.expired: deque[TimeLimitExpired] = deque()  # time limits of features, which are to stop the ranks
         for name, feature in load_features() if features is None else features:
-            isolation = Isolation(f"the feature {name}", lambda text: nodes.send(0, NoteMessage(text)))
-            if (side := isolation.call(feature.make_job_side, make_context(isolation))) is not None:
-                self._sides.append(_NamedSide(name, isolation, side))
+            context = _SideContext(name, run_id, nodes, limits, rpc, self.expired)
+            if (side := context.isolation.call(feature.make_job_side, context)) is not None:
+                self._sides.append(_NamedSide(name, context.isolation, side))
+
+    def on_deadline(self, name: str) -> None:
+        """Pass a deadline of a feature on to its side: "inspect: early report"."""
+        feature, _, deadline = name.partition(": ")
+        for each, isolation, side in self._sides:
+            if each == feature:
+                isolation.call(side.on_deadline, deadline)
 
     def _replies(self, hook: str, *arguments: object) -> Iterator[Any]:
         """Call a hook of each side; yield what they return, without None."""
@@ -84,10 +103,10 @@ class JobSides:
     def on_attempt_start(self, attempt: int) -> None:
         self._call("on_attempt_start", attempt)
 
-    def before_stop(self, attempt: JobAttempt, on_done: Callable[[], object]) -> bool:
-        """Send the requests that precede a stop, one of each side in an attempt, then call ``on_done``.
+    def before_stop(self, attempt: JobAttempt) -> bool:
+        """Send the requests that precede a stop, one of each side in an attempt; return whether replies are awaited.
 
-        Returns False if there is nothing to wait for.
+        ``attempt.have_all_replied`` is set with the last reply.
         """
         if not attempt.sides_to_reply and not attempt.stopping_to_change_nodes:
             for name, isolation, side in self._sides:
@@ -100,20 +119,20 @@ class JobSides:
                     isolation.call(self._rpc.gather, call.kind, call.request, on_reply, call.timeout_s)
                     if isolation.failed:
                         attempt.sides_to_reply.discard(name)
-        if attempt.sides_to_reply:
-            attempt.after_replies.append(on_done)
         return bool(attempt.sides_to_reply)
 
     def _on_stop_reply(self, attempt: JobAttempt, name: str, on_reply: Callable[[Any], None], reply: Any) -> None:
         attempt.sides_to_reply.discard(name)
         on_reply(reply)
-        if not attempt.sides_to_reply:
-            for then in attempt.after_replies:
-                then()
+        attempt.have_all_replied = not attempt.sides_to_reply
 
-    def blame(self, report: FailureReport, failures: Sequence[RankFailure]) -> FailureReport:
+    def explain_failures(self, attempt: JobAttempt) -> FailureReport | None:
+        """Return the attempt's failures; sides explain those that only follow from what another rank did."""
+        report = attempt.failure_report
+        if report is None or not report.first.is_secondary or (attempt.time_limit and attempt.time_limit.failure):
+            return report
         for _, isolation, side in self._sides:
-            report = isolation.call(side.blame, report, failures) or report
+            report = isolation.call(side.blame, report, (*attempt.failures.values(),)) or report
         return report
 
     def remark(self, *, time_limit: bool) -> str:
@@ -122,7 +141,9 @@ class JobSides:
         return "; ".join(filter(None, remarks))
 
     def on_job_end(self, result: JobResult) -> None:
+        """Called when the job ends; after that no side is called any more."""
         self._call("on_job_end", result)
+        self._sides.clear()
 
 
 def _unless_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:

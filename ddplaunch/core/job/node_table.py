@@ -1,17 +1,18 @@
-"""The coordinator's table of joined nodes: each one's hello, ranks and phase in the attempt."""
+"""The job's table of joined nodes: each one's hello, ranks and phase in the attempt."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import EXIT_SIGNAL
+from ddplaunch.base.errors import EXIT_SIGNAL, EXIT_USAGE
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core.failures import JobResult
+from ddplaunch.core.job.job_events import Send, Turn
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import (
     AttemptReport,
@@ -22,8 +23,10 @@ from ddplaunch.core.messages import (
     NodeHello,
     NoteMessage,
     RanksFinished,
+    StartAttempt,
 )
-from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.core.net.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset
+from ddplaunch.system.plan import node_spec
 
 
 class NodePhase(Enum):
@@ -52,6 +55,7 @@ class JoinedNode(Struct):
     ranks: range = range(0)  # in the attempt
     last_wait_note: str = ""  # the last "waiting for …" that was sent to it
     leaving: bool = False  # a SIGTERM there removes it from the job
+    clock_offset: ClockOffset = UNKNOWN
 
     @property
     def name(self) -> str:
@@ -60,6 +64,11 @@ class JoinedNode(Struct):
     @property
     def host(self) -> str:
         return self.hello.node_spec.host
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks it has in an attempt."""
+        return len(self.hello.node_spec.devices)
 
     @property
     def leave_note(self) -> str:
@@ -97,28 +106,42 @@ class JoinedNode(Struct):
 
 
 class NodeTable(dict[int, JoinedNode]):
-    """The joined nodes by node rank; sends messages to one (``send``) or all of them."""
+    """The joined nodes by node rank; sends messages to one or all of them."""
 
-    def __init__(self, config: JobConfig, send: Callable[[int, Message], None]) -> None:
-        """``send(node_rank, message)``."""
+    def __init__(self, config: JobConfig) -> None:
         super().__init__()
-        self.config, self.send = config, send
+        self.config, self.turn = config, Turn()
         self._max = config.max_nodes
+
+    def send(self, number: int, message: Message) -> None:
+        """Send a message to one node, once the event is handled."""
+        self.turn.commands.append(Send(number, message))
+
+    def clock_of(self, number: int) -> ClockOffset:
+        """Return how far the clock of a node is ahead."""
+        if number == 0:
+            return LOCAL_CLOCK
+        return self[number].clock_offset if number in self else UNKNOWN
 
     def broadcast(self, message: Message) -> None:
         """Send a message to all nodes."""
-        for number in list(self):
+        for number in self:
             self.send(number, message)
 
     def broadcast_note(self, text: str, *, but: int | None = None) -> None:
         """Print a note on every node except ``but``."""
         note = NoteMessage(text)
-        for number in list(self):
+        for number in self:
             if number != but:
                 self.send(number, note)
 
+    def leave_out(self, node: JoinedNode, note: str, error: tuple[str, str | None]) -> None:
+        """Go on without a node, which ends with this error."""
+        self.broadcast_note(note)
+        self.send(node.node_rank, EndJob(JobResult(EXIT_USAGE, usage_error=error)))
+
     def end_leaving_node(self, node: JoinedNode) -> None:
-        """Send EndJob to a node that leaves."""
+        """Let a node go whose ranks have ended, and that leaves."""
         remark = "SIGTERM: this node has left the job, which goes on without it"
         self.send(node.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
 
@@ -153,21 +176,24 @@ class NodeTable(dict[int, JoinedNode]):
             return JoinRefused(f"all {self._max} nodes of the job have joined already")
         if number in self:
             return JoinRefused(
-                f"node rank {number} is given twice: to {self[number].host} and to {hello.node_spec.host}",
+                f"node rank {number} is used twice: by {self[number].host} and by {hello.node_spec.host}",
                 "give every node a --node-rank of its own",
             )
         return None
 
-    def assign_ranks(self, nodes: Sequence[JoinedNode]) -> tuple[NodeSpec, ...]:
-        """Assign the ranks of a new attempt to these nodes only; return their node specs, in order."""
-        first = 0
+    def start_ranks(self, nodes: Sequence[JoinedNode], attempt: int, run_id: str) -> None:
+        """Assign the ranks of a new attempt to these nodes only, and send each its StartAttempt."""
+        first, specs = 0, tuple(node.hello.node_spec for node in nodes)
         for node in self.values():
             node.ranks = range(0)
         for node in nodes:
             node.set_phase(NodePhase.RUNNING)
-            node.last_wait_note, node.ranks = "", range(first, first + len(node.hello.node_spec.devices))
+            node.last_wait_note, node.ranks = "", range(first, first + node.rank_count)
             first = node.ranks.stop
-        return tuple(node.hello.node_spec for node in nodes)
+        for node, assignment in zip(nodes, node_spec.assign_nodes(specs), strict=True):
+            # Node 0 comes first: it removes an old FileStore before another node can open it.
+            node_specs = () if node.node_rank else specs
+            self.send(node.node_rank, StartAttempt(attempt, run_id, assignment, node_specs=node_specs))
 
     def clear_assignments(self) -> None:
         for node in self.values():

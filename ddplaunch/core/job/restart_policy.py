@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -33,7 +34,7 @@ _OOM_KILLED = rf"(?i)\) is killed by signal: |{OUT_OF_MEMORY}"
 """A killed DataLoader worker (torch/utils/data/_utils/signal_handling.py), or the hint on the OOM killer."""
 
 
-class RestartDecision(Struct, frozen=True):
+class RestartDecision(NamedTuple):
     """Restart after ``delay_s`` seconds; None: no restart. ``remark``: why not, for the user."""
 
     delay_s: float | None

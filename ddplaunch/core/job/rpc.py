@@ -7,25 +7,25 @@ A kind that raises is reported once; from then on its requests are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import convert
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.messages import Message, NoteMessage, RpcReply, RpcRequest
-from ddplaunch.core.net.clock_offset import UNKNOWN
 from ddplaunch.core.output.isolation import Isolation
-from ddplaunch.core.rpc_kind import GetOffset, Kind
+from ddplaunch.core.rpc_kind import Kind
 
 MAX_OPEN_REQUESTS = 64
+REQUEST_DEADLINE = "request "  # with the serial
 TOO_MANY_ERROR = "too many requests to the nodes are open"
 BUG_ERROR = "a bug in ddplaunch, which node 0 has reported, prevents the reply"
 
@@ -53,7 +53,6 @@ class _OpenRequest(Struct):
     kind: Kind
     client: tuple[int, int] | None  # the node that sent it, and its serial there; None: node 0 itself
     on_done: Callable[[Any], None] | None
-    timer: Timer
     waiting_for: dict[int, range]  # nodes without a last reply, with their ranks
     replies: dict[int, Any] = field(default_factory=dict)
     claimed: set[int] = field(default_factory=set)  # ranks that replies were about
@@ -62,18 +61,22 @@ class _OpenRequest(Struct):
 class Rpc:
     """All open requests on node 0, by serial."""
 
-    def __init__(
-        self,
-        nodes: NodeTable,
-        call_later: Callable[[float, Callable[[], None]], Timer],
-        clock_of: GetOffset = lambda node: UNKNOWN,
-        find: Callable[[str], Kind] = find_kind,
-    ) -> None:
-        """``call_later`` is the loop's; ``clock_of`` returns the clock offset of a node."""
-        self._nodes, self._call_later, self._clock_of, self._find = nodes, call_later, clock_of, find
+    def __init__(self, nodes: NodeTable, kinds: Mapping[str, Kind] | None = None) -> None:
+        """``kinds``: by name; None for those of all features."""
+        self._nodes, self._turn = nodes, nodes.turn
+        self._find = find_kind if kinds is None else kinds.__getitem__
         self._open: dict[int, _OpenRequest] = {}
         self._serial = 0
         self._isolations: dict[str, Isolation] = {}  # by kind
+        self._gathered: deque[tuple[Callable[[Any], None], Any]] = deque()
+
+    def deliver_next(self) -> bool:
+        """Call the next ``on_done`` of ``gather``, once the event is handled; return False if there is none."""
+        if self._gathered:
+            on_done, reply = self._gathered.popleft()
+            on_done(reply)
+            return True
+        return False
 
     def _isolation(self, kind: Kind) -> Isolation:
         if kind.name not in self._isolations:
@@ -86,11 +89,11 @@ class Rpc:
     def gather(self, kind: str, request: Any, on_done: Callable[[Any], None], timeout_s: float | None = None) -> None:
         """Ask all nodes with ranks; ``on_done`` gets the merged reply, after ``timeout_s`` (the kind's) at most.
 
-        If the kind raises, or has raised before, it gets None.
+        If the kind raises, or has raised before, it gets None. It is called by ``deliver_next``.
         """
         found = self._find(kind)
         if self._isolation(found).failed:
-            return on_done(None)
+            return self._gathered.append((on_done, None))
         self._begin(found, request, timeout_s, None, on_done)
 
     def _begin(
@@ -104,8 +107,8 @@ class Rpc:
         self._serial += 1
         serial, timeout_s = self._serial, min(timeout_s or kind.timeout_s, kind.timeout_s)
         waiting_for = {node.node_rank: node.ranks for node in self._nodes.values() if node.has_ranks}
-        timer = self._call_later(timeout_s, partial(self._close, serial))
-        self._open[serial] = _OpenRequest(kind, client, on_done, timer, waiting_for)
+        self._turn.set_deadline(f"{REQUEST_DEADLINE}{serial}", timeout_s)
+        self._open[serial] = _OpenRequest(kind, client, on_done, waiting_for)
         message = RpcRequest(serial, kind.name, timeout_s, request)
         for number in sorted(waiting_for):
             self._nodes.send(number, message)
@@ -133,7 +136,7 @@ class Rpc:
         kind, part = pending.kind, message.payload
         if number:  # node 0 is this process and needs no check
             self._check_reply(pending, pending.waiting_for[number], message)
-            offset, isolation = self._clock_of(number), self._isolation(kind)
+            offset, isolation = self._nodes.clock_of(number), self._isolation(kind)
             part = None if part is None else isolation.call(kind.to_local_clock, part, offset)
         if not kind.in_parts:
             pending.replies[number] = part
@@ -168,28 +171,36 @@ class Rpc:
             self._nodes.send(number, RpcReply(serial, pending.kind.name, payload, is_last, silent_nodes, refusal))
 
     def on_node_lost(self, number: int) -> None:
-        """Called when a node is lost: stop waiting for it, from the loop's next round on.
+        """Called when a node is lost: stop waiting for it, and send it no reply, nor one that joins in its place."""
+        for each in self._open.values():
+            if each.client is not None and each.client[0] == number:
+                each.client = None
+        for serial in [serial for serial, each in self._open.items() if each.waiting_for.pop(number, None) is not None]:
+            self._close_if_complete(serial)
 
-        Not at once: ``on_done`` may decide what the job does next, and the coordinator is still handling the loss.
-        """
-        for serial, pending in self._open.items():
-            if pending.waiting_for.pop(number, None) is not None:
-                self._call_later(0, partial(self._close_if_complete, serial))
+    def on_deadline(self, name: str) -> None:
+        """Called when a request may take no longer."""
+        self._close(int(name.removeprefix(REQUEST_DEADLINE)))
+
+    def end(self) -> None:
+        """Called when the job ends: no reply is awaited any more."""
+        self._open.clear()
+        self._gathered.clear()
 
     def _close_if_complete(self, serial: int) -> None:
-        if serial in self._open and not self._open[serial].waiting_for:
+        if not self._open[serial].waiting_for:
             self._close(serial)
 
     def _close(self, serial: int) -> None:
         pending = self._open.pop(serial)
-        pending.timer.cancel()
+        self._turn.deadlines.cancel(f"{REQUEST_DEADLINE}{serial}")
         silent = tuple(self._nodes[number].name for number in sorted(pending.waiting_for) if number in self._nodes)
         world_size = sum(len(node.ranks) for node in self._nodes.values())
         isolation, kind = self._isolation(pending.kind), pending.kind
         payload = isolation.call(kind.merge, pending.replies, silent, world_size)
         if pending.on_done is not None:
-            pending.on_done(payload)
+            self._gathered.append((pending.on_done, payload))
         if pending.client is not None:
-            payload = isolation.call(kind.for_client, payload, pending.replies, self._clock_of, pending.client[0])
+            payload = isolation.call(kind.for_client, payload, pending.replies, self._nodes.clock_of, pending.client[0])
             refusal = BUG_ERROR if isolation.failed else ""
             self._reply(pending, payload, is_last=True, silent_nodes=silent, refusal=refusal)

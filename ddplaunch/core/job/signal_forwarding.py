@@ -7,8 +7,6 @@ gets it directly: the launcher of every node forwards it.
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 
 from msgspec import Struct, field
 
@@ -35,13 +33,11 @@ class _ForwardedSignal(Struct):
 class SignalDeduplicator:
     """Remembers which signals were forwarded recently, and which nodes got them."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._forwarded: list[_ForwardedSignal] = []
 
-    def should_forward(self, node: int, number: int) -> bool:
+    def should_forward(self, node: int, number: int, now: float) -> bool:
         """Record that a node's launcher got a signal; return False if it was forwarded already for another node."""
-        now = self._clock()
         self._forwarded = [each for each in self._forwarded if now - each.moment < DUPLICATE_WINDOW_S]
         for each in self._forwarded:
             if each.number == number and node not in each.nodes:

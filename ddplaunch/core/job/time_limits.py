@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
-from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
 from ddplaunch.core.job.node_table import NodeTable
@@ -15,22 +11,14 @@ from ddplaunch.core.messages import FromNode, HoldChanged, JobStalled, ProgressR
 class TimeLimits:
     """The time limits of one job, and whether the nodes count it as stalled. Features add limits of their own."""
 
-    def __init__(
-        self,
-        nodes: NodeTable,
-        call_later: Callable[[float, Callable[[], None]], Timer],
-        on_expired: Callable[[TimeLimitExpired], None],
-        clock: Callable[[], float],
-    ) -> None:
-        """``call_later`` and ``clock`` are the loop's; ``on_expired`` stops the attempt if ranks run."""
-        self._nodes, self._call_later, self._on_expired = nodes, call_later, on_expired
+    def __init__(self, nodes: NodeTable) -> None:
+        self._nodes, self._turn = nodes, nodes.turn
         self.timeout_expired = False  # whether --timeout has expired
         self.is_stalled = False  # whether the nodes were sent JobStalled, and no ProgressResumed since
         self._attempt = -1
         self._ranks_started = False  # whether a rank has started: --timeout counts from then
-        self._job_timer: Timer | None = None
         self._timeout_s = self._remaining_s = nodes.config.timeout
-        self._clock, self._set_at = clock, clock()  # ``_remaining_s`` counts from ``_set_at``
+        self._set_at = 0.0  # ``_remaining_s`` counts from then
         self._holding: set[int] = set()  # nodes with a rank that waits for a user
 
     @property
@@ -41,8 +29,12 @@ class TimeLimits:
     def begin(self, attempt: int) -> None:
         """Called when an attempt starts: reset what belongs to the previous one."""
         if self._attempt < 0:
-            self._start_job_timer()  # also where no rank ever starts
+            self._set_timeout()  # also where no rank ever starts
         self._attempt = attempt
+        self.end()
+
+    def end(self) -> None:
+        """Called when an attempt or the job ends: no rank waits for a user any more."""
         self.is_stalled = False
         for node in list(self._holding):
             self.on_hold_changed(node, is_holding=False)
@@ -62,14 +54,12 @@ class TimeLimits:
         if not self._ranks_started:
             self._ranks_started = True
             self._remaining_s = self._timeout_s
-            self._start_job_timer()
+            self._set_timeout()
 
-    def _start_job_timer(self) -> None:
-        if self._job_timer is not None:
-            self._job_timer.cancel()
+    def _set_timeout(self) -> None:
         if self._remaining_s is not None and not self.timeout_expired and not self._holding:
-            self._set_at = self._clock()
-            self._job_timer = self._call_later(self._remaining_s, self._on_job_timeout)
+            self._set_at = self._turn.now.mono
+            self._turn.set_deadline("timeout", self._remaining_s)
 
     def on_hold_changed(self, node: int, *, is_holding: bool) -> None:
         """Called when a rank of this node waits for a user, or none does any more: pauses the time limits."""
@@ -78,25 +68,20 @@ class TimeLimits:
         if before == bool(self._holding):
             return
         if self._holding:
-            self._nodes.broadcast(JobStalled(time.time(), ""))
+            self._nodes.broadcast(JobStalled(self._turn.now.wall, ""))
         else:
             self.is_stalled = False
             self._nodes.broadcast(ProgressResumed(self._attempt))
-        if self._holding and self._job_timer is not None and self._remaining_s is not None:
-            self._job_timer.cancel()
-            self._remaining_s = max(0.0, self._remaining_s - (self._clock() - self._set_at))
-        elif not self._holding:
-            self._start_job_timer()
+        if not self._holding:
+            self._set_timeout()
+        elif self._remaining_s is not None and "timeout" in self._turn.deadlines:
+            self._turn.deadlines.cancel("timeout")
+            self._remaining_s = max(0.0, self._remaining_s - (self._turn.now.mono - self._set_at))
 
-    def end(self) -> None:
-        """Called when the job ends: cancel all timers."""
-        self.begin(self._attempt)
-        if self._job_timer is not None:
-            self._job_timer.cancel()
-
-    def _on_job_timeout(self) -> None:
+    def on_timeout(self) -> TimeLimitExpired:
+        """Return what stops the job: the deadline "timeout"."""
         self.timeout_expired = True
-        self._on_expired(TimeLimitExpired(f"--timeout ({format_elapsed(self._timeout_s or 0)}) expired", None))
+        return TimeLimitExpired(f"--timeout ({format_elapsed(self._timeout_s or 0)}) expired", None)
 
     def report_stall(self, since: float, text: str) -> None:
         """Announce to all nodes that the job makes no progress; ``text`` is the note to print, or ""."""

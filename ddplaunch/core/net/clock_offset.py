@@ -46,9 +46,12 @@ class _Sample(Struct, frozen=True):
         return abs(self.ahead - later.ahead) <= self.error_at(later.taken) + later.error
 
 
-def to_local_time(moment: float, clock: float) -> float:
-    """Convert a time of another machine's clock, which shows ``clock`` now; the transmission time is neglected."""
-    off = time.time() - clock
+def to_local_time(moment: float, clock: float, now: float | None = None) -> float:
+    """Convert a time of another machine's clock, which shows ``clock`` now; the transmission time is neglected.
+
+    ``now``: the time by this machine's clock; None to read it.
+    """
+    off = (time.time() if now is None else now) - clock
     return moment + off if abs(off) > MIN_CLOCK_DIFFERENCE_S else moment
 
 

@@ -1,37 +1,45 @@
-"""The coordinator server, in node 0's launcher: connects the coordinator with all nodes, this process's own included.
+"""The coordinator server, in node 0's launcher: feeds the job's machine with events, and executes its commands.
 
-The others are connected through the control port.
+It connects the machine with the node in this process and, through the control port, with all other nodes.
 """
 
 from __future__ import annotations
 
 import socket
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 from msgspec.structs import replace
 
 from ddplaunch.base.connection import Connection
-from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.event_loop import EventLoop, WakeTimer
 from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
 from ddplaunch.core import messages
+from ddplaunch.core.deadlines import Now
 from ddplaunch.core.feature import load_features
-from ddplaunch.core.job.coordinator import Coordinator
-from ddplaunch.core.job.rpc import check_payload
-from ddplaunch.core.job.signal_forwarding import SignalDeduplicator
-from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import (
-    EndJob,
-    ForwardSignal,
-    FromNode,
-    JoinDeclined,
-    JoinRefused,
-    Message,
-    NodeHello,
-    StartAttempt,
+from ddplaunch.core.job.job_events import (
+    Accept,
+    ClockMeasured,
+    Command,
+    ConnectionLost,
+    Disconnect,
+    Event,
+    HelloReceived,
+    MessageReceived,
+    Refuse,
+    Send,
+    Start,
+    Woken,
 )
-from ddplaunch.core.net.clock_offset import LOCAL_CLOCK, UNKNOWN, ClockOffset, PeerClock
+from ddplaunch.core.job.machine import JobMachine
+from ddplaunch.core.job.rpc import check_payload
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.messages import EndJob, FromNode, JoinDeclined, Message, NodeHello, StartAttempt
+from ddplaunch.core.net.clock_offset import PeerClock
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from ddplaunch.core.net.listener import Listener
 from ddplaunch.system.network import kernel_limits
@@ -41,7 +49,7 @@ LINGER_S = 1.0  # for EndJob to be delivered to the other nodes
 
 
 class CoordinatorServer:
-    """Owns the coordinator and all connections to other nodes; without sockets in a job of one node."""
+    """Runs the job's machine, and owns all connections to other nodes; without sockets in a job of one node."""
 
     def __init__(
         self,
@@ -62,28 +70,57 @@ class CoordinatorServer:
         self._clocks: dict[int, PeerClock] = {}
         self._closing: list[Connection[Message]] = []
         self._local_ranks = len(hello.node_spec.devices)
-        self._coordinator = Coordinator(
-            config, hello, run_id, self._send, self._disconnect, loop.call_later, clock_of=self._clock_offset
-        )
-        self._signal_deduplicator = SignalDeduplicator()
+        self._machine = JobMachine(config, hello, run_id)
+        self._events: deque[Event] = deque()  # that wait until the present one is handled
+        self._is_handling = False
+        self._timer = WakeTimer(loop, partial(self._handle, Woken()))
+        self._newcomers: dict[int, tuple[Connection[Message], str | None]] = {}  # with the proof for each
+        self._connection_numbers = count()
         self._reported = 0
-        self._has_started = False  # whether an attempt has started
         self._frame: tuple[Message | None, bytes] = (None, b"")  # the last message to another node, encoded
 
     def start(self) -> None:
         """Accept connections, and start the job when enough nodes have joined: at once if there is one."""
         if self._listener_socket is not None:
-            self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self._on_peer)
+            self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self)
             self._heartbeat = HeartbeatMonitor(self._loop, self._config.heartbeat_timeout, self)
             if text := kernel_limits.find_low_limits(self._config.max_nodes):
                 self._on_message(messages.NoteMessage(text))
-        self._coordinator.start()
+        self._handle(Start())
 
     def send(self, message: FromNode) -> None:
-        """Pass a message of node 0's own launcher to the coordinator."""
-        if isinstance(message, ForwardSignal):
-            return self._forward_signal(0, message)
-        self._coordinator.on_message(0, message)
+        """Pass on a message of node 0's own launcher."""
+        self._handle(MessageReceived(0, message))
+
+    def _handle(self, event: Event) -> None:
+        """Let the machine handle an event, and execute the commands that follow; events meanwhile come after that.
+
+        Raises:
+            ProtocolError: a node cannot have sent this message.
+        """
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for command in self._machine.on(self._events.popleft(), Now(time.monotonic(), time.time())):
+                    self._execute(command)
+        finally:
+            self._is_handling = False
+        self._timer.set(self._machine.wake_at())
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case Send(number, message):
+                self._send(number, message)
+            case Disconnect(number):
+                if number in self._peers:
+                    self._remove_peer(number).close()
+            case Accept(connection, hello, late):
+                self._accept(connection, hello, late=late)
+            case Refuse(connection, refusal):
+                self._listener.refuse(self._newcomers.pop(connection)[0], refusal)
 
     def close(self) -> None:
         """Stop listening; close the connections once EndJob is delivered, or after LINGER_S."""
@@ -99,48 +136,35 @@ class CoordinatorServer:
     def is_closed(self) -> bool:
         return not any(connection.is_open for connection in self._closing)
 
-    def _on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
-        if isinstance(hello, JoinDeclined):
-            return self._listener.refuse(connection, self._coordinator.on_declined(hello))
-        accepted = self._coordinator.check_hello(hello)
-        if isinstance(accepted, JoinRefused):
-            return self._listener.refuse(connection, accepted)
-        number = accepted.node_spec.node_rank
+    def on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
+        number = next(self._connection_numbers)
+        self._newcomers[number] = connection, proof
+        self._handle(HelloReceived(number, hello))
+
+    def _accept(self, connection_number: int, hello: NodeHello, *, late: bool) -> None:
+        connection, proof = self._newcomers.pop(connection_number)
+        number = hello.node_spec.node_rank
+        if number in self._peers:  # of a node that was left out, and has not closed it yet
+            self._remove_peer(number).close_gracefully(LINGER_S)
         self._peers[number] = connection
         self._clocks[number] = PeerClock()
         connection.set_accepted_types((*messages.FROM_NODE, *load_features().message_types(from_node_zero=False)))
         connection.on_message = partial(self._on_peer_message, number)
         connection.on_lost = partial(self._on_disconnect, number)
-        assigned, late = None if hello.has_node_rank else number, self._has_started
+        assigned = None if hello.has_node_rank else number
         connection.send(messages.JoinAccepted(self._run_id, self._config.heartbeat_timeout, proof, assigned, late))
         self._heartbeat.record(number)
-        self._coordinator.add_node(accepted)
 
     def _on_peer_message(self, number: int, message: Message) -> None:
         self._heartbeat.record(number)
         if isinstance(message, messages.HeartbeatMessage):
-            return self._clocks[number].on_heartbeat(message)
-        if isinstance(message, ForwardSignal):
-            return self._forward_signal(number, message)
-        self._coordinator.on_message(number, check_payload(message))  # type: ignore[arg-type]  # the connection accepts nothing else
-
-    def _forward_signal(self, number: int, message: ForwardSignal) -> None:
-        """Forward a signal that one launcher got to the ranks of all nodes."""
-        if self._signal_deduplicator.should_forward(number, message.number):
-            for node in (0, *self._peers):
-                self._send(node, message)
-
-    def _clock_offset(self, number: int) -> ClockOffset:
-        if number == 0:
-            return LOCAL_CLOCK
-        return self._clocks[number].best_offset() if number in self._clocks else UNKNOWN
+            self._clocks[number].on_heartbeat(message)
+            return self._handle(ClockMeasured(number, self._clocks[number].best_offset()))
+        self._handle(MessageReceived(number, check_payload(message)))  # type: ignore[arg-type]  # the connection accepts nothing else
 
     def _on_disconnect(self, number: int, why: str, silence: float = 0.0) -> None:
         self._remove_peer(number)
-        self._coordinator.on_node_lost(number, why, silence)
-
-    def _disconnect(self, number: int) -> None:
-        self._remove_peer(number).close()
+        self._handle(ConnectionLost(number, why, silence))
 
     def _remove_peer(self, number: int) -> Connection[Message]:
         self._heartbeat.remove_peer(number)
@@ -163,7 +187,6 @@ class CoordinatorServer:
         if isinstance(message, StartAttempt | EndJob):
             self._report_rejected_connections()
         if isinstance(message, StartAttempt):
-            self._has_started = True
             message = self._with_node_zero_address(message)
         self._on_message(message)
 

@@ -71,8 +71,7 @@ def set_process_title(title: str) -> None:
     text up to the first NUL.
     """
     try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = read_stat("self")
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
         room = end - start - 2
         text = title.encode(errors="replace")[:room]
@@ -83,13 +82,23 @@ def set_process_title(title: str) -> None:
         pass  # the title is optional
 
 
+def read_proc_file(pid: int | str, name: str) -> bytes:
+    """Read a file of a process in /proc; b"" if the process is gone or there is no such file."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def read_stat(pid: int | str) -> list[bytes]:
+    """Read the fields of a process after its name, the state first (proc_pid_stat(5)); [] if it is gone."""
+    return read_proc_file(pid, "stat").rpartition(b")")[2].split()
+
+
 def list_children() -> list[int]:
     """Return the pids of this process's children; empty if the system does not provide them."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return [int(pid) for pid in file.read().split()]
-    except OSError:
-        return []
+    return [int(pid) for pid in read_proc_file("self", f"task/{os.getpid()}/children").split()]
 
 
 def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = None) -> list[int]:
@@ -140,15 +149,12 @@ def is_suspended(pid: int) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int, int]:
-    """State, parent and start time of a process (proc(5), the fields after the name); ("X", 0, -1) if it is gone.
+    """State, parent and start time of a process; ("X", 0, -1) if it is gone.
 
     A process whose main thread has ended counts as running while it has other threads: the kernel shows it as a zombie,
     but it is not dead and cannot be reaped.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    if not (fields := read_stat(pid)):
         return "X", 0, -1
     state = "R" if fields[0] == b"Z" and int(fields[17]) > 1 else fields[0].decode()
     return state, int(fields[1]), int(fields[19])
@@ -186,29 +192,20 @@ def wait_for_end(pid: int, timeout_s: float | None) -> bool:
 
 def describe_process(pid: int) -> str:
     """Describe a process for the user: "python3 (pid 4711)", with its wait channel if it is in state D."""
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            name = file.read().strip()
-    except OSError:
+    if not (name := read_proc_file(pid, "comm").decode(errors="replace").strip()):
         return f"pid {pid}"
     if read_state(pid)[0] != "D":
         return f"{name} (pid {pid})"
-    try:
-        with open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
-            waits = file.read().strip("0") or "the kernel"
-    except OSError:
-        waits = "the kernel"
+    waits = read_proc_file(pid, "wchan").decode().strip("0") or "the kernel"
     return f"{name} (pid {pid}, in uninterruptible sleep in {waits})"
 
 
 def is_multiprocessing_helper(pid: int) -> bool:
     """Whether a process is multiprocessing's forkserver or resource tracker (by its command line), or is gone."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read()
-    except OSError:
-        return True
-    return any(b"from multiprocessing.%s import main" % name in words for name in (b"forkserver", b"resource_tracker"))
+    words = read_proc_file(pid, "cmdline")
+    return not words or any(
+        b"from multiprocessing.%s import main" % name in words for name in (b"forkserver", b"resource_tracker")
+    )
 
 
 _SIGNALFD_FLAGS = 0o4000 | 0o2000000  # SFD_NONBLOCK | SFD_CLOEXEC

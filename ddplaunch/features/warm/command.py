@@ -12,6 +12,7 @@ from ddplaunch.cli.text_table import format_table
 from ddplaunch.core.rank.proc_utils import wait_for_end
 from ddplaunch.features.warm.rank.warm_messages import WarmStatus
 from ddplaunch.features.warm.warm_client import query_all
+from ddplaunch.system.devices.cgroups import read_counters
 
 _EXIT_TIMEOUT_S = 10.0
 _MAX_MODULES = 3  # in a row of the table
@@ -55,11 +56,8 @@ def _format_modules(modules: list[str]) -> str:
 
 def _memory(pid: int) -> int | None:
     """Return the proportional set size (PSS) of a process in bytes: of shared pages, it counts a share."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return None
+    kib = read_counters(f"/proc/{pid}/smaps_rollup").get("Pss")
+    return None if kib is None else kib << 10
 
 
 def _wait_for_exit(pids: list[int]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from ddplaunch.system.devices.cgroups import read_counters
+from ddplaunch.system.devices.sysfs import read_text
 from ddplaunch.system.plan.hardware import GpuProcess
 
 MAX_PROCESSES = 256  # read at most, of one tree
@@ -66,23 +68,16 @@ def _read_usage(pid: int) -> ProcessUsage | None:
             _, resident, shared, *_ = map(int, file.read().split())
     except (OSError, ValueError):
         return None
-    return ProcessUsage(sum(map(int, fields[11:15])) / _TICK, (resident - shared) * _PAGE, *_read_io(pid))
+    read, written, from_disk, to_disk = read_io(pid)
+    cpu, memory = sum(map(int, fields[11:15])) / _TICK, (resident - shared) * _PAGE
+    return ProcessUsage(cpu, memory, max(read, from_disk), max(written, to_disk))
 
 
-def _read_io(pid: int) -> tuple[int, int]:
-    """Bytes read and written (proc_pid_io(5)); pages of a mapped file are in ``read_bytes`` alone."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            values = [int(line.split()[1]) for line in file.read().splitlines()]
-        rchar, wchar, _, _, from_disk, to_disk, *_ = values
-    except (OSError, ValueError):
-        return 0, 0
-    return max(rchar, from_disk), max(wchar, to_disk)
+def read_io(pid: int) -> tuple[int, int, int, int]:
+    """Bytes read and written, by calls and by disks (proc_pid_io(5)): pages of mapped files are in the latter."""
+    values = read_counters(f"/proc/{pid}/io")
+    return values.get("rchar", 0), values.get("wchar", 0), values.get("read_bytes", 0), values.get("write_bytes", 0)
 
 
 def _list_children(pid: int) -> list[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-            return [int(child) for child in file.read().split()]
-    except OSError:  # it has gone, or the kernel has no such file
-        return []
+    return [int(child) for child in (read_text(f"/proc/{pid}/task/{pid}/children") or "").split()]

@@ -12,7 +12,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.messages import RanksInspected, RpcReply, RpcRequest
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.job.inspect_job import BEFORE_STOP_TIMEOUT_S
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_an_attempt_that_ends_meanwhile_waits_for_it(job):
 def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
     job.fail(0, 0)
     job.send(0, found(asked(job)[0][1].serial, 0, 1))
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.wait(0)
     assert stops(job) == [0]
 
@@ -118,7 +118,7 @@ def test_the_loss_that_ends_the_look_is_judged_with_it(job):
     job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
     job.send(0, found(asked(job)[0][1].serial, 0, 1))
     job.send(0, messages.AttemptReport(0, 1, 0.0))
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.wait(1)
     (outcome,) = [message.outcome for _, message in job.sent if isinstance(message, messages.EndJob)]
     assert outcome.code == 69

@@ -8,12 +8,12 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, RpcCall
-from ddplaunch.core.job.coordinator import Coordinator
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
+from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.rpc import InspectKind
-from tests.core.job.test_coordinator import CHECKED, Job
+from tests.core.job.test_machine import CHECKED, Job
 
 
 class RaisingSide(JobSide):
@@ -126,12 +126,31 @@ class Stopping(Feature, JobSide):
 
 
 def test_a_bug_of_the_core_is_not_that_of_the_side_that_stops_the_ranks(monkeypatch):
-    monkeypatch.setattr(Coordinator, "_stop_ranks", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(JobMachine, "_stop_ranks", lambda *arguments: 1 / 0)
     job = Job(features=(("stopping", Stopping()),))
-    job.send(0, messages.RanksStarted(0))
-    assert bugs(job) == []
     with pytest.raises(ZeroDivisionError):
-        job.wait(0)
+        job.send(0, messages.RanksStarted(0))
+    assert bugs(job) == []
+
+
+class Late(Feature, JobSide):
+    """A feature that sets a deadline with each message, also with the one that ends the job."""
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        self._context = context
+        return self
+
+    def on_message(self, node: int, message: messages.FromNode) -> None:
+        self._context.set_deadline("late", 1.0)
+
+
+def test_after_the_end_no_side_is_called_and_no_deadline_is_left():
+    job = Job(features=(("late", Late()),))
+    job.send(0, messages.RanksFinished(0))
+    assert job.machine.wake_at() == 1.0
+    job.drain(0)
+    assert job.outcome(0).outcome.code == 0
+    assert job.machine.wake_at() is None
 
 
 class Strict(JobSide):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.frames import LENGTH, ProtocolError
 from ddplaunch.base.types import decode, encode
-from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload, find_kind
+from ddplaunch.core.deadlines import Now
+from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
+from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload
+from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FROM_NODE, NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
 from ddplaunch.core.rpc_kind import Kind
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
-from tests.core.job.test_coordinator import Job
+from tests.core.job.test_machine import Job
 
 
 class Merged(Kind):
@@ -49,13 +54,18 @@ class Nodes:
     """Three nodes with two ranks each; node N's clock is N hours ahead. ``done`` has what node 0 gathered."""
 
     def __init__(self) -> None:
-        self.job = Job(min_nodes=3)
-        self.job.join(1, 2)
-        self.take()
-        self.table = self.job.coordinator._nodes
-        kinds = {each.name: each for each in (Merged(), InParts())}
-        self.rpc = Rpc(self.table, self.job.after, lambda node: ClockOffset(3600.0 * node, 0.0), kinds.__getitem__)
+        self.table = NodeTable(JobConfig(min_nodes=3, max_nodes=3))
+        self.turn = self.table.turn
+        for number in range(3):
+            hello = Job().hello(number)
+            ranks, offset = range(2 * number, 2 * number + 2), ClockOffset(3600.0 * number, 0.0)
+            self.table[number] = JoinedNode(number, hello, NodePhase.RUNNING, ranks, clock_offset=offset)
+        self.rpc = Rpc(self.table, {each.name: each for each in (Merged(), InParts())})
         self.done: list[Any] = []
+
+    def deliver(self) -> None:
+        while self.rpc.deliver_next():
+            pass
 
     def gather(self, timeout_s: float | None = None) -> None:
         self.rpc.gather("merged", "what", self.done.append, timeout_s)
@@ -65,14 +75,20 @@ class Nodes:
 
     def reply(self, node: int, payload: Any, *, serial: int = 1, kind: str = "merged", is_last: bool = True) -> None:
         self.rpc.on_message(node, RpcReply(serial, kind, payload, is_last))
+        self.deliver()
 
     def lose(self, node: int) -> None:
         del self.table[node]
         self.rpc.on_node_lost(node)
 
+    def wait(self, seconds: float) -> None:
+        self.turn.now = Now(self.turn.now.mono + seconds, 0.0)
+        while (name := self.turn.deadlines.pop_due(self.turn.now.mono)) is not None:
+            self.rpc.on_deadline(name)
+        self.deliver()
+
     def take(self) -> list[tuple[int, Any]]:
-        sent, self.job.sent[:] = list(self.job.sent), []
-        return sent
+        return [tuple(each) for each in self.turn.take_commands()]
 
 
 @pytest.fixture
@@ -87,28 +103,28 @@ def test_all_nodes_get_one_request_with_its_deadline(nodes):
         assert not nodes.done
         nodes.reply(node, (2 * node, 2 * node + 1))
     assert nodes.done == [([0, 1, 2, 3, 4, 5], ())]
-    nodes.job.wait(10)
+    nodes.wait(10)
     assert len(nodes.done) == 1
 
 
 def test_at_the_deadline_the_others_replies_are_used(nodes):
     nodes.gather(1.0)
     nodes.reply(1, (2, 3))
-    nodes.job.wait(0.99)
+    nodes.wait(0.99)
     assert not nodes.done
-    nodes.job.wait(0.01)
+    nodes.wait(0.01)
     assert nodes.done == [([2, 3], ("node 0 (n0)", "node 2 (n2)"))]
 
 
 def test_a_late_reply_is_ignored(nodes):
     nodes.gather(1.0)
-    nodes.job.wait(1)
+    nodes.wait(1)
     nodes.reply(1, (2, 3))
     nodes.gather()
     nodes.reply(1, (2,), serial=1)
     nodes.reply(1, (3,), serial=2)
     nodes.reply(1, (2,), serial=2)  # it has replied
-    nodes.job.wait(3)
+    nodes.wait(3)
     assert nodes.done[1:] == [([3], ("node 0 (n0)", "node 2 (n2)"))]
 
 
@@ -118,7 +134,7 @@ def test_a_node_lost_meanwhile_is_not_waited_for(nodes):
     nodes.reply(1, (2, 3))
     nodes.lose(2)
     assert not nodes.done, "not while the loss is being handled"
-    nodes.job.wait(0)
+    nodes.wait(0)
     assert nodes.done == [([0, 1, 2, 3], ())]
 
 
@@ -127,7 +143,7 @@ def test_the_loss_of_all_that_are_waited_for(nodes):
     nodes.reply(0, ())
     nodes.lose(1)
     nodes.lose(2)
-    nodes.job.wait(3)
+    nodes.wait(3)
     assert nodes.done == [([], ())]
 
 
@@ -139,7 +155,7 @@ def test_a_node_reports_its_own_ranks_once_each(nodes, claimed):
     nodes.lose(1)
     nodes.reply(0, (0, 1))
     nodes.reply(2, (4, 5))
-    nodes.job.wait(0)
+    nodes.wait(0)
     assert nodes.done == [([0, 1, 4, 5], ())]
 
 
@@ -166,14 +182,25 @@ def test_a_request_of_a_node_gets_the_merged_reply(nodes):
     assert [node for node, _ in nodes.take()] == [0, 1, 2]
     for node in (0, 1):
         nodes.reply(node, (2 * node,))
-    nodes.job.wait(2)
+    nodes.wait(2)
     assert nodes.take() == [(2, RpcReply(7, "merged", ([0, 2], ("node 2 (n2)",), 2), silent_nodes=("node 2 (n2)",)))]
+
+
+def test_a_node_that_is_lost_gets_no_reply_nor_does_one_that_joins_in_its_place(nodes):
+    nodes.request(2, "merged")
+    lost = nodes.table[2]
+    nodes.lose(2)
+    nodes.take()
+    nodes.table[2] = lost
+    for node in (0, 1):
+        nodes.reply(node, (2 * node,))
+    assert nodes.take() == []
 
 
 def test_a_node_cannot_extend_the_timeout_of_a_kind(nodes):
     nodes.request(1, "merged", 1e6)
     assert {message.timeout_s for _, message in nodes.take()} == {3.0}
-    nodes.job.wait(3)
+    nodes.wait(3)
     assert [node for node, _ in nodes.take()] == [1]
 
 
@@ -204,7 +231,7 @@ def test_parts_after_which_a_node_is_lost(nodes):
     nodes.reply(2, None, kind="parts")
     nodes.take()
     nodes.lose(1)
-    nodes.job.wait(0)
+    nodes.wait(0)
     assert nodes.take() == [(0, RpcReply(7, "parts"))]
 
 
@@ -228,14 +255,15 @@ def test_the_number_of_open_requests_is_limited(nodes):
     nodes.take()
     nodes.request(1, "merged", serial=100)
     assert nodes.take() == [(1, RpcReply(100, "merged", refusal=TOO_MANY_ERROR))]
-    nodes.job.wait(3)
+    nodes.wait(3)
     assert len(nodes.take()) == MAX_OPEN_REQUESTS
 
 
-def test_a_job_without_ranks_replies_at_once():
-    job, done = Job(min_nodes=2), []
-    Rpc(job.coordinator._nodes, job.after, find={"merged": Merged()}.__getitem__).gather("merged", None, done.append)
-    assert done == [([], ())]
+def test_a_job_without_ranks_replies_at_once(nodes):
+    nodes.table.clear()
+    nodes.gather()
+    nodes.deliver()
+    assert nodes.done == [([], ())]
 
 
 @pytest.mark.parametrize("hook", ["claimed_ranks", "to_local_clock", "merge", "for_client"])
@@ -274,12 +302,23 @@ class Client:
     """A node's requests: ``sent`` has its messages, ``replies`` what its clients got."""
 
     def __init__(self) -> None:
-        self.job = Job()
+        self.now, self.timers = 0.0, list[Timer]()
         self.sent: list[Any] = []
         self.replies: list[RpcReply] = []
         self.reports: list[str] = []
-        loop = SimpleNamespace(call_later=self.job.after)
-        self.rpc = NodeRpc(loop, self.sent.append, find_kind, self.reports.append)
+        loop = SimpleNamespace(call_later=self.call_later)
+        self.rpc = NodeRpc(loop, self.sent.append, self.reports.append)
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        self.timers.append(Timer(callback, self.now + seconds))
+        return self.timers[-1]
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for timer in self.timers:
+            if timer.when <= self.now and timer.callback is not None:
+                timer.callback()
+                timer.cancel()
 
     def request(self, kind: str, timeout_s: float) -> None:
         self.rpc.request(kind, "what", timeout_s, self.replies.append)
@@ -292,16 +331,16 @@ def test_a_client_gets_all_parts_and_nothing_after_the_last():
     replies = [RpcReply(1, "parts", 5, is_last=False), RpcReply(1, "parts", 6, is_last=False), RpcReply(1, "parts")]
     for reply in (*replies, RpcReply(1, "parts", 7)):
         client.rpc.on_reply(reply)
-    client.job.wait(100)
+    client.wait(100)
     assert client.replies == replies
 
 
 def test_a_client_does_not_wait_longer_than_the_deadline_for_node_0():
     client = Client()
     client.request("merged", 3.0)
-    client.job.wait(3)
+    client.wait(3)
     assert not client.replies
-    client.job.wait(NODE_ZERO_MARGIN_S)
+    client.wait(NODE_ZERO_MARGIN_S)
     client.rpc.on_reply(RpcReply(1, "merged", "late"))
     assert client.replies == [RpcReply(1, "merged", silent_nodes=("node 0",))]
 
@@ -317,15 +356,15 @@ def test_a_client_gets_no_reply_of_another_kind():
 def test_a_request_of_node_0_goes_to_the_handler_of_its_kind():
     client, ranks = Client(), object()
     client.rpc.handlers["merged"] = lambda loop, ranks, request, reply: reply((ranks, request.payload), True)
-    client.rpc.on_request(ranks, RpcRequest(9, "merged", 1.0, "what"))
+    client.rpc.on_request(ranks, RpcRequest(9, "merged", 1.0, "what"), Merged())
     assert client.sent == [RpcReply(9, "merged", (ranks, "what"))]
 
 
 def test_a_handler_that_raises_is_reported_and_the_job_goes_on():
     client = Client()
     client.rpc.handlers["merged"] = lambda loop, *request: loop.call_later(1.0, lambda: 1 / 0)
-    client.rpc.on_request(object(), RpcRequest(9, "merged", 3.0, "what"))
-    client.job.wait(1)
+    client.rpc.on_request(object(), RpcRequest(9, "merged", 3.0, "what"), Merged())
+    client.wait(1)
     (report,) = client.reports
     assert report.startswith("bug in ddplaunch: the answer to the request merged failed and is left out, the job goes")
     assert "ZeroDivisionError" in report

@@ -24,11 +24,8 @@ USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
     ],
 )
 def test_each_is_passed_on_once(came, passed_on):
-    now = 0.0
-    relay = SignalDeduplicator(lambda: now)
-    taken = []
-    for node, number, now in came:  # noqa: B007
-        taken.append(relay.should_forward(node, number))
+    relay = SignalDeduplicator()
+    taken = [relay.should_forward(*each) for each in came]
     assert taken.count(True) == passed_on
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ddplaunch.core import messages
-from tests.core.job.test_coordinator import CHECKED, LEAVES, Job
+from tests.core.job.test_machine import CHECKED, LEAVES, Job
 
 JOINED = "has joined as a spare"
 
@@ -36,7 +36,7 @@ def spared(nodes: int = 3, spares: int = 2, **rules: object) -> Job:
 
 
 def lose(job: Job, number: int, *others: int, attempt: int = 0) -> None:
-    job.coordinator.on_node_lost(number, "its connection closed")
+    job.lose(number)
     for other in others:
         job.drain(other, attempt=attempt)
     job.wait(0)
@@ -90,7 +90,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_keep_theirs():
 
 def test_two_nodes_lost_at_once_are_two_lines():
     job = spared(3, 2)
-    job.coordinator.on_node_lost(2, "no heartbeat for 15.0 s", 15.0)
+    job.lose(2, "no heartbeat for 15.0 s", 15.0)
     lose(job, 1, 0)
     assert notes(job)[:2] == [
         "node 2 (n2) was lost: no heartbeat for 15.0 s; stopping the others",
@@ -165,7 +165,7 @@ def test_ranks_that_only_saw_what_others_did_put_no_blame_on_their_node():
 
 def test_a_lost_spare_changes_nothing():
     job = spared(2, 1)
-    job.coordinator.on_node_lost(2, "its connection closed")
+    job.lose(2)
     assert notes(job) == ["node 2 (n2) was lost: its connection closed"]
     assert not job.take(messages.StopAttempt)
 

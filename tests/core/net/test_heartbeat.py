@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
+from ddplaunch.base.event_loop import Timer
 from ddplaunch.core.net import heartbeat_monitor
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
 from tests.conftest import write_program
-from tests.core.job.test_coordinator import Timer
 from tests.core.job.test_joining import Nodes
 
 TIMEOUT = 2.0
@@ -43,8 +43,8 @@ class Machines:
     def _make(self, own: int) -> HeartbeatMonitor:
         class Loop:
             def call_later(loop, seconds: float, callback: Callable[[], None]) -> Timer:
-                timer = Timer(self.now + seconds, callback)
-                heapq.heappush(self._timers, (timer.due, next(self._order), own, timer))
+                timer = Timer(callback, self.now + seconds)
+                heapq.heappush(self._timers, (timer.when, next(self._order), own, timer))
                 return timer
 
         class Peers:
@@ -73,7 +73,7 @@ class Machines:
             self.now = max(self.now, due + LAG)
             if own in self.stopped:
                 held.append(entry)
-            elif not timer.cancelled:
+            elif timer.callback is not None:
                 self._read(own)
                 timer.callback()
         for entry in held:

@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch doctor --save`` and ``--compare``: what became slower is reported, and noise is not."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -42,9 +40,8 @@ def test_noise_is_not_named(backend, noise):
         return draw.uniform(1 / noise, noise) if what in ("latency", "bandwidth") else draw.uniform(0.95, 1.05)
 
     for _ in range(20):
-        assert (
-            describe_findings(examined(backend=backend, factor=factor), examined(backend=backend, factor=factor)) == []
-        )
+        now, then = (examined(backend=backend, factor=factor) for _ in range(2))
+        assert describe_findings(now, then) == []
 
 
 def test_a_node_that_is_slower_than_it_was():
@@ -56,9 +53,8 @@ def test_a_node_that_is_slower_than_it_was():
 
 
 def test_a_link_and_a_gpu_that_are_slower_than_they_were():
-    now = examined(
-        factor=lambda what, nodes: {("bandwidth", (1, 3)): 2.0, ("power", (0,)): 1.5}.get((what, nodes), 1.0)
-    )
+    slower = {("bandwidth", (1, 3)): 2.0, ("power", (0,)): 1.5}
+    now = examined(factor=lambda what, nodes: slower.get((what, nodes), 1.0))
     assert describe_findings(now, examined()) == [
         "warning n1 and n3: all_reduce (nccl): 800 MiB/s; it was 1.6 GiB/s on 2026-11-17 10:00",
         "warning n0: matrices on cuda:0: 333 TFLOP/s; it was 500 TFLOP/s on 2026-11-17 10:00",

@@ -1,13 +1,11 @@
 """Tests of ``ddplaunch doctor bisect`` with real commands on hosts of which some are bad."""
 
-from __future__ import annotations
-
 import re
 import signal
 
 import pytest
 
-from tests.conftest import wait_until, write_program
+from tests.conftest import assert_refused, conflict, wait_until, write_program
 
 CHECK = """
 echo "on $DDPLAUNCH_HOSTS, of $1: $2 hosts, $DDPLAUNCH_NNODES"
@@ -17,10 +15,19 @@ case "$1" in *n1:4*n6:4*) kill -9 $$;; esac
 
 
 @pytest.mark.slow
-def test_a_bad_host_and_two_that_fail_together(run_ddplaunch, tmp_path):
+def test_a_bad_host_and_two_that_fail_together(run_in_fork, tmp_path):
     check = write_program(tmp_path, "check.sh", CHECK)
-    done = run_ddplaunch(
-        "doctor", "bisect", "--hosts", "n[0-7]:4", "--", "sh", check, "{hosts}", "{nnodes}", env={"TMPDIR": tmp_path}
+    done = run_in_fork(
+        "doctor",
+        "bisect",
+        "--hosts",
+        "n[0-7]:4",
+        "--",
+        "sh",
+        check,
+        "{hosts}",
+        "{nnodes}",
+        env={"TMPDIR": str(tmp_path)},
     )
     assert (done.returncode, done.stdout) == (1, "--exclude=n3,n6\n")
     lines = re.sub(r" \(\d.*s\)$", "", done.stderr, flags=re.MULTILINE).splitlines()
@@ -45,26 +52,26 @@ def test_a_bad_host_and_two_that_fail_together(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_ddplaunch, tmp_path):
-    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[08-11]", "TMPDIR": tmp_path}
-    done = run_ddplaunch(
-        "doctor", "bisect", "--", "sh", "-c", "case $DDPLAUNCH_HOSTS in *gpu10*) exit 1;; esac", env=env
-    )
+def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_in_fork, tmp_path):
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[08-11]", "TMPDIR": str(tmp_path)}
+    done = run_in_fork("doctor", "bisect", "--", "sh", "-c", "case $DDPLAUNCH_HOSTS in *gpu10*) exit 1;; esac", env=env)
     assert (done.returncode, done.stdout) == (1, "--exclude=gpu10\n")
     assert "ddplaunch: the command has no {hosts}, so it must read DDPLAUNCH_HOSTS\n" in done.stderr
     assert "run 1: 4 hosts, gpu[08-11]: failed" in done.stderr
 
 
 @pytest.mark.slow
-def test_what_passes_is_skipped_or_fails_everywhere(run_ddplaunch, tmp_path):
+def test_what_passes_is_skipped_or_fails_everywhere(run_in_fork, tmp_path):
     def bisect(program):
-        done = run_ddplaunch("doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}", env={"TMPDIR": tmp_path})
+        done = run_in_fork(
+            "doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}", env={"TMPDIR": str(tmp_path)}
+        )
         return done.returncode, done.stdout, done.stderr.splitlines()[-2]
 
     assert bisect(["true"]) == (0, "", "ddplaunch: all 2 hosts pass together")
     assert bisect(["sh", "-c", "exit 125"]) == (0, "", "ddplaunch: unknown whether all hosts pass together")
     everywhere = (
-        "ddplaunch: COMMAND failed 3 times on each of: a, b; it never passed on as many hosts: check COMMAND itself"
+        "ddplaunch: COMMAND failed 3 times on each of: a, b; no run on as many hosts passed: check COMMAND itself"
     )
     assert bisect(["false"]) == (1, "", everywhere)
 
@@ -97,9 +104,8 @@ def test_ctrl_c_shows_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path
 
 
 def test_a_run_takes_too_long(start_ddplaunch):
-    job = start_ddplaunch(
-        "doctor", "bisect", "--hosts", "a", "--timeout", "0.2", "--", "sh", "-c", "setsid sleep 600 & sleep 600"
-    )
+    hangs = ("--", "sh", "-c", "setsid sleep 600 & sleep 600")
+    job = start_ddplaunch("doctor", "bisect", "--hosts", "a", "--timeout", "0.2", *hangs)
     assert job.wait() == 1
     assert not job.left()
     assert len(re.findall(r": failed, timeout after 0\.2s \(", job.stderr())) == 3
@@ -116,24 +122,27 @@ def test_killed_it_leaves_nothing(start_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "refusal"),
+    ("line", "refusal"),
     [
-        (("bisect", "--hosts", "a"), "Error: missing COMMAND\n"),
-        (("bisect", "--", "true"), "Error: missing --hosts: not inside a Slurm job\n"),
-        (("bisect", "--hosts", "a", "nothere"), "Error: command not found: nothere\n"),
-        (
-            ("--hosts", "a", "bisect", "true"),
-            "Error: --hosts must come after bisect\n  ddplaunch doctor bisect --hosts n1,n2 -- COMMAND\n",
-        ),
-        (
-            ("bisect", "--timeout", "x", "true"),
-            "Error: --timeout x: expected a time up to a week, like 90 (seconds) or 10m\n",
-        ),
-        (("bisect", "--host", "a", "true"), "Error: no such option: --host\n  did you mean --hosts?\n"),
-        (("bisct",), "Error: No such command 'bisct'"),
+        ("bisect --hosts a", "missing COMMAND"),
+        ("bisect -- true", "missing --hosts: not inside a Slurm job"),
+        ("bisect --hosts a nothere", "command not found: nothere"),
+        ("--hosts a bisect true", "--hosts must come after bisect\n  ddplaunch doctor bisect --hosts n1,n2 -- COMMAND"),
+        ("bisect --timeout x true", "--timeout x: expected a time up to a week, like 90 (seconds) or 10m"),
+        ("bisect --host a true", "no such option: --host\n  did you mean --hosts?"),
+        ("bisct", "No such command 'bisct'"),
+        ("--master-addr 10.0.0.1", "--master-addr works only with several nodes\n  --hosts n1,n2"),
+        ("--exclude n1", "--exclude works only with --hosts or --hostfile\n  --hosts n1,n2"),
+        ("--node-rank 1", "--node-rank 1 requires --nnodes\n  add the number of nodes: --nnodes 2"),
+        ("--nnodes 2 --master-addr n0",
+         "--nnodes 2 requires --node-rank\n  on node 0: --nnodes 2 --node-rank 0 --master-addr n0"),
+        ("--nnodes 2 --node-rank 0",
+         "--nnodes 2 requires --master-addr\n  on node 0: --nnodes 2 --node-rank 0 --master-addr 10.0.0.1"),
+        ("--nnodes 2 --node-rank 2 --master-addr n0",
+         "--node-rank 2 is out of range: 2 nodes are numbered 0 to 1\n  --nnodes 3 or more, if that was the intention"),
+        ("--nnodes 2 --node-rank 0 --hosts n0,n1",
+         f"{conflict('--nnodes 2', '--hosts')}, which sets the number\n  leave one of them out"),
     ],
-)
-def test_refusals(run_in_fork, words, refusal):
-    done = run_in_fork("doctor", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(refusal)
+)  # fmt: skip
+def test_refusals(run_in_fork, line, refusal):
+    assert_refused(run_in_fork("doctor", *line.split()), f"Error: {refusal}")

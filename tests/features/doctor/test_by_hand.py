@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch doctor --nnodes``, typed on each of several virtual hosts, with faults between them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

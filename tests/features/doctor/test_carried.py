@@ -1,7 +1,5 @@
 """Tests of measuring a connection between two virtual hosts, with each fault injected."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests of comparing the facts of several nodes, with made-up facts."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

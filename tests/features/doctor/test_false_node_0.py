@@ -1,11 +1,8 @@
 """Tests of a node of ``doctor --nnodes`` that meets a program which pretends to be node 0."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
-import subprocess
 
 import pytest
 
@@ -13,27 +10,19 @@ from ddplaunch.base.types import encode
 from ddplaunch.core.messages import PROTOCOL_VERSION, JoinAccepted, Welcome
 from ddplaunch.features.doctor.manual_rendezvous import RUN_ID
 from ddplaunch.features.doctor.messages import DescribeNode, Exit, GetTime
-from tests.conftest import clean_environment, ddplaunch_command, write_program
+from tests.conftest import write_program
 from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def false_node_0(tmp_path):
+def false_node_0(start_ddplaunch):
     """Accept a node without checks; return its process, and functions that send to it and receive from it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1] - 1
         place = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
-        process = subprocess.Popen(
-            ddplaunch_command("doctor", *place),
-            cwd=tmp_path,
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start_ddplaunch("doctor", *place)
         listening.settimeout(scaled_timeout(20))
         connection, _ = listening.accept()
         with connection, connection.makefile("rb") as stream:
@@ -52,7 +41,7 @@ def false_node_0(tmp_path):
             send(JoinAccepted(RUN_ID, 15.0))
             assert receive()[0] == "Ready"
             yield process, send, receive
-        process.communicate(timeout=scaled_timeout(20))
+        process.wait(20)
 
 
 def test_it_has_nothing_run_here(false_node_0, tmp_path):
@@ -67,12 +56,11 @@ def test_it_has_nothing_run_here(false_node_0, tmp_path):
     send(GetTime())
     assert receive()[0] == "TimeReply", "it does not end by itself"
     send(Exit(1))
-    assert process.wait(scaled_timeout(10)) == 1
+    assert process.wait(10) == 1
 
 
 def test_it_asks_nonsense(false_node_0):
     process, send, _ = false_node_0
     send(Welcome(PROTOCOL_VERSION, "1"))
-    _, err = process.communicate(timeout=scaled_timeout(20))
-    assert process.returncode == 1
-    assert "sent a request that this version cannot read\n  use the same version on all nodes\n" in err
+    assert process.wait(20) == 1
+    assert "sent a request that this version cannot read\n  use the same version on all nodes\n" in process.stderr()

@@ -1,7 +1,5 @@
 """Tests of the findings about one machine, with made-up facts."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -39,10 +37,6 @@ def measured(slow, count=3):
     }
 
 
-def test_a_sound_machine():
-    assert describe_findings(FACTS, FACTS) == []
-
-
 def test_one_machine_under_two_names():
     """Whose port is the doctor's own, as the other node."""
     machine = replace(FACTS, machine="boot net pid")
@@ -72,26 +66,24 @@ def test_what_is_slow_for_want_of_cpu_time_is_reported_as_that(held, text):
     assert describe_findings(FACTS, FACTS, replace(FACTS, **held), **measured({2})) == [f"warning n2: {text}"]
 
 
-def test_of_nodes_that_are_all_busy_one_may_be_slow_for_another_reason():
-    found = describe_findings(*[replace(FACTS, load=25.0)] * 3, **measured({2}))
-    assert found == [
-        "warning n0, n1 and n2: busy: 25 runnable processes on 2 CPUs",
-        "warning n2: all_reduce with any other node runs at 160 MiB/s; the best pair at 1.6 GiB/s",
-    ]
+BUSY = replace(FACTS, load=25.0)
+ALONE = {"powers": (DeviceResult(0, "cpu", 8e9), DeviceResult(0, "cpu", 95e9))}
+BY_LOOPBACK = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, there="127.0.1.1"))
+"""Debian's 127.0.1.1, by which node 0 may know itself."""
 
 
-def test_a_busy_machine_alone():
-    busy = replace(FACTS, load=25.0)
-    powers = (DeviceResult(0, "cpu", 8e9), DeviceResult(0, "cpu", 95e9))
-    assert describe_findings(busy, powers=powers) == ["warning n0: busy: 25 runnable processes on 2 CPUs"]
-
-
-def test_node_zero_may_know_itself_by_its_loopback():
-    """Debian's 127.0.1.1; for another node the same is an error."""
-    itself = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, there="127.0.1.1"))
-    assert describe_findings(itself, FACTS) == []
-    assert describe_findings(FACTS, itself) == [f"error n1: {ITSELF} (127.0.0.1)"]
-
-
-def test_a_machine_that_cannot_connect_to_itself():
-    assert describe_findings(replace(FACTS, loopback="gets no answer")) == ["error n0: " + NO_LOOPBACK]
+@pytest.mark.parametrize(
+    ("facts", "measurements", "findings"),
+    [
+        ([FACTS, FACTS], {}, []),
+        ([BUSY], ALONE, ["warning n0: busy: 25 runnable processes on 2 CPUs"]),
+        ([BUSY] * 3, measured({2}), [  # of nodes that are all busy one may be slow for another reason
+            "warning n0, n1 and n2: busy: 25 runnable processes on 2 CPUs",
+            "warning n2: all_reduce with any other node runs at 160 MiB/s; the best pair at 1.6 GiB/s"]),
+        ([BY_LOOPBACK, FACTS], {}, []),
+        ([FACTS, BY_LOOPBACK], {}, [f"error n1: {ITSELF} (127.0.0.1)"]),
+        ([replace(FACTS, loopback="gets no answer")], {}, ["error n0: " + NO_LOOPBACK]),
+    ],
+)  # fmt: skip
+def test_what_is_found(facts, measurements, findings):
+    assert describe_findings(*facts, **measurements) == findings

@@ -1,7 +1,5 @@
 """Tests of the search for bad hosts, with made-up commands that fail on random sets of hosts."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,33 +1,21 @@
 """Tests of ``ddplaunch doctor`` on one machine: findings about GPUs and folders, and a machine without problems."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
-import sys
 
 import psutil
 import pytest
 
-from tests.conftest import clean_environment, conflict, write_program
+from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.features.doctor.findings import NO_GPU_ANSWER
-from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = pytest.mark.slow
 
 
 def look(folder, *words, env=None):
     """Return the exit code and what is printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ddplaunch", "doctor", *words],
-        cwd=folder,
-        env=clean_environment(env or os.environ),
-        capture_output=True,
-        text=True,
-        timeout=scaled_timeout(60),
-    )
+    done = run_command(ddplaunch_command("doctor", *words), folder, env)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -58,7 +46,7 @@ def test_the_page_and_what_it_is_compared_with(tmp_path):
 def test_gpus_that_are_not_well_and_one_that_fell_off_its_bus(tmp_path, fake_nvml):
     """More closely, too: all collectives."""
     env = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
-    code, out, stderr = look(tmp_path, "--thorough", "--json", env={**os.environ, **env})
+    code, out, stderr = look(tmp_path, "--thorough", "--json", env=env)
     found = json.loads(out)
     result = {f"{each['subject']}: {each['severity']}: {each['text']}" for each in found["findings"]}
     host, facts = found["nodes"][0]["name"], found["nodes"][0]["facts"]
@@ -88,7 +76,7 @@ def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer
     wedged.touch()
     write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
     env = {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(wedged), "TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)}
-    code, out, _ = look("/", "--json", env={**os.environ, **env})
+    code, out, _ = look("/", "--json", env=env)
     found = json.loads(out)
     assert "the GPU driver did not answer within 5 s" in [each["text"] for each in found["findings"]]
     (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]
@@ -97,36 +85,3 @@ def test_a_tmpdir_where_nothing_can_be_written_and_a_driver_that_does_not_answer
     assert wrong["hint"] == "choose another: export TMPDIR=FOLDER"
     (folder,) = [each for each in found["nodes"][0]["facts"]["folders"] if each["what"] == "TMPDIR"]
     assert not folder["free"], "the free space of another folder"
-
-
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (("--master-addr", "10.0.0.1"), "Error: --master-addr works only with several nodes\n  --hosts n1,n2\n"),
-        (("--exclude", "n1"), "Error: --exclude works only with --hosts or --hostfile\n  --hosts n1,n2\n"),
-        (
-            ("--node-rank", "1"),
-            "Error: --node-rank 1 requires --nnodes\n  add the number of nodes: --nnodes 2\n",
-        ),
-        (
-            ("--nnodes", "2", "--master-addr", "n0"),
-            "Error: --nnodes 2 requires --node-rank\n  on node 0: --nnodes 2 --node-rank 0 --master-addr n0\n",
-        ),
-        (
-            ("--nnodes", "2", "--node-rank", "0"),
-            "Error: --nnodes 2 requires --master-addr\n  on node 0: --nnodes 2 --node-rank 0 --master-addr 10.0.0.1\n",
-        ),
-        (
-            ("--nnodes", "2", "--node-rank", "2", "--master-addr", "n0"),
-            "Error: --node-rank 2 is out of range: 2 nodes are numbered 0 to 1\n"
-            "  --nnodes 3 or more, if that was the intention\n",
-        ),
-        (
-            ("--nnodes", "2", "--node-rank", "0", "--hosts", "n0,n1"),
-            f"Error: {conflict('--nnodes 2', '--hosts')}, which sets the number\n  leave one of them out\n",
-        ),
-    ],
-)
-def test_refusals(run_in_fork, words, refusal):
-    done = run_in_fork("doctor", *words)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", refusal)

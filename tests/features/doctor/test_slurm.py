@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch doctor`` in a Slurm job, where it finds the job's nodes itself."""
 
-from __future__ import annotations
-
 import json
 import sys
 

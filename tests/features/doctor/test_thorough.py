@@ -1,7 +1,5 @@
 """Tests of the findings of ``ddplaunch doctor --thorough``, with made-up facts."""
 
-from __future__ import annotations
-
 from ddplaunch.features.doctor.examination import CollectiveResult, DoctorResults, ExaminedNode, Rail
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.report import format_report
@@ -20,9 +18,7 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
     together = (
         CollectiveResult(all_of_them, 3, "gloo", slow),
         CollectiveResult(all_of_them, 3, "gloo", (), "gloo timed out", "all_gather"),
-        CollectiveResult(
-            all_of_them, 3, "gloo", (), "ProcessGroupGloo does not support reduce_scatter", "reduce_scatter"
-        ),
+        CollectiveResult(all_of_them, 3, "gloo", (), "ProcessGroupGloo does not support it", "reduce_scatter"),
     )
     rail = Rail("10.8.0.0/24", {0: "eth1", 1: "eth1"}, {}, ((0, 1, "ok"), (1, 0, "silent")))
     assert describe_findings([FACTS], [FACTS], [FACTS], speeds=pairs, together=together, rails=(rail,)) == [
@@ -30,9 +26,8 @@ def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
         "warning all nodes at once: all_reduce runs at 213 MiB/s; the slowest pair at 1.6 GiB/s",
         "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",
     ]
-    shown = format_report(
-        DoctorResults(tuple(ExaminedNode(f"n{each}") for each in range(3)), (), together=together), [], 1.0
-    )
+    nodes = tuple(ExaminedNode(f"n{each}") for each in range(3))
+    shown = format_report(DoctorResults(nodes, (), together=together), [], 1.0)
     assert shown.endswith("""
 all nodes at once, 3 ranks
                            4 B takes   bus bandwidth

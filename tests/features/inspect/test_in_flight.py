@@ -1,7 +1,5 @@
 """Tests that an exception raised while its rank still cleans up is reported as the cause."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

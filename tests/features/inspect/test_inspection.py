@@ -1,21 +1,20 @@
 """Tests of inspections of running ranks: by ``ddplaunch stacks``, and before ranks are stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import subprocess
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import free_port, is_alive, wait_until, write_program
+from tests.conftest import BackgroundJob, ddplaunch_command, free_port, is_alive, run_command, wait_until, write_program
 from tests.constant_override import launcher_with_constant
 from tests.features.inspect.diagnosis.clauses import ALONE, CYCLE, HOLDS_GIL, NO_SIGNAL, NOT_PYTHON, ONLY_STACKS
-from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC, FORKED, LIGHT
+
+INSPECTOR = "features.inspect.node.rank_inspector"
 
 HANG = """
     import os, re, signal, sys, time
@@ -23,8 +22,10 @@ HANG = """
     def build():
         time.sleep(600)  # build
 
-    what = sys.argv[1]
-    if what == "before" and os.environ["RANK"] == "2":
+    # One word for each rank from the third on, or for all.
+    number = int(os.environ["RANK"])
+    what = sys.argv[1] if len(sys.argv) == 2 else [*sys.argv[1:], "", ""][number - 2]
+    if what == "before" and number == 2:
         build()
     import torch, torch.distributed as dist
     dist.init_process_group("gloo")  # init
@@ -68,7 +69,7 @@ HANG = """
     print("before", flush=True)
     if what == "roots":
         dist.broadcast(tensor, rank)  # roots
-    if rank == 2:
+    if rank >= 2:
         step()
     dist.all_reduce(tensor)  # reduce
     if what == "longer" and rank == 2:
@@ -79,14 +80,11 @@ HANG = """
 WAIT = "ranks 0, 1 wait in all_reduce #4 of default_pg (float32[6]), entered at {reduce}"
 SENTENCES = {
     "sleep": f"{WAIT}; rank 2 has not entered it: step at {{sleep}}",
-    "gil": f"{WAIT}; rank 2 {HOLDS_GIL}: step at {{gil}}",
-    "stopped": f"{WAIT}; rank 2 is stopped (SIGSTOP)",
-    "exec": f"{WAIT}; rank 2 has become another program",
-    "ending": f"{WAIT}; rank 2 is ending",
-    "loader": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{loader}} "
-    "(a worker: __getitem__ at {item})",
-    "gone": f"{WAIT}; rank 2 has not entered it: it waits for its DataLoader, step at {{gone}} "
-    "(worker pid N has ended: exit code 0)",
+    "gil stopped exec": f"{WAIT}; rank 2 {HOLDS_GIL}: step at {{gil}}; rank 3 is stopped (SIGSTOP); "
+    "rank 4 has become another program",
+    "ending loader gone": f"{WAIT}; rank 2 is ending; rank 3 has not entered it: it waits for its DataLoader, step at "
+    "{{loader}} (a worker: __getitem__ at {{item}}); rank 4 has not entered it: it waits for its DataLoader, step at "
+    "{{gone}} (worker pid N has ended: exit code 0)".replace("{{", "{").replace("}}", "}"),
     "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
     f"{ALONE}; ranks 0, 1 have not entered it: {{end}}",
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
@@ -124,10 +122,11 @@ def found(run_in_fork):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [each for each in SENTENCES if each not in ("sleep", "before")])
-def test_the_rank_that_the_others_wait_for(start_ddplaunch, tmp_path, found, what):
+def test_the_ranks_that_the_others_wait_for(start_ddplaunch, tmp_path, found, what):
     """Also one of those that are started one by one."""
-    how = EXEC if what == "longer" else ()
-    job = start_ddplaunch("run", *how, "--nproc", "3", write_program(tmp_path, "train.py", HANG), what)
+    how, ranks = EXEC if what == "longer" else (), 2 + len(what.split())
+    script = write_program(tmp_path, "train.py", HANG)
+    job = start_ddplaunch("run", *how, "--nproc", str(ranks), script, *what.split())
     found(job, sentence(what))
     job.process.kill()
     job.wait()
@@ -163,9 +162,6 @@ def test_without_torchs_recorder_the_report_has_stacks_only(start_ddplaunch, tmp
     )
     result = found(job, expected)
     assert result["notes"] == [ONLY_STACKS]
-    job.process.kill()
-    job.wait()
-    job.assert_nothing_left()
 
 
 AGAIN = """
@@ -202,9 +198,6 @@ def test_after_a_restart(start_ddplaunch, tmp_path, found, elastic):
             f"{others} wait in all_reduce #2 of default_pg (float32[6]), entered at train.py:9; "
             "rank 2 has not entered it: train.py:8",
         )
-    for job in jobs:
-        job.process.kill()
-        job.wait()
 
 
 @pytest.mark.slow
@@ -237,8 +230,6 @@ def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
         "rank 2 has not entered it: it waits in all_reduce #2 of mesh_tp, train.py:12"
     )
     assert len(result["sentences"]) == 3
-    job.process.kill()
-    job.wait()
 
 
 @pytest.mark.slow
@@ -265,21 +256,19 @@ def test_groups_that_were_made_anew(start_ddplaunch, tmp_path, found):
         "rank 0 waits in all_reduce #1 of default_pg (float32[4]), entered at train.py:14; "
         "rank 1 has not entered it: train.py:13",
     )
-    job.process.kill()
-    job.wait()
 
 
-SLEEPS = """
-    import sys, threading, time
+EACH = """
+    import asyncio, os, signal, sys, threading, time
+
+    def there():
+        print("there", flush=True)
 
     def load_batch():
         time.sleep(600)
 
-    def begin():
-        load_batch()
-
     def on_train_epoch_end():
-        begin()
+        load_batch()
 
     def send():
         time.sleep(600)
@@ -287,12 +276,119 @@ SLEEPS = """
     def announce():
         while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "load_batch":
             time.sleep(0.01)
-        print("there", flush=True)
+        there()
 
-    threading.Thread(target=send, daemon=True).start()
-    threading.Thread(target=announce).start()
-    on_train_epoch_end()
+    async def leaf():
+        there()
+        if what == "busy":
+            time.sleep(600)
+        await asyncio.sleep(600)
+
+    async def fetch():
+        await leaf()
+
+    async def feed():
+        await asyncio.Event().wait()
+
+    async def quick():
+        pass
+
+    async def main():
+        feeder = asyncio.create_task(feed(), name="fee\\n\\0der")
+        task = asyncio.create_task(fetch())
+        await (asyncio.gather(quick(), task) if what == "gathers" else task)
+
+    def catch(first):
+        for number in range(first, signal.SIGRTMAX + 1 if first == signal.SIGRTMIN else first + 1):
+            signal.signal(number, lambda number, frame: print(what, "caught", flush=True))
+
+    what = sys.argv[1 + int(os.environ["RANK"])]
+    if what == "threads":
+        threading.Thread(target=send, daemon=True).start()
+        threading.Thread(target=announce).start()
+        on_train_epoch_end()
+    if what in ("awaits", "gathers", "busy"):
+        asyncio.run(main())
+    if what == "catches one":
+        catch(signal.SIGRTMIN + 1)
+    if what == "catches all":
+        catch(signal.SIGRTMIN)
+    if what == "closes":
+        os.closerange(3, 2000)
+        file = open("victim", "w")
+        for number in range(3, 1100):
+            os.dup2(file.fileno(), number)
+    there()
+    time.sleep(600)
 """
+WHAT = ("threads", "awaits", "gathers", "busy", "catches one", "catches all", "closes")
+
+
+class Asked(NamedTuple):
+    """A job whose ranks do one of these things each, after they were asked for their stacks."""
+
+    job: BackgroundJob
+    ranks: dict[str, Any]
+    page: str
+
+
+@pytest.fixture(scope="module", params=[FORKED, pytest.param(EXEC, marks=pytest.mark.slow)], ids=["fork", "exec"])
+def asked(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    patient = launcher_with_constant(folder, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
+    script = write_program(folder, "train.py", EACH)
+    words = ("run", *request.param, "--nproc", str(len(WHAT)), script, *WHAT)
+    job = BackgroundJob(folder, words, None, executable=patient)
+    try:
+        job.wait_for("there", len(WHAT))
+        page, *_, last = (run_command(ddplaunch_command("stacks", str(job.process.pid), *more)).stdout
+                          for more in ((), ("--json",), ("--json",)))  # fmt: skip
+        yield Asked(job, dict(zip(WHAT, json.loads(last)["ranks"], strict=True)), page)
+    finally:
+        job.process.kill()
+        job.assert_nothing_left()
+
+
+def functions(rank, *, own: bool = True) -> list[list[str]]:
+    """The functions of each thread, the innermost first."""
+    threads = rank["threads"]
+    return [[frame["function"] for frame in each["frames"] if frame["own"] or not own] for each in threads]
+
+
+def test_threads_of_a_rank(asked):
+    rank = asked.ranks["threads"]
+    main, other = functions(rank, own=False)
+    assert main == ["load_batch", "on_train_epoch_end", "<module>"]
+    assert "send" in other
+    assert (rank["condition"], rank["threads"][0]["frames"][0]["file"]) == ("alive", "train.py")
+
+
+def test_where_tasks_wait_and_not_the_loop(asked):
+    """The one that is run, with what it awaits; others beside it. One that is at work is on the stack already."""
+    for each in ("awaits", "gathers"):
+        assert functions(asked.ranks[each]) == [["leaf", "fetch", "main", "<module>"], ["feed"]]
+    assert functions(asked.ranks["busy"]) == [["leaf", "fetch", "<module>"]]
+    assert [thread["name"] for thread in asked.ranks["awaits"]["threads"]] == ["", "task fee  der"]
+    line = EACH.splitlines().index("        await asyncio.sleep(600)")
+    assert f"leaf at train.py:{line} (running)" in asked.page
+    assert "  another task fee  der:\n" in asked.page
+
+
+def test_signals_that_the_program_catches(asked):
+    """One that is left is taken; where none is left the program gets one of each kind, whatever the inspections."""
+    assert asked.ranks["catches one"]["threads"]
+    assert asked.ranks["catches all"]["no_stack"] == NO_SIGNAL
+    assert "catches one caught" not in asked.job.stdout()
+    assert asked.job.stdout().count("catches all caught") == 2
+
+
+def test_a_program_that_closes_its_descriptors(asked):
+    assert asked.ranks["closes"]["no_stack"] == "the program has closed the file for stacks"
+    assert (asked.job.out.parent / "victim").read_text() == ""
+
+
+def test_inspections_do_not_disturb_the_job(asked):
+    assert (asked.job.process.poll(), asked.job.stderr()) == (None, "")
 
 
 def stacks(answer, job):
@@ -301,87 +397,10 @@ def stacks(answer, job):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("how", [FORKED, EXEC], ids=["fork", "exec"])
-def test_stacks_without_torch(start_ddplaunch, run_in_fork, tmp_path, how):
-    job = start_ddplaunch("run", *how, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
-    job.wait_for("there", 2)
-    result = stacks(run_in_fork, job)
-    assert [rank["condition"] for rank in result["ranks"]] == ["alive"] * 2
-    for rank in result["ranks"]:
-        stacks_of = [[frame["function"] for frame in thread["frames"]] for thread in rank["threads"]]
-        assert stacks_of[0] == ["load_batch", "begin", "on_train_epoch_end", "<module>"]
-        assert len(stacks_of) == 2
-        assert "send" in stacks_of[1]
-        assert rank["threads"][0]["frames"][0]["file"] == "train.py"
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
-
-
-def test_where_tasks_wait_and_not_the_loop(start_ddplaunch, run_in_fork, tmp_path):
-    """The one that is run, with what it awaits; others beside it. One that is at work is on the stack already."""
-    text = """
-        import asyncio, os, time
-
-        async def leaf():
-            print("there", flush=True)
-            if os.environ["RANK"] == "2":
-                time.sleep(600)
-            await asyncio.sleep(600)
-
-        async def fetch():
-            await leaf()
-
-        async def feed():
-            await asyncio.Event().wait()
-
-        async def main():
-            feeder = asyncio.create_task(feed(), name="fee\\n\\0der")
-            task = asyncio.create_task(fetch())
-            await (asyncio.gather(quick(), task) if os.environ["RANK"] == "1" else task)
-
-        async def quick():
-            pass
-
-        asyncio.run(main())
-    """
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "3", write_program(tmp_path, "train.py", text))
-    job.wait_for("there", 3)
-    page = run_in_fork("stacks", str(job.process.pid)).stdout
-    result = stacks(run_in_fork, job)
-    own = [
-        [[frame["function"] for frame in thread["frames"] if frame["own"]] for thread in rank["threads"]]
-        for rank in result["ranks"]
-    ]
-    assert own[:2] == [[["leaf", "fetch", "main", "<module>"], ["feed"]]] * 2
-    assert own[2] == [["leaf", "fetch", "<module>"]]
-    assert [thread["name"] for thread in result["ranks"][0]["threads"]] == ["", "task fee  der"]
-    assert "leaf at train.py:7 (running)" in page
-    assert "  another task fee  der:\n" in page
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
-
-
-def test_asking_again_and_again_does_not_disturb(start_ddplaunch, run_in_fork, tmp_path):
-    text = """
-        import os, time
-        print("there", flush=True)
-        while not os.path.exists("end"):
-            time.sleep(0.01)
-    """
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", text))
-    job.wait_for("there", 2)
-    for _ in range(20):
-        assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
-    (tmp_path / "end").touch()
-    assert (job.wait(), job.stderr()) == (0, "")
-
-
 def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork):
     job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
     job.wait_for("there", 2)
     assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NOT_PYTHON}
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
 
 
 def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
@@ -399,8 +418,6 @@ def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
         job.wait_for(line, 2)
         why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
         assert why == ({"inspection is disabled (--no-inspect)"} if option else {""})
-        job.signal(signal.SIGINT)
-        assert job.wait() == 130
 
 
 def test_no_inspect_is_shown_by_the_dry_run(run_in_fork, tmp_path):
@@ -410,28 +427,10 @@ def test_no_inspect_is_shown_by_the_dry_run(run_in_fork, tmp_path):
     assert "--no-inspect: `ddplaunch stacks` will not work" in output
 
 
-def test_a_signal_that_the_program_catches_is_left_to_it(start_ddplaunch, run_in_fork, tmp_path):
-    """The next one is taken; one that is caught later is theirs too."""
-    text = """
-        import signal, time
-        signal.signal(signal.SIGRTMIN + 1, lambda number, frame: print("caught", flush=True))
-        print("there", flush=True)
-        time.sleep(600)
-    """
-    script = write_program(tmp_path, "train.py", text)
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", script)
-    job.wait_for("there", 2)
-    assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
-    assert "caught" not in job.stdout()
-    job.signal(signal.SIGINT)
-    job.wait()
-
-
 TAKES_ALL = """
     import signal, sys, time
-    if sys.argv[1] == "torch":
-        import torch.distributed as dist
-        dist.init_process_group("gloo")
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
     for number in range(signal.SIGRTMIN + (sys.argv[-1] == "second"), signal.SIGRTMAX + 1):
         signal.signal(number, lambda number, frame: print("caught", flush=True))
     print("there", flush=True)
@@ -439,32 +438,24 @@ TAKES_ALL = """
 """
 
 
-@pytest.mark.parametrize("what", ["plain", pytest.param("torch", marks=pytest.mark.slow)])
-def test_a_program_that_handles_all_signals_later_gets_a_stack_signal_once_at_most(
-    start_ddplaunch, run_in_fork, tmp_path, what
-):
-    """With torch a thread of ours answers. What the program prints of our signals would look like progress."""
-    patient = launcher_with_constant(
-        tmp_path, "features.inspect.node.rank_inspector.SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S"
-    )  # the thread may have to wait for a core
-    words = (*(LIGHT if what == "plain" else ()), "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), what)
-    job = start_ddplaunch("run", *words, executable=patient)
+@pytest.mark.slow
+def test_with_torch_a_program_that_handles_all_signals_gets_none(start_ddplaunch, run_in_fork, tmp_path):
+    """A thread of ours answers. What the program prints of our signals would look like progress."""
+    patient = launcher_with_constant(tmp_path, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
+    script = write_program(tmp_path, "train.py", TAKES_ALL)
+    job = start_ddplaunch("run", "--nproc", "2", script, executable=patient)  # the thread may have to wait for a core
     job.wait_for("there", 2)
     for _ in range(3):
         assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NO_SIGNAL}
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
-    assert job.stdout().count("caught") == (4 if what == "plain" else 0)  # each of two
+    assert "caught" not in job.stdout()
 
 
 @pytest.mark.slow
 def test_the_first_signal_is_enough_for_one_that_python_comes_to(start_ddplaunch, run_in_fork, tmp_path):
-    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), "torch", "second")
+    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), "second")
     job.wait_for("there", 2)
     for _ in range(3):
         assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
     assert "caught" not in job.stdout()
 
 
@@ -489,25 +480,6 @@ def test_a_rank_that_forks_after_its_last_group_still_shows_its_stack(start_ddpl
         assert [frame["function"] for frame in rank["threads"][0]["frames"]] == ["<module>"]
 
 
-def test_a_program_that_closes_its_descriptors(start_ddplaunch, run_in_fork, tmp_path):
-    text = """
-        import os, time
-        os.closerange(3, 2000)
-        file = open("victim", "w")
-        for number in range(3, 1100):
-            os.dup2(file.fileno(), number)
-        print("there", flush=True)
-        time.sleep(600)
-    """
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", text))
-    job.wait_for("there", 2)
-    why = {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]}
-    assert why == {"the program has closed the file for stacks"}
-    assert (tmp_path / "victim").read_text() == ""
-    job.signal(signal.SIGINT)
-    job.wait()
-
-
 @pytest.mark.slow
 def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
     """The kernel shows the end of a rank before its zygote has reported the exit code."""
@@ -518,7 +490,7 @@ def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
         print("there", os.getpid(), flush=True)
         signal.sigwait({signal.SIGUSR1})
     """
-    later = launcher_with_constant(tmp_path, "features.inspect.node.rank_inspector.EXIT_STATUS_TIMEOUT_S", 2.5)
+    later = launcher_with_constant(tmp_path, INSPECTOR + ".EXIT_STATUS_TIMEOUT_S", 2.5)
     job = start_ddplaunch("run", *FORKED, "--nproc", "2", write_program(tmp_path, "train.py", text), executable=later)
     job.wait_for("there", 2)
     leaving = int(job.stdout().partition("[1] there ")[2].split()[0])
@@ -531,8 +503,6 @@ def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
     os.kill(job.zygote(), signal.SIGCONT)
     assert asking.wait() == 0
     assert [(rank["condition"], rank["code"]) for rank in json.loads(asking.stdout())["ranks"]][1] == ("exited", 0)
-    job.process.kill()
-    job.wait()
 
 
 @pytest.mark.slow
@@ -572,67 +542,29 @@ def test_a_rank_that_waited_is_not_the_culprit(run_ddplaunch, tmp_path, what, he
     assert "Traceback" in report
 
 
-def on_a_terminal(folder: Path, *words: str):
-    """Run it on a pseudo terminal; the process and the terminal's other end."""
-    import pty
+SLEEPS = """
+    import time
 
-    from tests.conftest import clean_environment, ddplaunch_command
+    def load_batch():
+        print("there", flush=True)
+        time.sleep(600)
 
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        ddplaunch_command(*words), cwd=folder, env=clean_environment({"NO_COLOR": "1"}), stdin=theirs, stdout=theirs,
-        stderr=theirs, start_new_session=True, preexec_fn=lambda: _control(theirs),
-    )  # fmt: skip
-    os.close(theirs)
-    return process, ours
+    load_batch()
+"""
 
 
-def _control(terminal: int) -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-
-
-def read_until(ours: int, text: str) -> str:
-    import select
-
-    seen = b""
-
-    def there() -> bool:
-        nonlocal seen
-        if select.select([ours], [], [], 0.05)[0]:
-            try:
-                seen += os.read(ours, 1 << 16)
-            except OSError:  # nobody has the other end any more
-                return True
-        return text in seen.decode(errors="replace")
-
-    wait_until(there, text)
-    return seen.decode(errors="replace").replace("\r\n", "\n")
-
-
-def test_ctrl_backslash_shows_stacks_and_twice_stops(tmp_path):
-    process, ours = on_a_terminal(
-        tmp_path, "run", *LIGHT, "--no-merge", "--nproc", "2", str(write_program(tmp_path, "train.py", SLEEPS))
-    )
-    try:
-        shown = read_until(ours, "there")
-        while "[0] there" not in shown or "[1] there" not in shown:
-            shown += read_until(ours, "there")
-        os.write(ours, b"\x1c")
-        page = read_until(ours, "load_batch at train.py:4")
-        assert "inspecting the ranks; press Ctrl-\\ again to stop the job" in page
-        assert "ranks 0, 1" in page
-        assert process.poll() is None
-        os.write(ours, b"\x1c")
-        os.write(ours, b"\x1c")
-        read_until(ours, "stopping 2 ranks")
-        assert process.wait(scaled_timeout(60)) == 128 + signal.SIGQUIT
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+def test_ctrl_backslash_shows_stacks_and_twice_stops(at_terminal, tmp_path):
+    script = write_program(tmp_path, "train.py", SLEEPS)
+    each = at_terminal(ddplaunch_command("run", *LIGHT, "--no-merge", "--nproc", "2", script))
+    each.until(lambda each: {"[0] there", "[1] there"} <= {*each.rows})
+    each.type("\x1c")
+    page = each.until("load_batch at train.py:5")
+    assert any("ddplaunch: inspecting the ranks; press Ctrl-\\ again to stop the job" in row for row in page)
+    assert any("ranks 0, 1" in row for row in page)
+    assert each.process.poll() is None
+    each.type("\x1c\x1c")
+    each.until("stopping 2 ranks")
+    assert each.end() == 128 + signal.SIGQUIT
 
 
 def test_sigquit_without_a_terminal_stops(start_ddplaunch, tmp_path):

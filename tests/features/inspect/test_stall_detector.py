@@ -1,7 +1,5 @@
 """Tests of when the stall detector of a node wakes the launcher, with a clock that the test sets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -241,17 +239,15 @@ def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called
         monkeypatch.setattr(StallDetector, name, fail)
     inspections: list[Inspection] = []
     node.inspect(node.ranks, inspections.append)
-    match called:
-        case "begin":
-            node.clock.start_attempt(node.ranks)
-        case "restart":
-            node.clock.reset()
-        case "printed":
-            node.clock.on_output(0)
-        case "noting":
-            node.clock.wrap_inspection_callback(node.ranks, inspections.append)(inspections[0])
-            assert inspections[1:] == inspections[:1], "the inspection is passed on"
-        case "complete":
-            assert node.clock.add_idle_times(inspections[0], node.ranks) == inspections[0]
+    clock, inspection = node.clock, inspections[0]
+    callers: dict[str, Callable[[], object]] = {
+        "begin": lambda: clock.start_attempt(node.ranks),
+        "restart": clock.reset,
+        "printed": lambda: clock.on_output(0),
+        "noting": lambda: clock.wrap_inspection_callback(node.ranks, inspections.append)(inspection),
+        "complete": lambda: inspections.append(clock.add_idle_times(inspection, node.ranks)),
+    }
+    callers[called]()
+    assert inspections[1:] == ([inspection] if called in ("noting", "complete") else []), "the inspection is passed on"
     assert len(node.notes) == 1
     assert "stall detection failed" in node.notes[0]

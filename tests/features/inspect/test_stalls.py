@@ -1,7 +1,5 @@
 """Tests of stalled jobs: the culprit is reported, or the job stopped, and a slow job is left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.features.runs import history_store
 from tests.conftest import PROGRAMS, free_port, is_alive, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
@@ -49,7 +48,6 @@ def elsewhere():
     ("what", "blame"),
     [
         ("sleep", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
-        ("lock", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: lock at .*stalls.py:\d+"),
         ("stop", r"rank 2 was stopped \(SIGSTOP\) and did not enter all_reduce #2, which 2 ranks waited for"),
         ("absent", r"rank 2 did not call init_process_group, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
         ("old", r"rank 2 did not call all_reduce, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
@@ -87,8 +85,12 @@ def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
     assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))
 
 
-def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, tmp_path):
-    """The job goes on; it is reported again when ranks have moved and stall again, also to commands of --notify."""
+@pytest.mark.usefixtures("state")
+def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, run_in_fork, tmp_path):
+    """The job goes on; it is reported again when ranks have moved and stall again, also to commands of --notify.
+
+    Seconds for which a rank was stopped are not effective.
+    """
     options = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
     job = start_ddplaunch("run", *REPORT, *options, "--nproc", "3", PROGRAM, "stop")
     expected = (
@@ -99,6 +101,8 @@ def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, tmp_path):
     time.sleep(5)  # the thing tested is that nothing more is said
     assert job.stderr().count("\n") == 1
     stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
+    assert re.match(r"goodput \d+ %: .* stalled", run_in_fork("report", str(job.process.pid)).stdout), "while it lasts"
+    let_go = time.time()
     os.kill(stopped[0], signal.SIGCONT)
     assert job.wait() == 0
     job.assert_nothing_left()
@@ -107,6 +111,9 @@ def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, tmp_path):
     assert events[0]["time"] < events[1]["since"] < events[1]["time"] - 1.5
     assert "rank 2 is stopped (SIGSTOP)" in events[1]["text"]
     assert re.search(r"^ddplaunch_stalls_total\{.*\} 1$", (tmp_path / "job.prom").read_text(), re.MULTILINE)
+    (found,) = history_store.read_all_records()
+    assert let_go - events[1]["since"] <= found.spent.stalled <= found.ended - events[1]["since"]
+    assert found.spent.wall_s == pytest.approx(found.ended - found.began, abs=1e-3)
 
 
 def test_a_job_of_one_rank_has_no_stall_detection(run_ddplaunch, tmp_path):
@@ -123,20 +130,6 @@ def test_a_restart_mends_it(run_ddplaunch):
     lines, restart = done.stderr.splitlines()
     assert "rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at" in lines
     assert restart == "ddplaunch: restart 1 of 1"
-
-
-@pytest.mark.ci
-def test_a_job_that_was_stopped_as_a_whole_has_not_stalled(start_ddplaunch):
-    """Ctrl-Z, and fg after longer than the stall timeout."""
-    job = start_ddplaunch("run", *SOON, "--nproc", "3", PROGRAM, "steps")
-    job.wait_for("started", 3)
-    job.signal(signal.SIGTSTP)
-    status = Path(f"/proc/{job.process.pid}/status")
-    wait_until(lambda: "\nState:\tT" in status.read_text(), "the launcher to be stopped")
-    time.sleep(5)  # the thing tested is that this counts for nothing
-    job.signal(signal.SIGCONT)
-    assert job.wait() == 0
-    assert job.stderr() == ""
 
 
 def test_the_rank_may_be_on_another_node(start_ddplaunch):

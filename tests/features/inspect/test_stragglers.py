@@ -1,7 +1,5 @@
 """Tests that a straggler is named, with the process that it waits for."""
 
-from __future__ import annotations
-
 import os
 import socket
 

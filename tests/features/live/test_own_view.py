@@ -1,14 +1,12 @@
 """Tests of the live view below a run's own output (``run --ui``), at an emulated terminal."""
 
-import os
 import re
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import conflict, ddplaunch_command, wait_until, write_program
+from tests.conftest import assert_refused, conflict, ddplaunch_command, wait_until, write_program
 from tests.start_modes import LIGHT
 from tests.terminal_emulator import FRAME, TerminalEmulator
 
@@ -22,24 +20,12 @@ print(f"rank {rank} has said all", flush=True)
 time.sleep(0 if len(sys.argv) > 2 else 600)
 """
 
-Start = Callable[..., TerminalEmulator]
-
 
 @pytest.fixture
-def start_view(tmp_path: Path) -> Iterator[Start]:
+def start_view(at_terminal, tmp_path: Path):
     """Start ``ddplaunch run --ui`` in a terminal."""
-    begun: list[TerminalEmulator] = []
     write_program(tmp_path, "chats.py", CHATS)
-
-    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> TerminalEmulator:
-        typed = ddplaunch_command("run", "--ui", *LIGHT, *words)
-        begun.append(TerminalEmulator(typed, tmp_path, env, **size))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.process.send_signal(signal.SIGQUIT)
-        each.close()
+    return lambda *words, **options: at_terminal(ddplaunch_command("run", "--ui", *LIGHT, *words), **options)
 
 
 def frames(each: TerminalEmulator) -> list[str]:
@@ -104,13 +90,13 @@ def test_ctrl_backslash_shows_stacks_below_which_the_view_goes_on(start_view):
     each.process.wait()
 
 
-@pytest.mark.parametrize("moment", ["at once", "full screen", "while typing"])
+@pytest.mark.parametrize("moment", ["at once", "while typing"])
 def test_ctrl_c(start_view, moment):
     each = start_view("--nproc", "2", "chats.py", "10")
-    if moment != "at once":
+    if moment == "while typing":
         each.until(lambda each: each.shows_frame)
-        each.type("z" if moment == "full screen" else "/12")
-        each.until("s stacks  l log" if moment == "full screen" else "waiting: 12_")
+        each.type("/12")
+        each.until("waiting: 12_")
     else:
         wait_until(lambda: each.settings != each.before or each.process.poll() is not None, "the keyboard")
     each.type("\x03")
@@ -119,7 +105,19 @@ def test_ctrl_c(start_view, moment):
     if moment == "while typing":
         assert any(row.startswith("ddplaunch: stopping 2 ranks") for row in each.history)
         assert "0 ee" in each.rows
-    assert each.raw.count(b"\x1b[?1049h") == (moment == "full screen")
+    assert b"\x1b[?1049h" not in each.raw
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_give_the_terminal_back_from_the_full_screen(start_view, number):
+    each = start_view("--nproc", "2", "chats.py", "10")
+    each.until(lambda each: each.shows_frame)
+    each.type("z")
+    each.until("s stacks  l log")
+    each.type("\x03") if number == signal.SIGINT else each.process.send_signal(number)
+    assert each.end() == 128 + number
+    assert each.is_restored
+    assert each.raw.count(b"\x1b[?1049h") == 1
 
 
 @pytest.mark.slow
@@ -191,72 +189,43 @@ def test_resizing(start_view):
     assert len([row for row in each.rows if FRAME.match(row)]) == 1
 
 
-def test_a_dumb_terminal(start_view):
-
+def test_no_terminal_and_a_dumb_one(start_view, run_ddplaunch):
+    done = run_ddplaunch("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1", "ends")
+    assert done.stderr == "ddplaunch: --ui has no effect: the output is not a terminal\n"
+    assert sorted(done.stdout.splitlines())[0] == "[0] line 0 of rank 0 "
     each = start_view("--nproc", "2", "chats.py", "1", "ends", env={"TERM": "dumb", "NO_COLOR": "1"})
     assert each.end() == 0
     assert "ddplaunch: --ui has no effect: TERM=dumb cannot move the cursor" in each.rows
     assert b"\x1b" not in each.raw
 
 
-def test_no_terminal(run_ddplaunch, tmp_path):
-    write_program(tmp_path, "chats.py", CHATS)
-    done = run_ddplaunch("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1", "ends")
-    assert done.stderr == "ddplaunch: --ui has no effect: the output is not a terminal\n"
-    assert sorted(done.stdout.splitlines())[0] == "[0] line 0 of rank 0 "
-
-
-def test_suspended_and_continued(start_view, tmp_path):
+def test_suspended_and_continued(at_terminal, tmp_path):
     """The shell gets its terminal as it was, and we take it back."""
-    shell = TerminalEmulator(["bash", "--norc", "-i"], tmp_path, {"PS1": "$ ", "HISTFILE": ""})
-    try:
-        write_program(tmp_path, "chats.py", CHATS)
-        shell.until("$")
-        shell.type(" ".join(ddplaunch_command("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1")) + "\n")
-        shell.until(lambda each: each.shows_frame)
-        shell.type("\x1a")
-        shell.until("Stopped")
-        shell.type("stty -a | grep -o ' icanon'; echo $((41 + 1))\n")
-        shell.until("42")
-        assert " icanon" in shell.rows
-        shell.type("fg\n")
-        shell.until(lambda each: each.shows_frame)
-        shell.type("?")
-        shell.until("quit this view")
-        shell.type("\x03")
-        shell.until("stopping 2 ranks")
-        shell.until("e ended: 2 ranks")
-        shell.type("exit\n")
-        shell.end()
-    finally:
-        shell.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_give_the_terminal_back(start_view, number):
-    each = start_view("--nproc", "2", "chats.py", "1")
-    each.until(lambda each: each.shows_frame)
-    each.type("z")
-    each.until("s stacks  l log")
-    each.process.send_signal(number)
-    assert each.end() == 128 + number
-    assert each.is_restored
-    assert each.raw.count(b"\x1b[?1049h") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("--stdin", "0", "--nproc", "2"), conflict("--ui", "--stdin 0")),
-        (("--hosts", "a:1"), conflict("--ui", "--hosts")),
-    ],
-)
-def test_refused(run_in_fork, tmp_path, words, expected):
+    shell = at_terminal(["bash", "--norc", "-i"], {"PS1": "$ ", "HISTFILE": ""})
     write_program(tmp_path, "chats.py", CHATS)
-    done = run_in_fork("run", "--ui", *words, "chats.py")
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert os.linesep in done.stderr
+    shell.until("$")
+    shell.type(" ".join(ddplaunch_command("run", "--ui", *LIGHT, "--nproc", "2", "chats.py", "1")) + "\n")
+    shell.until(lambda each: each.shows_frame)
+    shell.type("\x1a")
+    shell.until("Stopped")
+    shell.type("stty -a | grep -o ' icanon'; echo $((41 + 1))\n")
+    shell.until("42")
+    assert " icanon" in shell.rows
+    shell.type("fg\n")
+    shell.until(lambda each: each.shows_frame)
+    shell.type("?")
+    shell.until("quit this view")
+    shell.type("\x03")
+    shell.until("stopping 2 ranks")
+    shell.until("e ended: 2 ranks")
+    shell.type("exit\n")
+    shell.end()
+
+
+@pytest.mark.parametrize(("words", "other"), [("--stdin 0 --nproc 2", "--stdin 0"), ("--hosts a:1", "--hosts")])
+def test_refused(run_in_fork, tmp_path, words, other):
+    write_program(tmp_path, "chats.py", CHATS)
+    assert_refused(run_in_fork("run", "--ui", *words.split(), "chats.py"), conflict("--ui", other))
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,8 +24,6 @@ WAITS = "import os, time\nprint('up', flush=True)\ntime.sleep(600)\n"
 STOPS = (
     "import os, signal\nprint('up', flush=True)\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGSTOP)\n"
 )
-
-Top = Callable[..., TerminalEmulator]
 
 
 @pytest.fixture
@@ -48,16 +45,8 @@ def job(start_ddplaunch, tmp_path, runtime_dir):
 
 
 @pytest.fixture
-def top(tmp_path, runtime_dir) -> Iterator[Top]:
-    begun: list[TerminalEmulator] = []
-
-    def begin(*words: str, env: dict[str, str] | None = None, **size: int) -> TerminalEmulator:
-        begun.append(TerminalEmulator(ddplaunch_command("top", *words), tmp_path, env, **size))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.close()
+def top(at_terminal, runtime_dir):
+    return lambda *words, **options: at_terminal(ddplaunch_command("top", *words), **options)
 
 
 def name(job) -> str:
@@ -256,10 +245,10 @@ def test_signals_give_the_terminal_back(job, top, full):
 
 
 @pytest.mark.slow
-def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaunch):
+def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_in_fork):
     mine = job("once")
     for ranks in ("1", "running", ""):
-        done = run_ddplaunch("top", "once", *(("--ranks", ranks) if ranks else ()))
+        done = run_in_fork("top", "once", *(("--ranks", ranks) if ranks else ()))
         assert (done.returncode, done.stderr) == (0, "")
         first, *others = done.stdout.splitlines()
         assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
@@ -268,7 +257,7 @@ def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_ddplaun
     assert dumb.end() == 0
     assert dumb.rows[-1] == "0 .."
     assert b"\x1b" not in dumb.raw
-    found = json.loads(run_ddplaunch("top", "once", "--json").stdout)
+    found = json.loads(run_in_fork("top", "once", "--json").stdout)
     assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
     assert (found["status"]["run_id"], found["status"]["state"]) == ("once", "running")
     assert found["doing"] == {"0": "running", "1": "running"}

@@ -1,7 +1,5 @@
 """Simulates the pods of a manifest: variables and files as the Job controller and the kubelet make them."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch manifest``: its output, refused options, and defaults from files."""
 
-from __future__ import annotations
-
 import re
 import shlex
 
@@ -140,9 +138,6 @@ def test_a_name_of_its_own_each_time(spec):
     assert len(longest) == 61
 
 
-# --------------------------------------------------------------------------------------------------------- refusals
-
-
 TRAINJOBS = {
     "--nodes 1:2": "--nodes as a range", "--backoff-limit 3": "--backoff-limit", "--ttl 60s": "--ttl",
     "--gang volcano": "--gang", "--spread zone": "--spread", "--image-pull-policy Always": "--image-pull-policy",
@@ -158,7 +153,6 @@ TRAINJOBS = {
         (f"{ASKED}", ("the target is missing", "ddplaunch manifest train.py")),
         (f"{ASKED} --nodes 0 train.py", ("--nodes 0: expected a number",)),
         (f"{ASKED} --nodes 4:2 train.py", ("--nodes 4:2: the range is reversed", "--nodes 2:4")),
-        (f"{ASKED} --nodes 2: train.py", ("--nodes 2:: expected a number",)),
         (f"{ASKED} --grow --nodes 2 train.py", (conflict("--grow", "--nodes 2"), "--nodes 2:3")),
         (f"{ASKED} --time 90 train.py", ("--time 90: minutes or seconds?",)),
         (f"{ASKED} --nnodes 2 train.py", (conflict("--nnodes", MANIFEST), "--nodes N")),
@@ -170,26 +164,19 @@ TRAINJOBS = {
         (f"{ASKED} --partition x train.py", ("--partition works only with ddplaunch submit",)),
         (f"{ASKED} -N2 train.py", ("no such option: -N2", "did you mean -N 2?")),
         (f"{ASKED} --job-name My_Job train.py", ("My_Job: expected small", "at most 61", "--job-name my-job")),
-        (f"{ASKED} --job-name 3d train.py", ("3d: expected small letters", "a letter first", "--job-name job-3d")),
-        (f"{ASKED} --job-name a- train.py", ("a-: expected small letters", "--job-name a")),
         (f"{ASKED} --job-name '' train.py", ("--job-name has an empty value",)),
         (f"{ASKED} --nodes 101 --job-name {'a' * 60} train.py", ("at most 59\n", f"--job-name {'a' * 59}\n")),
         (f"{ASKED} --namespace a.b train.py", ("--namespace a.b: expected small letters, digits and dashes",)),
         (f"{ASKED} --label team train.py", ("--label team: expected KEY=VALUE, like team=vision",)),
-        (f"{ASKED} --label 'a=b c' train.py", ("--label a=b c: expected KEY=VALUE",)),
         (f"{ASKED} --constraint a100 train.py", ("--constraint a100: expected KEY=VALUE, like nvidia.com/gpu.prod",)),
         (f"{ASKED} --gpus-per-node a100:8 train.py", ("does not distinguish types", "--gpus-per-node 8 --constraint")),
-        (f"{ASKED} --gpus-per-node x train.py", ("--gpus-per-node x: expected a number of GPUs, like 8",)),
         ("--container-image a#b train.py", ("--container-image a#b: expected an image like nvcr.io",)),
         (f"{ASKED} --env DDPLAUNCH_TOKEN= train.py", ("--env DDPLAUNCH_TOKEN is empty",)),
-        (f"{ASKED} --env =x train.py", ("--env =x: expected NAME=VALUE",)),
         (f"{ASKED} --env 'A B=x' train.py", ("--env A B=x: expected NAME=VALUE",)),
         (f"{ASKED} --env NOT_SET_HERE train.py", ("--env NOT_SET_HERE: NOT_SET_HERE is not set here", "HERE=VALUE")),
         (f"{ASKED} --env MASTER_ADDR=x train.py", ("ddplaunch sets MASTER_ADDR in each pod", "leave it out")),
         (f"{ASKED} --container-mounts /data train.py", ("--container-mounts /data: expected SRC:DST, like my-claim",)),
         (f"{ASKED} --container-mounts a:b train.py", ("--container-mounts a:b: expected SRC:DST",)),
-        (f"{ASKED} --container-mounts a:/b:z train.py", ("a:/b:z: expected SRC:DST",)),
-        (f"{ASKED} --container-mounts a:/b:ro:c train.py", ("a:/b:ro:c: expected SRC:DST",)),
         (f"{ASKED} --container-mounts ./a:/b train.py", ("./a is neither an absolute path on the nodes nor", "pvc")),
         (f"{ASKED} --container-mounts a:/b,c:/b train.py", ("c:/b: a is mounted at /b already", "another DST")),
         (f"{ASKED} --container-mounts a:/dev/shm train.py", ("ddplaunch mounts memory at /dev/shm already",)),
@@ -205,7 +192,6 @@ TRAINJOBS = {
         (f"{ASKED} --resource cpu=3 train.py", ("--resource cpu=3: cpu has its own option", "--cpus-per-task 3")),
         (f"{ASKED} --resource nvidia.com/gpu=8 train.py", ("has its own option", "--gpus-per-node 8")),
         (f"{ASKED} --resource rdma=8 train.py", ("--resource rdma=8: expected NAME=N, like rdma/hca=8", "kubectl")),
-        (f"{ASKED} --resource a/b=0 train.py", ("--resource a/b=0: expected NAME=N",)),
         (f"{ASKED} --resource ephemeral-storage=x train.py", ("expected a size, like ephemeral-storage=500G",)),
         (f"{ASKED} --resource a/b=1 --resource a/b=2 train.py", ("duplicate a/b", "leave one out")),
         (f"{ASKED} --resource hugepages-2Mi=1G train.py", ("only with a limit on memory or CPUs", "--mem SIZE")),
@@ -216,7 +202,6 @@ TRAINJOBS = {
         (f"{ASKED} --shm-size 9G --mem 900M train.py", ("--shm-size 9Gi is more than --mem 900Mi", "raise --mem")),
         (f"{ASKED} --shm-size big train.py", ("--shm-size big: expected a size like 200G",)),
         (f"{ASKED} --toleration :NoSchedule train.py", ("expected KEY[=VALUE][:EFFECT]", "kubectl describe node")),
-        (f"{ASKED} --toleration a:Never train.py", ("--toleration a:Never: expected KEY[=VALUE][:EFFECT]",)),
         (f"{ASKED} --constraint a==b train.py", ("--constraint a==b: expected KEY=VALUE", "KEY!=VALUE")),
         (f"{ASKED} --priority-class Hi train.py", ("--priority-class Hi: expected the name of a priority class",)),
         (f"{ASKED} --image-pull-secret a_b train.py", ("--image-pull-secret a_b: expected the name of a secret",)),
@@ -239,13 +224,9 @@ TRAINJOBS = {
         (f"{ASKED} --restricted --resource rdma/hca=8 train.py", ("does not allow locked memory",)),
         (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
         (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
-        (f"{ASKED} --ttl unlimited train.py", ("--ttl unlimited: expected a time above 0",)),
-        (f"{ASKED} --ttl 1w train.py", ("--ttl 1w: expected a time",)),
         (f"{ASKED} --env-secret A=b train.py", ("--env-secret A=b: expected SECRET", "NAME=SECRET:KEY")),
-        (f"{ASKED} --env-secret A_B train.py", ("--env-secret A_B: expected SECRET",)),
         (f"{ASKED} --env-secret MASTER_ADDR=a:b train.py", ("ddplaunch sets MASTER_ADDR in each pod",)),
         (f"{ASKED} --env A=1 --env-secret A=b:c train.py", ("--env-secret A=b:c: --env also sets A",)),
-        (f"{ASKED} --env-secret A=b:c --env A=1 train.py", ("--env-secret A=b:c: --env also sets A",)),
         (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither ",)),
         (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
     ],
@@ -256,9 +237,6 @@ def test_refused(manifest, line, expected):
 
 def test_bytes_that_are_no_text(manifest):
     assert_refused(manifest(f"{ASKED} train.py -- \udcff"), "a manifest cannot hold")
-
-
-# --------------------------------------------------------------------------------------------------------- defaults
 
 
 PROJECT = """
@@ -330,9 +308,6 @@ def test_a_file_that_makes_no_sense(manifest, tmp_path, text, expected):
     image = "" if "container-image" in text else "container-image = 'img:1'\n"
     file = write_program(tmp_path, "config/ddplaunch.toml", f"[manifest]\n{text}{image}")
     assert_refused(manifest("train.py"), expected, str(file))
-
-
-# -------------------------------------------------------------------------------------------------- beside submit
 
 
 SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF (lsf)"

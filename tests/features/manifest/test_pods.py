@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch run`` in simulated pods of its own manifest, also where names resolve late."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -180,32 +178,8 @@ def test_a_pod_that_is_deleted_ends_an_elastic_job_with_143(cluster):
     waits = REDUCES.replace("dist.destroy_process_group()", "import time; time.sleep(600)")
     started = cluster("--join-window", "1", nodes="2:3").start_all(waits)
     for process in started:
-        assert process.stdout is not None
         assert "sum 3.0" in process.stdout.readline()
     started[1].terminate()
     for process in started:
         process.communicate(timeout=scaled_timeout(90))
     assert [process.returncode for process in started] == [143, 143]
-
-
-LOSES_ONE = """
-import os, time
-again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
-print("again" if again else "up", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
-time.sleep(0 if again else 600)
-"""
-
-
-@pytest.mark.ci
-@pytest.mark.slow
-def test_a_spare_pod_takes_the_place_of_one_whose_machine_is_lost(cluster):
-    pods = cluster("--spares", "1", "--heartbeat-timeout", "2", "--grace", "1", hosts=3)
-    started = pods.start_all(LOSES_ONE)
-    for process in started[:2]:
-        assert process.stdout is not None
-        assert "up" in process.stdout.readline()
-    pods.network.hosts[1].power_off()
-    out = [started[index].communicate(timeout=scaled_timeout(90))[0] for index in (0, 2)]
-    assert [started[index].returncode for index in (0, 2)] == [0, 0], pods.stderr_path(0).read_text()
-    assert ["again 0 of 2" in out[0], "again 1 of 2" in out[1]] == [True, True]
-    assert "takes the place of node 1" in pods.stderr_path(0).read_text()

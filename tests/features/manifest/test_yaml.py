@@ -1,7 +1,5 @@
 """Tests that written YAML is read back unchanged by parsers of YAML 1.1 (PyYAML, kubectl's) and 1.2 (ruamel)."""
 
-from __future__ import annotations
-
 import io
 import itertools
 

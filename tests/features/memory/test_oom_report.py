@@ -1,13 +1,10 @@
 """Tests of ``--oom-report``: the report of a rank that runs out of CUDA memory, with a stand-in for torch."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -127,7 +124,7 @@ def test_where_it_cannot_work_it_says_so_at_the_start(run_in_fork, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_stand_in_is_one(tmp_path: Path):
+def test_the_stand_in_is_one():
     """It has what a real torch for CUDA has of these names, by the source of torch 2.13: torch/cuda/__init__.py."""
     import torch
 

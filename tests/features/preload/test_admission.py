@@ -86,11 +86,6 @@ def test_what_stands_before_it(admitting, before, modules):
     assert sorted(admitting.modules(before + "import torch, free, bound\n")) == sorted(modules)
 
 
-def test_settings_are_the_programs_to_assign(admitting):
-    admitting.add("torch", settings=["torch.backends"])
-    assert admitting.modules("import torch\ntorch.backends.cudnn.benchmark = True\nimport free\n") == ["free"]
-
-
 def test_the_reasons(admitting):
     admitting.add("bad", harmless=True, refused="makes a temporary folder at import")
     admitting.add("old", version="1.0", harmless=True)
@@ -112,12 +107,31 @@ def test_the_reasons(admitting):
     }
 
 
-def test_a_known_package_that_cannot_be_used_is_unknown(admitting):
-    """Its sources show whether it leaves others as they are."""
-    admitting.add("next", version="2.0")
-    assert admitting.modules("import next, free\n") == ["free"]
-    admitting.add("next", "exec('')", version="2.0")
-    assert admitting.modules("import next, free\n") == []
+@pytest.mark.parametrize(
+    ("entries", "source", "modules"),
+    [
+        # what a program assigns to are settings
+        ({"torch": {"settings": ["torch.backends"]}},
+         "import torch\ntorch.backends.cudnn.benchmark = True\nimport free\n", ["free"]),
+        # a known package that cannot be used is unknown: its sources show whether it leaves others as they are
+        ({"next": {"version": "2.0"}}, "import next, free\n", ["free"]),
+        ({"next": {"source": "exec('')", "version": "2.0"}}, "import next, free\n", []),
+        # a variable that is set afterwards came too late for the import
+        ({"reads": {"variables": ["MINDED"]}}, "import reads, os\nos.environ['MINDED'] = str(1)\n", ["reads"]),
+        # a variable that an import sets, and the program names
+        ({"sets": {"sets": ["KMP_X"]}}, "import sets\n", ["sets"]),
+        ({"sets": {"sets": ["KMP_X"]}}, "import os\nprint(os.environ.get('KMP_X'))\nimport sets\n", []),
+        # a late module of another package is as known as that
+        ({"lazy": {"modules": {"lazy": (), "free": ("Trainer",), "gone": ("Trainer",), "next": ("Trainer",)}},
+          "next": {"version": "2.0"}}, "import lazy\nlazy.Trainer\n", ["lazy", "free"]),
+        # a bound import that stands before that of torch
+        ({}, "import bound, free\nimport torch\n", ["bound", "free"]),
+    ],
+)  # fmt: skip
+def test_what_is_preloaded_by_entries_of_the_table(admitting, entries, source, modules):
+    for name, entry in entries.items():
+        admitting.add(name, **entry)
+    assert admitting.modules(source) == modules
 
 
 def test_two_versions_in_one_folder(admitting):
@@ -167,17 +181,6 @@ def test_variables_that_are_set_before_torch(admitting, line, before):
     assert {"torch", "reads", "free"} <= found.excluded.keys()
     found = admitting.admit("import torch\n" + line + "import reads, free\n")
     assert (sorted({*found.modules} - {"calm"}), found.torch_barrier) == (sorted(before), None)
-
-
-def test_a_variable_that_is_set_afterwards_came_too_late_for_the_import(admitting):
-    admitting.add("reads", variables=["MINDED"])
-    assert admitting.modules("import reads, os\nos.environ['MINDED'] = str(1)\n") == ["reads"]
-
-
-def test_a_variable_that_an_import_sets_and_the_program_names(admitting):
-    admitting.add("sets", sets=["KMP_X"])
-    assert admitting.modules("import sets\n") == ["sets"]
-    assert admitting.modules("import os\nprint(os.environ.get('KMP_X'))\nimport sets\n") == []
 
 
 @pytest.mark.parametrize(
@@ -235,16 +238,6 @@ def test_a_module_that_this_version_does_not_have_is_left_out(admitting):
 def test_what_comes_later_is_nothing_for_one_rank(admitting):
     admitting.add("lazy", modules=LAZY)
     assert admitting.admit("import lazy\nlazy.Trainer\ndef f(): import free\n", late=False).modules == ["lazy"]
-
-
-def test_a_late_module_of_another_package_is_as_known_as_that(admitting):
-    admitting.add("lazy", modules={"lazy": (), "free": ("Trainer",), "gone": ("Trainer",), "next": ("Trainer",)})
-    admitting.add("next", version="2.0")
-    assert admitting.modules("import lazy\nlazy.Trainer\n") == ["lazy", "free"]
-
-
-def test_a_bound_import_that_stands_before_that_of_torch(admitting):
-    assert admitting.modules("import bound, free\nimport torch\n") == ["bound", "free"]
 
 
 @pytest.mark.parametrize("place", ["{program}", "{folder}/more", "{folder}/on_path"])

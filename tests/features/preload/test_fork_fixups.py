@@ -22,6 +22,7 @@ def keeper(rank=0):
     return rank_zero_only
 """
 
+PRINTS = "m = module('torchmetrics.utilities.prints',"
 CASES = {
     "lightning": (
         "def _get_rank(): return int(os.environ['RANK'])\n"
@@ -29,28 +30,13 @@ CASES = {
         "m.rank_zero_only.rank",
         "11",
     ),
-    "torchmetrics": (
-        "m = module('torchmetrics.utilities.prints', rank_zero_only=keeper())",
-        "m.rank_zero_only.rank",
-        "3",
-    ),
-    "another version": (
-        "m = module('torchmetrics.utilities.prints', rank_zero_only=None)",
-        "m.rank_zero_only",
-        "None",
-    ),
-    "no rank kept": (
-        "m = module('torchmetrics.utilities.prints', rank_zero_only=lambda: 0)",
-        "hasattr(m.rank_zero_only, 'rank')",
-        "False",
-    ),
-    "transformers": (
-        "m = module('transformers.utils.hub', SESSION_ID='0' * 32)",
-        "(len(m.SESSION_ID), m.SESSION_ID != '0' * 32)",
-        "(32, True)",
-    ),
+    "torchmetrics": (f"{PRINTS} rank_zero_only=keeper())", "m.rank_zero_only.rank", "3"),
+    "another version": (f"{PRINTS} rank_zero_only=None)", "m.rank_zero_only", "None"),
+    "no rank kept": (f"{PRINTS} rank_zero_only=lambda: 0)", "hasattr(m.rank_zero_only, 'rank')", "False"),
+    "transformers": ("m = module('transformers.utils.hub', SESSION_ID='0' * 32)",
+                     "(len(m.SESSION_ID), m.SESSION_ID != '0' * 32)", "(32, True)"),
     "nothing loaded": ("n = set(sys.modules)", "set(sys.modules) == n", "True"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,7 +1,5 @@
 """Tests of what the source scan finds of a program's imports and variables, without running it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -305,10 +303,7 @@ def test_what_is_its_own_to_change(tmp_path, source):
         ),
         ("import runpy\nrunpy.run_path('x.py')", "train.py:2 runs another file"),
         ("from unittest import mock\nwith mock.patch('os.getpid'): pass", "train.py:2 calls mock.patch"),
-        (
-            "from unittest.mock import patch\n@patch.object(A, 'b')\ndef f(): pass",
-            "train.py:2 calls mock.patch",
-        ),
+        ("from unittest.mock import patch\n@patch.object(A, 'b')\ndef f(): pass", "train.py:2 calls mock.patch"),
         ("import broken", "broken.py:1 cannot be read"),
         (f"X = {' + '.join('1' * 1500)}", "train.py:1 cannot be read"),
         ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nsys.path.insert(0, '.')\nmodel.eval()", None),

@@ -1,8 +1,7 @@
 """Tests of ``ddplaunch.launch`` called by programs: results, errors, output."""
 
-from __future__ import annotations
-
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from ddplaunch.cli.run_options import OPTIONS
 from ddplaunch.features.python import launched_job
 from ddplaunch.features.python.keywords import Keywords
-from tests.conftest import clean_environment, wait_until, write_program
+from tests.conftest import clean_environment, run_command, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
 
 HEAD = """
@@ -37,15 +36,7 @@ def python(tmp_path: Path) -> Python:
 
     def run(body: str, *, fails: bool = False, **variables: str) -> str:
         script = write_program(tmp_path, "program.py", HEAD + body)
-        env = clean_environment({"TMPDIR": str(made), **variables})
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=scaled_timeout(100),
-        )
+        done = run_command([sys.executable, script], tmp_path, {"TMPDIR": str(made), **variables}, timeout=100)
         assert (done.returncode != 0) is fails, done.stderr
         assert list(made.iterdir()) == []
         return done.stderr if fails else done.stdout
@@ -258,11 +249,20 @@ if __name__ == "__main__":
             launch(hang, nproc=2, **how)
         except LaunchError as error:
             print(error)
+    with Session(nproc=2, restart=True) as session:
+        session.run(rank)
+        try:
+            session.run(hang, timeout=3)
+        except LaunchError as error:
+            print(error)
+        print(session.run(rank))
 """
-    first, second = python(body, SECONDS_TO_START=str(scaled_timeout(4))).splitlines()
+    first, second, called, again = python(body, SECONDS_TO_START=str(scaled_timeout(4))).splitlines()
     assert "rank 0 waits in barrier #1 of default_pg, entered at program.py:13" in first
     assert "rank 1 has not entered it: hang at program.py:12" in first
     assert "rank 1 did not enter barrier #1, which 1 rank waited for: hang at program.py:12" in second
+    assert called.startswith("the call timed out: rank 0 waits in barrier #1 of default_pg")
+    assert again == "[0, 1]"
 
 
 @pytest.mark.slow
@@ -356,16 +356,9 @@ def wait():
 launch(wait, nproc=2, preload="threading")
 """
     script = write_program(tmp_path, "program.py", HEAD + body)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     env = clean_environment({"TMPDIR": str(made)})
-    caller = subprocess.Popen(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert caller.stdout is not None
+    caller = subprocess.Popen([sys.executable, script], cwd=tmp_path, env=env, **pipes)
     pids = [int(caller.stdout.readline().split()[-1]) for _ in range(2)]
     caller.send_signal(number)
     caller.wait()
@@ -399,14 +392,10 @@ with Session(nproc=4) as session:
 """,
     )
     words = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
-    output = subprocess.run(words, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True).stdout
-    assert [line.split(":")[1] for line in output.splitlines() if "error" in line and line.startswith("program")] == [
-        "7",
-        "8",
-    ]
+    output = run_command(words, tmp_path).stdout
+    assert re.findall(r"(?m)^program.py:(\d+).* error", output) == ["7", "8"]
 
 
 def test_importing_ddplaunch_loads_nothing():
     code = "import sys; before = set(sys.modules); import ddplaunch; print(sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True)
-    assert done.stdout == "['ddplaunch']\n"
+    assert run_command([sys.executable, "-c", code]).stdout == "['ddplaunch']\n"

@@ -1,7 +1,5 @@
 """Tests that the cells of docs/notebooks.md print what the page shows, in one Jupyter kernel."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of the pytest plugin, which runs marked tests in ranks, in a pytest of its own."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -221,7 +219,7 @@ def test_hangs(rank):
     if rank == 1:
         time.sleep(600)
 
-@pytest.mark.ranks(2, timeout=10, preload="late")
+@pytest.mark.ranks(2, timeout=5, preload="late")
 def test_starting(): pass
 
 @pytest.mark.ranks(2)
@@ -238,7 +236,7 @@ def test_good(): pass
 @pytest.mark.slow
 def test_the_next_test_runs_after_any_outcome(tmp_path: Path):
     """pytest-timeout raises in the process of pytest. The time of a marker does not include the start of the ranks."""
-    write_program(tmp_path, "late.py", "import time; time.sleep(10)")
+    write_program(tmp_path, "late.py", "import time; time.sleep(5)")
     printed = run(tmp_path, OUTCOMES)
     assert ended(printed) == "2 failed, 2 passed"
     assert "\nFailed: Timeout" in printed or "\nTimeout (>2.0s)" in printed

@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch.Session``, whose ranks stay between calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.features.python.test_launch import Python, python
@@ -181,30 +179,6 @@ if __name__ == "__main__":
     print(len(found), all(found))
 """
     assert python(body) == "100 True\n"
-
-
-@pytest.mark.ci
-def test_a_call_that_hangs(python: Python):
-    body = """
-def hang():
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    if rank() == 1:
-        time.sleep(1000)
-    dist.barrier()
-
-if __name__ == "__main__":
-    with Session(nproc=2, restart=True) as session:
-        session.run(rank)
-        try:
-            session.run(hang, timeout=3)
-        except LaunchError as error:
-            print(error)
-        print(session.run(rank))
-"""
-    first, second = python(body).splitlines()
-    assert first.startswith("the call timed out: rank 0 waits in barrier #1 of default_pg")
-    assert second == "[0, 1]"
 
 
 @pytest.mark.slow

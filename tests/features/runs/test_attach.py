@@ -1,7 +1,5 @@
 """Tests of commands for submitted jobs, with stand-ins for Slurm's programs; tests/slurm has real ones."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -131,7 +129,6 @@ def test_what_the_accounts_say(answers, cluster, tmp_path):
         (("attach",), ("no submitted job is on record", "ddplaunch attach NUMBER")),
         (("attach", "wine"), ("no submitted job is called wine", "ddplaunch ps")),
         (("stop", "77"), ("no run is called 77",)),
-        (("stacks", "77"), ("no run is called 77",)),
     ],
 )
 def test_jobs_that_are_not_known(answers, words, expected):
@@ -243,7 +240,7 @@ def test_a_job_that_never_was(answers, cluster):
     done = answers("attach", "999")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         2,
-        "Error: Slurm does not know job 999, and none was submitted from here",
+        "Error: Slurm does not know job 999, and it was not submitted here",
     )
 
 

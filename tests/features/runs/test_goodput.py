@@ -1,11 +1,8 @@
 """Tests of goodput, folded from events in any order, and of real runs that are killed or stall."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -33,9 +30,8 @@ from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_
 from ddplaunch.features.runs.run_record import AttemptRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import sample_file_name
 from ddplaunch.features.samples.sample import NodeSample, RankSample
-from tests.conftest import is_alive, wait_until, write_program
+from tests.conftest import wait_until, write_program
 from tests.features.runs.recorded_events import plan
-from tests.features.runs.test_history import state  # noqa: F401
 from tests.start_modes import LIGHT
 
 RUN = f"stalls-{os.getpid()}"
@@ -75,89 +71,50 @@ UP = [(begun(), 0.0), *started(1.0, 1.0)]
 WELL = [(exited(0, 0), 100.0), (exited(1, 0), 100.0), (AttemptSwept((), ()), 100.0), (ended(), 100.0)]
 
 
-@pytest.mark.parametrize(
-    ("happened", "spent"),
-    [
-        pytest.param([], TimeBreakdown(), id="nothing"),
-        pytest.param([(ended(1), 7.0)], TimeBreakdown(imports=7.0), id="ends before it starts"),
-        pytest.param(
-            [(begun(), 2.0), *started(5.0, 6.0), *WELL], TimeBreakdown(imports=6.0, steady=94.0), id="no collectives"
-        ),
-        pytest.param(
-            [(begun(), 2.0), *started(5.0, 6.0), (events.FirstCollective(16.0), 21.0), *WELL],
-            TimeBreakdown(imports=6.0, first_collective=10.0, steady=84.0),
-            id="the first collective is told of later",
-        ),
-        pytest.param(
-            [
-                *[(begun(), 2.0), *started(5.0, 6.0), (events.JobStalled(30.0), 50.0), (events.StallEnded(), 55.0)],
-                *[(events.StallEnded(), 56.0), (events.FirstCollective(16.0), 60.0), *WELL],
-            ],
-            TimeBreakdown(imports=6.0, first_collective=10.0, steady=59.0, stalled=25.0),
-            id="a stall",
-        ),
-        pytest.param(
-            [
-                (begun(), 0.0),
-                *started(1.0, 1.0),
-                (events.JobStalled(30.0), 50.0),
-                (exited(1, -15), 60.0),
-                (ended(1), 70.0),
-            ],
-            TimeBreakdown(imports=1.0, steady=29.0, stalled=30.0, stopping=10.0),
-            id="a stall that ends it",
-        ),
-        pytest.param(
-            [*UP, (events.FirstCollective(2.0), 2.0), (exited(0, 0), 80.0), *WELL],
-            TimeBreakdown(imports=1.0, first_collective=1.0, steady=78.0, straggler=20.0),
-            id="a straggler",
-        ),
-        pytest.param(
-            [*UP, (exited(0, 0), 80.0), *WELL],
-            TimeBreakdown(imports=1.0, steady=99.0),
-            id="ranks that know nothing of one another",
-        ),
-        pytest.param(
-            [
-                *[*UP, (exited(1, 1), 20.0), (AttemptSwept((), ()), 22.0), (AGAIN, 23.0)],
-                *[(begun(1), 25.0), *started(26.0, 27.0, 1), (exited(0, 9, 1), 40.0), (ended(9), 41.0)],
-            ],
-            TimeBreakdown(imports=1.0, steady=32.0, stopping=4.0, restarting=4.0, restarts=1),
-            id="a restart",
-        ),
-        pytest.param(
-            [
-                *[*UP, (exited(1, 1), 20.0), (CheckpointFound("c", 15.0), 21.0)],
-                *[(AGAIN, 21.0), (begun(1), 21.0), *started(21.0, 21.0, 1), (CheckpointFound("c", 15.0), 30.0)],
-                (ended(9), 30.0),
-            ],
-            TimeBreakdown(imports=1.0, steady=14.0, stopping=1.0, discarded=14.0, restarts=1),
-            id="work after a checkpoint, and none in the second attempt",
-        ),
-        pytest.param(
-            [
-                (begun(), 0.0),
-                *started(1.0, 1.0),
-                (exited(1, 1), 9.0),
-                (CheckpointFound(None, None), 9.0),
-                (ended(1), 9.0),
-            ],
-            TimeBreakdown(imports=1.0, discarded=8.0),
-            id="no checkpoint",
-        ),
-        pytest.param(
-            [*UP, (events.SignalReceived(2), 9.0), (exited(0, -2), 9.0), (ended(130), 12.0)],
-            TimeBreakdown(imports=1.0, steady=8.0, stopping=3.0),
-            id="Ctrl-C",
-        ),
-        pytest.param(
-            [(AGAIN, 5.0), (AttemptsOmitted(7), 60.0), (begun(9), 50.0), *started(51.0, 51.0, 9), (ended(), 60.0)],
-            TimeBreakdown(imports=5.0, restarting=46.0, steady=9.0, restarts=8),
-            id="attempts that were left out",
-        ),
-    ],
-)
-def test_where_the_time_goes(happened, spent):
+LATE = [(begun(), 2.0), *started(5.0, 6.0)]
+
+SPENT: dict[str, tuple[list[Happened], TimeBreakdown]] = {
+    "nothing": ([], TimeBreakdown()),
+    "ends before it starts": ([(ended(1), 7.0)], TimeBreakdown(imports=7.0)),
+    "no collectives": ([*LATE, *WELL], TimeBreakdown(imports=6.0, steady=94.0)),
+    "the first collective, reported later": (
+        [*LATE, (events.FirstCollective(16.0), 21.0), *WELL],
+        TimeBreakdown(imports=6.0, first_collective=10.0, steady=84.0)),
+    "a stall": (
+        [*LATE, (events.JobStalled(30.0), 50.0), (events.StallEnded(), 55.0), (events.StallEnded(), 56.0),
+         (events.FirstCollective(16.0), 60.0), *WELL],
+        TimeBreakdown(imports=6.0, first_collective=10.0, steady=59.0, stalled=25.0)),
+    "a stall that ends it": (
+        [*UP, (events.JobStalled(30.0), 50.0), (exited(1, -15), 60.0), (ended(1), 70.0)],
+        TimeBreakdown(imports=1.0, steady=29.0, stalled=30.0, stopping=10.0)),
+    "a straggler": (
+        [*UP, (events.FirstCollective(2.0), 2.0), (exited(0, 0), 80.0), *WELL],
+        TimeBreakdown(imports=1.0, first_collective=1.0, steady=78.0, straggler=20.0)),
+    "ranks that know nothing of one another": (
+        [*UP, (exited(0, 0), 80.0), *WELL], TimeBreakdown(imports=1.0, steady=99.0)),
+    "a restart": (
+        [*UP, (exited(1, 1), 20.0), (AttemptSwept((), ()), 22.0), (AGAIN, 23.0), (begun(1), 25.0),
+         *started(26.0, 27.0, 1), (exited(0, 9, 1), 40.0), (ended(9), 41.0)],
+        TimeBreakdown(imports=1.0, steady=32.0, stopping=4.0, restarting=4.0, restarts=1)),
+    "work after a checkpoint, and none in the second attempt": (
+        [*UP, (exited(1, 1), 20.0), (CheckpointFound("c", 15.0), 21.0), (AGAIN, 21.0), (begun(1), 21.0),
+         *started(21.0, 21.0, 1), (CheckpointFound("c", 15.0), 30.0), (ended(9), 30.0)],
+        TimeBreakdown(imports=1.0, steady=14.0, stopping=1.0, discarded=14.0, restarts=1)),
+    "no checkpoint": (
+        [*UP, (exited(1, 1), 9.0), (CheckpointFound(None, None), 9.0), (ended(1), 9.0)],
+        TimeBreakdown(imports=1.0, discarded=8.0)),
+    "Ctrl-C": (
+        [*UP, (events.SignalReceived(2), 9.0), (exited(0, -2), 9.0), (ended(130), 12.0)],
+        TimeBreakdown(imports=1.0, steady=8.0, stopping=3.0)),
+    "attempts that were left out": (
+        [(AGAIN, 5.0), (AttemptsOmitted(7), 60.0), (begun(9), 50.0), *started(51.0, 51.0, 9), (ended(), 60.0)],
+        TimeBreakdown(imports=5.0, restarting=46.0, steady=9.0, restarts=8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPENT)
+def test_where_the_time_goes(name):
+    happened, spent = SPENT[name]
     assert account(0.0, 1, happened) == spent
 
 
@@ -168,19 +125,11 @@ def test_nodes_are_waited_for_only_where_there_are_several():
 def test_the_parts_add_up_to_the_wall_time_whatever_happens():
     """In any order, with moments that lie before others, and clocks that are set back."""
     kinds = [
-        *[
-            begun(),
-            begun(1),
-            AGAIN,
-            AttemptsOmitted(3),
-            RankStarted(0, 1, 0),
-            RankStarted(1, 1, 0),
-            exited(0, 0),
-            exited(1, 1),
-        ],
-        *[exited(0, 1, 1), AttemptSwept((), ()), events.SignalReceived(2), events.JobPreempted(), events.StallEnded()],
-        *[events.RankStartFailed(0, 11, 0), events.NoteAdded("x"), events.NodeLost("n1"), ended(0), ended(1)],
-    ]
+        begun(), begun(1), AGAIN, AttemptsOmitted(3), RankStarted(0, 1, 0), RankStarted(1, 1, 0), exited(0, 0),
+        exited(1, 1), exited(0, 1, 1), AttemptSwept((), ()), events.SignalReceived(2), events.JobPreempted(),
+        events.StallEnded(), events.RankStartFailed(0, 11, 0), events.NoteAdded("x"), events.NodeLost("n1"), ended(0),
+        ended(1),
+    ]  # fmt: skip
     chance = random.Random(30)
     parts = set()
     for _ in range(200):
@@ -223,10 +172,7 @@ def test_the_line_has_what_counts():
     assert format_goodput(TimeBreakdown()) is None
 
 
-# ------------------------------------------------------------------------------------------------------- real runs
-
-
-def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, run_in_fork):  # noqa: F811
+def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, run_in_fork):
     """Its history has what happened so far, and its samples show until when it went on."""
     now = time.time()
     kept = HistoryRecorder(plan(RUN), lambda rank: b"", lambda: None, pytest.fail)
@@ -268,7 +214,7 @@ SAVES = """
 
 
 @pytest.mark.slow
-def test_a_kill_and_what_it_costs(start_ddplaunch, tmp_path, state):  # noqa: F811
+def test_a_kill_and_what_it_costs(start_ddplaunch, tmp_path, state):
     """The work after the checkpoint is lost, which a stopwatch here measures too; all parts add up."""
     folder = tmp_path / "a folder [1]"
     folder.mkdir()
@@ -294,49 +240,6 @@ def test_a_kill_and_what_it_costs(start_ddplaunch, tmp_path, state):  # noqa: F8
     assert 0 < spent.stopping + spent.restarting <= up - killed + 0.1
     assert spent.steady <= took - spent.discarded
     assert (spent.queued, spent.waiting, spent.stalled, spent.straggler, spent.first_collective) == (0, 0, 0, 0, 0)
-
-
-STALLS = """
-    import os, signal, time
-    import torch
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    dist.all_reduce(torch.ones(1))
-    print("on", flush=True)
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-"""
-
-
-@pytest.mark.slow
-def test_a_stall_and_its_end(start_ddplaunch, tmp_path, state, run_in_fork):  # noqa: F811
-    """Seconds for which a rank was stopped are not effective; the next line that is printed ends the stall."""
-    words = ("--stall-timeout", "2", "--on-stall", "report", "--run-id", RUN, "--log-dir", "logs")
-    job = start_ddplaunch("run", *words, "--nproc", "2", write_program(tmp_path, "stalls.py", STALLS))
-    wait_until(lambda: "no progress" in job.stderr(), "a word on the stall")
-    stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
-    assert re.match(r"goodput \d+ %: .* stalled", run_in_fork("report", RUN).stdout), "while it lasts"
-    (path,) = tmp_path.glob("logs/*/events.jsonl")
-    let_go = time.time()
-    os.kill(stopped[0], signal.SIGCONT)
-    job.wait_for("on", 2)
-    on = time.time()
-    (tmp_path / "go").touch()
-    assert job.wait() == 0
-    happened = {each["event"]: each for each in map(json.loads, path.read_text().splitlines())}
-    stalled, went_on = happened["stalled"], happened["went_on"]
-    assert stalled["text"] in job.stderr()
-    assert stalled["since"] < stalled["time"] - 1.5 < let_go - 1.5
-    assert let_go <= went_on["time"] <= on
-    (found,) = history_store.read_all_records()
-    assert found.spent.wall_s == pytest.approx(found.ended - found.began, abs=1e-3)
-    assert found.spent.stalled == pytest.approx(went_on["time"] - stalled["since"], abs=0.1)
-
-
-# ------------------------------------------------------------------------------------------------------ checkpoints
 
 
 def saved(path: Path, ago: float) -> Path:
@@ -369,9 +272,6 @@ def test_a_look_that_takes_too_long_says_nothing(monkeypatch):
     hung.set()
 
 
-# ------------------------------------------------------------------------------------------------------ several runs
-
-
 def run(name: str, began: float, spent: TimeBreakdown, **more: object) -> RunRecord:
     return replace(RunRecord(name, name, "t", (), "n0", "/", 1, began), spent=spent, **more)
 
@@ -389,18 +289,15 @@ def failed(host: str, moment: float, code: int | None = None, number: int | None
 
 
 def test_hosts_are_blamed_for_what_is_not_the_programs_fault():
+    killed = failed("n3", 5.0, number=9), failed("n3", 6.0, number=7)
+    stalled = failed("n3", 4.0, 124, message="the job stalled")
+    raised = failed("n1", 7.0, 1, message="ValueError: x")
+    waited = failed("n2", 7.0, 1, message="RuntimeError: Connection closed by peer")
     runs = [
-        run(
-            "a", 0.0, TimeBreakdown(), attempts=(failed("n3", 5.0, number=9), failed("n3", 6.0, number=7)), lost=("n4",)
-        ),
-        run("b", 9.0, TimeBreakdown(), attempts=(failed("n3", 4.0, 124, message="the job stalled"),), ended=10.0),
-        run("c", 9.0, TimeBreakdown(), attempts=(failed("n1", 7.0, 1, message="ValueError: x"),)),
-        run(
-            "d",
-            9.0,
-            TimeBreakdown(),
-            attempts=(failed("n2", 7.0, 1, message="RuntimeError: Connection closed by peer"),),
-        ),
+        run("a", 0.0, TimeBreakdown(), attempts=killed, lost=("n4",)),
+        run("b", 9.0, TimeBreakdown(), attempts=(stalled,), ended=10.0),
+        run("c", 9.0, TimeBreakdown(), attempts=(raised,)),
+        run("d", 9.0, TimeBreakdown(), attempts=(waited,)),
     ]
     found = run_totals.find_blamed_hosts(runs)
     assert [(each.host, each.times) for each in found] == [("n3", 3), ("n4", 1)]

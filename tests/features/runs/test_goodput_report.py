@@ -1,7 +1,5 @@
 """Tests of goodput as the commands report it: of a run, a scheduler's job, all runs; and of hosts to exclude."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,7 +15,7 @@ from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from tests.conftest import write_program
 from tests.features.runs.recorded_events import plan
 from tests.features.runs.test_goodput import failed
-from tests.features.runs.test_history import keep, state  # noqa: F401
+from tests.features.runs.test_history import keep
 
 pytestmark = pytest.mark.usefixtures("state")
 

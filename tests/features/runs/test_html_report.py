@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.conftest import assert_refused, write_program
-from tests.features.runs.test_history import keep, state  # noqa: F401
+from tests.features.runs.test_history import keep
 from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")

@@ -11,7 +11,7 @@ from ddplaunch.cli import locate
 from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.features.runs import history_store, run_lookup
 from tests.core.control_socket.test_server import run, runtime  # noqa: F401
-from tests.features.runs.test_history import keep, state  # noqa: F401
+from tests.features.runs.test_history import keep
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +62,6 @@ def test_a_run_that_has_ended():
     with pytest.raises(UsageError) as raised:
         run_lookup.find_run("trian-1")
     assert raised.value.hint == "did you mean train-1?"
-
-
-def test_the_latest():
-    for number in range(3):
-        keep(run_id=f"r{number}")
-        os.utime(history_store.run_dir(f"r{number}"), (number, number))
-    assert next(iter(locate.index_runs().jobs)) == "r2"
-    os.utime(history_store.run_dir("r0"), (9, 9))
-    assert next(iter(locate.index_runs().jobs)) == "r0"
 
 
 def test_a_name_that_begins_others():

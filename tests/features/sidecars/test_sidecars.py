@@ -1,7 +1,6 @@
 """Tests of sidecars: they run as long as the job, end with it, and do not disturb it."""
 
-from __future__ import annotations
-
+import fcntl
 import json
 import os
 import pty
@@ -11,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
@@ -50,11 +50,25 @@ def waits(tmp_path):
     return write_program(tmp_path, "waits.py", WAITS)
 
 
+@pytest.fixture
+def begin(start_ddplaunch):
+    """Start two ranks of a program beside a sidecar of this behaviour; return the job, and the pid of what runs."""
+
+    def start(how: tuple[str, ...], *words, ready: bool = True, **options):
+        typed = ("run", *LIGHT, "--nproc", "2", "--sidecar", beside(*how), *words)
+        job = start_ddplaunch(*typed, **options)
+        pid = sidecar(job)
+        if ready:
+            job.wait_for("ready", 2)
+        return job, pid
+
+    return start
+
+
 def sidecar(job) -> int:
     """Its pid, once it runs."""
     wait_until(lambda: "] beside " in job.stderr(), "the sidecar")
     found = re.search(r"\] beside (\d+)", job.stderr())
-    assert found
     return int(found[1])
 
 
@@ -74,7 +88,7 @@ def test_it_lives_as_long_as_the_ranks(start_ddplaunch, tmp_path, waits, nproc, 
     job.assert_nothing_left()
 
 
-def test_it_lives_through_a_restart(start_ddplaunch, tmp_path):
+def test_it_lives_through_a_restart(begin, tmp_path):
     write_program(
         tmp_path,
         "t.py",
@@ -86,8 +100,7 @@ def test_it_lives_through_a_restart(start_ddplaunch, tmp_path):
         sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
         """,
     )
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--max-restarts", "1", "--sidecar", beside(), "t.py")
-    pid = sidecar(job)
+    job, pid = begin((), "--max-restarts", "1", "t.py", ready=False)
     (tmp_path / "go0").touch()
     job.wait_for("attempt 1", 2)
     assert is_alive(pid)
@@ -99,14 +112,9 @@ def test_it_lives_through_a_restart(start_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_with_a_job_that_is_stopped(start_ddplaunch, number):
+def test_it_ends_with_a_job_that_is_stopped(begin, number):
     """Its children have the grace too; those that ignore SIGTERM are not reported."""
-    grace = f"{scaled_timeout(1):.1f}"
-    job = start_ddplaunch(
-        "run", *LIGHT, "--nproc", "2", "--grace", grace, "--sidecar", beside("tidy", "children"), SLEEPER
-    )
-    pid = sidecar(job)
-    job.wait_for("ready", 2)
+    job, pid = begin(("tidy", "children"), "--grace", f"{scaled_timeout(1):.1f}", SLEEPER)
     job.signal(number)
     assert job.wait() == 128 + number
     assert not is_alive(pid)
@@ -115,11 +123,9 @@ def test_it_ends_with_a_job_that_is_stopped(start_ddplaunch, number):
     job.assert_nothing_left()
 
 
-def test_a_scheduler_that_signals_all_processes(start_ddplaunch):
+def test_a_scheduler_that_signals_all_processes(begin):
     """scancel does: that a sidecar ends before the ranks is no news then."""
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside(), SLEEPER, "deaf")
-    pid = sidecar(job)
-    job.wait_for("ready", 2)
+    job, pid = begin((), SLEEPER, "deaf")
     job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the signal")
     os.kill(pid, signal.SIGTERM)
@@ -130,13 +136,9 @@ def test_a_scheduler_that_signals_all_processes(start_ddplaunch):
     job.assert_nothing_left()
 
 
-def test_it_ends_with_a_job_that_fails(start_ddplaunch):
+def test_it_ends_with_a_job_that_fails(begin):
     assert MAX_GRACE_S == 5  # at most, or as long as the ranks have
-    job = start_ddplaunch(
-        "run", *LIGHT, "--nproc", "2", "--grace", "0.5", "--sidecar", beside("tidy", "children"), SLEEPER
-    )
-    pid = sidecar(job)
-    job.wait_for("ready", 2)
+    job, pid = begin(("tidy", "children"), "--grace", "0.5", SLEEPER)
     os.kill(ranks(job)[0], signal.SIGKILL)
     assert job.wait() == 137
     assert not is_alive(pid)
@@ -144,7 +146,7 @@ def test_it_ends_with_a_job_that_fails(start_ddplaunch):
     job.assert_nothing_left()
 
 
-def test_it_ends_with_a_job_that_makes_room(start_ddplaunch, tmp_path):
+def test_it_ends_with_a_job_that_makes_room(begin, tmp_path):
     """The warning, which a scheduler may send to every process, is not for it."""
     write_program(
         tmp_path,
@@ -157,9 +159,7 @@ def test_it_ends_with_a_job_that_makes_room(start_ddplaunch, tmp_path):
             time.sleep(0.01)
         """,
     )
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), "asks.py")
-    pid = sidecar(job)
-    job.wait_for("ready", 2)
+    job, pid = begin(("tidy",), "asks.py")
     os.kill(pid, signal.SIGUSR2)
     assert is_alive(pid)
     job.signal(signal.SIGUSR2)
@@ -169,23 +169,17 @@ def test_it_ends_with_a_job_that_makes_room(start_ddplaunch, tmp_path):
     job.assert_nothing_left()
 
 
-def test_launcher_killed(start_ddplaunch):
-    job = start_ddplaunch(
-        "run", *LIGHT, "--nproc", "2", "--sidecar", beside("deaf", "children"), "--sidecar", beside(), SLEEPER
-    )
-    sidecar(job)
-    job.wait_for("ready", 2)
+def test_launcher_killed(begin):
+    job, _ = begin(("deaf", "children"), "--sidecar", beside(), SLEEPER)
     wait_until(lambda: job.stderr().count("beside") == 2, "both")
     job.signal(signal.SIGKILL)
     job.wait()
     job.assert_nothing_left()
 
 
-def test_zygote_killed(start_ddplaunch):
+def test_zygote_killed(begin):
     """What sweeps up after the ranks' zygote passes the sidecars by, and they end with the job."""
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER)
-    pid = sidecar(job)
-    job.wait_for("ready", 2)
+    job, pid = begin(("tidy",), SLEEPER)
     (zygote,) = {parent(rank) for rank in ranks(job)}
     assert zygote != parent(pid)
     os.kill(zygote, signal.SIGKILL)
@@ -206,22 +200,18 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
-def test_its_guard_killed(start_ddplaunch, tmp_path, waits):
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", beside("children"), waits)
-    pid = sidecar(job)
-    job.wait_for("ready", 2)
+def test_its_guard_killed(begin, tmp_path, waits):
+    job, pid = begin(("children",), waits)
     os.kill(parent(pid), signal.SIGKILL)
-    wait_until(
-        lambda: f"{NAME} ended because their guard process was killed; the job goes on" in job.stderr(), "the line"
-    )
+    expected = f"{NAME} ended because their guard process was killed; the job goes on"
+    wait_until(lambda: expected in job.stderr(), "the line")
     (tmp_path / "go").touch()
     assert job.wait() == 0
     job.assert_nothing_left()
 
 
-def test_one_that_ignores_sigterm(start_ddplaunch, tmp_path, waits):
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--grace", "0.5", "--sidecar", beside("deaf"), waits)
-    sidecar(job)
+def test_one_that_ignores_sigterm(begin, tmp_path, waits):
+    job, _ = begin(("deaf",), "--grace", "0.5", waits, ready=False)
     (tmp_path / "go").touch()
     assert job.wait() == 0
     assert f"ddplaunch: {NAME} did not end within 0.5 s of SIGTERM, and was killed" in job.stderr()
@@ -245,12 +235,10 @@ def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp
     job.assert_nothing_left()
 
 
-def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(start_ddplaunch, tmp_path):
+def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(begin, tmp_path):
     """And the report of what had gone wrong before still comes."""
     write_program(tmp_path, "t.py", WAITS + "raise SystemExit(9)\n")
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("deaf"), "t.py")
-    pid = sidecar(job)
-    job.wait_for("ready", 2)
+    job, pid = begin(("deaf",), "--log-dir", "logs", "t.py")
     (tmp_path / "go").touch()
     (events,) = tmp_path.glob("logs/*/events.jsonl")
     wait_until(lambda: '"ended"' in events.read_text(), "the end of the ranks")
@@ -312,16 +300,10 @@ def test_many_lines_do_not_tear_those_of_the_ranks(start_ddplaunch, tmp_path):
     assert len(lines) == 3 * 20000 + 2 + 1  # "ready", and that the sidecar has ended
 
 
-def test_ctrl_c_in_a_terminal_is_not_for_it(start_ddplaunch, tmp_path):
+def test_ctrl_c_in_a_terminal_is_not_for_it(begin):
     """It gets its signal after the ranks have ended."""
     master, slave = pty.openpty()
-    job = start_ddplaunch(
-        *("run", *LIGHT, "--nproc", "2", "--sidecar", beside("tidy"), SLEEPER, "finally"),
-        stdin=slave,
-        preexec_fn=lambda: own_terminal(slave),
-    )
-    pid = sidecar(job)
-    job.wait_for("ready", 2)
+    job, pid = begin(("tidy",), SLEEPER, "finally", stdin=slave, preexec_fn=lambda: own_terminal(slave))
     os.write(master, b"\x03")
     assert job.wait() == 130
     assert job.stdout().count("cleaned up") == 2
@@ -333,9 +315,6 @@ def test_ctrl_c_in_a_terminal_is_not_for_it(start_ddplaunch, tmp_path):
 
 
 def own_terminal(slave: int) -> None:
-    import fcntl
-    import termios
-
     os.setsid()
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
@@ -361,9 +340,6 @@ def test_only_beside_rank_0(start_ddplaunch, tmp_path, waits):
     assert ["beside" in job.stderr() for job in jobs] == [True, False]
     for job in jobs:
         job.assert_nothing_left()
-
-
-# ------------------------------------------------------------------------------------------------------ TensorBoard
 
 
 def address(job) -> str:

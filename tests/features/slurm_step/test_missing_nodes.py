@@ -1,7 +1,5 @@
 """Tests of reading what srun prints about tasks on the nodes that are left."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.features.slurm_step.node import parse_listpids

@@ -60,6 +60,12 @@ def logins(servers) -> int:
     return servers.log(servers.network.hosts[1]).read_text().count("Accepted publickey")
 
 
+def log_in(servers) -> None:
+    """As the user does, from n0 to n1."""
+    quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
+    assert servers.start(servers.network.hosts[0], ["ssh", "n1", "true"], **quiet).wait(scaled_timeout(30)) == 0
+
+
 def test_no_master_of_connections_is_left(multiplexed, tmp_path):
     write_program(tmp_path, "train.py", "")
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", "train.py")
@@ -72,8 +78,7 @@ def test_no_master_of_connections_is_left(multiplexed, tmp_path):
 def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
     write_program(tmp_path, "train.py", "print('up', flush=True)\n" if how == "ends" else SLEEPS)
     here, there = multiplexed.network.hosts
-    quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(scaled_timeout(30)) == 0
+    log_in(multiplexed)
     before = logins(multiplexed)
     (master,) = here.find("cm-n1")
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
@@ -88,7 +93,7 @@ def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
     run.assert_nothing_left([there])
     wait_until(lambda: here.find("ssh|ddplaunch run") == sorted([master, *here.find("sshd")]), "the end of our side")
     assert logins(multiplexed) == before == 1
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(scaled_timeout(30)) == 0
+    log_in(multiplexed)
     assert logins(multiplexed) == before
 
 
@@ -97,9 +102,8 @@ def test_a_host_that_falls_silent_behind_a_master(multiplexed, tmp_path):
     alive = "  ServerAliveInterval 1\n  ServerAliveCountMax 2\n"
     multiplexed.config.write_text(multiplexed.config.read_text() + alive)
     write_program(tmp_path, "train.py", SLEEPS)
-    here, there = multiplexed.network.hosts
-    quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
-    assert multiplexed.start(here, ["ssh", "n1", "true"], **quiet).wait(scaled_timeout(30)) == 0
+    _, there = multiplexed.network.hosts
+    log_in(multiplexed)
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
     run.wait_for("up")
     there.unplug()

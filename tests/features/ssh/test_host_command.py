@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from textwrap import dedent
 
 import pytest
 
-from tests.conftest import NEWEST, clean_environment, ddplaunch_command, wait_until, write_program
-from tests.scaled_timeouts import scaled_timeout
+from tests.conftest import NEWEST, clean_environment, ddplaunch_command, run_command, write_program
 from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -64,97 +62,76 @@ def environment(place):
         yield clean_environment({**os.environ, **own, "PATH": path})
 
 
-def test_commands_go_to_the_first_host(place, environment):
+def test_commands_go_to_the_first_host(start_ddplaunch, place, environment):
     def ask(*words):
-        return subprocess.run(
-            ddplaunch_command(*words),
-            cwd=place,
-            env=environment,
-            text=True,
-            capture_output=True,
-            timeout=scaled_timeout(60),
-            check=False,
-        )
+        return run_command(ddplaunch_command(*words), place, environment)
 
     def rows():
         return [row for row in json.loads(ask("ps", "--json").stdout) if row["run"] == "demo"]
 
-    words = ("run", "--hosts", "n1:2", "--run-id", "demo", *LIGHT, "train.py")
-    with (place / "out").open("wb") as out:
-        job = subprocess.Popen(ddplaunch_command(*words), cwd=place, env=environment, stdout=out, stderr=out)
-    try:
-        wait_until(lambda: (place / "out").read_text().count("ready") == 2, "both ranks", 60)
-        (row,) = rows()
-        assert (row["run"], row["state"], row["pid"], row["hosts"]) == ("demo", "running", job.pid, ["n1"])
-        page = [line.split() for line in ask("ps").stdout.splitlines()]
-        assert ["RUN", "STATE", "BEGAN", "HOSTS", "TARGET"] in page
-        assert [["running"], ["n1", "train.py"]] in [[line[1:2], line[-2:]] for line in page if line[:1] == ["demo"]]
-        for word in ("demo", str(job.pid)):
-            done = ask("stacks", word)
-            assert done.returncode == 0, done.stderr
-            assert "train.py:4" in done.stdout
-            assert done.stderr == "ddplaunch: demo runs on n1; connecting to n1 over SSH\n"
-        assert "running: 2 ranks" in ask("top", "dem").stdout
-        assert "[1] ready" in ask("logs", "demo").stdout
-        newest = ask("logs", "--rank", "1")
-        assert newest.stdout == "ready\n"
-        assert newest.stderr == f"{NEWEST}: demo\nddplaunch: demo runs on n1; connecting to n1 over SSH\n"
-        refused = ask("report", "demo", "--html", "page.html")
-        assert refused.returncode == 2
-        assert "demo runs on n1: run the command with --html there" in refused.stderr
-        assert "ssh n1 ddplaunch report demo --html page.html" in refused.stderr
-        (place / "over").touch()
-        assert job.wait(scaled_timeout(30)) == 3, (place / "out").read_text()
-        (row,) = rows()
-        assert (row["state"], row["code"]) == ("failed", 3)
-        for words in (["report", "demo"], ["report"]):
-            report = ask(*words)
-            assert report.returncode == 0, report.stderr
-            assert "demo: failed with exit code 3" in report.stdout
-        assert ask("wait").returncode == 3
-        run_here = ask("run", "--run-id", "later", *LIGHT, "train.py")
-        assert run_here.returncode == 3, run_here.stderr
-        assert "later: failed with exit code 3" in ask("report").stdout, "the newest of both"
-        assert ask("clean", "--yes").returncode == 0
-        assert rows() == []
-    finally:
-        job.kill()
-        job.wait()
+    job = start_ddplaunch("run", "--hosts", "n1:2", "--run-id", "demo", *LIGHT, "train.py", env=environment)
+    job.wait_for("ready", 2)
+    (row,) = rows()
+    assert (row["run"], row["state"], row["pid"], row["hosts"]) == ("demo", "running", job.process.pid, ["n1"])
+    page = [line.split() for line in ask("ps").stdout.splitlines()]
+    assert ["RUN", "STATE", "BEGAN", "HOSTS", "TARGET"] in page
+    assert [["running"], ["n1", "train.py"]] in [[line[1:2], line[-2:]] for line in page if line[:1] == ["demo"]]
+    for word in ("demo", str(job.process.pid)):
+        done = ask("stacks", word)
+        assert done.returncode == 0, done.stderr
+        assert "train.py:4" in done.stdout
+        assert done.stderr == "ddplaunch: demo runs on n1; connecting to n1 over SSH\n"
+    assert "running: 2 ranks" in ask("top", "dem").stdout
+    assert "[1] ready" in ask("logs", "demo").stdout
+    newest = ask("logs", "--rank", "1")
+    assert newest.stdout == "ready\n"
+    assert newest.stderr == f"{NEWEST}: demo\nddplaunch: demo runs on n1; connecting to n1 over SSH\n"
+    refused = ask("report", "demo", "--html", "page.html")
+    assert refused.returncode == 2
+    assert "demo runs on n1: run the command with --html there" in refused.stderr
+    assert "ssh n1 ddplaunch report demo --html page.html" in refused.stderr
+    (place / "over").touch()
+    assert job.wait() == 3, job.stderr()
+    (row,) = rows()
+    assert (row["state"], row["code"]) == ("failed", 3)
+    for words in (["report", "demo"], ["report"]):
+        report = ask(*words)
+        assert report.returncode == 0, report.stderr
+        assert "demo: failed with exit code 3" in report.stdout
+    assert ask("wait").returncode == 3
+    run_here = ask("run", "--run-id", "later", *LIGHT, "train.py")
+    assert run_here.returncode == 3, run_here.stderr
+    assert "later: failed with exit code 3" in ask("report").stdout, "the newest of both"
+    assert ask("clean", "--yes").returncode == 0
+    assert rows() == []
 
 
-def test_stop_ends_the_jobs_from_where_they_were_started(place, environment):
+def test_stop_ends_the_jobs_from_where_they_were_started(start_ddplaunch, place, environment):
     """One by its name; with --all two, and one of this machine."""
 
     def start(name, *words):
-        with (place / name).open("wb") as out:
-            typed = ddplaunch_command("run", *words, "--run-id", name, "--no-history", *LIGHT, "train.py")
-            return subprocess.Popen(typed, cwd=place, env=environment, stdout=out, stderr=out)
+        typed = ("run", *words, "--run-id", name, "--no-history", *LIGHT, "train.py")
+        return start_ddplaunch(*typed, env=environment)
 
     def stop(word):
-        pids = [str(job.pid) for job in jobs.values()]
-        typed = [sys.executable, "-c", dedent(STOP), ",".join(pids), "stop", word]
-        return subprocess.run(typed, cwd=place, env=environment, text=True, capture_output=True, check=False)
+        pids = ",".join(str(job.process.pid) for job in jobs.values())
+        return run_command([sys.executable, "-c", dedent(STOP), pids, "stop", word], place, environment)
 
     far = ("--hosts", "n1:1")
     jobs = {"brief": start("brief", *far), "one": start("one", *far), "two": start("two", *far), "here": start("here")}
-    try:
-        for name in jobs:
-            wait_until(lambda name=name: "ready" in (place / name).read_text(), f"the rank of {name}", 60)
-        done = stop("brief")
-        assert done.returncode == 0, done.stderr
-        assert "brief has ended" in done.stderr
-        assert jobs["brief"].wait(scaled_timeout(30)) == 128 + signal.SIGINT, (place / "brief").read_text()
-        done = stop("--all")
-        assert done.returncode == 0, done.stderr
-        for name in ("one", "two", "here"):
-            assert f"{name} has ended" in done.stderr
-            assert jobs[name].wait(scaled_timeout(30)) == 128 + signal.SIGINT, (place / name).read_text()
-        assert "no running jobs" in stop("--all").stderr
-        assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
-    finally:
-        for job in jobs.values():
-            job.kill()
-            job.wait()
+    for job in jobs.values():
+        job.wait_for("ready")
+    done = stop("brief")
+    assert done.returncode == 0, done.stderr
+    assert "brief has ended" in done.stderr
+    assert jobs["brief"].wait() == 128 + signal.SIGINT, jobs["brief"].stderr()
+    done = stop("--all")
+    assert done.returncode == 0, done.stderr
+    for name in ("one", "two", "here"):
+        assert f"{name} has ended" in done.stderr
+        assert jobs[name].wait() == 128 + signal.SIGINT, jobs[name].stderr()
+    assert "no running jobs" in stop("--all").stderr
+    assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
 
 
 def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(place, environment):
@@ -164,14 +141,7 @@ def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(place, enviro
     job = {"run_id": "distant", "hosts": ["down", "n2"], "python": sys.executable, "target": "train.py", "cwd": "/",
            "pid": 1, "ticks": None, "host": "another", "began": 0.0}  # fmt: skip
     (folder / "distant.another.1.json").write_text(json.dumps(job))
-    done = subprocess.run(
-        ddplaunch_command("stacks", "distant", "--json"),
-        cwd=place,
-        env=environment,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+    done = run_command(ddplaunch_command("stacks", "distant", "--json"), place, environment)
     assert done.returncode == 69
     assert "distant runs on down, n2; connecting to down over SSH" in done.stderr
     assert "log in there and run: ssh down ddplaunch stacks distant --json" in done.stderr

@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch.launch`` on hosts that are reached over SSH."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch run --hosts``: jobs on hosts that are reached over SSH."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -57,17 +55,6 @@ def test_a_job_on_three_hosts_with_different_counts(job, tmp_path):
         "[2] sum 4 on n0 local 0 --lr 0.1 $x",
         "[3] sum 4 on n2 local 0 --lr 0.1 $x",
     ]
-    run.assert_nothing_left()
-
-
-def test_sidecars_are_beside_rank_0_alone(job, tmp_path):
-    write_program(tmp_path, "train.py", f"import os, time\n{WAITS}")
-    sidecar = ("--sidecar", "sh -c 'echo beside on $(hostname); exec sleep 600'")
-    run = job(2, "--hosts", "n1:1,n0:1", *sidecar, *LIGHT, "train.py")
-    wait_until(lambda: "beside on" in run.stderr(), "the sidecar")
-    (tmp_path / "go").touch()
-    assert run.wait() == 0, run.stderr()
-    assert [line for line in run.stderr().splitlines() if "beside" in line] == ["[sh] beside on n1"]
     run.assert_nothing_left()
 
 
@@ -140,19 +127,6 @@ def test_variables_and_secrets(job, tmp_path):
     (tmp_path / "go").touch()
     assert run.wait() == 0, run.stderr()
     assert sorted(run.stdout().splitlines()) == [f"[{rank}] WARN a b None $'é None None" for rank in (0, 1)]
-
-
-def test_odd_names_are_carried_whole(sshd, tmp_path):
-    """Of the folder, a variable and an argument: on stdin, where no shell reads them."""
-    folder = tmp_path / "a\n$(touch ran) 'é\x1b[31m"
-    odd = "line\n`touch ran`\\\x1b"
-    write_program(
-        folder, "train.py", "import os, sys\nprint(ascii([os.getcwd(), os.environ['NCCL_ODD'], sys.argv[1]]))\n"
-    )
-    run = Job(sshd(2), folder, "--hosts", "n1:1", "train.py", odd, env={"NCCL_ODD": odd})
-    assert run.wait() == 0, run.stderr()
-    assert run.stdout() == f"{[str(folder), odd, odd]!a}\n"
-    assert not list(tmp_path.rglob("ran"))
 
 
 SLEEPS = """
@@ -318,9 +292,6 @@ def test_the_first_host_keeps_its_place(job, tmp_path):
     assert run.wait(30) == 69, run.stderr()
     assert "n1 was lost" in run.stderr()
     run.assert_nothing_left(timeout=15)
-
-
-# ---------------------------------------------------------------------------------------------------------- before
 
 
 def test_every_problem_is_reported_before_anything_starts(sshd, job, tmp_path):

@@ -2,13 +2,15 @@
 
 import os
 import pty
+import select
 import signal
+import time
 
 import pytest
 
 from tests.conftest import write_program
-from tests.features.inspect.test_inspection import read_until
 from tests.features.ssh.job import Job
+from tests.scaled_timeouts import scaled_timeout
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -25,6 +27,17 @@ HANGS = """
         load_batch()
     dist.all_reduce(torch.ones(6))
 """
+
+
+def read_until(ours: int, text: str) -> str:
+    """Read from a terminal until a text has come; return all that has."""
+    seen = b""
+    deadline = time.monotonic() + scaled_timeout(60)
+    while text not in seen.decode(errors="replace"):
+        assert time.monotonic() < deadline, seen
+        if select.select([ours], [], [], 0.05)[0]:
+            seen += os.read(ours, 1 << 16)
+    return seen.decode(errors="replace").replace("\r\n", "\n")
 
 
 def test_ctrl_backslash_shows_all_hosts_and_twice_stops(sshd, tmp_path):

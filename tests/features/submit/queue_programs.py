@@ -6,8 +6,6 @@ on: pbsdsh the variables that qsub had and the home folder, no input; blaunch it
 A job in the queue "full" waits for ever.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -17,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
@@ -74,15 +73,8 @@ class Job:
                 os.dup2(nothing.fileno(), inherited)
             code = again
             while code == again:
-                running = subprocess.Popen(
-                    ["/bin/bash", str(self.folder / "script")],
-                    cwd=cwd,
-                    env=variables,
-                    stdin=nothing,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                )
+                how: dict[str, Any] = {"cwd": cwd, "env": variables, "stdin": nothing, "stdout": out, "stderr": out}
+                running = subprocess.Popen(["/bin/bash", self.folder / "script"], start_new_session=True, **how)
                 (self.folder / "pid").write_text(str(running.pid))
                 code = running.wait()
         assert code is not None

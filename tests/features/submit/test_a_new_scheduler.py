@@ -1,7 +1,5 @@
 """Tests that a new scheduler needs a file and a line of ``feature.py``, in a copy of the package."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Tests of Grid Engine: the script of a job, reading its programs' output, and ``submit --scheduler sge``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -148,7 +146,7 @@ ru_wallclock 1s
         ("0", "7", (7, "failed")),
         ("100 : assumedly after job", "137                  (Killed)", (137, "was killed by signal 9")),
         ("37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", "137", (143, "reached its time limit")),
-        ("26  : opening input/output file", "0", (1, "failed: Grid Engine says 26  : opening input/output file")),
+        ("26  : opening input/output file", "0", (1, "failed: Grid Engine reports 26  : opening input/output file")),
     ],
 )
 def test_how_a_job_ended(failed, code, ended):
@@ -170,7 +168,6 @@ def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
         write_program(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     seen = GridEngine().query_one(JobId("7"))
-    assert seen is not None
     assert (seen.description, seen.ended_unknown, seen.code) == ("has ended; qacct does not show it yet", True, None)
 
 

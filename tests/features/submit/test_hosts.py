@@ -1,7 +1,5 @@
 """Tests of what Grid Engine, PBS and LSF share: refused options, and a job on two nodes."""
 
-from __future__ import annotations
-
 import re
 import signal
 
@@ -61,16 +59,6 @@ def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, expected):
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == f"Error: {expected}"
     assert 1 < len(done.stderr.splitlines()) <= 3
-
-
-@pytest.mark.parametrize(
-    ("words", "program", "system"),
-    [("sge --pe mpi", "qsub", "Grid Engine"), ("pbs", "qsub", "PBS"), ("lsf", "bsub", "LSF")],
-)
-def test_a_machine_without_it(run_in_fork, tmp_path, words, program, system):
-    write_program(tmp_path, "train.py", "")
-    done = run_in_fork("submit", "--scheduler", *words.split(), "train.py", env={"PATH": str(tmp_path)})
-    assert_refused(done, f"{program} is not on PATH: this machine has no commands of {system}")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tests of PBS: the script of a job, and reading the output of its programs."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Tests that other machines run ddplaunch itself, whatever files are in the job's folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

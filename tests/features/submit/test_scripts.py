@@ -3,8 +3,6 @@
 ``python -m tests.features.submit.test_scripts`` writes the golden files anew, to be read in the diff.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

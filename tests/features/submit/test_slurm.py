@@ -1,7 +1,5 @@
 """Tests of Slurm: what its batch script does, and reading the output of its programs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -166,7 +164,6 @@ RECORD = (
 )  # fmt: skip
 def test_the_state_of_a_job_in_slurm(state, code, ended, expected):
     job = parse_scontrol(RECORD.format(state=state, reason="None", code=code, preempted="None"))
-    assert job is not None
     assert (job.code, job.log_path, job.number) == (ended, "/data/my wine/slurm-7.out", "7")
     assert (job.is_pending, job.is_running) == (state == "PENDING", state == "RUNNING")
     assert job.description == (expected if ended is None else f"{expected} (exit code {ended})")
@@ -197,7 +194,6 @@ NEVER = "waits, and will never start:"
 )  # fmt: skip
 def test_the_description_of_a_job(state, reason, code, preempted, ended, expected):
     job = parse_scontrol(RECORD.format(state=state, reason=reason, code=code, preempted=preempted))
-    assert job is not None
     assert job.code == ended
     assert job.description.startswith(expected)
 

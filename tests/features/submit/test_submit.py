@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch submit`` with stand-ins for Slurm's programs: output, refusals, following and exit codes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -19,7 +17,6 @@ from tests.conftest import (
     write_program,
 )
 from tests.features.submit.states import REJECTED
-from tests.terminal_emulator import TerminalEmulator
 
 SBATCH = """
     #!/bin/sh
@@ -114,9 +111,6 @@ def last_words(script: str) -> list[str]:
     assert shlex.split(interpreter.rstrip("\\")) == python_command(sys.executable)
     assert words.startswith("  run --cluster slurm ")
     return shlex.split(words)[3:]
-
-
-# ---------------------------------------------------------------------------------------------------------- reading
 
 
 @pytest.mark.parametrize(
@@ -299,9 +293,6 @@ def test_a_secret_that_is_not_set_is_no_token(run_in_fork, cluster, line):
     assert not (cluster.folder / "script").exists()
 
 
-# ---------------------------------------------------------------------------------------------------------- defaults
-
-
 @pytest.fixture
 def files(tmp_path, cluster):
     project = write_program(
@@ -461,9 +452,6 @@ def test_what_files_decide_is_shown_when_a_job_is_submitted(submit, files):
     assert "nodes:" not in done.stderr, "it was typed"
 
 
-# -------------------------------------------------------------------------------------------------------- submitting
-
-
 def test_submitted(submit, cluster, tmp_path):
     environment = {"SBATCH_PARTITION": "x", "SBATCH_QOS": "y", "SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2"}
     done = submit("--nodes 2 --partition a --output logs/%j.txt train.py", env=environment)
@@ -502,9 +490,15 @@ def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
     assert folder + b"/slurm-77.out" in output
 
 
-def test_without_slurm(submit, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "program", "system"),
+    [("", "sbatch", "Slurm"), ("--scheduler sge --pe mpi", "qsub", "Grid Engine"), ("--scheduler pbs", "qsub", "PBS"),
+     ("--scheduler lsf", "bsub", "LSF")],
+)  # fmt: skip
+def test_a_machine_without_the_scheduler(submit, tmp_path, words, program, system):
     (tmp_path / "empty").mkdir()
-    assert_refused(submit("train.py", env={"PATH": str(tmp_path / "empty")}), "sbatch is not on PATH", "--dry-run")
+    done = submit(f"{words} train.py", env={"PATH": str(tmp_path / "empty")})
+    assert_refused(done, f"{program} is not on PATH: this machine has no commands of {system}", "--dry-run")
 
 
 @pytest.mark.parametrize(
@@ -527,9 +521,6 @@ def test_an_answer_that_is_no_job_id(submit):
     done = submit("train.py", env={"ANSWER": "see you"})
     assert done.returncode == 1
     assert "its output has no job id: 'see you'" in done.stderr
-
-
-# --------------------------------------------------------------------------------------------------------- following
 
 
 @pytest.mark.slow
@@ -618,16 +609,13 @@ def test_ctrl_c_without_a_terminal_detaches(cluster, start_ddplaunch):
 
 
 @pytest.mark.parametrize(("answers", "code"), [(["c\r"], 143), (["d\r"], 130), (["\x04"], 130), (["f\r", "c\r"], 143)])
-def test_ctrl_c_asks(cluster, tmp_path, answers, code):
+def test_ctrl_c_asks(cluster, at_terminal, answers, code):
     cluster.plays('echo begun >> "$STATE/log"; say RUNNING None 0:0')
-    each = TerminalEmulator(ddplaunch_command("submit", "--follow", "train.py"), tmp_path, cluster.environ)
-    try:
-        for answer in answers:
-            each.until(lambda each: each.rows[-1:] == ["begun"])
-            each.type("\x03")
-            each.until(lambda each: each.rows[-1].endswith("[f]ollow on?"))
-            each.type(answer)
-        assert each.end() == code
-    finally:
-        each.close()
+    each = at_terminal(ddplaunch_command("submit", "--follow", "train.py"), cluster.environ)
+    for answer in answers:
+        each.until(lambda each: each.rows[-1:] == ["begun"])
+        each.type("\x03")
+        each.until(lambda each: each.rows[-1].endswith("[f]ollow on?"))
+        each.type(answer)
+    assert each.end() == code
     assert (cluster.folder / "cancelled").exists() == ("c\r" in answers)

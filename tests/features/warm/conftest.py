@@ -1,7 +1,5 @@
 """A shell that leads a session, and a stand-in for torch whose import takes no time."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -13,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -62,14 +60,9 @@ class Shell:
         )
         self._numbers = itertools.count()
         self.started: list[int] = []
-        self.process = subprocess.Popen(
-            ["sh"],
-            cwd=folder,
-            env=self.env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            ["sh"], cwd=folder, env=self.env, start_new_session=True, **pipes
         )
 
     def _say(self, line: str) -> str:

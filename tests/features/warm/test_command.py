@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch warm``, of ``--warm``, and of runs that get no warm zygote."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

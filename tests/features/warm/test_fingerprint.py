@@ -1,7 +1,5 @@
 """Tests of when a run may use a warm zygote: what a fork inherits, and what was read, must be the same."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """Tests of malformed requests to a warm zygote: it goes on serving, without delay, and keeps nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -19,23 +17,13 @@ from tests.conftest import wait_until
 from tests.features.warm.conftest import Shell
 from tests.scaled_timeouts import scaled_timeout
 
+pytestmark = pytest.mark.slow
+
 RUN = b'{"op": "run"}'
 REQUESTS = [
-    *(
-        b"",
-        b"[1]",
-        b"null",
-        b"3",
-        b"{}",
-        b'"op"',
-        b'{"op": 3}',
-        b'{"op": null}',
-        b'{"op": []}',
-        b'{"op": "run"',
-        b"\xff\xfe",
-    ),
-    *(b"[" * 4000, b'{"op":' * 600, b'{"op": "run"}' * 9, RUN),
-]
+    b"", b"[1]", b"null", b"3", b"{}", b'"op"', b'{"op": 3}', b'{"op": null}', b'{"op": []}', b'{"op": "run"',
+    b"\xff\xfe", b"[" * 4000, b'{"op":' * 600, b'{"op": "run"}' * 9, RUN,
+]  # fmt: skip
 VALUES: list[Any] = [None, 3, -1, 1 << 70, "x", "\ud800", [], ["x"], [None], [-1], [1 << 40], {}, {"x": 1}]
 
 
@@ -80,7 +68,6 @@ def mutants(order: dict[str, Any]) -> list[object]:
     return found + [{name: value for name, value in order.items() if name != key} for key in order]
 
 
-@pytest.mark.slow
 def test_it_serves_on(shell: Shell):
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
@@ -117,7 +104,6 @@ def _order(path: Path, body: bytes) -> None:
         ask(path, frame(RUN), [file.fileno(), theirs.fileno(), its.fileno()])
 
 
-@pytest.mark.slow
 def test_a_connection_that_does_not_read_delays_no_run(shell: Shell):
     """Where it would say why it declines."""
     made = shell.run().made

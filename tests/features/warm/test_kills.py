@@ -1,7 +1,5 @@
 """Tests that nothing of a run is left, whichever process is killed: no rank, and no process of one."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -11,6 +9,8 @@ import pytest
 
 from tests.conftest import is_alive, write_program
 from tests.features.warm.conftest import Shell, parent, wait_for_exit, wait_for_text
+
+pytestmark = pytest.mark.slow
 
 LEAVES = """
 import os, subprocess, time
@@ -45,7 +45,6 @@ def again(shell: Shell) -> int:
     return int(re.findall(r"made (\d+)", out.read_text())[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "killed", [each for each in PAIRS if each not in (("guardian", "warm"), ("warm",))], ids="+".join
 )
@@ -59,7 +58,6 @@ def test_kill_9_leaves_nothing(shell: Shell, killed):
         assert again(shell) == above["warm"], "it serves on"
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_without_its_warm_zygote_and_leaves_nothing(shell: Shell):
     above, below = begin(shell)
     os.kill(above["warm"], signal.SIGKILL)
@@ -70,7 +68,6 @@ def test_a_run_goes_on_without_its_warm_zygote_and_leaves_nothing(shell: Shell):
     assert again(shell), "the socket that it left is in nobody's way"
 
 
-@pytest.mark.slow
 def test_what_kills_a_zygote_is_reported_as_ever(shell: Shell):
     write_program(
         shell.folder,
@@ -82,7 +79,6 @@ def test_what_kills_a_zygote_is_reported_as_ever(shell: Shell):
     assert re.search(r"the zygote \(pid \d+\) was ended by SIGKILL", done.stderr)
 
 
-@pytest.mark.slow
 def test_restarts_come_of_the_same_zygote(shell: Shell):
     text = """
         import os, sys, torch
@@ -96,7 +92,6 @@ def test_restarts_come_of_the_same_zygote(shell: Shell):
     assert len(set(re.findall(r"parent (\d+)", done.stdout))) == 1
 
 
-@pytest.mark.slow
 def test_one_that_is_killed_while_it_imports_goes_at_once(shell: Shell):
     import_slowly(shell)
     launcher, _ = shell.begin("exec " + shell.launch("shows.py"))
@@ -107,7 +102,6 @@ def test_one_that_is_killed_while_it_imports_goes_at_once(shell: Shell):
     assert again(shell) != warm
 
 
-@pytest.mark.slow
 def test_a_stop_ends_it_while_it_imports(shell: Shell):
     import_slowly(shell)
     launcher, _ = shell.begin("exec " + shell.launch("shows.py"))

@@ -1,7 +1,5 @@
 """Tests that a run from a warm zygote is like any other: program, variables, output and end."""
 
-from __future__ import annotations
-
 import os
 import re
 
@@ -11,8 +9,9 @@ from tests.conftest import write_program
 from tests.features.warm.conftest import BUSY, SHOWS, WAITS, Shell, wait_for_exit, wait_for_text
 from tests.features.warm.test_kills import import_slowly
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_torch_itself_is_imported_once(tmp_path):
     shell = Shell(tmp_path, {"PYTHONPATH": ""})
     try:
@@ -36,7 +35,6 @@ def test_torch_itself_is_imported_once(tmp_path):
         shell.close()
 
 
-@pytest.mark.slow
 def test_an_edit_is_seen(shell: Shell):
     write_program(shell.folder, "beside.py", "value = 'old'\n")
     write_program(shell.folder, "shows.py", SHOWS + "import beside\nprint(beside.value, flush=True)\n")
@@ -48,7 +46,6 @@ def test_an_edit_is_seen(shell: Shell):
     assert second.stdout.count("now newer") == 2
 
 
-@pytest.mark.slow
 def test_it_sees_what_a_cold_run_sees(shell: Shell):
     """Variables, descriptors, streams, limits, parents' signals: all but what is known to differ."""
     text = """
@@ -85,7 +82,6 @@ def test_it_sees_what_a_cold_run_sees(shell: Shell):
     assert shell.warm().stdout.splitlines()[1].split()[-3] == "3"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("code", ["7", "0"])
 def test_exit_codes_and_reports_are_the_same(shared: Shell, code):
     write_program(
@@ -104,7 +100,6 @@ def test_exit_codes_and_reports_are_the_same(shared: Shell, code):
     assert same(warm[1].stderr) == same(cold.stderr)
 
 
-@pytest.mark.slow
 def test_a_refused_run_leaves_the_store_of_another_job(shared: Shell):
     shared.run()
     store = shared.folder / "store"
@@ -115,7 +110,6 @@ def test_a_refused_run_leaves_the_store_of_another_job(shared: Shell):
     assert store.read_text() == "of a job that runs"
 
 
-@pytest.mark.slow
 def test_a_pipe_does_not_wait_for_it(shell: Shell):
     for _ in range(2):
         done = shell.run(f"{shell.launch('shows.py')} 2>&1 | cat")
@@ -123,7 +117,6 @@ def test_a_pipe_does_not_wait_for_it(shell: Shell):
     assert len(shell.list_zygotes()) == 1
 
 
-@pytest.mark.slow
 def test_what_the_import_prints_is_shown_once_and_it_is_not_kept(shell: Shell):
     shell.torch_also("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
     done = shell.run()
@@ -133,7 +126,6 @@ def test_what_the_import_prints_is_shown_once_and_it_is_not_kept(shell: Shell):
     wait_for_exit(done.made)
 
 
-@pytest.mark.slow
 def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
     shell.torch_also("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n")
     done = shell.run()
@@ -143,7 +135,6 @@ def test_an_import_that_starts_a_thread_is_not_kept(shell: Shell):
     assert shell.list_zygotes() == []
 
 
-@pytest.mark.slow
 def test_files_that_an_import_keeps_open_take_no_descriptors_number(shell: Shell):
     shell.torch_also("kept = [open(os.devnull) for _ in range(30)]\n")
     write_program(shell.folder, "shows.py", SHOWS + "print(os.pread(7, 5, 0), flush=True)\n")
@@ -153,7 +144,6 @@ def test_files_that_an_import_keeps_open_take_no_descriptors_number(shell: Shell
     assert runs[0].made == runs[1].made != runs[2].made, "its 8 is taken"
 
 
-@pytest.mark.slow
 def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
     shell.torch_also("os.environ['KMP_X'] = 'set'\nos.environ.pop('GOES', None)\n")
     write_program(
@@ -164,7 +154,6 @@ def test_what_the_import_writes_into_the_environment_arrives(shell: Shell):
     assert all(each.stdout.count("set None") == 2 for each in runs)
 
 
-@pytest.mark.slow
 def test_two_at_once_and_neither_waits(shell: Shell):
     write_program(shell.folder, "waits.py", WAITS)
     first, one = shell.begin("exec " + shell.launch("waits.py"))
@@ -178,7 +167,6 @@ def test_two_at_once_and_neither_waits(shell: Shell):
     assert shell.list_zygotes() == [pid]
 
 
-@pytest.mark.slow
 def test_one_that_imports_delays_no_run(shell: Shell):
     import_slowly(shell)
     first, out = shell.begin("exec " + shell.launch("shows.py"))
@@ -191,7 +179,6 @@ def test_one_that_imports_delays_no_run(shell: Shell):
     assert shell.reasons("log") == [BUSY]
 
 
-@pytest.mark.slow
 def test_functions_for_the_end_that_remove_files_run_once_at_its_end(shell: Shell):
     text = "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp(prefix='of-torch')\n"
     shell.torch_also(text + "atexit.register(shutil.rmtree, folder)\n")

@@ -1,7 +1,5 @@
 """Tests of a stopped zygote (SIGSTOP, a debugger): it keeps no resources of a launcher."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

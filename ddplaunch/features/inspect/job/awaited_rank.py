@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 from ddplaunch.base.errors import EXIT_TIMEOUT
 from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.feature import JobContext
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 
 def make_failure(
-    nodes: NodeTable,
+    context: JobContext,
     attempt: int,
     inspection: Inspection,
     number: int,
@@ -21,7 +20,7 @@ def make_failure(
 ) -> RankFailure:
     """Build the failure of rank ``number``; its exit code is that of a timeout."""
     rank = next(rank for rank in inspection.ranks if rank.rank == number)
-    first = next((node.ranks.start for node in nodes.values() if number in node.ranks), number)
+    first = next((node.ranks.start for node in context.nodes.values() if number in node.ranks), number)
     return RankFailure(
         rank=number,
         local_rank=number - first,
@@ -32,7 +31,7 @@ def make_failure(
         signal=None,
         message=message,
         traceback=f"it was at\n{trace}" if trace else None,
-        moment=time.time(),
+        moment=context.now.wall,
         hint=hint,
     )
 

@@ -17,7 +17,7 @@ from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
 from ddplaunch.features.inspect.job.stall_limit import StallLimit
-from ddplaunch.features.inspect.job.straggler_limit import StragglerLimit
+from ddplaunch.features.inspect.job.straggler_limit import STRAGGLER_CHECK, StragglerLimit
 from ddplaunch.features.inspect.messages import ArrivalsReported, StallSuspected, StragglersFound
 from ddplaunch.features.inspect.slow_rank_detector import SlowRankDetector
 
@@ -43,10 +43,14 @@ class InspectJob(JobSide):
         self._slow_ranks = SlowRankDetector()
 
     def on_job_end(self, result: JobResult) -> None:
-        self._stalls.end()
-        self._stragglers.end()
         for sentence in self._slow_ranks.describe() if result.code == 0 else ():
             self._context.nodes.send(0, NoteMessage(sentence))
+
+    def on_deadline(self, name: str) -> None:
+        if name == STRAGGLER_CHECK:
+            self._stragglers.inspect()
+        else:
+            self._stalls.on_deadline(name)
 
     def on_message(self, node: int, message: FromNode) -> None:
         match message:
@@ -57,7 +61,7 @@ class InspectJob(JobSide):
             case RanksFinished():
                 self._stragglers.on_ranks_finished()
             case ArrivalsReported(arrivals=arrivals):
-                ranks, offset = self._context.nodes[node].ranks, self._context.clock_of(node)
+                ranks, offset = self._context.nodes[node].ranks, self._context.nodes.clock_of(node)
                 self._slow_ranks.add_arrivals(node, ranks, arrivals, offset)
 
     def _stop_attempt(self, expired: TimeLimitExpired, inspection: Inspection) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.core.feature import JobContext
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
@@ -23,6 +21,10 @@ _REPEAT_WAIT_FACTOR = 3.0  # the next wait at the same place is reported if long
 FALSE_STALL_HINT = "if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()"
 
 
+DEADLINES = CHECK_INTERVAL, INSPECT, EARLY_REPORT = "check interval", "inspect", "early report"
+"""The end of the pause after an inspection; the next inspection of a job that may have stalled; an early report."""
+
+
 class StallLimit:
     """Inspects the ranks when a node suspects a stall; reports it, or stops the attempt by --on-stall."""
 
@@ -35,27 +37,25 @@ class StallLimit:
         self._suspected_again = False  # a node has suspected a stall during that
         self._reported: tuple[object, ...] = ()
         self._report_after_s: dict[str, float] = {}  # by location: how long a wait there must last to be reported
-        self._timers: dict[str, Timer] = {}
 
     def begin(self, attempt: int) -> None:
         """Called when an attempt starts: reset what belongs to the previous one."""
-        self.end()
+        self._context.cancel_deadlines(*DEADLINES)
         self._attempt = attempt
         self._inspecting = self._suspected_again = False
         self._reported = ()
         self._report_after_s.clear()
 
-    def end(self) -> None:
-        """Called when the job ends."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-
-    def _set_timer(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
-        """Set a timer of the attempt; it replaces the one of the same name."""
-        if name in self._timers:
-            self._timers[name].cancel()
-        self._timers[name] = self._context.call_later(seconds, callback)
+    def on_deadline(self, name: str) -> None:
+        """Called for each of DEADLINES."""
+        if name == INSPECT:
+            self._inspect()
+        elif name == EARLY_REPORT:
+            self.on_suspected()
+        else:
+            self._inspecting = False
+            if self._suspected_again:
+                self._inspect()
 
     def on_suspected(self) -> None:
         """Called when a node's ranks make no progress: inspect all nodes, once for the suspicions of many nodes."""
@@ -73,23 +73,20 @@ class StallLimit:
             return
         hangs = self._hangs
         if self._limits.are_paused:
-            self._set_timer("stall check", hangs.stall_check_interval_s / 2, self._on_check_interval)
-            return
+            return self._set_next_check(CHECK_INTERVAL, hangs.stall_check_interval_s / 2)
         stall, check_again_s = check_stall(inspection, hangs.stall_timeout_s, strict=hangs.is_strict)
         if check_again_s is None:
-            self._set_timer(
-                "stall check", min(hangs.stall_check_interval_s / 2, STALL_CHECK_INTERVAL_S), self._on_check_interval
-            )
+            self._set_next_check(CHECK_INTERVAL, min(hangs.stall_check_interval_s / 2, STALL_CHECK_INTERVAL_S))
         else:
-            self._set_timer("stall check", check_again_s, self._inspect)
+            self._set_next_check(INSPECT, check_again_s)
         if stall is None:
             self._check_early(attempt, inspection)
         elif hangs.stall_action != "report" and stall.killable:
-            found, nodes = find_culprit(inspection), self._context.nodes
+            found = find_culprit(inspection)
             what = found.text if found else stall.text
             hint = FALSE_STALL_HINT if stall.is_alive and stall.only_looks_idle else None
-            failure = make_failure(nodes, attempt, inspection, stall.rank, "the job stalled", stall.trace, hint)
-            seconds, host = format_elapsed(stall.seconds), format_host(nodes, failure)
+            failure = make_failure(self._context, attempt, inspection, stall.rank, "the job stalled", stall.trace, hint)
+            seconds, host = format_elapsed(stall.seconds), format_host(self._context.nodes, failure)
             text = f"no progress for {seconds} (--stall-timeout): {what}{host}"
             self._send_stalled(stall, "")
             self._on_expired(
@@ -98,11 +95,15 @@ class StallLimit:
         else:
             self._report(stall)
 
+    def _set_next_check(self, name: str, seconds: float) -> None:
+        self._context.cancel_deadlines(CHECK_INTERVAL, INSPECT)
+        self._context.set_deadline(name, seconds)
+
     def _check_early(self, attempt: int, inspection: Inspection) -> None:
         """Report a wait before the stall timeout has expired if it is unusually long for this job and location."""
         stall, check_again_s = check_stall(inspection, EARLY_STALL_CHECK_S, strict=False, noisy=LONG_WAIT)
         if check_again_s is not None:
-            self._set_timer("early report", check_again_s, self.on_suspected)
+            self._context.set_deadline(EARLY_REPORT, check_again_s)
         if stall is None:
             return
         if stall.progress_key == self._reported:
@@ -118,7 +119,7 @@ class StallLimit:
             self._report_after_s[stall.location] = _REPEAT_WAIT_FACTOR * stall.seconds
             self._report(stall)
         elif report_after < self._hangs.stall_timeout_s:
-            self._set_timer("early report", report_after - stall.seconds, self.on_suspected)
+            self._context.set_deadline(EARLY_REPORT, report_after - stall.seconds)
 
     def _report(self, stall: Stall) -> None:
         """Print a stall once; if a rank has only printed something since, send JobStalled again without a text."""
@@ -130,9 +131,4 @@ class StallLimit:
             self._send_stalled(stall, "")
 
     def _send_stalled(self, stall: Stall, text: str) -> None:
-        self._limits.report_stall(time.time() - stall.seconds, text)
-
-    def _on_check_interval(self) -> None:
-        self._inspecting = False
-        if self._suspected_again:
-            self._inspect()
+        self._limits.report_stall(self._context.now.wall - stall.seconds, text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.base.event_loop import Timer
 from ddplaunch.base.text import format_elapsed, format_ranks
 from ddplaunch.core.feature import JobContext
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
@@ -14,6 +13,9 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations, find_stragglers, format_trace
 from ddplaunch.features.inspect.job.awaited_rank import format_host, make_failure
 from ddplaunch.features.inspect.options import Hangs
+
+STRAGGLER_CHECK = "straggler check"  # the deadline
+PAUSED_INTERVAL_S = 1.0  # the shortest, between two inspections while a rank waits for a user
 
 
 class StragglerLimit:
@@ -25,41 +27,32 @@ class StragglerLimit:
         self._timeout_s = context.options[Hangs].straggler_timeout
         self._attempt = -1
         self._nodes_found: set[int] = set()  # nodes that have sent StragglersFound
-        self._timer: Timer | None = None
 
     def begin(self, attempt: int) -> None:
         """Called when an attempt starts: reset what belongs to the previous one."""
-        self.end()
+        self._context.cancel_deadlines(STRAGGLER_CHECK)
         self._attempt = attempt
         self._nodes_found.clear()
-
-    def end(self) -> None:
-        """Called when the job ends."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _set_timer(self, seconds: float) -> None:
-        self.end()
-        self._timer = self._context.call_later(seconds, self._inspect)
 
     def on_ranks_finished(self) -> None:
         """Called when all ranks of a node have finished."""
         if self._timeout_s is not None and any(node.phase is NodePhase.RUNNING for node in self._nodes.values()):
-            self._set_timer(self._timeout_s)
+            self._context.set_deadline(STRAGGLER_CHECK, self._timeout_s)
 
     def on_found(self, node: int) -> None:
         """Called when ranks of a node still run --straggler-timeout after the node's other ranks have ended."""
         self._nodes_found.add(node)
-        self._inspect()
+        self.inspect()
 
-    def _inspect(self) -> None:
+    def inspect(self) -> None:
+        """Inspect all ranks, to see which still run: the deadline STRAGGLER_CHECK."""
         self._context.gather("inspect", Detail.STACKS, partial(self._check, self._attempt))
 
     def _check(self, attempt: int, inspection: Inspection) -> None:
         if attempt != self._attempt:
             return
         if self._context.limits.are_paused:
-            return self._set_timer(self._timeout_s or 0.0)
+            return self._context.set_deadline(STRAGGLER_CHECK, max(PAUSED_INTERVAL_S, self._timeout_s or 0.0))
         working = [node for node in self._nodes.values() if node.phase is NodePhase.RUNNING]
         ours = {rank for node in working for rank in node.ranks}
         left = find_stragglers(inspection, ours)
@@ -68,7 +61,7 @@ class StragglerLimit:
             return  # some ranks there ended recently: wait for that node's StragglersFound
         trace, place = format_trace(left[0]), describe_locations(left)
         message = "still running after the other ranks had ended"
-        failure = make_failure(self._nodes, attempt, inspection, left[0].rank, message, trace)
+        failure = make_failure(self._context, attempt, inspection, left[0].rank, message, trace)
         seconds = format_elapsed(self._timeout_s or 0)
         text = f"{format_ranks(rank.rank for rank in left)} still running {seconds} after the others had ended"
         text += " (--straggler-timeout)" + (f": {place}" if place else "") + format_host(self._nodes, failure)

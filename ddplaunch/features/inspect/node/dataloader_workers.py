@@ -10,9 +10,10 @@ import os
 import time
 from itertools import takewhile
 
+from ddplaunch.base.safe_files import list_dir
 from ddplaunch.core.node.node_ranks import RankProcess
 from ddplaunch.core.node.rank_channel import RankChannel
-from ddplaunch.core.rank.proc_utils import open_pidfd
+from ddplaunch.core.rank.proc_utils import open_pidfd, read_proc_file
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition, Worker
 from ddplaunch.features.inspect.diagnosis.stack_parser import parse_dump
 from ddplaunch.features.inspect.node.rank_stack_dump import RankStackDump
@@ -96,26 +97,16 @@ class DataLoaderWorkers:
 
 def _list_children(pid: int) -> list[int]:
     """The children of all threads of a process; empty if unknown."""
-    found = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                found += [int(child) for child in file.read().split()]
-    except OSError:
-        pass
-    return sorted(found)
+    threads = list_dir(f"/proc/{pid}/task")
+    return sorted(int(child) for each in threads for child in read_proc_file(pid, f"task/{each}/children").split())
 
 
 def _read_stat(pid: int, parent: int) -> tuple[str, int | None, bool] | None:
     """The name of a child, its exit code (None while alive), and whether it is stopped; None if not a child."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            head, _, tail = file.read().rpartition(b")")
-        fields = tail.split()
-        if int(fields[1]) != parent:
-            return None
-        name = head.partition(b"(")[2].decode(errors="replace")
-        code = os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in b"ZX" else None
-        return name, code, fields[0] in b"Tt"
-    except (OSError, ValueError, IndexError):
+    head, _, tail = read_proc_file(pid, "stat").rpartition(b")")
+    fields = tail.split()
+    if not fields or int(fields[1]) != parent:
         return None
+    name = head.partition(b"(")[2].decode(errors="replace")
+    code = os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in b"ZX" else None
+    return name, code, fields[0] in b"Tt"

@@ -14,6 +14,7 @@ import os
 import time
 from contextlib import suppress
 
+from ddplaunch.base.safe_files import list_dir
 from ddplaunch.core.node.launcher_signals import contains_signal, is_caught, read_signal_sets
 from ddplaunch.core.node.node_ranks import RankProcess
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
@@ -65,16 +66,10 @@ class RankStackDump:
             if caught:
                 return "the program has closed the file for stacks"
             # At the end of a process the kernel closes all descriptors; an exec closes only that of the dumps.
-            return REPLACED_ERROR if self._has_descriptors() else ENDING_ERROR
+            return REPLACED_ERROR if list_dir(f"{self._proc}/fd") else ENDING_ERROR
         except (OSError, ValueError) as error:
             return f"not permitted: {error}"
         return ""
-
-    def _has_descriptors(self) -> bool:
-        try:
-            return bool(os.listdir(f"{self._proc}/fd"))
-        except OSError:
-            return False
 
     def poll(self) -> bool:
         """Check whether the dump is complete; return whether it is still awaited."""

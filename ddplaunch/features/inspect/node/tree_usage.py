@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from ddplaunch.core.rank.proc_utils import read_stat
 from ddplaunch.features.inspect.node.tcp_connections import TcpConnection, list_connections, list_socket_inodes
+from ddplaunch.system.devices.process_usage import read_io
 
 _LOOPS = (b"gloo_tcp_loop", b"pt_gloo_runloop")  # the names of gloo's threads
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -30,15 +32,9 @@ def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsa
     parents: dict[int, int] = {}
     cpu: dict[int, float] = {}
     for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        parents[int(name)] = int(fields[1])
-        cpu[int(name)] = sum(map(int, fields[11:15])) / _TICK
+        if name.isdigit() and (fields := read_stat(name)):
+            parents[int(name)] = int(fields[1])
+            cpu[int(name)] = sum(map(int, fields[11:15])) / _TICK
     for root in roots:
         if root in cpu:
             cpu[root] = max(0.0, cpu[root] - _read_idle_loop_cpu_s(root))
@@ -50,7 +46,7 @@ def read_tree_usage(roots: Collection[int], store: int = 0) -> dict[int, TreeUsa
             above = parents[above]
         if above in found:
             so_far = found[above]
-            found[above] = TreeUsage(so_far.cpu_s + seconds, so_far.bytes_transferred + _bytes_transferred(pid))
+            found[above] = TreeUsage(so_far.cpu_s + seconds, so_far.bytes_transferred + sum(read_io(pid)))
             held.update((each, above) for each in list_socket_inodes(pid))
     for each in _external_connections(held, store):
         network = found[held[each.inode]].network
@@ -84,13 +80,3 @@ def _external_connections(held: Collection[int], store: int) -> list[TcpConnecti
         if (each.endpoints[1], each.endpoints[0]) not in connections
         and store not in (each.endpoints[0][1], each.endpoints[1][1])
     ]
-
-
-def _bytes_transferred(pid: int) -> int:
-    """Bytes read and written (proc_pid_io(5)); pages of mapped files are only in ``read_bytes``."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            values = dict(line.split(b": ") for line in file.read().splitlines())
-        return sum(int(values[name]) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
-    except (OSError, ValueError, KeyError):
-        return 0

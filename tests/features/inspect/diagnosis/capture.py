@@ -6,7 +6,6 @@ Paths of this machine do not stay in the samples.
 """
 
 import json
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -15,30 +14,14 @@ from pathlib import Path
 import torch
 
 import ddplaunch
-from tests.conftest import clean_environment, ddplaunch_command
+from tests.conftest import ddplaunch_command, run_command
 
 HERE = Path(__file__).parent
 HANGS, SAMPLES = HERE / "programs", HERE / "samples"
 KINDS = (
-    "absent",
-    "asynchronous",
-    "broadcast",
-    "chain",
-    "circle",
-    "coalesced",
-    "ddp",
-    "fsdp",
-    "gil",
-    "loader",
-    "lock",
-    "mismatch",
-    "monitored_barrier",
-    "no_init",
-    "objects",
-    "point_to_point",
-    "ran_longer",
-    "subgroup",
-)
+    "absent", "asynchronous", "broadcast", "chain", "circle", "coalesced", "ddp", "fsdp", "gil",
+    "loader", "lock", "mismatch", "monitored_barrier", "no_init", "objects", "point_to_point", "ran_longer", "subgroup",
+)  # fmt: skip
 
 PATHS = (
     (f"{HANGS / 'asking.py'}", "/ddplaunch/rank/asking.py"),
@@ -53,14 +36,7 @@ def capture(kind: str) -> None:
     """Run one hang and write its sample: for each rank its stacks and its two answers, or null where it has ended."""
     ranks: list[dict[str, object] | None] = []
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            ddplaunch_command("run", "--nproc", "3", "train.py", kind, folder),
-            cwd=HANGS,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_command(ddplaunch_command("run", "--nproc", "3", "train.py", kind, folder), HANGS)
         for rank in range(3):
             path = Path(folder) / str(rank)
             if not path.with_suffix(".stacks").exists():

@@ -66,11 +66,8 @@ def test_while_all_still_wait(kind):
 
 def test_the_facts_beside_the_sentence():
     found = find_culprit(full_inspection("absent"))
-    assert (found.collective, found.waiters, found.frame) == (
-        "all_reduce #5",
-        2,
-        Frame("load_batch", "data.py", 9, True),
-    )
+    frame = Frame("load_batch", "data.py", 9, True)
+    assert (found.collective, found.waiters, found.frame) == ("all_reduce #5", 2, frame)
 
 
 @pytest.mark.parametrize(
@@ -87,65 +84,51 @@ def test_a_rank_that_runs_no_longer(fields, text):
     assert find_culprit(with_rank_changed(full_inspection("absent"), 2, **fields)).text == blamed
 
 
-def test_one_has_failed_of_its_timeout_and_another_still_waits():
-    found = find_culprit(ended(full_inspection("absent"), 1), [(1, TIMED_OUT)], timed_out=True, folder="/job")
-    assert found.ranks == (2,)
-    assert found.text == (
-        f"rank 2 did not enter all_reduce #5, which 2 ranks waited for until the timeout (600 s): {LOADING}"
-    )
+BACKWARD = traceback().replace("distributed_c10d", "graph").replace("all_reduce", "_engine_run_backward")
+OWN_LINES = TIMED_OUT.split('  File "/venv')[0] + TIMED_OUT.splitlines()[-1]
+LATE = f"until the timeout (600 s): {LOADING}"
+
+FAILED = {
+    "one of its timeout, and another still waits": (
+        ("absent", 1), [(1, TIMED_OUT)], f"rank 2 did not enter all_reduce #5, which 2 ranks waited for {LATE}"),
+    "all that waited": (
+        ("absent", 0, 1), [(0, TIMED_OUT), (1, traceback())],
+        f"rank 2 did not enter all_reduce #5, which 2 ranks waited for {LATE}"),
+    "all that waited in backward": (
+        ("absent", 0, 1), [(0, BACKWARD), (1, BACKWARD)],
+        f"rank 2 did not enter collective #5, which 2 ranks waited for: {LOADING}"),
+    "all that waited for what only their own lines show": (
+        ("absent", 0, 1), [(0, OWN_LINES), (1, OWN_LINES)],
+        f"rank 2 did not reach the point where 2 ranks waited {LATE}"),
+    "all that waited in init_process_group": (
+        ("no_init", 0, 1), [(rank, traceback("init_process_group")) for rank in (0, 1)],
+        f"rank 2 did not call init_process_group, which 2 ranks waited for: {LOADING}"),
+    "those that waited for one outside their group": (
+        ("subgroup", 2), [(2, TIMED_OUT)],
+        f"rank 1 did not enter all_reduce #1 of pair, which 1 rank waited for {LATE}"),
+}  # fmt: skip
 
 
-def test_all_that_waited_have_failed():
-    found = find_culprit(
-        ended(full_inspection("absent"), 0, 1), [(0, TIMED_OUT), (1, traceback())], timed_out=True, folder="/job"
-    )
-    assert found.ranks == (2,)
-    assert found.text == (
-        f"rank 2 did not enter all_reduce #5, which 2 ranks waited for until the timeout (600 s): {LOADING}"
-    )
+@pytest.mark.parametrize("name", FAILED)
+def test_ranks_that_failed_blame_the_one_that_they_waited_for(name):
+    (kind, *numbers), failed, text = FAILED[name]
+    late = any("Timed out" in each for _, each in failed)
+    found = find_culprit(ended(full_inspection(kind), *numbers), failed, timed_out=late, folder="/job")
+    assert (found.ranks, found.text) == ((1 if kind == "subgroup" else 2,), text)
 
 
-def test_all_that_waited_have_failed_in_backward():
-    text = traceback().replace("distributed_c10d", "graph").replace("all_reduce", "_engine_run_backward")
-    found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], folder="/job")
-    assert found.text == f"rank 2 did not enter collective #5, which 2 ranks waited for: {LOADING}"
-
-
-def test_all_that_waited_for_what_only_their_own_lines_show_have_failed():
-    text = TIMED_OUT.split('  File "/venv')[0] + TIMED_OUT.splitlines()[-1]
-    found = find_culprit(ended(full_inspection("absent"), 0, 1), [(0, text), (1, text)], timed_out=True, folder="/job")
-    assert found.text == (f"rank 2 did not reach the point where 2 ranks waited until the timeout (600 s): {LOADING}")
-
-
-def test_all_that_waited_in_init_process_group_have_failed():
-    text = traceback("init_process_group")
-    found = find_culprit(ended(full_inspection("no_init"), 0, 1), [(0, text), (1, text)], folder="/job")
-    assert found.text == f"rank 2 did not call init_process_group, which 2 ranks waited for: {LOADING}"
-
-
-def test_the_one_that_ended_early_with_0_is_named_by_those_that_failed_of_it():
+def test_one_that_ended_with_0_before_or_after_those_that_failed_is_named():
     gone = ended(ended(full_inspection("absent"), 0, 1), 2, code=0)
     found = find_culprit(gone, [(0, traceback()), (1, traceback())], folder="/job")
     assert found.text == "rank 2 ended (exit code 0) and did not enter all_reduce, which 2 ranks waited for"
-
-
-def test_the_one_that_ran_longer_has_failed_of_it():
     gone = ended(ended(full_inspection("absent"), 0, 1, code=0), 2)
     found = find_culprit(gone, [(2, traceback())], folder="/job")
-    assert found.ranks == (2,)
-    assert found.text == (
-        "rank 2 entered all_reduce, which no other rank entered: ranks 0, 1 had ended (exit code 0); "
-        "step at train.py:16"
-    )
+    assert (found.ranks, found.text) == ((2,), BLAMED["ran_longer"].replace(" #5", ""))
 
 
 def test_two_are_missing_for_different_reasons():
-    found = find_culprit(
-        with_rank_changed(
-            full_inspection("ran_longer"), 0, condition=ProcessCondition.STOPPED, threads=(), answers=None
-        )
-    )
-    assert found.text == (
+    stopped = {"condition": ProcessCondition.STOPPED, "threads": (), "answers": None}
+    assert find_culprit(with_rank_changed(full_inspection("ran_longer"), 0, **stopped)).text == (
         "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
         "rank 1 ended (exit code 0)"
     )
@@ -161,13 +144,6 @@ def test_all_that_waited_in_different_collectives_have_failed():
     found = find_culprit(ended(full_inspection("mismatch"), 0, 1, 2), failed, folder="/job")
     assert (found.ranks, found.text) == ((2,), text)
     assert find_culprit(ended(full_inspection("mismatch"), 0, 1), failed[:2], folder="/job").text == text
-
-
-def test_who_was_not_in_the_group_had_not_waited_for_it():
-    found = find_culprit(ended(full_inspection("subgroup"), 2), [(2, TIMED_OUT)], timed_out=True, folder="/job")
-    assert found.text == (
-        f"rank 1 did not enter all_reduce #1 of pair, which 1 rank waited for until the timeout (600 s): {LOADING}"
-    )
 
 
 @pytest.mark.parametrize(

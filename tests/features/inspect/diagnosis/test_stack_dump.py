@@ -76,12 +76,6 @@ def test_a_task_that_the_loop_runs_for_stands_before_its_calls():
     assert (feed.name, [frame.line for frame in feed.frames]) == ("task fütter", [6])
 
 
-def test_what_started_a_module_is_left_out(tmp_path):
-    write_program(tmp_path, "train.py", "import faulthandler, sys\nfaulthandler.dump_traceback(sys.stdout)\n")
-    (main,) = parse_dump(run(tmp_path, "-m", "train"), str(tmp_path))
-    assert main.frames == (Frame("<module>", "train.py", 2, True),)
-
-
 def test_outer_frames_of_a_deep_stack_keep_the_programs_line():
     """faulthandler leaves them out; the program's are kept, whether they are in the dump or came by another way."""
     inner = "".join(f'  File "/lib/python3/site-packages/deep.py", line {n} in call\n' for n in range(100))
@@ -95,24 +89,6 @@ def test_outer_frames_of_a_deep_stack_keep_the_programs_line():
         assert len(found[0].frames) == MAX_FRAMES + 1
         assert found[0].frames[-1] == Frame("main", "train.py", 9, True)
     assert len(dump(head + outer)[0].frames) == 0, "a stack that is not deep has no outer frames"
-
-
-def test_a_stack_of_hundreds_of_calls(tmp_path):
-    write_program(
-        tmp_path,
-        "deep.py",
-        """
-        import faulthandler, sys
-
-        def deeper(depth):
-            deeper(depth - 1) if depth else faulthandler.dump_traceback(sys.stdout)
-
-        deeper(300)
-        """,
-    )
-    (main,) = parse_dump(run(tmp_path, str(tmp_path / "deep.py")), str(tmp_path))
-    assert len(main.frames) == MAX_FRAMES
-    assert {frame.function for frame in main.frames} == {"deeper"}
 
 
 def test_threads_have_names_since_python_3_14():
@@ -181,17 +157,14 @@ def test_what_is_ours_is_left_out():
         """
     )
     assert [[frame.function for frame in thread.frames] for thread in found] == [["init_process_group", "<module>"]]
-
-
-def test_a_rank_whose_program_has_returned_has_an_empty_stack():
-    found = dump(
+    returned = dump(
         """\
         Thread 0x00007f4e3c2b7b80 (most recent call first):
           File "/ddplaunch/core/rank/rank_exit.py", line 177 in stay
           File "/ddplaunch/core/rank/zygote.py", line 386 in <module>
         """
     )
-    assert found == (Thread(()),)
+    assert returned == (Thread(()),)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +183,8 @@ def test_a_rank_whose_program_has_returned_has_an_empty_stack():
     ],
 )
 def test_whose_code_a_file_is(file, shown, own):
-    ((frame,),) = (
-        thread.frames
-        for thread in dump(
-            f'Thread 0x01 (most recent call first):\n  File "{file}", line 1 in f\n  File "/job/a", line 1 in g\n'
-        )
-        for thread in [Thread(thread.frames[:1])]
-    )
+    head = "Thread 0x01 (most recent call first):\n"
+    frame = dump(f'{head}  File "{file}", line 1 in f\n  File "/job/a", line 1 in g\n')[0].frames[0]
     assert (frame.file, frame.own) == (shown, own)
 
 

@@ -53,9 +53,13 @@ def found(*ranks: RankInspection, **fields: object) -> Inspection:
 WAITING = rank(0, 5), rank(1, 5)
 
 
+def stalled(*ranks: RankInspection, strict: bool = False):
+    """The stall of these ranks, or None."""
+    return check_stall(found(*ranks), TIMEOUT, strict=strict).stall
+
+
 def test_ranks_wait_for_one_that_does_nothing():
-    stall = check_stall(found(*WAITING, rank(2, 4)), TIMEOUT, strict=False).stall
-    assert stall
+    stall = stalled(*WAITING, rank(2, 4))
     assert (stall.rank, stall.is_alive, stall.killable, stall.seconds) == (2, True, True, 600.0)
     assert "rank 2 has not entered it: load_batch at data.py:31" in stall.text
     assert stall.trace == '  File "data.py", line 31, in load_batch'
@@ -64,8 +68,7 @@ def test_ranks_wait_for_one_that_does_nothing():
 def test_without_a_recorder_the_rank_that_has_begun_less():
     """As with DDP on gloo up to torch 2.9: backward waits, which no stack and no recorder shows."""
     ranks = [rank(number, entered, entered, answers=None) for number, entered in enumerate((12, 12, 11))]
-    stall = check_stall(found(*ranks), TIMEOUT, strict=True).stall
-    assert stall
+    stall = stalled(*ranks, strict=True)
     assert stall.rank == 2
     assert stall.text == (
         "all ranks are idle, and rank 2 has begun 11 operations of one group (load_batch at data.py:31), "
@@ -83,13 +86,12 @@ def test_without_a_recorder_the_rank_that_has_begun_less():
 )
 def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
     answers = third.answers
-    stall = check_stall(found(*(rank(n, 12, 12, answers=answers) for n in (0, 1)), third), TIMEOUT, strict=True).stall
-    assert stall
+    stall = stalled(*(rank(n, 12, 12, answers=answers) for n in (0, 1)), third, strict=True)
     assert (stall.rank, stall.text.partition(":")[0]) == (0, "all ranks are idle")
 
 
 @pytest.mark.parametrize(
-    ("awaited", "stalled"),
+    ("awaited", "expected"),
     [
         (rank(2, 4, busy=MIN_BUSY_CPUS), False),  # a long validation
         (rank(2, 4, traffic=float(MIN_TRAFFIC_BYTES)), False),  # a slow checkpoint
@@ -105,18 +107,17 @@ def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
         (rank(2, 5, busy=1.0), True),  # all have entered it, and NCCL spins
     ],
 )
-def test_only_one_that_does_nothing_counts(awaited, stalled):
-    assert bool(check_stall(found(*WAITING, awaited), TIMEOUT, strict=False).stall) is stalled
+def test_only_one_that_does_nothing_counts(awaited, expected):
+    assert bool(stalled(*WAITING, awaited)) is expected
 
 
 def test_who_waits_for_the_store_waits_for_all_others():
     """Rank 2 is in store.wait, for a key that rank 0 may set: that is ahead of the others, and works."""
     in_store = rank(2, 4, awaits="store")
-    assert check_stall(found(*WAITING, in_store), TIMEOUT, strict=False).stall
-    assert not check_stall(found(rank(0, 5, busy=MIN_BUSY_CPUS), rank(1, 5), in_store), TIMEOUT, strict=False).stall
+    assert stalled(*WAITING, in_store)
+    assert not stalled(rank(0, 5, busy=MIN_BUSY_CPUS), rank(1, 5), in_store)
     waiting = [rank(number, 4, awaits="store") for number in (1, 2)]
-    stall = check_stall(found(rank(0, 4), *waiting), TIMEOUT, strict=False).stall
-    assert stall
+    stall = stalled(rank(0, 4), *waiting)
     assert stall.rank == 0
     assert stall.text.startswith("ranks 1, 2 wait in store.wait, called at data.py:31; rank 0 has not set its key")
 
@@ -124,12 +125,11 @@ def test_who_waits_for_the_store_waits_for_all_others():
 def test_who_waits_may_be_busy():
     """NCCL spins."""
     spinning = (replace(each, busy=1.0) for each in WAITING)
-    assert check_stall(found(*spinning, rank(2, 4)), TIMEOUT, strict=False).stall
+    assert stalled(*spinning, rank(2, 4))
 
 
 def test_one_that_cannot_be_killed_is_reported():
-    stall = check_stall(found(*WAITING, rank(2, 4, condition=ProcessCondition.BLOCKED)), TIMEOUT, strict=True).stall
-    assert stall
+    stall = stalled(*WAITING, rank(2, 4, condition=ProcessCondition.BLOCKED), strict=True)
     assert not stall.killable
 
 
@@ -152,7 +152,6 @@ def test_idle_ranks_that_wait_for_no_rank_are_a_stall_where_that_was_asked_for()
     idle = found(rank(0, 4), rank(1, 4))
     assert check_stall(idle, TIMEOUT, strict=False) == (None, None)
     stall = check_stall(idle, TIMEOUT, strict=True).stall
-    assert stall
     assert stall.text == "all ranks are idle: ranks 0, 1: load_batch at data.py:31"
     assert check_stall(found(rank(0, 4), rank(1, 4, busy=0.5)), TIMEOUT, strict=True) == (None, None)
 
@@ -163,14 +162,9 @@ def test_without_torch_there_is_no_stall():
 
 
 def test_it_stays_the_same_until_a_rank_moves():
-    first = check_stall(found(*WAITING, rank(2, 4)), TIMEOUT, strict=False).stall
-    later = check_stall(
-        found(*(replace(each, standstill=900.0) for each in WAITING), rank(2, 4)), TIMEOUT, strict=False
-    ).stall
-    moved = check_stall(found(rank(0, 6, 5), rank(1, 6, 5), rank(2, 5, 5)), TIMEOUT, strict=False).stall
-    assert first
-    assert later
-    assert moved
+    first = stalled(*WAITING, rank(2, 4))
+    later = stalled(*(replace(each, standstill=900.0) for each in WAITING), rank(2, 4))
+    moved = stalled(rank(0, 6, 5), rank(1, 6, 5), rank(2, 5, 5))
     assert first.progress_key == later.progress_key != moved.progress_key
 
 
@@ -190,9 +184,6 @@ def test_the_odd_rank_is_blamed_where_ranks_are_in_different_collectives():
     inside = Frame("barrier", "/torch/distributed/distributed_c10d.py", 1, own=False)
     last = Collective("0", 5, "barrier", "", 1800.0, 0.0, False, True)
     threads = (Thread((AT,)), Thread((inside, odd)))
-    stall = check_stall(
-        found(WAITING[0], rank(1, 5, last=(last,), threads=threads), rank(2, 5)), TIMEOUT, strict=False
-    ).stall
-    assert stall
+    stall = stalled(WAITING[0], rank(1, 5, last=(last,), threads=threads), rank(2, 5))
     assert "all_reduce on ranks 0, 2 (data.py:31) and barrier on rank 1 (stats.py:8)" in stall.text
     assert (stall.rank, stall.trace) == (1, '  File "stats.py", line 8, in odd')

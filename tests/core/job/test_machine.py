@@ -1,20 +1,33 @@
-"""Unit tests of the coordinator: sequences of messages, without processes, sockets or a real clock."""
+"""Replays of the job's machine: histories of events, without processes, sockets or a real clock."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
 from ddplaunch.base.options import Options
 from ddplaunch.core import messages
+from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature
-from ddplaunch.core.job.coordinator import DRAIN_TIMEOUT_S, EARLY_REPORT_DELAY_S, Coordinator
 from ddplaunch.core.job.job_attempt import SECONDARY_FAILURE_DELAY_S
-from ddplaunch.core.job.joining import FIRST_NOTICE_S
+from ddplaunch.core.job.job_events import (
+    Accept,
+    ConnectionLost,
+    Disconnect,
+    Event,
+    HelloReceived,
+    MessageReceived,
+    Refuse,
+    Send,
+    Start,
+    Woken,
+)
+from ddplaunch.core.job.joining import FIRST_NOTICE_S, REPORT_TIMEOUT_S
+from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello, Versions
@@ -28,34 +41,31 @@ CHECKED = Options({Checking: Checking(check=True)}, {})
 LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
 
 
-class Timer:
-    def __init__(self, due: float, callback: Callable[[], None]) -> None:
-        self.due, self.callback, self.cancelled = due, callback, False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
 class Job:
-    """A coordinator with simulated nodes and a simulated clock; ``sent`` has the messages to the nodes."""
+    """A job's machine with simulated nodes and a simulated clock; ``sent`` has the messages to the nodes."""
 
     def __init__(self, features: Iterable[tuple[str, Feature]] | None = None, **rules: object) -> None:
         self.now = 0.0
-        self.timers: list[Timer] = []
         self.sent: list[tuple[int, Message]] = []
         self.disconnected: list[int] = []
+        self.replies: list[Accept | Refuse] = []
         self.rules = JobConfig(**{"max_nodes": rules.get("min_nodes", 1), "inspect": False, **rules})  # type: ignore[arg-type]
-        self.coordinator = Coordinator(
-            self.rules,
-            self.hello(0),
-            "id",
-            send=lambda number, message: self.sent.append((number, message)),
-            disconnect=self.disconnected.append,
-            call_later=self.after,
-            clock=lambda: self.now,
-            features=features,
-        )
-        self.coordinator.start()
+        self.start(self.hello(0), features)
+
+    def start(self, hello: NodeHello, features: Iterable[tuple[str, Feature]] | None = None) -> None:
+        self.machine = JobMachine(self.rules, hello, "id", features)
+        self.on(Start())
+
+    def on(self, event: Event) -> None:
+        """Let an event happen now."""
+        for command in self.machine.on(event, Now(self.now, time.time())):
+            match command:
+                case Send(number, message):
+                    self.sent.append((number, message))
+                case Disconnect(number):
+                    self.disconnected.append(number)
+                case Accept() | Refuse():
+                    self.replies.append(command)
 
     def hello(self, number: int, **changed: object) -> NodeHello:
         share = NodeSpec(number, f"n{number}", ("cpu", "cpu"))
@@ -66,35 +76,40 @@ class Job:
         }  # fmt: skip
         return NodeHello(**{**fields, **changed})  # type: ignore[arg-type]
 
-    def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        self.timers.append(Timer(self.now + seconds, callback))
-        return self.timers[-1]
-
     def wait(self, seconds: float) -> None:
         end = self.now + seconds
-        while due := [timer for timer in self.timers if timer.due <= end and not timer.cancelled]:
-            first = min(due, key=lambda timer: timer.due)
-            self.timers.remove(first)
-            self.now = max(self.now, first.due)
-            first.callback()
+        while (at := self.machine.wake_at()) is not None and at <= end:
+            self.now = max(self.now, at)
+            self.on(Woken())
         self.now = end
 
     def join(self, *numbers: int) -> None:
         for number in numbers:
-            self.coordinator.add_node(self.admit(self.hello(number)))
+            self.admit(self.hello(number))
 
     def admit(self, hello: NodeHello) -> NodeHello:
-        admitted = self.coordinator.check_hello(hello)
-        assert isinstance(admitted, NodeHello), admitted
-        return admitted
+        """Let a node join; return its hello with the node rank that it got."""
+        reply = self._reply_to(hello)
+        assert isinstance(reply, Accept), reply
+        return reply.hello
 
     def refusal(self, hello: NodeHello) -> messages.JoinRefused:
-        refused = self.coordinator.check_hello(hello)
-        assert isinstance(refused, messages.JoinRefused)
-        return refused
+        reply = self._reply_to(hello)
+        assert isinstance(reply, Refuse), reply
+        return reply.refusal
+
+    def _reply_to(self, hello: NodeHello) -> Accept | Refuse:
+        connection = len(self.replies)
+        self.on(HelloReceived(connection, hello))
+        (reply,) = self.replies[connection:]
+        assert reply.connection == connection
+        return reply
+
+    def lose(self, number: int, reason: str = "its connection closed", silent_s: float = 0.0) -> None:
+        self.on(ConnectionLost(number, reason, silent_s))
 
     def send(self, number: int, message: messages.FromNode) -> None:
-        self.coordinator.on_message(number, message)
+        self.on(MessageReceived(number, message))
 
     def fail(
         self, number: int, rank: int, attempt: int = 0, clock: float | None = None, **fields: object
@@ -157,7 +172,7 @@ def test_the_account_of_who_is_missing():
 
 def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
     job = joined(1, min_nodes=3)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.join(2)
     assert not job.take(messages.StartAttempt)
     job.join(1)
@@ -174,7 +189,7 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ({"versions": Versions("3.12", "2.13")}, "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has"),
         ({"versions": Versions("3.11", "2.4")}, "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4"),
         ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
-        ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is given twice: to n0 and to n9"),
+        ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is used twice: by n0 and by n9"),
         ({"node_spec": NodeSpec(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
         (
             {"node_spec": NodeSpec(1, "n1", ("cpu",), kind="task")},
@@ -193,7 +208,7 @@ def test_disagreement_ends_the_job_for_all_who_are_there(changed, expected):
 def test_mismatched_versions_can_be_allowed():
     job = Job(min_nodes=2, allow_mismatch=True)
     hello = job.hello(1, versions=Versions("3.12", "2.4"))
-    job.coordinator.add_node(job.admit(hello))
+    job.admit(hello)
     assert [note.text for note in job.take(messages.NoteMessage, 1)] == [
         "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has 3.12",
         "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4",
@@ -202,17 +217,9 @@ def test_mismatched_versions_can_be_allowed():
 
 def test_gpus_of_different_models_are_noted():
     job = Job(min_nodes=2)
-    job.coordinator = Coordinator(
-        job.rules,
-        job.hello(0, gpus=("H100",)),
-        "id",
-        lambda number, message: job.sent.append((number, message)),
-        job.disconnected.append,
-        job.after,
-    )
-    job.coordinator.start()
+    job.start(job.hello(0, gpus=("H100",)))
     hello = job.hello(1, gpus=("A100", "V100"))
-    job.coordinator.add_node(job.admit(hello))
+    job.admit(hello)
     (note,) = job.take(messages.NoteMessage, 1)
     assert note.text == (
         "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100: the slower ones set the pace"
@@ -301,7 +308,7 @@ def test_a_restart_is_everybodys():
 
 def test_a_lost_node_ends_a_job_of_fixed_size():
     job = joined(1, max_restarts=5)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     assert job.take(messages.NodeLost, 0) == [messages.NodeLost("n1")]
     assert len(job.take(messages.StopAttempt, 0)) == 1
     job.drain(0, job.fail(0, 0, message="RuntimeError: Connection reset by peer"))
@@ -314,7 +321,7 @@ def test_a_lost_node_ends_a_job_of_fixed_size():
 def test_a_failure_long_before_the_loss_is_the_headline():
     job = joined(1)
     failure = job.fail(0, 0, moment=time.time() - 20)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.drain(0, failure)
     assert job.outcome(0).outcome.code == 3
 
@@ -330,7 +337,7 @@ def test_a_failure_long_before_the_loss_is_the_headline():
 def test_a_failure_just_before_the_loss(number, fields, code):
     job = joined(1)
     failure = job.fail(number, number * 2, **fields)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.drain(0, *([failure] * (number == 0)))
     assert job.outcome(0).outcome.code == code
 
@@ -349,7 +356,7 @@ def test_a_node_that_has_done_its_work_may_go():
     job = joined(1)
     job.send(1, messages.RanksFinished(0))
     job.drain(1)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.send(0, messages.RanksFinished(0))
     job.drain(0)
     assert job.outcome(0).outcome.code == 0
@@ -402,6 +409,14 @@ def test_an_interrupt_ends_the_wait_for_nodes():
     assert job.outcome(0).outcome.code == 143
 
 
+def test_ctrl_c_ends_the_wait_before_a_restart():
+    job = Job(max_restarts=1, restart_backoff=600.0)
+    job.drain(0, job.fail(0, 0))
+    assert job.take(messages.Restarting)
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    assert job.outcome(0).outcome.code == 130
+
+
 def test_an_elastic_job_waits_a_while_for_more():
     job = Job(min_nodes=2, max_nodes=4, join_window=30.0)
     job.wait(100)
@@ -420,7 +435,7 @@ def test_an_elastic_job_that_is_complete_does_not_wait():
 def test_the_window_begins_anew_when_too_few_are_left():
     job = joined(1, max_nodes=3, join_window=10.0)
     job.wait(5)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.wait(20)
     job.join(1)
     job.wait(9)
@@ -432,7 +447,7 @@ def test_the_window_begins_anew_when_too_few_are_left():
 def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
     job = joined(1, 2, min_nodes=2, max_nodes=3, min_uptime=0.0, max_restarts=1)
     job.take(messages.StartAttempt)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.drain(0)
     job.drain(2)
     job.wait(0)
@@ -449,12 +464,12 @@ def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
 
 def test_a_membership_change_is_no_restart():
     job = joined(1, min_nodes=1, max_nodes=2, max_restarts=0, max_membership_changes=1)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.drain(0)
     job.wait(0)
     assert len(job.take(messages.StartAttempt, 0)) == 2
     job.join(1)
-    job.coordinator.on_node_lost(1, "it went")
+    job.lose(1, "it went")
     assert not job.take(messages.StopAttempt, 0)[1:], "it took no part"
 
 
@@ -467,7 +482,7 @@ def test_a_node_lost_in_the_wait_before_a_restart(most, code):
     for number in range(1, most):
         job.drain(number)
     job.wait(1)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     assert not job.take(messages.StartAttempt)
     job.wait(10)
     if code is None:
@@ -479,11 +494,11 @@ def test_a_node_lost_in_the_wait_before_a_restart(most, code):
 
 def test_membership_changes_are_counted():
     job = joined(1, 2, min_nodes=1, max_nodes=3, max_membership_changes=1)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.drain(0)
     job.drain(2)
     job.wait(0)
-    job.coordinator.on_node_lost(2, "its connection closed")
+    job.lose(2)
     job.drain(0, attempt=1)
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
@@ -492,8 +507,8 @@ def test_membership_changes_are_counted():
 
 def test_too_few_are_left():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
-    job.coordinator.on_node_lost(1, "its connection closed")
-    job.coordinator.on_node_lost(2, "its connection closed")
+    job.lose(1)
+    job.lose(2)
     job.drain(0)
     assert "1 of at least 2 nodes are left" in job.outcome(0).outcome.remark
 
@@ -521,20 +536,17 @@ def test_nodes_without_a_rank_get_the_lowest_that_is_free():
     given = []
     for hello in asking:
         admitted = job.admit(hello)
-        job.coordinator.add_node(admitted)
         given.append((admitted.node_spec.node_rank, admitted.node_spec.host))
     assert given == [(1, "a"), (2, "b"), (3, "c")]
     assert job.refusal(asking[0]).message == "the job is running already, without this a"
 
 
 def test_a_node_that_comes_again_gets_the_rank_that_it_had():
-    job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
-    job.coordinator.on_node_lost(1, "its connection closed")
-    had, new = (job.hello(wanted, has_node_rank=False) for wanted in (3, 1))
-    assert job.admit(had).node_spec.node_rank == 3
-    assert job.admit(new).node_spec.node_rank == 1
-    assert job.admit(job.hello(2, has_node_rank=False)).node_spec.node_rank == 1
-    assert "node rank 2 is given twice" in job.refusal(job.hello(2)).message, "a typed one stands"
+    for wanted, given in ((3, 3), (1, 1), (2, 1)):
+        job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
+        job.lose(1)
+        assert job.admit(job.hello(wanted, has_node_rank=False)).node_spec.node_rank == given
+    assert "node rank 2 is used twice" in job.refusal(job.hello(2)).message, "a typed one stands"
 
 
 def test_one_more_than_an_elastic_job_has_places_for():
@@ -653,7 +665,7 @@ def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
     job.send(0, messages.StopRequested(signal.SIGINT))
     job.drain(0)
     job.drain(2)
-    job.wait(7 + DRAIN_TIMEOUT_S - 0.1)
+    job.wait(7 + REPORT_TIMEOUT_S - 0.1)
     assert not job.take(messages.EndJob)
     job.wait(0.2)
     assert job.disconnected == [1]
@@ -669,7 +681,7 @@ def test_one_that_never_says_so_after_all_have_done_their_work():
     for number in (0, 1):
         job.send(number, messages.RanksFinished(0))
     job.drain(0)
-    job.wait(30 + DRAIN_TIMEOUT_S)
+    job.wait(30 + REPORT_TIMEOUT_S)
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
     assert outcome.remark == "node 1 (n1) was lost: it did not report the end of its ranks within 60 s"
@@ -763,7 +775,7 @@ def test_a_node_that_is_lost_while_it_checks_itself():
     job = checking(1, 2, min_nodes=2, max_nodes=3)
     for number in (0, 2):
         job.send(number, messages.CheckPassed(0))
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     assert len(job.take(messages.StartAttempt)) == 2
 
 
@@ -821,7 +833,7 @@ def test_a_lost_node_and_another_that_lacks_something():
     job = checking(1, 2, min_nodes=2, max_nodes=3)
     for number in (0, 1, 2):
         job.send(number, messages.CheckPassed(0))
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.drain(0)
     job.drain(2)
     job.wait(0)
@@ -856,7 +868,7 @@ def test_sigterm_takes_one_node_out_of_an_elastic_job():
     job.drain(1, job.fail(1, 2, exit_code=None, signal=signal.SIGTERM))
     assert job.outcome(1).outcome.code == 143, "it need not wait for the others"
     terminate(job, 1)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.drain(0)
     job.drain(2)
     job.wait(0)
@@ -928,12 +940,29 @@ def test_a_failure_before_the_sigterm_is_the_cause_that_counts():
     assert job.outcome(0).outcome.code == 3
 
 
+def test_a_node_that_has_left_gets_one_result_and_may_come_back():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    terminate(job, 1)
+    job.drain(1)
+    assert job.outcome(1).outcome.code == 143
+    job.join(1)
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    assert [number for number, each in job.sent if isinstance(each, messages.StartAttempt)][3:] == [0, 1, 2]
+    terminate(job, 0)
+    assert not job.take(messages.EndJob, 1), "its new launcher gets the result of the job"
+    for number in (0, 1, 2):
+        job.drain(number, attempt=1)
+    assert job.outcome(1).outcome.code == 143
+
+
 def test_a_node_that_goes_away_before_its_ranks_have_ended_is_not_awaited():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
     terminate(job, 1)
     job.drain(0)
     job.drain(2)
-    job.coordinator.on_node_lost(1, "its connection closed")
+    job.lose(1)
     job.wait(0)
     assert [text for text in notes_of(job) if "lost" in text] == []
     assert len(job.take(messages.StartAttempt)) == 3 + 2

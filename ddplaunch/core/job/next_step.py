@@ -1,0 +1,134 @@
+"""What follows an attempt once no rank of it is left: another attempt, or the end of the job with its result."""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
+from ddplaunch.base.text import signal_name
+from ddplaunch.core.failures import FailureReport, JobResult, format_early_report
+from ddplaunch.core.job.job_attempt import JobAttempt, NodeFailure
+from ddplaunch.core.job.job_sides import JobSides
+from ddplaunch.core.job.membership import Membership
+from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
+from ddplaunch.core.job.restart_policy import RestartPolicy
+from ddplaunch.core.job.time_limits import TimeLimits
+from ddplaunch.core.messages import Restarting, StopRequested
+
+
+class StopReason:
+    """Why the whole job is to end: a signal, a command, or the scheduler's preemption notice."""
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self._nodes, self._config = nodes, nodes.config
+        self.signal = 0  # 0: none
+        self.is_repeated = False  # whether the stop was requested a second time, so without grace
+        self.preempted_by: str | None = None  # the notice: "SIGUSR2 on node 1"
+        self.preemption_seen = False  # whether a rank has called runtime.preempted() and got True
+        self.why = ""  # set if a rank or a command requested the stop
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.signal) or self.preempted_by is not None
+
+    def add_request(self, node: JoinedNode, message: StopRequested) -> float | None:
+        """Return the grace of the ranks that are stopped now; None if an earlier request does that.
+
+        Slurm and Kubernetes signal all nodes at once: only a second signal on the same node shortens the grace.
+        """
+        if not self.signal:
+            self.signal = message.signal
+            self.why = f"stopped because {message.reason}" if message.reason else ""
+            name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
+            self._nodes.broadcast_note(f"{message.reason or name} on {node.name}", but=node.node_rank)
+            return self._config.grace  # also for a second one: an earlier SIGTERM may only have removed that node
+        return 0.0 if message.again else None
+
+    def add_preemption(self, node: JoinedNode, signal_number: int) -> None:
+        """Record the scheduler's notice."""
+        self.preempted_by = signal_name(signal_number) + (f" on {node.name}" if self._config.is_multi_node else "")
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a job that a signal has stopped."""
+        return EXIT_SIGNAL + self.signal
+
+
+class Pause(NamedTuple):
+    """Another attempt starts after ``delay_s`` seconds; ``failure``: how the latest one failed, if a rank did."""
+
+    delay_s: float
+    failure: FailureReport | None
+
+
+class NextStep:
+    """Decides after each attempt."""
+
+    def __init__(
+        self, nodes: NodeTable, membership: Membership, limits: TimeLimits, stop: StopReason, sides: JobSides
+    ) -> None:
+        self._nodes, self._config, self._turn = nodes, nodes.config, nodes.turn
+        self._membership, self._limits, self._stop, self._sides = membership, limits, stop, sides
+        self._restarts = RestartPolicy(nodes.config)
+
+    def decide(self, attempt: JobAttempt, *, was_stopped: bool) -> JobResult | Pause:
+        """Return what follows; the first of the causes below that applies decides, whatever came first in time."""
+        report, preempted_by = self._sides.explain_failures(attempt), self._stop.preempted_by
+        succeeded = attempt.is_clean and not was_stopped
+        if self._stop.signal:
+            why = "; ".join(filter(None, (self._stop.why, self._sides.remark(time_limit=False))))
+            return JobResult(self._stop.exit_code, remark=why or None)
+        if preempted_by and not (succeeded and not self._stop.preemption_seen):
+            advice = f"the same command may be run again (exit code {EXIT_PREEMPTED})"
+            return JobResult(EXIT_PREEMPTED, report, remark=f"preempted by {preempted_by}: {advice}")
+        if launcher_failure := attempt.first_launcher_failure:
+            return self._restart_or_end(attempt, None, launcher_failure)
+        if cause := attempt.first_lost_node:
+            return self._restart_with_changed_nodes(cause.reason)
+        if attempt.time_limit and not attempt.time_limit.may_restart:
+            return attempt.time_limit_result(self._sides.remark(time_limit=True))
+        if report is None and attempt.stopping_to_change_nodes:
+            return self._restart_with_changed_nodes("")
+        if report is None:
+            return JobResult(0)
+        if report.first.refused:
+            return JobResult(EXIT_USAGE, usage_error=report.first.refused)
+        return self._restart_or_end(attempt, report, None)
+
+    def early_report(self, attempt: JobAttempt) -> str | None:
+        """Describe the cause of the stop before all ranks have ended, which may take up to the grace."""
+        report = self._sides.explain_failures(attempt)
+        if report is None or self._stop.signal or attempt.first_lost_node:
+            return None
+        busy = [node.name for node in self._nodes.values() if node.phase is not NodePhase.DRAINED]
+        several = self._config.is_multi_node
+        return format_early_report(report.headline(several=several), self._config.grace, busy if several else ())
+
+    def _restart_or_end(
+        self, attempt: JobAttempt, report: FailureReport | None, launcher_failure: NodeFailure | None
+    ) -> JobResult | Pause:
+        """Called when a rank failed or a launcher process was lost: restart all ranks if allowed, else end."""
+        uptime, expired = self._turn.now.mono - attempt.started_at, self._limits.timeout_expired
+        wait, why_not = self._restarts.decide(attempt, uptime, deadline_passed=expired)
+        if wait is not None and (shortage := self._membership.record_failure(report, launcher_failure)):
+            wait, why_not = None, f"{shortage} to start again"
+        if report:
+            what = report.headline(several=self._config.is_multi_node)
+        else:
+            what = launcher_failure.reason if launcher_failure else ""
+        if wait is None:
+            code = report.first.shell_exit_code if report else EXIT_SIGNAL + signal.SIGKILL
+            return JobResult(code, report, remark=why_not if report else "; ".join(filter(None, (what, why_not))))
+        text = f"{what}\n{self._restarts.describe_restart(wait)}"
+        self._nodes.broadcast(Restarting(attempt.number + 1, wait, text, report))
+        return Pause(wait, report)
+
+    def _restart_with_changed_nodes(self, why: str) -> JobResult | Pause:
+        """Start again with the nodes that are there now; counts for --max-membership-changes, not --max-restarts."""
+        if self._limits.timeout_expired:
+            return JobResult(EXIT_TIMEOUT, remark="; ".join(filter(None, (why, "--timeout has expired"))))
+        if over := self._membership.count_change(why):
+            return JobResult(EXIT_UNAVAILABLE, remark=over)
+        self._nodes.broadcast_note(self._membership.next_attempt_note)
+        return Pause(0, None)
