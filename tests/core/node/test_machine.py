@@ -70,6 +70,10 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(6, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
         step(7, end(3), "end with 3"),
     ),
+    "exit code 75 without a preemption is a failure": (
+        *BEGIN,
+        step(5, exited(1, 75), "send failure of 1: 75"),
+    ),
     "all ranks fail before node 0 orders anything": (
         *BEGIN,
         step(5, exited(1, 3), "send failure of 1: 3"),
@@ -282,13 +286,14 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         ),
         step(6, None, "forward SIGUSR2 to handlers"),
     ),
-    "a signal that the ranks have got too is not forwarded": (
+    "a signal that the ranks have got too is not forwarded, the next one is": (
         *BEGIN,
         step(5, ev.ForwardableSignalArrived(SIGUSR2)),
         step(5.1, ev.ZygoteSignalled(SIGUSR2)),
         step(5.4, None, "send forward request SIGUSR2 sent to group"),
         step(5.5, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
-        step(9, None),
+        step(8, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
+        step(8, None, "forward SIGUSR2 to handlers"),
     ),
     "Ctrl-\\ inspects, a second press stops": (
         *BEGIN,
@@ -466,6 +471,10 @@ def test_a_zygote_lost_while_the_output_is_read_is_replaced():
     )
 
 
+def test_leftover_processes_have_no_longer_grace_than_ranks():
+    replay(World(grace_s=1), (*BEGIN, step(5, exited(0)), step(5, exited(1), "send RanksFinished", "sweep in 1 s")))
+
+
 def test_an_exception_is_reported_although_the_zygote_did_not_report_the_end():
     """The zygote was suspended, so the launcher killed it, and the ranks with it."""
     world = World()
@@ -556,6 +565,21 @@ def test_a_preemption_signal_that_every_process_got_is_not_sent_again():
     replay(
         World(preempt_signal=SIGUSR1),
         (*PREEMPTED[:-1], step(5.1, ev.ZygoteSignalled(SIGUSR1)), step(6, None)),
+    )
+
+
+def test_the_ranks_of_the_next_attempt_do_not_get_the_preemption_signal():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            *PREEMPTED[:-1],
+            step(5.1, stop(grace_s=0), "sweep in 0 s"),
+            step(5.1, exited(0, -9)),
+            step(5.1, exited(1, -9)),
+            step(5.1, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+            step(5.1, start(1), "spawn 0", "spawn 1"),
+            step(9, None),
+        ),
     )
 
 

@@ -111,7 +111,7 @@ def test_launcher_killed_while_the_zygote_imports(start_ddplaunch):
 
 def test_sigterm_while_ranks_are_being_started(start_ddplaunch):
     """Ranks that start after the signal are stopped too (torchrun orphans these)."""
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "12", SLEEPER, "children")
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "12", "--grace", "600", SLEEPER, "children")
     job.wait_for("ready", 1)
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
@@ -389,7 +389,7 @@ def test_ctrl_c_skips_the_grace_of_leftover_processes(start_ddplaunch, tmp_path)
     """The zygote takes a second request while it waits for them."""
     write_program(tmp_path, "child.sh", "trap 'touch sigterm' TERM\ntouch ready\nwhile :; do sleep 0.01; done\n")
     leaves = "sh child.sh >/dev/null 2>&1 & until [ -e ready ]; do sleep 0.01; done"
-    later = launcher_with_constant(tmp_path, "core.node.machine.LEFTOVER_GRACE_S", 600.0)
+    later = launcher_with_constant(tmp_path, "core.node.machine.LEFTOVER_GRACE_S", 600.0, "DRAIN_TIMEOUT_S")
     words = ("--nproc", "2", "--grace", "600", "--no-python", "sh", "--", "-c", leaves)
     job = start_ddplaunch("run", *words, executable=later)
     wait_until((tmp_path / "sigterm").exists, "SIGTERM for the leftover process")
