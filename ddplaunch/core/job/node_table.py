@@ -176,7 +176,7 @@ class NodeTable(dict[int, JoinedNode]):
             return JoinRefused(f"all {self._max} nodes of the job have joined already")
         if number in self:
             return JoinRefused(
-                f"node rank {number} is given twice: to {self[number].host} and to {hello.node_spec.host}",
+                f"node rank {number} is used twice: by {self[number].host} and by {hello.node_spec.host}",
                 "give every node a --node-rank of its own",
             )
         return None
