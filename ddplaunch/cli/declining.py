@@ -90,18 +90,26 @@ def _notify_other_nodes(config: JobConfig, declined: JoinDeclined, listener_sock
     if listener_socket is None:
         return  # another process listens there, which may be node 0
     loop = EventLoop()
-    refused = JoinRefused(declined.text, declined.hint)
-    informed: list[Connection[Message]] = []
-
-    def on_peer(connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
-        informed.append(connection)
-        listener.refuse(connection, refused)
-
-    listener = Listener(loop, listener_socket, config, 1, on_peer)
-    _run_until(loop, DECLINE_TIMEOUT_S, lambda: len(informed) >= config.max_nodes - 1)
-    _run_until(loop, LINGER_S, lambda: not any(connection.is_open for connection in informed))
-    for connection in listener.close():
+    refuser = _Refuser(loop, config, declined, listener_socket)
+    _run_until(loop, DECLINE_TIMEOUT_S, lambda: len(refuser.informed) >= config.max_nodes - 1)
+    _run_until(loop, LINGER_S, lambda: not any(connection.is_open for connection in refuser.informed))
+    for connection in refuser.listener.close():
         connection.close()
+
+
+class _Refuser:
+    """Refuses every node that joins, with the reason why this one declines."""
+
+    def __init__(
+        self, loop: EventLoop, config: JobConfig, declined: JoinDeclined, listener_socket: socket.socket
+    ) -> None:
+        self._refusal = JoinRefused(declined.text, declined.hint)
+        self.informed: list[Connection[Message]] = []
+        self.listener = Listener(loop, listener_socket, config, 1, self)
+
+    def on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
+        self.informed.append(connection)
+        self.listener.refuse(connection, self._refusal)
 
 
 def _run_until(loop: EventLoop, seconds: float, done: Callable[[], bool]) -> None:

@@ -26,10 +26,11 @@ from ddplaunch.cli.startup_notice import StartupNotice
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.server import ControlSocket
 from ddplaunch.core.control_socket.status_tracker import StatusTracker
-from ddplaunch.core.events import Observers
+from ddplaunch.core.events import Event, Observers
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, load_features
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.messages import FromNode
 from ddplaunch.core.net.link import check_link, listen_on_node_zero
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
@@ -120,7 +121,9 @@ class NodeJob:
         self._log = RunLog(node_config.log_dir, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
-        observers = Observers(self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note)
+        self._observers = observers = Observers(
+            self._screen, self._log, self._status_tracker, starting, report=self._screen.show_note
+        )
         self._sides = sides = NodeSides(loop, self.report_bug)
         parts = (loop, self._screen, self._log, observers, sides, start.tree)
         self._runner = runner = NodeRunner(plan, node_config, job_config, *parts, listener_socket)
@@ -136,8 +139,6 @@ class NodeJob:
             runner.tree,
             self._screen,
             self._log,
-            observers.emit,
-            runner.send,
         )
         sides.make(context)
         observers.add(sides)
@@ -199,6 +200,12 @@ class NodeJob:
 
     def find_side(self, kind: type[T]) -> T | None:
         return self._sides.find(kind)
+
+    def emit(self, event: Event) -> None:
+        self._observers.emit(event)
+
+    def send(self, message: FromNode) -> None:
+        self._runner.send(message)
 
     def stop(self, now: bool, command: str = "") -> None:
         self._runner.stop(now, command)

@@ -147,10 +147,16 @@ class FeatureContext(Struct, frozen=True):
     tree: ProcessTree
     screen: Screen
     log: RunLog
-    emit: Callable[[Event], None]
-    send: Callable[[FromNode], None]  # sends a control message to node 0
     loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone: then its ``on_error`` is called
     earlier: tuple[NodeSide, ...]  # the sides of features above this one in the list
+
+    def emit(self, event: Event) -> None:
+        """Emit an event to all observers."""
+        self.job.emit(event)
+
+    def send(self, message: FromNode) -> None:
+        """Send a control message to node 0."""
+        self.job.send(message)
 
     def find(self, kind: type[S]) -> S | None:
         """Return the side of another feature; None if the job has none."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.core.events import Event
+from ddplaunch.core.messages import FromNode
 from ddplaunch.core.node.node_rpc import NodeRpc
 
 T = TypeVar("T")
@@ -20,6 +22,12 @@ class ServedJob(Protocol):
 
     def status(self) -> Status:
         """Return the status of this node's part of the job."""
+
+    def emit(self, event: Event) -> None:
+        """Emit an event to all observers."""
+
+    def send(self, message: FromNode) -> None:
+        """Send a control message to node 0."""
 
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""

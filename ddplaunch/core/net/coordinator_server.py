@@ -15,11 +15,11 @@ from itertools import count
 from msgspec.structs import replace
 
 from ddplaunch.base.connection import Connection
-from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.event_loop import EventLoop, WakeTimer
 from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
 from ddplaunch.core import messages
-from ddplaunch.core.deadlines import Now, WakeTimer
+from ddplaunch.core.deadlines import Now
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.job_events import (
     Accept,
@@ -82,7 +82,7 @@ class CoordinatorServer:
     def start(self) -> None:
         """Accept connections, and start the job when enough nodes have joined: at once if there is one."""
         if self._listener_socket is not None:
-            self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self._on_peer)
+            self._listener = Listener(self._loop, self._listener_socket, self._config, self._local_ranks, self)
             self._heartbeat = HeartbeatMonitor(self._loop, self._config.heartbeat_timeout, self)
             if text := kernel_limits.find_low_limits(self._config.max_nodes):
                 self._on_message(messages.NoteMessage(text))
@@ -136,7 +136,7 @@ class CoordinatorServer:
     def is_closed(self) -> bool:
         return not any(connection.is_open for connection in self._closing)
 
-    def _on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
+    def on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
         number = next(self._connection_numbers)
         self._newcomers[number] = connection, proof
         self._handle(HelloReceived(number, hello))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -27,6 +27,13 @@ ACCEPT_PAUSE_S = 0.5  # before accepting again after a lack of file descriptors
 _TOKEN_HINT = "give every node the same --token, or the same DDPLAUNCH_TOKEN"
 
 
+class PeerHandler(Protocol):
+    """What gets the connections of nodes of the job."""
+
+    def on_peer(self, connection: Connection[Message], hello: NodeHello | JoinDeclined, proof: str | None) -> None:
+        """Called with a node's first message; ``proof`` is node 0's token proof, None without a token."""
+
+
 class Listener:
     """Accepts connections on the control port; passes on those of nodes of the job."""
 
@@ -36,18 +43,15 @@ class Listener:
         listener_socket: socket.socket,
         config: JobConfig,
         ranks: int,
-        on_peer: Callable[[Connection[Message], NodeHello | JoinDeclined, str | None], None],
+        handler: PeerHandler,
     ) -> None:
-        """``on_peer(connection, first_message, proof)``: ``proof`` is node 0's token proof, None without a token.
-
-        ``ranks``: the number of local ranks, for which file descriptors are left free.
-        """
+        """``ranks``: the number of local ranks, for which file descriptors are left free."""
         self._loop = loop
         self._socket = listener_socket
         self._token = config.token
         free = raise_fd_limit() - RESERVED_FDS - RESERVED_FDS_PER_RANK * ranks - config.max_nodes
         self._max_unauthenticated = max(MIN_UNAUTHENTICATED, min(MAX_UNAUTHENTICATED + config.max_nodes, free))
-        self._on_peer = on_peer
+        self._handler = handler
         self._unauthenticated: dict[Connection[Message], Timer] = {}
         self._refused: list[Connection[Message]] = []
         self.rejected: Counter[str] = Counter()  # number of rejected connections by reason
@@ -115,7 +119,7 @@ class Listener:
             if self._token
             else None
         )
-        self._on_peer(connection, replace(message, proof=None), own_proof)
+        self._handler.on_peer(connection, replace(message, proof=None), own_proof)
 
     def _check_proof(self, hello: NodeHello | JoinDeclined, nonce: str) -> str | None:
         if self._token is None:

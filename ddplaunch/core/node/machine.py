@@ -139,7 +139,7 @@ class NodeMachine:
             case ev.OutputCollected():
                 self._on_output_collected(event, now)
             case ev.DeadlineDue():
-                for due in (*self.attempt.deadlines.due(now.mono), *self._deadlines.due(now.mono)):
+                while due := self.attempt.deadlines.pop_due(now.mono) or self._deadlines.pop_due(now.mono):
                     self._on_deadline(due, now)
         commands, self._commands = self._commands, []
         return commands

@@ -8,8 +8,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 
@@ -17,24 +15,7 @@ _MAX_REPLY_BYTES = 16 << 20  # 2,000 collectives take 1 MB
 _CHUNK = 1 << 18
 
 
-class RankReply(Struct, frozen=True):
-    """A rank's reply to a state request: whether it has a process group, and torch's JSON."""
-
-    initialised: bool
-    groups: bytes  # an array for each group, in the order of creation (JSON, from torch)
-    call: bytes  # the function of torch.distributed that it is in
-    traces: tuple[bytes, ...]  # of its flight recorders
-    outer: bytes = b""  # the outer frames of a deep stack, as a dump has them
-
-    @classmethod
-    def parse(cls, line: bytes) -> RankReply:
-        """Parse a reply without its serial; ValueError: it is malformed."""
-        initialised, groups, call, *traces = line.split(b"\t")
-        call, _, outer = call.partition(b"|")
-        return cls(initialised == b"1", groups, call, tuple(traces), outer.replace(b"\r", b"\n"))
-
-
-def _ignore_reply(reply: RankReply) -> None:
+def _ignore_reply(reply: bytes) -> None:
     """Handle a reply when none is awaited."""
 
 
@@ -60,7 +41,8 @@ class RankChannel:
         self.is_ready = False  # whether it has sent these
         self.has_thread = False  # whether its endpoint thread runs: it has called init_process_group
         self.bytes_received = 0  # sent by the rank so far
-        self._on_reply: Callable[[RankReply], None] = _ignore_reply
+        self._request = b""  # the last one with a reply
+        self._on_reply: Callable[[bytes], None] = _ignore_reply
         self._on_failed = on_failed
         our_socket.setblocking(False)
         loop.watch_fd(our_socket.fileno(), self._on_readable)
@@ -92,19 +74,14 @@ class RankChannel:
         except OSError:  # it has exited, or its buffer is full
             self.has_thread = False
 
-    def request_state(self, *, details: bool) -> None:
-        """Request the state of its collectives; ``details``: also its last collectives."""
+    def request(self, letter: bytes, on_reply: Callable[[bytes], None]) -> None:
+        """Send a request to the feature that handles this letter; ``on_reply`` gets what it replies.
+
+        Replies to earlier requests are ignored from now on.
+        """
         self._serial += 1
-        self.write_line(b"%s%d" % (b"e" if details else b"s", self._serial))
-
-    def request_exception(self) -> None:
-        """Make it record the exception that it is handling at the next stack dump; with a thread it does so anyway."""
-        if not self.has_thread:
-            self.write_line(b"n")
-
-    def set_reply_handler(self, on_reply: Callable[[RankReply], None]) -> None:
-        """Call ``on_reply`` with each reply, until ``clear_reply_handler``."""
-        self._on_reply = on_reply
+        self._request, self._on_reply = b"%s%d" % (letter, self._serial), on_reply
+        self.write_line(self._request)
 
     def clear_reply_handler(self) -> None:
         self._on_reply = _ignore_reply
@@ -147,9 +124,7 @@ class RankChannel:
             elif word == b"x":
                 left = int(rest[0])
                 self.stack_signals = self.stack_signals[0] if left else 0, self.stack_signals[1] if left > 1 else 0
-            elif word[:1] in (b"s", b"e"):
-                reply = RankReply.parse(rest[0])
-                if int(word[1:]) == self._serial:  # else it is late
-                    self._on_reply(reply)
+            elif word == self._request:  # else it is late
+                self._on_reply(rest[0])
         except (ValueError, IndexError):
             pass

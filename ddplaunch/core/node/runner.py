@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base import tty
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.event_loop import EventLoop, WakeTimer
 from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult
@@ -48,7 +48,7 @@ from ddplaunch.system.plan.plan import Plan
 
 
 class NodeRunner:
-    """Runs this node's part of a job, through all attempts; the listener of its zygote."""
+    """Runs this node's part of a job, through all attempts; the listener of its zygote and of its ranks' output."""
 
     def __init__(
         self,
@@ -81,17 +81,11 @@ class NodeRunner:
             log.open(plan.run_id, plan.node_rank)
         self.tree = tree
         tree.attach(self, screen.show_note)
-        self.streams = Streams(
-            loop,
-            screen,
-            sides.on_output,
-            lambda: self.post(ev.OutputDrained()),
-            full_tracebacks=node_config.show.full_tracebacks,
-        )
+        self.streams = Streams(loop, screen, self, full_tracebacks=node_config.show.full_tracebacks)
         self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self.send = not_isolated(loop.call_soon, self._link.send)  # sends a control message to node 0, for features
-        self.rpc = NodeRpc(loop, self.send, find_kind, screen.show_note)
+        self.rpc = NodeRpc(loop, self.send, screen.show_note)
         self._machine = NodeMachine(
             grace_s=job_config.grace,
             inspects_before_stop=job_config.inspects_before_stop,
@@ -102,7 +96,7 @@ class NodeRunner:
         self._inbox: deque[ev.NodeEvent] = deque()
         self._replies: deque[ev.NodeEvent] = deque()  # to commands of the last event: handled before the inbox
         self._is_handling = False
-        self._timer: Timer | None = None
+        self._timer = WakeTimer(loop, lambda: self.post(ev.DeadlineDue()))
 
     def run(self) -> JobResult:
         """Run the job; return when nothing of its ranks is left on this node."""
@@ -149,26 +143,11 @@ class NodeRunner:
                     self._execute(command)
         finally:
             self._is_handling = False
-        self._set_timer()
+        self._timer.set(self._machine.wake_at())
 
     def _reply(self, event: ev.NodeEvent) -> None:
         """Reply to a command that is a question."""
         self._replies.append(event)
-
-    def _set_timer(self) -> None:
-        """Have the loop wake at the machine's next deadline."""
-        wake_at = self._machine.wake_at()
-        if self._timer is not None and (wake_at is None or wake_at < self._timer.when):
-            self._timer.cancel()
-            self._timer = None
-        if wake_at is not None and self._timer is not None:
-            self._timer.when = wake_at
-        elif wake_at is not None:
-            self._timer = self._loop.call_later(wake_at - time.monotonic(), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.post(ev.DeadlineDue())
 
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
@@ -180,7 +159,7 @@ class NodeRunner:
     def _on_message(self, message: messages.Message) -> None:
         match message:
             case messages.RpcRequest():
-                self.rpc.on_request(self._ranks, message)
+                self.rpc.on_request(self._ranks, message, find_kind(message.kind))
             case messages.RpcReply():
                 self.rpc.on_reply(message)
             case messages.JoinAccepted(node_rank=int(node_rank)):
@@ -189,6 +168,12 @@ class NodeRunner:
             case _:
                 self.post(ev.MessageReceived(message))
         self.sides.on_message(message)
+
+    def on_output(self, rank: int) -> None:
+        self.sides.on_output(rank)
+
+    def on_output_drained(self) -> None:
+        self.post(ev.OutputDrained())
 
     def on_zygote_event(self, event: ev.NodeEvent) -> None:
         """Handle what happened to the zygote or a process: keep account of the processes, then decide."""

@@ -72,7 +72,7 @@ class Screen:
         self._flush_scheduled = False
         self._tracebacks: dict[Source, bytes] = {}  # held for the failure report
         shows_seconds = self._stderr.is_terminal and not FORMATTER.as_json
-        self._footer = WaitFooter(loop, self._write_footer, options.quiet_s, shows_seconds=shows_seconds)
+        self._footer = WaitFooter(loop, self, options.quiet_s, shows_seconds=shows_seconds)
 
     @property
     def is_full(self) -> bool:
@@ -203,7 +203,7 @@ class Screen:
     def _sink(self, number: int) -> Sink:
         return self._stdout if number == 1 else self._stderr
 
-    def _write_footer(self, text: str) -> None:
+    def write_footer(self, text: str) -> None:
         self.show_message(LogMessage(MessageKind.WAITING, text))
 
     def _write(self, sink: Sink, lines: bytes) -> None:
@@ -269,9 +269,9 @@ class TerminalScreen(Screen):
             self._bars.pop(key, None)
         super().show_lines(source, number, lines, bar, last=last)
 
-    def _write_footer(self, text: str) -> None:
+    def write_footer(self, text: str) -> None:
         if not self._stderr.is_terminal or FORMATTER.as_json:
-            return super()._write_footer(text)
+            return super().write_footer(text)
         self._footer_row = f"ddplaunch: {text}".encode(errors="replace") if text else b""
         self._write(self._stderr, b"")
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -71,6 +72,16 @@ class _OpenStream(Struct):
     tracebacks: TracebackFilter | None = None  # shortens tracebacks of secondary failures
 
 
+class OutputListener(Protocol):
+    """What is called about the output of ranks."""
+
+    def on_output(self, rank: int) -> None:
+        """Called whenever a rank prints."""
+
+    def on_output_drained(self) -> None:
+        """Called when no rank can print any more."""
+
+
 class Streams:
     """The output pipes of all ranks of an attempt, and of programs beside them, which outlive it."""
 
@@ -78,17 +89,13 @@ class Streams:
         self,
         loop: EventLoop,
         screen: Screen,
-        on_output: Callable[[int], None],
-        on_drained: Callback,
+        listener: OutputListener,
         *,
         full_tracebacks: bool = True,
     ) -> None:
-        """``on_output`` is called with a rank whenever it prints, ``on_drained`` when no rank can print any more.
-
-        ``full_tracebacks``: tracebacks of secondary failures are not shortened.
-        """
+        """``full_tracebacks``: tracebacks of secondary failures are not shortened."""
         self._loop, self._screen, self._full_tracebacks = loop, screen, full_tracebacks
-        self._on_output, self._on_drained = on_output, on_drained
+        self._listener = listener
         self._streams: dict[int, _OpenStream] = {}
         self._files: dict[Source, int] = {}
         self._tails: dict[Source, TailBuffer] = {}
@@ -121,8 +128,9 @@ class Streams:
         if not has_stdin:
             fds["stdin"] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         if not (has_stdin and len(show) == 2 and log is None):
-            fds["stdout"] = self._open_pipe(rank, 1, show=1 in show, on_output=partial(self._on_output, rank))
-            fds["stderr"] = self._open_pipe(rank, 2, show=2 in show, on_output=partial(self._on_output, rank))
+            on_output = partial(self._listener.on_output, rank)
+            fds["stdout"] = self._open_pipe(rank, 1, show=1 in show, on_output=on_output)
+            fds["stderr"] = self._open_pipe(rank, 2, show=2 in show, on_output=on_output)
 
     def open_program(self, fds: dict[str, int], name: str, *, show: bool, log: str | None, on_output: Callback) -> None:
         """Add to ``fds`` a program's stdin, stdout and stderr; ``on_output`` is called whenever ``tail`` has more."""
@@ -233,7 +241,7 @@ class Streams:
         if not data:
             self._on_eof(stream)
             if not self.has_open:
-                self._loop.call_soon(self._on_drained)
+                self._loop.call_soon(self._listener.on_output_drained)
             return False
         self._write_log(stream.source, data)
         if (tail := self._tails.get(stream.source)) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.text import format_clock
@@ -11,12 +11,19 @@ from ddplaunch.base.text import format_clock
 LOG_REPEAT_S = 30.0  # in a log the line is repeated at this interval
 
 
+class FooterDisplay(Protocol):
+    """Where the footer is shown."""
+
+    def write_footer(self, text: str) -> None:
+        """Show a line in place of the last one; "" removes it."""
+
+
 class WaitFooter:
     """Shows one wait at a time with its duration, and updates it until the wait is over."""
 
-    def __init__(self, loop: EventLoop, show: Callable[[str], None], quiet_s: float, *, shows_seconds: bool) -> None:
-        """``show`` gets each line, "" to remove it; during the first ``quiet_s`` of a wait nothing is shown."""
-        self._loop, self._show, self._quiet_s = loop, show, quiet_s
+    def __init__(self, loop: EventLoop, display: FooterDisplay, quiet_s: float, *, shows_seconds: bool) -> None:
+        """During the first ``quiet_s`` of a wait nothing is shown."""
+        self._loop, self._display, self._quiet_s = loop, display, quiet_s
         self._interval_s = 1.0 if shows_seconds else LOG_REPEAT_S
         self._text = ""
         self._start = 0.0
@@ -36,9 +43,9 @@ class WaitFooter:
             self._timer.cancel()
         waited = time.monotonic() - self._start
         if not self._text:
-            self._show("")
+            self._display.write_footer("")
         elif waited < self._quiet_s:
             self._timer = self._loop.call_later(self._quiet_s - waited, self._tick)
         else:
-            self._show(f"{self._text} ({format_clock(waited)})")
+            self._display.write_footer(f"{self._text} ({format_clock(waited)})")
             self._timer = self._loop.call_later(self._interval_s - waited % 1, self._tick)

@@ -67,7 +67,7 @@ class ManualRendezvous:
             hint = f"`ss -ltnp 'sport = :{port}'` shows the process; or give all nodes another --master-port"
             raise UsageError(what, hint) from None
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MSS_BYTES)  # also for accepted connections
-        self._listener = Listener(loop, listening, self._config, 0, self._on_peer)
+        self._listener = Listener(loop, listening, self._config, 0, self)
 
     @property
     def missing_nodes(self) -> list[int]:
@@ -95,7 +95,7 @@ class ManualRendezvous:
             peers.append(peer)
         return peers
 
-    def _on_peer(self, connection: Connection[Any], hello: NodeHello | JoinDeclined, proven: str | None) -> None:
+    def on_peer(self, connection: Connection[Any], hello: NodeHello | JoinDeclined, proven: str | None) -> None:
         if why := self._why_refused(hello):
             refused = JoinRefused(f"node 0 refuses {hello.name}: {why}", _SAME_OPTIONS_HINT)
             return self._listener.refuse(connection, refused)

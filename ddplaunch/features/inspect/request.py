@@ -7,8 +7,9 @@ from ddplaunch.base.types import Count, TaggedMessage, TextLine
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.core.control_socket.served_job import ServedJob
+from ddplaunch.core.messages import RpcReply
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
-from ddplaunch.features.inspect.rpc import inspect_job
+from ddplaunch.features.inspect.rpc import KIND, read_inspection
 
 MAX_LINE_CHARS = 200  # characters of a line
 
@@ -44,9 +45,9 @@ class InspectJobRequest(Request[JobInspection], frozen=True):
     answers = (JobInspection,)
 
     def handle(self, context: RequestContext) -> None:
-        def on_inspected(inspection: Inspection) -> None:
+        def on_reply(reply: RpcReply) -> None:
             lines = last_output_lines(context.job) if self.with_last_lines else ()
-            context.send(JobInspection(context.job.status(), inspection, lines))
+            context.send(JobInspection(context.job.status(), read_inspection(reply), lines))
             context.finish()
 
-        inspect_job(context.job.rpc, self.detail, context.guard(on_inspected))
+        context.job.rpc.request(KIND.name, self.detail, KIND.timeout_s, context.guard(on_reply))

@@ -54,8 +54,9 @@ KIND = InspectKind()
 
 def inspect_job(rpc: NodeRpc, detail: Detail, on_done: Callable[[Inspection], None]) -> None:
     """Inspect all ranks of the job; ``on_done`` gets the inspection, after some seconds at most."""
+    rpc.request(KIND.name, detail, KIND.timeout_s, lambda reply: on_done(read_inspection(reply)))
 
-    def on_reply(reply: RpcReply) -> None:
-        on_done(reply.payload or Inspection(time.time(), (), 0, silent=("node 0",)))
 
-    rpc.request(KIND.name, detail, KIND.timeout_s, on_reply)
+def read_inspection(reply: RpcReply) -> Inspection:
+    """Return the inspection in a reply; one without ranks if node 0 has not replied in time."""
+    return reply.payload or Inspection(time.time(), (), 0, silent=("node 0",))

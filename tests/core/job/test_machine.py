@@ -189,7 +189,7 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ({"versions": Versions("3.12", "2.13")}, "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has"),
         ({"versions": Versions("3.11", "2.4")}, "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4"),
         ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
-        ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is given twice: to n0 and to n9"),
+        ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is used twice: by n0 and by n9"),
         ({"node_spec": NodeSpec(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
         (
             {"node_spec": NodeSpec(1, "n1", ("cpu",), kind="task")},
@@ -409,6 +409,14 @@ def test_an_interrupt_ends_the_wait_for_nodes():
     assert job.outcome(0).outcome.code == 143
 
 
+def test_ctrl_c_ends_the_wait_before_a_restart():
+    job = Job(max_restarts=1, restart_backoff=600.0)
+    job.drain(0, job.fail(0, 0))
+    assert job.take(messages.Restarting)
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    assert job.outcome(0).outcome.code == 130
+
+
 def test_an_elastic_job_waits_a_while_for_more():
     job = Job(min_nodes=2, max_nodes=4, join_window=30.0)
     job.wait(100)
@@ -538,7 +546,7 @@ def test_a_node_that_comes_again_gets_the_rank_that_it_had():
         job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
         job.lose(1)
         assert job.admit(job.hello(wanted, has_node_rank=False)).node_spec.node_rank == given
-    assert "node rank 2 is given twice" in job.refusal(job.hello(2)).message, "a typed one stands"
+    assert "node rank 2 is used twice" in job.refusal(job.hello(2)).message, "a typed one stands"
 
 
 def test_one_more_than_an_elastic_job_has_places_for():
@@ -930,6 +938,23 @@ def test_a_failure_before_the_sigterm_is_the_cause_that_counts():
     job.drain(0)
     job.drain(2)
     assert job.outcome(0).outcome.code == 3
+
+
+def test_a_node_that_has_left_gets_one_result_and_may_come_back():
+    job = joined(1, 2, min_nodes=2, max_nodes=3)
+    terminate(job, 1)
+    job.drain(1)
+    assert job.outcome(1).outcome.code == 143
+    job.join(1)
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    assert [number for number, each in job.sent if isinstance(each, messages.StartAttempt)][3:] == [0, 1, 2]
+    terminate(job, 0)
+    assert not job.take(messages.EndJob, 1), "its new launcher gets the result of the job"
+    for number in (0, 1, 2):
+        job.drain(number, attempt=1)
+    assert job.outcome(1).outcome.code == 143
 
 
 def test_a_node_that_goes_away_before_its_ranks_have_ended_is_not_awaited():

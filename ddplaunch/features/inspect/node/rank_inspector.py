@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.node.rank_channel import RankChannel, RankReply
+from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.core.rank.proc_utils import read_stat
 from ddplaunch.features.inspect.diagnosis.flight_recorder import (
@@ -48,6 +49,23 @@ _POLL_INTERVAL_S = 0.002  # between two checks whether the dumps are complete
 _CONDITION_BY_STATE = {"T": ProcessCondition.STOPPED, "t": ProcessCondition.STOPPED, "D": ProcessCondition.BLOCKED}
 _CONDITION_BY_DUMP_ERROR = {REPLACED_ERROR: ProcessCondition.REPLACED, ENDING_ERROR: ProcessCondition.ENDING}
 _TICK = os.sysconf("SC_CLK_TCK")
+
+
+class RankReply(Struct, frozen=True):
+    """A rank's reply about its collectives: whether it has a process group, and torch's JSON (``inspect_side.py``)."""
+
+    initialised: bool
+    groups: bytes  # an array for each group, in the order of creation (JSON, from torch)
+    call: bytes  # the function of torch.distributed that it is in
+    traces: tuple[bytes, ...]  # of its flight recorders
+    outer: bytes = b""  # the outer frames of a deep stack, as a dump has them
+
+    @classmethod
+    def parse(cls, line: bytes) -> RankReply:
+        """Parse a reply; ValueError: it is malformed."""
+        initialised, groups, call, *traces = line.split(b"\t")
+        call, _, outer = call.partition(b"|")
+        return cls(initialised == b"1", groups, call, tuple(traces), outer.replace(b"\r", b"\n"))
 
 
 class RankInspector:
@@ -126,8 +144,8 @@ class RankInspector:
         self._unconfirmed.discard(number)
         if process := self._ranks.processes.get(number):
             channel = self._ranks.channels[number]
-            if self._detail is Detail.WAITS:
-                channel.request_exception()
+            if self._detail is Detail.WAITS and not channel.has_thread:
+                channel.write_line(b"n")  # to record the exception that it is handling; the thread does so anyway
             self._dumps[number] = RankStackDump(
                 process, channel.stack_signals, channel.stacks_fd, self._found[number].condition
             )
@@ -144,8 +162,10 @@ class RankInspector:
                 if channel.has_thread and self._found[number].condition is not ProcessCondition.STOPPED:
                     self._pending[number] = channel
         for number, channel in self._pending.items():
-            channel.set_reply_handler(self._loop.guard(partial(self._on_reply, number)))
-            channel.request_state(details=only is not None)
+            on_reply = self._loop.guard(partial(self._on_reply, number))
+            channel.request(
+                b"s" if only is None else b"e", on_reply
+            )  # the state of its collectives; also the last ones
         timeout_s = READ_TIMEOUT_S + READ_TIMEOUT_PER_RANK_S * len(self._found) if only is None else DETAILS_TIMEOUT_S
         deadline = min(time.monotonic() + timeout_s, self._deadline)
         self._poll_replies(deadline, then)
@@ -169,7 +189,11 @@ class RankInspector:
         self._pending.clear()
         then()
 
-    def _on_reply(self, number: int, reply: RankReply) -> None:
+    def _on_reply(self, number: int, line: bytes) -> None:
+        try:
+            reply = RankReply.parse(line)
+        except ValueError:
+            return  # the program has written to the channel
         if self._pending.pop(number, None) is None:
             return
         self._ranks.channels[number].clear_reply_handler()

@@ -7,11 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.core.node.rank_channel import RankReply
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.features.inspect.diagnosis.stack_parser import parse_dump
 from ddplaunch.features.inspect.diagnosis.waits import ranks_to_query
-from ddplaunch.features.inspect.node.rank_inspector import apply_group_states, apply_last_collectives
+from ddplaunch.features.inspect.node.rank_inspector import RankReply, apply_group_states, apply_last_collectives
 
 SAMPLES = Path(__file__).parent / "samples"
 VERSIONS = ("2.4", "2.6", "2.9", "2.13", "2.15")  # of torch
