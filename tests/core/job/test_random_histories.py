@@ -47,7 +47,7 @@ from ddplaunch.features.inspect.options import Hangs
 from ddplaunch.system.plan.node_spec import NodeSpec
 
 HISTORIES = int(os.environ.get("DDPLAUNCH_HISTORIES", "2500"))
-STEPS = 60
+STEPS = 150
 """The most random steps of a history; then all nodes finish what they do."""
 
 WALL = 1e9
@@ -111,6 +111,9 @@ class History:
         self.machine = JobMachine(self.config, self._hello(0), "id", [*load_features(), *chosen])
         self.nodes[0] = Node(self._hello(0))
         self.do(Start())
+        if random.random() < 0.7:
+            for number in range(1, random.randint(1, self.config.max_nodes)):
+                self.do(HelloReceived(number, self._hello(number)))
 
     def _make_config(self) -> JobConfig:
         choose = self.random.choice
@@ -123,7 +126,7 @@ class History:
         }
         return JobConfig(
             min_nodes=min_nodes, max_nodes=min_nodes + choose((0, 0, 1, 2)) + spares, spares=spares,
-            join_timeout=choose((5.0, 100.0)), join_window=choose((0.0, 10.0)), grace=choose((0.0, 4.0, 30.0)),
+            join_timeout=choose((20.0, 1000.0)), join_window=choose((0.0, 10.0)), grace=choose((0.0, 4.0, 30.0)),
             preempt_grace=choose((0.0, 20.0)), max_restarts=choose((0, 1, 5)), restart_backoff=choose((0.0, 3.0)),
             restart_on=choose(("any", "transient", "always")), min_uptime=choose((0.0, 5.0)),
             max_membership_changes=choose((1, 100)), grow=choose((False, True)), inspect=choose((False, True)),
@@ -255,9 +258,12 @@ class History:
     # ------------------------------------------------------------------------------------------- what may happen
 
     def join(self) -> None:
-        number = self.random.randrange(self.config.max_nodes)
+        free = [number for number in range(self.config.max_nodes) if number not in self.nodes]
+        if not free and self.random.random() < 0.9:
+            return
+        number = self.random.choice(free or [0]) if self.random.random() < 0.99 else 0
+        changed = {"versions": Versions("3.12")} if self.random.random() < 0.01 else {}
         given = self.random.random() < 0.7
-        changed = self.random.choice(({}, {}, {}, {}, {}, {"versions": Versions("3.12")}))
         self.do(HelloReceived(len(self.story), self._hello(number, has_node_rank=given, **changed)))
 
     def decline(self) -> None:
@@ -276,15 +282,15 @@ class History:
         if node.ended:
             return [(0.5, lambda: self.lose(node))] if node.number else []
         found: list[tuple[float, Any]] = [
-            (0.05, lambda: self.signal(node)),
-            (0.02, lambda: self.send(node, messages.PreemptionNotice(signal.SIGUSR2))),
+            (0.01, lambda: self.signal(node)),
+            (0.005, lambda: self.send(node, messages.PreemptionNotice(signal.SIGUSR2))),
             (0.02, lambda: self.send(node, messages.ForwardSignal(signal.SIGUSR1))),
             (0.02, lambda: self.send(node, RpcRequest(7, "inspect", 3.0, Detail.STATE))),
             (0.02, lambda: self.do(ClockMeasured(node.number, ClockOffset(self.random.uniform(-9, 9), 0.1)))),
-            (0.01, lambda: self.send(node, messages.NodeStartError("the target is missing", None))),
+            (0.002, lambda: self.send(node, messages.NodeStartError("the target is missing", None))),
         ]
         if node.number:
-            found.append((0.08, lambda: self.lose(node)))
+            found.append((0.05, lambda: self.lose(node)))
         if node.inbox:
             found.append((3.0, lambda: self.read(node)))
         if node.requests:
@@ -303,12 +309,12 @@ class History:
             (0.05, lambda: self.send(node, messages.ProgressResumed(earlier))),
             (0.05, lambda: self.send(node, StragglersFound(earlier))),
             (0.02, lambda: self.send(node, ArrivalsReported(earlier, ()))),
-            (0.03, lambda: self.report(node, "the zygote was lost")),
+            (0.02, lambda: self.report(node, "the zygote was lost")),
         ]
         if not node.started:
             found.append((1.0, lambda: self.start_ranks(node)))
         elif node.running:
-            found.append((0.4, lambda: self.end_rank(node)))
+            found.append((0.2, lambda: self.end_rank(node)))
             found += [(0.06, lambda how=how: self.end_rank(node, how)) for how in FAILURES]
         if node.stopping or node.finished or (node.failures and not node.running):
             found.append((1.0, lambda: self.report(node)))
@@ -318,7 +324,7 @@ class History:
         """Let one thing happen that may happen now."""
         found: list[tuple[float, Any]] = [
             (0.7, self.join),
-            (0.005, self.decline),
+            (0.002, self.decline),
             (0.5, lambda: self.wait(self.random.choice((0.0, 0.1, 1.0, 5.0)))),
             (0.03, lambda: self.wait(self.random.choice((40.0, 200.0)))),
         ]
