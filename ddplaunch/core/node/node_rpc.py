@@ -23,11 +23,10 @@ class NodeRpc:
         self,
         loop: EventLoop,
         send: Callable[[FromNode], None],
-        find_kind: Callable[[str], Kind],
         report: Callable[[str], object],
     ) -> None:
-        """``send`` sends a control message; ``find_kind`` returns the kind of a name; ``report`` gets bugs."""
-        self._loop, self._send, self._find_kind, self._report = loop, send, find_kind, report
+        """``send`` sends a control message; ``report`` gets bugs."""
+        self._loop, self._send, self._report = loop, send, report
         self._open: dict[tuple[int, str], tuple[Callable[[RpcReply], None], Timer]] = {}  # by serial and kind
         self._serial = 0
         self.handlers: dict[str, Handler] = {}  # by kind: called in place of ``Kind.answer``
@@ -49,12 +48,12 @@ class NodeRpc:
             del self._open[key]
         on_reply(message)
 
-    def on_request(self, ranks: NodeRanks, message: RpcRequest) -> None:
+    def on_request(self, kind: Kind, ranks: NodeRanks, message: RpcRequest) -> None:
         """Answer a request of node 0 about this node's ranks; without an answer, node 0 waits until its timeout."""
 
         def reply(payload: Any, is_last: bool) -> None:
             self._send(RpcReply(message.serial, message.kind, payload, is_last))
 
-        handler = self.handlers.get(message.kind) or self._find_kind(message.kind).answer
+        handler = self.handlers.get(message.kind) or kind.answer
         isolated = IsolatedLoop(self._loop, f"the answer to the request {message.kind}", self._report)
         isolated.guard(handler)(isolated, ranks, message, reply)

@@ -85,7 +85,7 @@ class NodeRunner:
         self.context = NodeContext(node_config, screen, self.streams, log, store, PreemptionFile(tree.temp_dir))
         self._lookup_check = ReverseLookupCheck(screen.show_note) if job_config.port is not None else None
         self.send = not_isolated(loop.call_soon, self._link.send)  # sends a control message to node 0, for features
-        self.rpc = NodeRpc(loop, self.send, find_kind, screen.show_note)
+        self.rpc = NodeRpc(loop, self.send, screen.show_note)
         self._machine = NodeMachine(
             grace_s=job_config.grace,
             inspects_before_stop=job_config.inspects_before_stop,
@@ -174,7 +174,7 @@ class NodeRunner:
     def _on_message(self, message: messages.Message) -> None:
         match message:
             case messages.RpcRequest():
-                self.rpc.on_request(self._ranks, message)
+                self.rpc.on_request(find_kind(message.kind), self._ranks, message)
             case messages.RpcReply():
                 self.rpc.on_reply(message)
             case messages.JoinAccepted(node_rank=int(node_rank)):

@@ -89,7 +89,7 @@ class ZygoteClient:
                 ) from None
             finally:
                 child_socket.close()
-        self._socket = ZygoteSocket(loop, our_socket, self._on_message, self._on_lost)
+        self._socket = ZygoteSocket(loop, our_socket, self)
 
     def spawn(self, rank: int, build_job: BuildRankJob) -> None:
         """Request the process of a rank; the reply is ``ProcessSpawned`` or ``SpawnFailed``."""
@@ -147,17 +147,17 @@ class ZygoteClient:
 
     def _on_spawn_failed(self, rank: int, error: OSError) -> None:
         self._loop.call_soon(
-            partial(self._on_message, {"op": "spawn_failed", "rank": rank, "errno": error.errno or 0}, [])
+            partial(self.on_zygote_message, {"op": "spawn_failed", "rank": rank, "errno": error.errno or 0}, [])
         )
 
-    def _on_lost(self) -> None:
+    def on_zygote_closed(self) -> None:
         self._report(ev.ZygoteLost())
 
     def _report(self, event: ev.NodeEvent) -> None:
         assert self.listener
         self.listener.on_zygote_event(event)
 
-    def _on_message(self, message: FromZygote, fds: list[int]) -> None:
+    def on_zygote_message(self, message: FromZygote, fds: list[int]) -> None:
         if message["op"] == "ready":
             self.ready, self.stores = True, message["can_serve_store"]
             self._process.on_ready(message["pid"], fds[0] if fds else None)

@@ -11,10 +11,11 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from msgspec import Struct, field
 
-from ddplaunch.base.event_loop import Callback, EventLoop
+from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.rank.zygote_channel import HEADER, MAX_DESCRIPTORS, encode_message
 from ddplaunch.core.rank.zygote_messages import FromZygote, ToZygote
 
@@ -38,18 +39,21 @@ class _IncomingMessage(Struct):
     size: int | None = None
 
 
+class ZygoteSocketListener(Protocol):
+    """What gets the messages of the zygote."""
+
+    def on_zygote_message(self, message: FromZygote, fds: list[int]) -> None:
+        """Called with each message and its descriptors."""
+
+    def on_zygote_closed(self) -> None:
+        """Called once, after end of file."""
+
+
 class ZygoteSocket:
     """Sends and receives messages with descriptors; unsent messages are queued."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        sock: socket.socket,
-        on_message: Callable[[FromZygote, list[int]], None],
-        on_closed: Callback,
-    ) -> None:
-        """``on_message`` gets each message and its descriptors; ``on_closed`` is called once, after end of file."""
-        self._loop, self._socket, self._on_message, self._on_closed = loop, sock, on_message, on_closed
+    def __init__(self, loop: EventLoop, sock: socket.socket, listener: ZygoteSocketListener) -> None:
+        self._loop, self._socket, self._listener = loop, sock, listener
         self._queue: deque[_OutgoingMessage] = deque()
         self._incoming = _IncomingMessage()
         sock.setblocking(False)
@@ -131,7 +135,7 @@ class ZygoteSocket:
             data = b""
         if not data:
             self._loop.unwatch_fd(self._socket.fileno())
-            self._on_closed()
+            self._listener.on_zygote_closed()
             return
         incoming.data += data
         if incoming.size is None and len(incoming.data) == HEADER.size:
@@ -139,7 +143,7 @@ class ZygoteSocket:
             incoming.data.clear()
         elif len(incoming.data) == incoming.size:
             self._incoming = _IncomingMessage()
-            self._on_message(json.loads(incoming.data), incoming.fds)
+            self._listener.on_zygote_message(json.loads(incoming.data), incoming.fds)
 
 
 def _close(fds: list[int]) -> None:

@@ -13,7 +13,7 @@ from ddplaunch.base.frames import LENGTH, ProtocolError
 from ddplaunch.base.types import decode, encode
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
-from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload, find_kind
+from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FROM_NODE, NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
@@ -296,7 +296,7 @@ class Client:
         self.replies: list[RpcReply] = []
         self.reports: list[str] = []
         loop = SimpleNamespace(call_later=self.call_later)
-        self.rpc = NodeRpc(loop, self.sent.append, find_kind, self.reports.append)
+        self.rpc = NodeRpc(loop, self.sent.append, self.reports.append)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
         self.timers.append(Timer(callback, self.now + seconds))
@@ -345,14 +345,14 @@ def test_a_client_gets_no_reply_of_another_kind():
 def test_a_request_of_node_0_goes_to_the_handler_of_its_kind():
     client, ranks = Client(), object()
     client.rpc.handlers["merged"] = lambda loop, ranks, request, reply: reply((ranks, request.payload), True)
-    client.rpc.on_request(ranks, RpcRequest(9, "merged", 1.0, "what"))
+    client.rpc.on_request(Kind(), ranks, RpcRequest(9, "merged", 1.0, "what"))
     assert client.sent == [RpcReply(9, "merged", (ranks, "what"))]
 
 
 def test_a_handler_that_raises_is_reported_and_the_job_goes_on():
     client = Client()
     client.rpc.handlers["merged"] = lambda loop, *request: loop.call_later(1.0, lambda: 1 / 0)
-    client.rpc.on_request(object(), RpcRequest(9, "merged", 3.0, "what"))
+    client.rpc.on_request(Kind(), object(), RpcRequest(9, "merged", 3.0, "what"))
     client.wait(1)
     (report,) = client.reports
     assert report.startswith("bug in ddplaunch: the answer to the request merged failed and is left out, the job goes")
