@@ -66,7 +66,7 @@ ONLY_IN_RANKS = {
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the package by its name without the package's ("core.node.supervisor"), with its syntax tree."""
+    """Every module of the package by its name without the package's ("core.node.machine"), with its syntax tree."""
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(part for part in parts if part != "__init__")

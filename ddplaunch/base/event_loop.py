@@ -148,3 +148,25 @@ class EventLoop:
             else:
                 return True
         return False
+
+
+class WakeTimer:
+    """The one timer of whatever runs a machine: for the machine's next deadline."""
+
+    def __init__(self, loop: EventLoop, on_due: Callback) -> None:
+        self._loop, self._on_due = loop, on_due
+        self._timer: Timer | None = None
+
+    def set(self, at: float | None) -> None:
+        """Set the timer, or cancel it; one that is only postponed is moved, which does not wake the loop."""
+        timer = self._timer
+        if at is not None and timer is not None and timer.callback is not None and timer.when <= at:
+            timer.when = at
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timer = None if at is None else self._loop.call_later(at - time.monotonic(), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._on_due()

@@ -32,16 +32,6 @@ def open_history_dir(path: str, *, create: bool) -> int:
     return _open_private_dir(path, make=create)
 
 
-def json_files(path: str) -> list[str]:
-    """List the JSON files in a folder; none if it is missing or belongs to another user."""
-    try:
-        os.close(open_history_dir(path, create=False))
-        names = [name for name in os.listdir(path) if name.endswith(".json") and not name.startswith(".")]
-    except OSError:
-        return []
-    return [os.path.join(path, name) for name in names]
-
-
 def _open_private_dir(path: str, *, make: bool) -> int:
     if make:
         try:

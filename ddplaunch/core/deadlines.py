@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
-
-from ddplaunch.base.event_loop import Callback, EventLoop, Timer
 
 K = TypeVar("K", bound=Hashable)
 
@@ -51,32 +48,3 @@ class Deadlines(Generic[K]):
             return None
         del self._at[key]
         return key
-
-    def due(self, now: float) -> list[K]:
-        """Remove and return the keys of those that are due, the earliest first."""
-        keys = [key for key, at in sorted(self._at.items(), key=itemgetter(1)) if at <= now]
-        for key in keys:
-            del self._at[key]
-        return keys
-
-
-class WakeTimer:
-    """The one timer of whatever runs a machine: for the machine's next deadline."""
-
-    def __init__(self, loop: EventLoop, on_due: Callback) -> None:
-        self._loop, self._on_due = loop, on_due
-        self._timer: Timer | None = None
-
-    def set(self, at: float | None) -> None:
-        """Set the timer, or cancel it; one that is only postponed is moved, which does not wake the loop."""
-        timer = self._timer
-        if at is not None and timer is not None and timer.callback is not None and timer.when <= at:
-            timer.when = at
-            return
-        if timer is not None:
-            timer.cancel()
-        self._timer = None if at is None else self._loop.call_later(at - time.monotonic(), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._on_due()

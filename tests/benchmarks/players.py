@@ -1,4 +1,4 @@
-"""Simulates many nodes in this process: each sends what a supervisor would send, and runs no rank.
+"""Simulates many nodes in this process: each sends what a launcher would send, and runs no rank.
 
 They read no more of a message than its name, so that the time goes into node 0, which is real.
 """
@@ -72,7 +72,7 @@ class Player:
             pass
 
     def fail(self) -> None:
-        """Report what a supervisor does when its rank is killed."""
+        """Report what a launcher does when its rank is killed."""
         share = self._hello.node_spec
         failure = RankFailure(share.node_rank, 0, share.host, 1, 0, None, 9, None, None, time.time(), None)
         self._stopped = 0

@@ -1,6 +1,6 @@
 """``python -m tests.benchmarks.scale``: measures what more nodes cost node 0, on one machine.
 
-Real: N supervisors with one trivial rank each. All but node 0 are started first and wait for it, so that the price of
+Real: N launchers with one trivial rank each. All but node 0 are started first and wait for it, so that the price of
 starting N interpreters on one machine, which no job pays, is not in the figures. Simulated: node 0 is real, one process
 simulates the others; this goes further, and leaves node 0 a processor of its own. It asserts nothing about seconds; the
 exit code is 1 where something did not end as it should.
@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from tests.benchmarks import kernel
+from tests.benchmarks.launchers import DEADLINE, Launchers
 from tests.benchmarks.measure import Failed
 from tests.benchmarks.players import Players
 from tests.benchmarks.runner import Values, number
-from tests.benchmarks.supervisors import DEADLINE, Supervisors
 
 KILLED, INTERRUPTED = 128 + signal.SIGKILL, 128 + signal.SIGINT
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.scale", description=(__doc__ or "").partition(": ")[2].splitlines()[0]
     )
-    parser.add_argument("--nodes", type=_numbers, default=[4, 16, 64], metavar="N,N", help="real supervisors")
+    parser.add_argument("--nodes", type=_numbers, default=[4, 16, 64], metavar="N,N", help="real launchers")
     parser.add_argument(
         "--played", type=_numbers, default=[64, 1000, 4000], metavar="N,N", help="nodes, one of them real"
     )
@@ -39,7 +39,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that jobs are cleaned up
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # even where it is ignored: supervisors inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # even where it is ignored: launchers inherit that
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     print(f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}")
@@ -69,12 +69,12 @@ def measure_real(nodes: int, rest: float) -> Values:
     Raises:
         Failed: one did not run, or did not end as it should.
     """
-    with Supervisors(nodes) as job:
+    with Launchers(nodes) as job:
         values = {"s until all have joined": _join(job), **_at_rest(job, rest, time.sleep)}
         began = time.monotonic()
         job.kill_rank(nodes - 1)
         values["s from kill -9 of a rank to the last exit"] = _ended(job, KILLED) - began
-    with Supervisors(nodes) as job:
+    with Launchers(nodes) as job:
         _join(job)
         began = time.monotonic()
         job.interrupt()
@@ -82,7 +82,7 @@ def measure_real(nodes: int, rest: float) -> Values:
     return values
 
 
-def _join(job: Supervisors) -> float:
+def _join(job: Launchers) -> float:
     """Seconds from the moment when node 0 listens until all have joined."""
     for node_rank in range(1, job.nodes):
         job.start(node_rank)
@@ -93,14 +93,14 @@ def _join(job: Supervisors) -> float:
     return job.ranks[0][1] - listening
 
 
-def _ended(job: Supervisors, expected: int) -> float:
+def _ended(job: Launchers, expected: int) -> float:
     last, codes = job.finish()
     if codes != {expected}:
         raise Failed(f"exit codes {sorted(codes)} instead of {expected}; node 0 says {job.read_stderr(0)[-300:]!r}")
     return last
 
 
-def _at_rest(job: Supervisors, seconds: float, wait: Callable[[float], object]) -> Values:
+def _at_rest(job: Launchers, seconds: float, wait: Callable[[float], object]) -> Values:
     """What node 0 does while nothing happens."""
     wait(1.0)
     before, cpu, began = kernel.traffic(job.control_port), kernel.processor_ms(job.pid(0)), time.monotonic()
@@ -118,7 +118,7 @@ def measure_simulated(nodes: int, rest: float) -> Values:
     Raises:
         Failed: not all joined, or not all received the end.
     """
-    with Supervisors(nodes) as job, closing(Players(nodes)) as players:
+    with Launchers(nodes) as job, closing(Players(nodes)) as players:
 
         def play_until(what: str, message: str) -> float:
             if not players.until(lambda: players.received[message] >= nodes - 1, DEADLINE):

@@ -214,7 +214,7 @@ def test_an_array_in_a_folder_with_a_percent_sign(login, tmp_path):
     never = at.type("attach", "4")
     assert (never.code, never.err.splitlines()[0]) == (
         2,
-        "Error: Slurm does not know job 4, and none was submitted from here",
+        "Error: Slurm does not know job 4, and it was not submitted here",
     )
 
     waits = at.submit("--sbatch-arg=--hold", "waits.py")

@@ -239,9 +239,9 @@ def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
         steps[name] = cluster.srun("-N2", "-n2", "--ntasks-per-node=1", "sh", "-c", typed)
     ended = {name: step.communicate(timeout=scaled_timeout(60)) for name, step in steps.items()}
     assert ended["late"][0].count("here") == 2, ended["late"][1]
-    assert "Slurm says that node 1 (n2) has ended\n" in ended["a node"][1]
-    assert "Slurm says that tasks 2, 3 have ended\n" in ended["two tasks"][1]
-    assert "Slurm says that node 0 (n1) has ended\n" in ended["node 0"][1]
-    assert "Slurm says that node 1 (n2) has ended\n" in ended["typed"][1]
-    assert "Slurm says that task 1 has ended\n" in ended["c10d"][1]
+    assert "Slurm reports that node 1 (n2) has ended\n" in ended["a node"][1]
+    assert "Slurm reports that tasks 2, 3 have ended\n" in ended["two tasks"][1]
+    assert "Slurm reports that node 0 (n1) has ended\n" in ended["node 0"][1]
+    assert "Slurm reports that node 1 (n2) has ended\n" in ended["typed"][1]
+    assert "Slurm reports that task 1 has ended\n" in ended["c10d"][1]
     assert [steps[name].returncode for name in steps] == [2, 2, 127, 0, 127, 127]

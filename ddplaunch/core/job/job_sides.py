@@ -141,7 +141,9 @@ class JobSides:
         return "; ".join(filter(None, remarks))
 
     def on_job_end(self, result: JobResult) -> None:
+        """Called when the job ends; after that no side is called any more."""
         self._call("on_job_end", result)
+        self._sides.clear()
 
 
 def _unless_none(handler: Callable[[Any], None]) -> Callable[[Any], None]:

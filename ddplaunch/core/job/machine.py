@@ -282,16 +282,15 @@ class JobMachine:
     def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
         if self.phase is JobPhase.CHECKING or (self._checks.are_required and self.phase is JobPhase.PAUSING):
             result = self._checks.on_check_failed(node, message, self._previous_failure, first=self._attempt.number < 0)
-            if result is not None:
-                self._end(result)
-            elif self._checks.on_node_gone(node.node_rank):
-                self._launch_attempt()
-            return
+            if isinstance(result, JobResult):
+                return self._end(result)
+            self._nodes.leave_out(self._remove_node(node.node_rank), result, (result, message.hint))
+            return self._on_node_gone(node.node_rank)
         text = f"{node.name}: {message.message}" if self._config.is_multi_node else message.message
         if node.phase is not NodePhase.IDLE or self.phase not in (JobPhase.RUNNING, JobPhase.STOPPING):
             return self._end(JobResult(EXIT_USAGE, usage_error=(text, message.hint)))
         # it has joined during the attempt, which goes on without it
-        self._nodes.leave_out(node, f"{text}; it does not take part", (text, message.hint))
+        self._nodes.leave_out(self._remove_node(node.node_rank), f"{text}; it does not take part", (text, message.hint))
 
     def _on_rank_failure(self, failure: RankFailure, clock: float) -> None:
         self._attempt.add_failure(failure, clock, self._turn.now.wall)
@@ -326,7 +325,7 @@ class JobMachine:
         self._attempt.add_report(node.node_rank, message)
         self._stop.preemption_seen |= message.preemption_seen
         if node.leaving:
-            self._nodes.end_leaving_node(node)
+            self._nodes.end_leaving_node(self._remove_node(node.node_rank))
         elif message.broken:
             at = f" (on {node.host})" if len(self._nodes) > 1 else ""
             self._attempt.set_launcher_failure(message, node, at, self._turn.now.wall)
@@ -337,10 +336,7 @@ class JobMachine:
         """Called when a node's connection is lost, or its heartbeats stopped ``silent_s`` seconds ago."""
         if node_rank not in self._nodes or self.phase is JobPhase.ENDED:
             return
-        node = self._nodes.pop(node_rank)
-        self._attempt.remove_node(node_rank)
-        self._limits.on_hold_changed(node_rank, is_holding=False)
-        self._rpc.on_node_lost(node_rank)
+        node = self._remove_node(node_rank)
         if self.phase is JobPhase.JOINING:
             self._nodes.broadcast_note(f"{node.name} has left: {why}")
             return self._check_joined()
@@ -363,6 +359,13 @@ class JobMachine:
         self._nodes.broadcast_note(f"{text}; stopping the others" if self.phase is JobPhase.RUNNING else text)
         self._stop_ranks(signal.SIGTERM)
         self._check_reports()
+
+    def _remove_node(self, node_rank: int) -> JoinedNode:
+        node = self._nodes.pop(node_rank)
+        self._attempt.remove_node(node_rank)
+        self._limits.on_hold_changed(node_rank, is_holding=False)
+        self._rpc.on_node_lost(node_rank)
+        return node
 
     def _on_node_gone(self, node_rank: int) -> None:
         """Called when a node is lost that no rank needs."""
@@ -466,8 +469,6 @@ class JobMachine:
             if expired.failure is None:
                 self._nodes.broadcast_note(f"{expired.reason}: stopping the ranks")
             self._stop_with_early_report()
-
-    # ------------------------------------------------------------------------------------------------ after an attempt
 
     def _check_reports(self) -> None:
         """Decide what comes next once every node has sent its AttemptReport, and features have their replies."""

@@ -57,15 +57,13 @@ class NodeChecks:
 
     def on_check_failed(
         self, node: JoinedNode, error: NodeStartError, previous_failure: FailureReport | None, *, first: bool
-    ) -> JobResult | None:
-        """Called when a node's check failed: return the job's result; None if it goes on without the node.
+    ) -> JobResult | str:
+        """Called when a node's check failed: return the job's result, or how it goes on without the node.
 
         ``previous_failure``: how the previous attempt failed, if it did; ``first``: whether this is the first attempt.
         """
         if self._membership.can_spare(node):
-            text = f"{node.name} is left out: {error.message}"
-            self._nodes.leave_out(node, text, (text, error.hint))
-            return None
+            return f"{node.name} is left out: {error.message}"
         text = f"{node.name}: {error.message}" if self._config.is_multi_node else error.message
         if node.node_rank and self._config.is_elastic:
             left = self._membership.usable_count - self._membership.is_usable(node)

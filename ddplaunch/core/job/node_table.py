@@ -137,12 +137,11 @@ class NodeTable(dict[int, JoinedNode]):
 
     def leave_out(self, node: JoinedNode, note: str, error: tuple[str, str | None]) -> None:
         """Go on without a node, which ends with this error."""
-        del self[node.node_rank]
         self.broadcast_note(note)
         self.send(node.node_rank, EndJob(JobResult(EXIT_USAGE, usage_error=error)))
 
     def end_leaving_node(self, node: JoinedNode) -> None:
-        """Send EndJob to a node that leaves."""
+        """Let a node go whose ranks have ended, and that leaves."""
         remark = "SIGTERM: this node has left the job, which goes on without it"
         self.send(node.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
 
@@ -177,7 +176,7 @@ class NodeTable(dict[int, JoinedNode]):
             return JoinRefused(f"all {self._max} nodes of the job have joined already")
         if number in self:
             return JoinRefused(
-                f"node rank {number} is given twice: to {self[number].host} and to {hello.node_spec.host}",
+                f"node rank {number} is used twice: by {self[number].host} and by {hello.node_spec.host}",
                 "give every node a --node-rank of its own",
             )
         return None

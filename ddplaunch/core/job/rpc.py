@@ -171,7 +171,10 @@ class Rpc:
             self._nodes.send(number, RpcReply(serial, pending.kind.name, payload, is_last, silent_nodes, refusal))
 
     def on_node_lost(self, number: int) -> None:
-        """Called when a node is lost: stop waiting for it."""
+        """Called when a node is lost: stop waiting for it, and send it no reply, nor one that joins in its place."""
+        for each in self._open.values():
+            if each.client is not None and each.client[0] == number:
+                each.client = None
         for serial in [serial for serial, each in self._open.items() if each.waiting_for.pop(number, None) is not None]:
             self._close_if_complete(serial)
 

@@ -15,11 +15,11 @@ from itertools import count
 from msgspec.structs import replace
 
 from ddplaunch.base.connection import Connection
-from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.event_loop import EventLoop, WakeTimer
 from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
 from ddplaunch.core import messages
-from ddplaunch.core.deadlines import Now, WakeTimer
+from ddplaunch.core.deadlines import Now
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.job_events import (
     Accept,

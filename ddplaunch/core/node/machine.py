@@ -139,7 +139,7 @@ class NodeMachine:
             case ev.OutputCollected():
                 self._on_output_collected(event, now)
             case ev.DeadlineDue():
-                for due in (*self.attempt.deadlines.due(now.mono), *self._deadlines.due(now.mono)):
+                while due := self.attempt.deadlines.pop_due(now.mono) or self._deadlines.pop_due(now.mono):
                     self._on_deadline(due, now)
         commands, self._commands = self._commands, []
         return commands
@@ -264,6 +264,7 @@ class NodeMachine:
             text = f"rank {rank} could not be started: {failed.reason}{before}"
             attempt.explaining.add(rank)
             self._do(do.ExplainEnd(attempt.make_failure(rank, 0, EXIT_OS, now.wall, text)))
+        self._continue(now)
 
     def _cancel_spawns(self) -> None:
         """Start no further rank; those that the zygote is starting get a signal to end once they have started."""

@@ -19,12 +19,7 @@ Handler = Callable[[EventLoop, NodeRanks, RpcRequest, Reply], None]
 class NodeRpc:
     """All open requests that were sent on this node."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        send: Callable[[FromNode], None],
-        report: Callable[[str], object],
-    ) -> None:
+    def __init__(self, loop: EventLoop, send: Callable[[FromNode], None], report: Callable[[str], object]) -> None:
         """``send`` sends a control message; ``report`` gets bugs."""
         self._loop, self._send, self._report = loop, send, report
         self._open: dict[tuple[int, str], tuple[Callable[[RpcReply], None], Timer]] = {}  # by serial and kind
@@ -48,7 +43,7 @@ class NodeRpc:
             del self._open[key]
         on_reply(message)
 
-    def on_request(self, kind: Kind, ranks: NodeRanks, message: RpcRequest) -> None:
+    def on_request(self, ranks: NodeRanks, message: RpcRequest, kind: Kind) -> None:
         """Answer a request of node 0 about this node's ranks; without an answer, node 0 waits until its timeout."""
 
         def reply(payload: Any, is_last: bool) -> None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base import tty
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.event_loop import EventLoop, WakeTimer
 from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult
@@ -96,7 +96,7 @@ class NodeRunner:
         self._inbox: deque[ev.NodeEvent] = deque()
         self._replies: deque[ev.NodeEvent] = deque()  # to commands of the last event: handled before the inbox
         self._is_handling = False
-        self._timer: Timer | None = None
+        self._timer = WakeTimer(loop, lambda: self.post(ev.DeadlineDue()))
 
     def run(self) -> JobResult:
         """Run the job; return when nothing of its ranks is left on this node."""
@@ -143,26 +143,11 @@ class NodeRunner:
                     self._execute(command)
         finally:
             self._is_handling = False
-        self._set_timer()
+        self._timer.set(self._machine.wake_at())
 
     def _reply(self, event: ev.NodeEvent) -> None:
         """Reply to a command that is a question."""
         self._replies.append(event)
-
-    def _set_timer(self) -> None:
-        """Have the loop wake at the machine's next deadline."""
-        wake_at = self._machine.wake_at()
-        if self._timer is not None and (wake_at is None or wake_at < self._timer.when):
-            self._timer.cancel()
-            self._timer = None
-        if wake_at is not None and self._timer is not None:
-            self._timer.when = wake_at
-        elif wake_at is not None:
-            self._timer = self._loop.call_later(wake_at - time.monotonic(), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.post(ev.DeadlineDue())
 
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
@@ -174,7 +159,7 @@ class NodeRunner:
     def _on_message(self, message: messages.Message) -> None:
         match message:
             case messages.RpcRequest():
-                self.rpc.on_request(find_kind(message.kind), self._ranks, message)
+                self.rpc.on_request(self._ranks, message, find_kind(message.kind))
             case messages.RpcReply():
                 self.rpc.on_reply(message)
             case messages.JoinAccepted(node_rank=int(node_rank)):

@@ -52,7 +52,7 @@ class ZygoteClient:
         plan = plan or ZygotePlan()
         self.ready = self.killed = self.stores = False  # ``stores``: a fork of it can serve the store
         config: ZygoteConfig = {
-            "supervisor_pid": os.getpid(),
+            "parent_pid": os.getpid(),
             "forks": plan.forks,
             "modules": list(plan.modules),
             "user_modules": list(plan.user_modules),

@@ -40,19 +40,21 @@ class _IncomingMessage(Struct):
 
 
 class ZygoteSocketListener(Protocol):
-    """What gets the messages of the zygote."""
+    """Handles what arrives from the zygote."""
 
-    def on_zygote_message(self, message: FromZygote, fds: list[int]) -> None:
-        """Called with each message and its descriptors."""
-
-    def on_zygote_closed(self) -> None:
-        """Called once, after end of file."""
+    def on_zygote_message(self, message: FromZygote, fds: list[int]) -> None: ...  # with its descriptors
+    def on_zygote_closed(self) -> None: ...  # once, after end of file
 
 
 class ZygoteSocket:
     """Sends and receives messages with descriptors; unsent messages are queued."""
 
-    def __init__(self, loop: EventLoop, sock: socket.socket, listener: ZygoteSocketListener) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        sock: socket.socket,
+        listener: ZygoteSocketListener,
+    ) -> None:
         self._loop, self._socket, self._listener = loop, sock, listener
         self._queue: deque[_OutgoingMessage] = deque()
         self._incoming = _IncomingMessage()

@@ -23,7 +23,7 @@ _REMOVE_FUNCTIONS = frozenset({"rmtree", "_rmtree", "unlink", "rmdir", "removedi
 _TORCH_REMOVE_FUNCTION = "_del_library"
 """Unregisters torch's operators one by one: 25 ms in each rank, which exits without tearing torch down."""
 
-_CLEANUP_TIMEOUT_S = 3  # limit for removing files: with the supervisor gone, no other process would end this one
+_CLEANUP_TIMEOUT_S = 3  # limit for removing files: with the launcher gone, no other process would end this one
 
 
 class AtexitCleanup:

@@ -1,7 +1,7 @@
-"""The zygote: a process between supervisor and ranks that imports torch once, forks every rank, and cleans up.
+"""The zygote: a process between launcher and ranks that imports torch once, forks every rank, and cleans up.
 
 Run by path, as ``python zygote.py FD CONFIG``; the messages on the socket FD are in ``zygote_messages.py``. When the
-supervisor's end of the socket closes, however it died, all descendants are killed and all temporary paths removed.
+launcher's end of the socket closes, however it died, all descendants are killed and all temporary paths removed.
 
 It must stay single-threaded, compute nothing (libgomp hangs in a fork of a process that has used it) and never touch a
 GPU. It is a subreaper, so it can find and kill the processes that a rank leaves behind.
@@ -38,7 +38,7 @@ FORWARDED_SIGNALS = frozenset(
 
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 IGNORED_SIGNALS = (*STOPPING, *FORWARDED_SIGNALS)
-"""Signals that the supervisor handles. systemd, or Slurm with proctrack/linuxproc, may send them to the whole process
+"""Signals that the launcher handles. systemd, or Slurm with proctrack/linuxproc, may send them to the whole process
 tree: the zygote survives them, or the ranks would die with it in the midst of their grace, and reports them."""
 
 TYPE_CHECKING = False
@@ -87,7 +87,7 @@ _HELPER_TIMEOUT_S = 3.0  # additional time for multiprocessing's helper processe
 
 
 def main() -> tuple[PythonJob, dict[str, int]]:
-    """Serve until the supervisor closes; return only in a fork that becomes a rank, with its job and descriptors."""
+    """Serve until the launcher closes; return only in a fork that becomes a rank, with its job and descriptors."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     config: ZygoteConfig = json.loads(sys.argv[2])
@@ -97,9 +97,9 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, shielded)
     server = _make_server(config["server"], config, control) if config["server"] else None
     if server is None:
-        # During the imports the socket is not read, so the kernel watches the supervisor; later the zygote cleans up.
+        # During the imports the socket is not read, so the kernel watches the launcher; later the zygote cleans up.
         proc_utils.die_with_parent(signal.SIGKILL)
-        if os.getppid() != config["supervisor_pid"]:
+        if os.getppid() != config["parent_pid"]:
             os._exit(1)
     proc_utils.adopt_orphans()
     began = time.monotonic()
@@ -139,7 +139,7 @@ def main() -> tuple[PythonJob, dict[str, int]]:
 
 
 def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) -> None:
-    """Report that ranks can be started; ``seconds``: duration of the imports. Exits if the supervisor has ended."""
+    """Report that ranks can be started; ``seconds``: duration of the imports. Exits if the launcher has ended."""
     ready: ReadyMessage = {
         "op": "ready",
         "forks": config["forks"],
@@ -152,7 +152,7 @@ def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) ->
     pidfd = proc_utils.open_pidfd(os.getpid()) if config["has_guardian"] else None
     try:
         zygote_channel.send_message(control, ready, [] if pidfd is None else [pidfd])
-    except OSError:  # the supervisor has ended
+    except OSError:  # the launcher has ended
         os._exit(1)
     if pidfd is not None:
         os.close(pidfd)
@@ -226,7 +226,7 @@ class Zygote:
 
     def run(self) -> tuple[PythonJob, dict[str, int]]:
         """Serve requests; returns only in the fork of a rank."""
-        if os.getppid() != self.config["supervisor_pid"]:
+        if os.getppid() != self.config["parent_pid"]:
             self.exit()
         while True:
             ready = {fd for fd, _ in self.poll.poll()}
@@ -253,7 +253,7 @@ class Zygote:
         except OSError as error:
             if not fds or error.errno in (errno.EPIPE, errno.ECONNRESET):
                 self.exit()
-            self.send(message)  # too many descriptors in flight; the supervisor can do without this one
+            self.send(message)  # too many descriptors in flight; the launcher can do without this one
 
     def reap(self) -> None:
         try:
@@ -440,7 +440,7 @@ class Zygote:
         return proc_utils.list_descendants(os.getpid(), is_excluded=self.is_store)
 
     def wait(self, seconds: float) -> None:
-        """Wait until no descendant is left or a message of the supervisor arrives, at most ``seconds``."""
+        """Wait until no descendant is left or a message of the launcher arrives, at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and self.list_descendants():
             if self.control.fileno() in {fd for fd, _ in self.poll.poll(left * 1000)}:
@@ -448,7 +448,7 @@ class Zygote:
             self.reap()
 
     def exit(self) -> NoReturn:
-        """Called when the supervisor has ended: kill all descendants, remove the job's temporary files, exit."""
+        """Called when the launcher has ended: kill all descendants, remove the job's temporary files, exit."""
         proc_utils.kill_descendants(os.getpid())
         for path in self.config["remove_on_exit"]:
             _remove(path)

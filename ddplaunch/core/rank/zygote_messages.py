@@ -1,4 +1,4 @@
-"""Types of the JSON messages between supervisor and zygote, of a rank's job, and of what features add to the zygote.
+"""Types of the JSON messages between launcher and zygote, of a rank's job, and of what features add to the zygote.
 
 Imported for type checking only: neither the zygote nor a rank may load ``typing``.
 """
@@ -64,7 +64,7 @@ class ZygoteServer(Protocol):
 class ZygoteConfig(TypedDict):
     """Start configuration of a zygote, made by ``ZygoteClient``."""
 
-    supervisor_pid: int
+    parent_pid: int  # the launcher, or the guardian of a run from a warm zygote
     forks: bool  # False: it imports nothing, and every rank is a new interpreter
     modules: list[str]  # to preload
     user_modules: list[str]  # those of ``modules`` that the user has named

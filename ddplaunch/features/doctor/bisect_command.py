@@ -160,7 +160,7 @@ def format_report(search: FaultSearch, stopped: bool) -> Iterator[str]:
     if search.fails_everywhere:
         where = ", ".join(fold_hosts(fault.hosts) for fault in search.faults)
         failed = f"COMMAND failed {FAILURES_TO_BLAME} times on each of: {where}"
-        yield f"{failed}; it never passed on as many hosts: check COMMAND itself"
+        yield f"{failed}; no run on as many hosts passed: check COMMAND itself"
         return
     for fault in search.faults:
         yield _format_fault(fault)

@@ -100,7 +100,7 @@ def describe_growth(rank: int, points: Sequence[MemoryPoint]) -> str:
     when = f"in the last {format_elapsed(max(0.1, points[-1].moment - _first_point(points).moment))}"
     total = sum(after - before for _, before, after in grown)
     if not _is_growth(points):
-        return f"{when} no memory use grew by much"
+        return f"{when} memory use hardly grew"
     names = {"own": f"rank {rank}", "children": "its child processes", "shared": "shared memory", "cache": "page cache"}
     words = [
         f"{names[part]} grew from {format_size(before)} to {format_size(after)}"

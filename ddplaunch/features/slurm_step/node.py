@@ -149,7 +149,8 @@ class MissingNodes:
         names = [f"{number} ({hosts[number]})" if self._kind == "node" else str(number) for number in gone]
         what = f"{self._kind} {names[0]} has" if len(gone) == 1 else f"{self._kind}s {join_names(names)} have"
         return NodeStartError(
-            f"Slurm says that {what} ended", "see the output of srun; do Python and the job's files exist there?"
+            f"Slurm reports that {what} ended",
+            "see the output of srun: are Python and the job's files there?",
         )
 
 

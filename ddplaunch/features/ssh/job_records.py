@@ -6,29 +6,22 @@ this machine can run there. It stays after the end of the job, unless the job ha
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import click
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, sanitize_line
-from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
-from ddplaunch.base.safe_files import read_file_and_owner
+from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
+from ddplaunch.base.record_folder import RecordFolder
 from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.base.tty import is_interactive
-from ddplaunch.base.types import as_dict, parse
 from ddplaunch.cli.run_locator import RemoteJob, RunLocator
 from ddplaunch.features.ssh.ssh_command import interactive_ssh_command
 from ddplaunch.system.plan.launch_command import python_command
-
-MAX_JOBS = 100  # on record
-MAX_BYTES = 1 << 20  # of a file
 
 _SSH_FAILED = 255  # ssh's own exit code
 
@@ -43,15 +36,17 @@ class SshJob(RemoteJob, frozen=True):
         return f"ssh {self.hosts[0]} {shell_quote(['ddplaunch', *words])}"
 
     def remove_record(self) -> None:
-        with suppress(OSError):
-            os.unlink(os.path.join(_folder(), _name(self)))
+        RECORDS.remove(self)
+
+
+RECORDS = RecordFolder("over-ssh", SshJob, lambda job: f"{job.run_id}.{job.host}.{job.pid}.json", lambda job: job.began)
 
 
 class SshJobLocator(RunLocator):
     """Finds the jobs that were started over SSH."""
 
     def list_remote_jobs(self) -> list[RemoteJob]:
-        return [*read_jobs()]
+        return [*RECORDS.list()]
 
 
 class HostCommand:
@@ -84,12 +79,12 @@ class HostCommand:
 def record_job(job: SshJob, *, history: bool) -> Iterator[SshEnd]:
     """Record a job while it runs, and its end; without ``history`` the record is removed at the end."""
     end = SshEnd()
-    _write(job)
+    RECORDS.save(job)
     try:
         yield end
     finally:
         if history and end.code is not None:
-            _write(replace(job, ended=time.time(), code=end.code))
+            RECORDS.save(replace(job, ended=time.time(), code=end.code))
         else:
             job.remove_record()
 
@@ -98,42 +93,6 @@ class SshEnd:
     """The end of a job; None as exit code: it never started."""
 
     code: int | None = None
-
-
-def read_jobs() -> list[SshJob]:
-    """Read all records of jobs over SSH, the latest first."""
-    return sorted(filter(None, map(_read, json_files(_folder()))), key=lambda job: job.began, reverse=True)
-
-
-def _write(job: SshJob) -> None:
-    with suppress(OSError):
-        folder = open_history_dir(_folder(), create=True)
-        try:
-            data = json.dumps({**as_dict(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}).encode()
-            new = f".{_name(job)}.new"
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
-                file.write(data)
-            os.replace(new, _name(job), src_dir_fd=folder, dst_dir_fd=folder)
-            for old in read_jobs()[MAX_JOBS:]:
-                os.unlink(_name(old), dir_fd=folder)
-        finally:
-            os.close(folder)
-
-
-def _folder() -> str:
-    return os.path.join(os.path.dirname(history_dir() or "/nowhere/runs"), "over-ssh")
-
-
-def _name(job: SshJob) -> str:
-    return f"{job.run_id}.{job.host}.{job.pid}.json"
-
-
-def _read(path: str) -> SshJob | None:
-    try:
-        data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
-        return parse(data, SshJob) if owner == os.geteuid() else None
-    except (OSError, ProtocolError):
-        return None
 
 
 LOCATOR = SshJobLocator()

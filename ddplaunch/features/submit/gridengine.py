@@ -282,4 +282,4 @@ def _end(failed: str, code: int) -> BatchJobState | None:
         return ended_state(code, "failed" if code else "completed")
     if code > EXIT_SIGNAL:
         return ended_state(code, f"was killed by signal {code - EXIT_SIGNAL}")
-    return ended_state(code or 1, f"failed: Grid Engine says {failed}")
+    return ended_state(code or 1, f"failed: Grid Engine reports {failed}")

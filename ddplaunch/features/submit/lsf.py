@@ -227,4 +227,4 @@ def _failed_state(code: int | None, reason: str) -> BatchJobState:
         return ended_state(exit_code, how)
     if code is None:
         return ended_state(EXIT_SIGNAL + 15, "was killed before it began")
-    return ended_state(code or 1, f"was killed: LSF says {found[0]}" if found else "failed")
+    return ended_state(code or 1, f"was killed: LSF reports {found[0]}" if found else "failed")

@@ -50,8 +50,8 @@ def check_single_node(
         nodes = size // ranks if size and has_more_ranks and size % ranks == 0 else None
         names = (number, count, WORLD_SIZE_VARIABLE if has_more_ranks else None, address)
         settings = ", ".join(f"{name}={sanitize_line(environ[name])}" for name in names if name)
-        known = {"how many there are": count or nodes, "which one this is": number, "where node 0 is": address}
-        lacking = next((f", but nothing says {what}" for what, value in known.items() if not value), "")
+        known = {"the number of nodes": count or nodes, "the node rank": number, "node 0's address": address}
+        lacking = next((f", but no variable has {what}" for what, value in known.items() if not value), "")
         nnodes = f'"${count}"' if count else nodes or "N"
         node_rank, master = (f'"${name}"' if name else unknown for name, unknown in ((number, "I"), (address, "HOST")))
         return UsageError(

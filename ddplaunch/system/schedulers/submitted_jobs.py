@@ -6,44 +6,27 @@ scheduler soon forgets it. Without a home directory, nothing is stored.
 
 from __future__ import annotations
 
-import json
-import os
-from contextlib import suppress
-
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import sanitize_line
-from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, json_files, open_history_dir
-from ddplaunch.base.safe_files import read_file_and_owner
-from ddplaunch.base.types import as_dict, parse
+from ddplaunch.base.record_folder import RecordFolder
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId
 from ddplaunch.system.schedulers.scheduler_registry import SCHEDULER_TITLES
 from ddplaunch.system.schedulers.submitted_job import JobEnd, SubmittedJob
 
-MAX_JOBS = 100  # records; saving another one deletes the oldest
-MAX_BYTES = 1 << 20  # of a record: an array may have some thousand ends
+
+def _file_name(job: SubmittedJob) -> str:
+    where = job.cluster or job.scheduler
+    return f"{job.number}.json" if where == "slurm" else f"{where}.{job.number}.json"
 
 
-def save_job(job: SubmittedJob) -> None:
-    """Write the record of a job, replacing an earlier one; delete the oldest records beyond ``MAX_JOBS``."""
-    with suppress(OSError):
-        folder = open_history_dir(_jobs_dir(), create=True)
-        try:
-            data = json.dumps({**as_dict(job), "target": sanitize_line(job.target, MAX_TARGET_CHARS)}).encode()
-            name, new = _name(job), f".{_name(job)}.{os.getpid()}"
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=folder), "wb") as file:
-                file.write(data)
-            os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-            for old in list_jobs()[MAX_JOBS:]:
-                os.unlink(_name(old), dir_fd=folder)
-        finally:
-            os.close(folder)
+_RECORDS = RecordFolder("submitted", SubmittedJob, _file_name, lambda job: job.moment)
+
+save_job = _RECORDS.save
 
 
 def save_end(job: SubmittedJob, index: str | None, words: str, code: int) -> None:
     """Store how the job, or an index of its array, ended."""
-    job = _read_job(os.path.join(_jobs_dir(), _name(job))) or job  # other indices may have ended since
+    job = _RECORDS.reread(job)  # other indices may have ended since
     if job.get_end(index) == (end := JobEnd(words, code)):
         return
     save_job(replace(job, ends={**job.ends, index: end}) if index else replace(job, ended=words, code=code))
@@ -56,8 +39,8 @@ def store_end(job: SubmittedJob, which: JobId, state: BatchJobState | None) -> N
 
 
 def list_jobs() -> list[SubmittedJob]:
-    """All records, newest first."""
-    return sorted(filter(None, map(_read_job, json_files(_jobs_dir()))), key=lambda job: job.moment, reverse=True)
+    """All records, newest first; without those of schedulers that this installation lacks."""
+    return [job for job in _RECORDS.list() if job.scheduler in SCHEDULER_TITLES]
 
 
 def find_job(word: str) -> SubmittedJob | None:
@@ -75,21 +58,3 @@ def find_job(word: str) -> SubmittedJob | None:
 
     numbered = filter(has_number, jobs)
     return next(numbered, None) or next((job for job in jobs if job.name == word), None)
-
-
-def _jobs_dir() -> str:
-    return os.path.join(os.path.dirname(history_dir() or "/nowhere/runs"), "submitted")
-
-
-def _name(job: SubmittedJob) -> str:
-    where = job.cluster or job.scheduler
-    return f"{job.number}.json" if where == "slurm" else f"{where}.{job.number}.json"
-
-
-def _read_job(path: str) -> SubmittedJob | None:
-    try:
-        data, owner = read_file_and_owner(path, MAX_BYTES, follow_symlinks=False)
-        job = parse(data, SubmittedJob)
-        return job if owner == os.geteuid() and job.scheduler in SCHEDULER_TITLES else None
-    except (OSError, ProtocolError):
-        return None

@@ -133,6 +133,26 @@ def test_a_bug_of_the_core_is_not_that_of_the_side_that_stops_the_ranks(monkeypa
     assert bugs(job) == []
 
 
+class Late(Feature, JobSide):
+    """A feature that sets a deadline with each message, also with the one that ends the job."""
+
+    def make_job_side(self, context: JobContext) -> JobSide:
+        self._context = context
+        return self
+
+    def on_message(self, node: int, message: messages.FromNode) -> None:
+        self._context.set_deadline("late", 1.0)
+
+
+def test_after_the_end_no_side_is_called_and_no_deadline_is_left():
+    job = Job(features=(("late", Late()),))
+    job.send(0, messages.RanksFinished(0))
+    assert job.machine.wake_at() == 1.0
+    job.drain(0)
+    assert job.outcome(0).outcome.code == 0
+    assert job.machine.wake_at() is None
+
+
 class Strict(JobSide):
     """A side that refuses every message, and raises when it explains a failure."""
 

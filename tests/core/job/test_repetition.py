@@ -6,9 +6,9 @@ import pytest
 
 from ddplaunch.core import messages
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
-from tests.conftest import assert_refused, free_port, write_program
+from tests.conftest import assert_refused, write_program
 from tests.core.job.test_machine import Job
-from tests.start_modes import FORKED, LIGHT
+from tests.start_modes import FORKED
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 50, in <module>
@@ -194,27 +194,6 @@ def test_no_rank_fails_twice_in_the_same_way(run_ddplaunch, tmp_path):
     assert done.returncode == 1
     assert "not restarting: rank 1 failed at train.py:9 " in done.stderr.splitlines()[-1]
     assert ("restart 2 of 9" in done.stderr, "restart 3 of 9" in done.stderr) == (True, False)
-
-
-@pytest.mark.slow
-def test_node_0_decides_for_all(start_ddplaunch, tmp_path):
-    program = "import os, time\nif os.environ['RANK'] == '1':\n    raise KeyError('label')\ntime.sleep(1000)\n"
-    write_program(tmp_path, "train.py", program)
-    words = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1")
-    more = ("--max-restarts", "9", "--min-uptime", "0", "train.py")
-    jobs = [start_ddplaunch("run", *LIGHT, "--node-rank", str(number), *words, *more) for number in (0, 1)]
-    for job in jobs:
-        assert job.wait() == 1, job.stderr()
-        assert "not restarting: rank 1 failed at train.py:3 " in job.stderr()
-        job.assert_nothing_left()
-
-
-def test_a_choice_of_failures(run_ddplaunch, tmp_path):
-    write_program(tmp_path, "train.py", "raise KeyError('label')\n")
-    words = ("--max-restarts", "1", "--show", "none", "train.py")
-    done = run_ddplaunch("run", *LIGHT, "--restart-on", "transient", *words)
-    assert "KeyError, which is not transient" in done.stderr
-    assert "restart 1 of 1" not in done.stderr
 
 
 def test_a_choice_for_a_queued_job(run_in_fork, tmp_path):

@@ -186,6 +186,17 @@ def test_a_request_of_a_node_gets_the_merged_reply(nodes):
     assert nodes.take() == [(2, RpcReply(7, "merged", ([0, 2], ("node 2 (n2)",), 2), silent_nodes=("node 2 (n2)",)))]
 
 
+def test_a_node_that_is_lost_gets_no_reply_nor_does_one_that_joins_in_its_place(nodes):
+    nodes.request(2, "merged")
+    lost = nodes.table[2]
+    nodes.lose(2)
+    nodes.take()
+    nodes.table[2] = lost
+    for node in (0, 1):
+        nodes.reply(node, (2 * node,))
+    assert nodes.take() == []
+
+
 def test_a_node_cannot_extend_the_timeout_of_a_kind(nodes):
     nodes.request(1, "merged", 1e6)
     assert {message.timeout_s for _, message in nodes.take()} == {3.0}
@@ -345,14 +356,14 @@ def test_a_client_gets_no_reply_of_another_kind():
 def test_a_request_of_node_0_goes_to_the_handler_of_its_kind():
     client, ranks = Client(), object()
     client.rpc.handlers["merged"] = lambda loop, ranks, request, reply: reply((ranks, request.payload), True)
-    client.rpc.on_request(Kind(), ranks, RpcRequest(9, "merged", 1.0, "what"))
+    client.rpc.on_request(ranks, RpcRequest(9, "merged", 1.0, "what"), Merged())
     assert client.sent == [RpcReply(9, "merged", (ranks, "what"))]
 
 
 def test_a_handler_that_raises_is_reported_and_the_job_goes_on():
     client = Client()
     client.rpc.handlers["merged"] = lambda loop, *request: loop.call_later(1.0, lambda: 1 / 0)
-    client.rpc.on_request(Kind(), object(), RpcRequest(9, "merged", 3.0, "what"))
+    client.rpc.on_request(object(), RpcRequest(9, "merged", 3.0, "what"), Merged())
     client.wait(1)
     (report,) = client.reports
     assert report.startswith("bug in ddplaunch: the answer to the request merged failed and is left out, the job goes")

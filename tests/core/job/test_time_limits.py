@@ -14,7 +14,7 @@ from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
 from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
-from ddplaunch.features.inspect.messages import StallSuspected
+from ddplaunch.features.inspect.messages import StallSuspected, StragglersFound
 from ddplaunch.features.inspect.options import Hangs
 from tests.core.job.test_machine import Job
 from tests.features.inspect.diagnosis.test_stall import rank
@@ -118,6 +118,19 @@ def test_all_nodes_may_suspect_a_stall_at_once():
     assert len(job.take(messages.RpcRequest)) == 8
     job.wait(600)
     assert not job.take(messages.RpcRequest)
+
+
+def test_stragglers_are_looked_for_once_a_second_while_a_rank_waits_for_a_user():
+    """Also where node 0 has no --straggler-timeout, or a short one."""
+    job = Job()
+    job.send(0, messages.HoldChanged(0, True))
+    job.send(0, StragglersFound(0))
+    for serial in (1, 2, 3):
+        assert [each.serial for each in job.take(messages.RpcRequest)] == [serial]
+        job.send(0, messages.RpcReply(serial, "inspect", Inspection(0.0, (), 2)))
+        job.wait(0.9)
+        assert not job.take(messages.RpcRequest)
+        job.wait(0.1)
 
 
 class Waiting:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.net import listener
 from ddplaunch.core.net.link import make_link
 from tests.features.runs.recorded_events import plan
 
@@ -27,3 +31,29 @@ def test_an_answer_never_comes_within_the_question():
     assert answered() == [messages.EndJob]
     link.close()
     assert link.is_closed
+
+
+class Exhausted(socket.socket):
+    """A socket that accepts nothing at first, as where no file descriptor is left."""
+
+    refusals = 1
+
+    def accept(self):
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_connections_are_accepted_again_after_a_lack_of_descriptors(monkeypatch):
+    monkeypatch.setattr(listener, "ACCEPT_PAUSE_S", 0.01)
+    loop, server, welcomed = EventLoop(), Exhausted(), []
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    listening = listener.Listener(loop, server, JobConfig(), 1, lambda *peer: None)
+    with socket.create_connection(server.getsockname()) as peer:
+        loop.watch_fd(peer.fileno(), lambda: welcomed.append(peer.recv(1 << 10)))
+        while not welcomed:
+            loop.run_once()
+        assert b"Welcome" in welcomed[0]
+        listening.close()

@@ -22,7 +22,6 @@ FAILS = PROGRAMS / "fails.py"
             marks=pytest.mark.smoke,
         ),
         (EXEC, "exception", 1, "rank 1 failed with ValueError: rank 1 fails (exit code 1)"),
-        (EXEC, "exit", 7, "rank 1 exited with code 7"),
         pytest.param(
             *(FORKED, "kill", 137, "rank 1 was ended by SIGKILL (killed from outside)"), marks=pytest.mark.smoke
         ),
@@ -38,7 +37,7 @@ def test_reason_and_exit_code(run_ddplaunch, mode, how, code, headline):
     assert "2 other ranks were stopped" in report
     assert not re.search(r"rank/(rank_runner|zygote)\.py", report)
     frames = [line.strip() for line in report.splitlines() if "  File " in line]
-    if how == "exception":  # the user's own alone
+    if how == "exception":  # only those of the user's code
         assert [frame.partition(", line ")[0] for frame in frames] == [f'File "{FAILS}"']
     assert ("/dev/shm, which DataLoader workers need, has" in report) == (how == "bus")
 
@@ -53,23 +52,22 @@ def test_a_long_message_does_not_hide_the_report(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["peer-kill", "peer-exception", "peer-destroys"])
-def test_the_first_cause_is_named_and_not_its_victims(run_ddplaunch, how):
-    """The other ranks are in a collective: they fail too, of a lost connection, within a moment; often sooner."""
+@pytest.mark.parametrize("how", ["peer-kill", "peer-destroys"])
+def test_the_first_cause_is_named_and_no_secondary_failure(run_ddplaunch, how):
+    """The other ranks are in a collective: they fail too, of a lost connection, perhaps sooner."""
     expected = {
         "peer-kill": "rank 2 was ended by SIGKILL",
-        "peer-exception": "rank 2 failed with ValueError: rank 2 fails",
         "peer-destroys": "rank 2 failed with KeyError: 'true cause'",
-    }[how]
-    again = ("--max-restarts", "2", "--restart-on", "always", "--min-uptime", "0")
+    }
+    again = ("--max-restarts", "1", "--restart-on", "always", "--min-uptime", "0")
     done = run_ddplaunch("run", *again, "--nproc", "4", FAILS, how, "2")
     named = re.findall(r"^ddplaunch: (rank .*)", done.stderr, re.MULTILINE)
-    assert len(named) == 3, done.stderr
-    assert all(each.startswith(expected) for each in named), named
+    assert len(named) == 2, done.stderr
+    assert all(each.startswith(expected[how]) for each in named), named
     assert done.returncode == (137 if how == "peer-kill" else 1)
 
 
-def test_last_lines_stand_for_a_missing_traceback(run_ddplaunch, tmp_path):
+def test_the_last_lines_replace_a_missing_traceback(run_ddplaunch, tmp_path):
     script = write_program(
         tmp_path,
         "talks.py",
@@ -91,8 +89,8 @@ def test_last_lines_stand_for_a_missing_traceback(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchelastics_error_file_is_honoured(run_ddplaunch, tmp_path):
-    """What a function with @record writes there is the account of the failure; ours does not overwrite it."""
+def test_torchelastics_error_file_explains_a_failure(run_ddplaunch, tmp_path):
+    """A function with @record writes it; the launcher's own record does not overwrite it."""
     script = write_program(
         tmp_path,
         "recorded.py",
@@ -111,14 +109,14 @@ def test_torchelastics_error_file_is_honoured(run_ddplaunch, tmp_path):
 
 
 def test_a_single_rank_is_not_reported_twice(run_ddplaunch):
-    """It has just printed its traceback to the terminal itself; one line says how the job ended."""
+    """Its traceback is on the terminal already; one line says how the job ended."""
     done = run_ddplaunch("run", FAILS, "exception")
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.rstrip().endswith("ddplaunch: rank 0 failed with ValueError: rank 0 fails (exit code 1)")
 
 
-def test_words_for_ends():
+def test_descriptions_of_exit_codes():
     assert describe_exit(3) == "exited with code 3"
     assert describe_exit(-9) == "was ended by SIGKILL (killed from outside)"
     assert describe_exit(-10) == "was ended by SIGUSR1"
@@ -201,8 +199,7 @@ def test_native_frames_do_not_hide_a_traceback_of_python(frame):
     assert last_lines("\n".join(frames).encode()) == tuple(line.rstrip() for line in frames[-12:])
 
 
-@pytest.mark.parametrize("folder", [(), ("--log-dir", "logs")])
-def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(run_ddplaunch, tmp_path, folder):
+def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(run_ddplaunch, tmp_path):
     frame = FRAMES[0].format(7)
     script = write_program(
         tmp_path,
@@ -217,7 +214,7 @@ def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(run_d
         os.abort()
         """,
     )
-    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, *folder, script)
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
     report = done.stderr.partition("its last lines:")[2]
     assert "  | KeyError: 'the cause'\n" in report
     assert "frame #" not in report

@@ -70,6 +70,10 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(6, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
         step(7, end(3), "end with 3"),
     ),
+    "exit code 75 without a preemption is a failure": (
+        *BEGIN,
+        step(5, exited(1, 75), "send failure of 1: 75"),
+    ),
     "all ranks fail before node 0 orders anything": (
         *BEGIN,
         step(5, exited(1, 3), "send failure of 1: 3"),
@@ -117,13 +121,23 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(36, ev.ProcessesSwept(), "send report 0: 2 stopped"),
         step(36, end(130), "end with 130"),
     ),
+    "Ctrl-C while leftover processes have their grace: they are killed": (
+        *BEGIN,
+        step(5, exited(0)),
+        step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(6, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT"),
+        step(6, ev.ProcessesSwept(("sleep (pid 9)",)), "send report 0: 0 stopped"),
+        step(6, ev.ProcessesSwept()),
+        step(7, SIGNAL(SIGINT), "send stop request SIGINT again"),
+        step(8, end(130), "end with 130"),
+    ),
     "Ctrl-C twice kills": (
         *BEGIN,
         step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
         step(6, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT again"),
         step(7, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT again"),
     ),
-    "SIGTERM twice is patient": (
+    "a second SIGTERM does not shorten the grace": (
         *BEGIN,
         step(5, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
         step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
@@ -205,7 +219,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(7, start(1)),
         step(8, started(), "spawn 0", "spawn 1"),
     ),
-    "a restart: the zygote is there, an end of the earlier attempt counts for nothing": (
+    "a restart: the zygote is ready, and the end of a rank of the earlier attempt is ignored": (
         *BEGIN,
         step(5, exited(0, 1), "send failure of 0: 1"),
         step(5, stop(grace_s=0), "sweep in 0 s"),
@@ -237,6 +251,26 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(2, exited(0, -15), "sweep in 0 s"),
         step(2, ev.ProcessesSwept(), "send report 0: last line of 1, 1 stopped"),
     ),
+    "a rank that starts while the others are killed has not failed": (
+        step(0, start()),
+        step(1, started(), "spawn 0", "spawn 1"),
+        step(1, spawned(0), "send RanksStarted"),
+        step(2, exited(0, 3), "send failure of 0: 3"),
+        step(2, stop(grace_s=0), "sweep in 0 s"),
+        step(2, spawned(1), "SIGTERM to 1"),
+        step(2, exited(1, -9)),
+        step(2, ev.ProcessesSwept(), "send report 0: last line of 0, 1 stopped"),
+    ),
+    "no rank can be started: only the first is reported": (
+        step(0, start()),
+        step(1, started(), "spawn 0", "spawn 1"),
+        step(
+            1,
+            ev.SpawnFailed(0, 11, "too many processes"),
+            "send failure of 0: rank 0 could not be started: too many processes; 0 of 2 ranks had been started here",
+        ),
+        step(1, ev.SpawnFailed(1, 11, "too many processes"), "sweep in 0 s"),
+    ),
     "the module that the zygote imports is broken": (
         step(0, start()),
         step(1, ev.ImportFailed("cannot import x"), "send start error: cannot import x"),
@@ -262,13 +296,14 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         ),
         step(6, None, "forward SIGUSR2 to handlers"),
     ),
-    "a signal that the ranks have got too is not forwarded": (
+    "a signal that the ranks have got too is not forwarded, the next one is": (
         *BEGIN,
         step(5, ev.ForwardableSignalArrived(SIGUSR2)),
         step(5.1, ev.ZygoteSignalled(SIGUSR2)),
         step(5.4, None, "send forward request SIGUSR2 sent to group"),
         step(5.5, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
-        step(9, None),
+        step(8, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
+        step(8, None, "forward SIGUSR2 to handlers"),
     ),
     "Ctrl-\\ inspects, a second press stops": (
         *BEGIN,
@@ -428,6 +463,44 @@ def test_output_that_never_closes_is_waited_for_a_second():
     )
 
 
+def test_a_zygote_lost_while_the_output_is_read_is_replaced():
+    world = World()
+    world.output_open = True
+    replay(
+        world,
+        (
+            *BEGIN,
+            step(5, exited(0, 3), "send failure of 0: 3"),
+            step(5, stop(grace_s=0), "sweep in 0 s"),
+            step(5, ev.ProcessesSwept()),
+            step(5.1, ev.ZygoteLost(LOST)),
+            step(5.2, ev.OutputDrained(), "send report 0: last line of 0, 1 stopped"),
+            step(6, start(1)),
+            step(7, started(), "spawn 0", "spawn 1"),
+        ),
+    )
+
+
+def test_leftover_processes_have_no_longer_grace_than_ranks():
+    replay(World(grace_s=1), (*BEGIN, step(5, exited(0)), step(5, exited(1), "send RanksFinished", "sweep in 1 s")))
+
+
+def test_an_exception_is_reported_although_the_zygote_did_not_report_the_end():
+    """The zygote was suspended, so the launcher killed it, and the ranks with it."""
+    world = World()
+    world.recorded = {1: "ValueError: x"}
+    replay(
+        world,
+        (
+            *BEGIN,
+            step(5, stop(grace_s=1), "SIGTERM to all, but those that fail"),
+            step(6, None, "sweep in 0 s"),
+            step(12, None, "KillZygote"),
+            step(12, ev.ZygoteLost(), "send failure of 1: ValueError: x", "send report 0: last line of 1, 1 stopped"),
+        ),
+    )
+
+
 PREEMPTED = (
     *BEGIN,
     step(5, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
@@ -462,10 +535,61 @@ def test_a_preemption_that_no_rank_has_seen():
     )
 
 
+def test_ranks_that_finish_after_the_notice_need_no_requeue():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            *PREEMPTED,
+            step(9, exited(0)),
+            step(9, exited(1), "send RanksFinished", "sweep in 5 s"),
+            step(9, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+        ),
+    )
+
+
+def test_ctrl_c_after_the_notice_stops_the_ranks():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            *PREEMPTED,
+            step(6, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+            step(9, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        ),
+    )
+
+
+def test_a_notice_before_the_first_rank_is_there_when_ranks_start():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            step(0, start()),
+            step(1, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+            step(1, preempt(), "CreatePreemptionFile"),
+            step(2, started(), "forward SIGUSR1 to handlers", "spawn 0", "spawn 1"),
+            step(2, spawned(0), "send RanksStarted", "CreatePreemptionFile"),
+        ),
+    )
+
+
 def test_a_preemption_signal_that_every_process_got_is_not_sent_again():
     replay(
         World(preempt_signal=SIGUSR1),
         (*PREEMPTED[:-1], step(5.1, ev.ZygoteSignalled(SIGUSR1)), step(6, None)),
+    )
+
+
+def test_the_ranks_of_the_next_attempt_do_not_get_the_preemption_signal():
+    replay(
+        World(preempt_signal=SIGUSR1),
+        (
+            *PREEMPTED[:-1],
+            step(5.1, stop(grace_s=0), "sweep in 0 s"),
+            step(5.1, exited(0, -9)),
+            step(5.1, exited(1, -9)),
+            step(5.1, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+            step(5.1, start(1), "spawn 0", "spawn 1"),
+            step(9, None),
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import wait_until, write_program
 from tests.start_modes import EXEC, FORKED, LIGHT
 
-ASKS = """
+POLLS = """
     import sys, time
     from ddplaunch import runtime
 
@@ -21,20 +21,12 @@ ASKS = """
         time.sleep(0.01)
     print("saved by", runtime.rank(), flush=True)
 """
-"""Ends by itself when it is time to."""
-
-NEVER_ASKS = """
-    import sys, time
-
-    print("ready", flush=True)
-    for line in open("/dev/stdin") if sys.argv[1:] == ["stdin"] else iter(lambda: time.sleep(0.1), 1):
-        pass
-"""
+"""Ends by itself once it sees the notice."""
 
 
 @pytest.fixture
-def asks(tmp_path):
-    return write_program(tmp_path, "asks.py", ASKS)
+def polling_program(tmp_path):
+    return write_program(tmp_path, "polls.py", POLLS)
 
 
 @pytest.fixture(params=[FORKED, EXEC], ids=["zygote", "exec"])
@@ -43,8 +35,8 @@ def mode(request):
 
 
 @pytest.mark.smoke
-def test_notified_ranks_end_by_themselves(start_ddplaunch, asks, mode):
-    job = start_ddplaunch("run", *mode, "--nproc", "2", asks)
+def test_notified_ranks_end_by_themselves(start_ddplaunch, polling_program):
+    job = start_ddplaunch("run", *FORKED, "--nproc", "2", polling_program)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
@@ -59,38 +51,13 @@ def test_notified_ranks_end_by_themselves(start_ddplaunch, asks, mode):
     job.assert_nothing_left()
 
 
-def test_work_that_is_done_is_done(start_ddplaunch, tmp_path):
-    """Ranks that finish without asking have not made room: there is nothing to run again."""
-    write_program(
-        tmp_path,
-        "t.py",
-        "print('ready', flush=True)\nimport os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n",
-    )
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py")
-    job.wait_for("ready", 2)
-    job.signal(signal.SIGUSR2)
-    wait_until(lambda: "to save a checkpoint" in job.stderr(), "the notice")
-    (tmp_path / "go").touch()
-    assert (job.wait(), "may be run again" in job.stderr()) == (0, False)
-
-
-def test_when_the_time_is_over_ranks_are_stopped(start_ddplaunch, tmp_path):
-    write_program(tmp_path, "t.py", NEVER_ASKS)
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-grace", "0.1", "t.py")
-    job.wait_for("ready", 2)
-    job.signal(signal.SIGUSR2)
-    assert job.wait() == 75
-    assert "--preempt-grace (0.1 s) expired" in job.stderr()
-    job.assert_nothing_left()
-
-
-def test_every_process_of_the_job_gets_the_warning(start_ddplaunch, tmp_path, mode):
-    """As Slurm does it; a grandchild in a session of its own, or a shell, has no handler for it."""
+def test_a_preemption_signal_to_every_process_ends_none(start_ddplaunch, tmp_path, mode):
+    """Slurm sends it so; a grandchild in a session of its own, or a shell, has no handler for it."""
     child = """
     import subprocess
     child = subprocess.Popen(["sh", "-c", "echo child; sleep 1000 & wait; echo woken"], start_new_session=True)
     """
-    write_program(tmp_path, "t.py", child + ASKS + "    print('child', child.poll())\n    child.kill()\n")
+    write_program(tmp_path, "t.py", child + POLLS + "    print('child', child.poll())\n    child.kill()\n")
     job = start_ddplaunch("run", *mode, "--nproc", "2", "t.py")
     job.wait_for("ready", 2)
     job.wait_for("child\n", 2)
@@ -103,15 +70,17 @@ def test_every_process_of_the_job_gets_the_warning(start_ddplaunch, tmp_path, mo
     job.assert_nothing_left()
 
 
-def test_a_warning_before_the_first_rank(start_ddplaunch, asks, tmp_path):
-    """Ranks that come to life later find the notice waiting; the process that forks them is not hurt."""
+def test_a_notice_before_the_first_rank(start_ddplaunch, polling_program, tmp_path):
+    """Ranks that start later find the file; the zygote ignores the signal."""
     write_program(
         tmp_path, "slow.py", "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
     )
-    job = start_ddplaunch("run", "--nproc", "2", "--preload", "slow", asks, env={"PYTHONPATH": str(tmp_path)})
+    job = start_ddplaunch(
+        "run", "--nproc", "2", "--preload", "slow", polling_program, env={"PYTHONPATH": str(tmp_path)}
+    )
     wait_until(lambda: len(job.left()) == 2, "the zygote")
     zygote = job.zygote()
-    wait_until(lambda: _ignores(zygote, signal.SIGUSR2), "its shield")
+    wait_until(lambda: _ignores(zygote, signal.SIGUSR2), "the signal to be ignored")
     for pid in job.left():
         os.kill(pid, signal.SIGUSR2)
     wait_until(lambda: "to save a checkpoint" in job.stderr(), "the notice")
@@ -121,14 +90,14 @@ def test_a_warning_before_the_first_rank(start_ddplaunch, asks, tmp_path):
     assert "cannot see" not in job.stderr()
 
 
-def test_a_warning_that_came_blocked_while_the_launcher_started(start_ddplaunch, asks):
-    """A program that starts launchers and forwards notices can block the signal until they handle it."""
+def test_a_blocked_notice_is_pending_until_the_launcher_handles_it(start_ddplaunch, polling_program):
+    """A program that starts launchers and forwards notices can block the signal meanwhile."""
 
-    def warned() -> None:
+    def send_blocked() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         os.kill(os.getpid(), signal.SIGUSR2)
 
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", asks, preexec_fn=warned)
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", polling_program, preexec_fn=send_blocked)
     assert job.wait() == 75, job.stderr()
     assert job.stdout().count("saved") == 2
     job.assert_nothing_left()
@@ -139,29 +108,30 @@ def _ignores(pid: int, number: int) -> bool:
         return bool(int(file.read().partition("SigIgn:\t")[2].split()[0], 16) >> (number - 1) & 1)
 
 
-def test_a_signal_of_the_users_choice(start_ddplaunch, tmp_path):
-    """For code that knows signals only; what it does on this one is to make room."""
-    script = 'trap "echo told; exit" USR1; echo ready; while :; do sleep 0.1; done'
+def test_preempt_forward_sends_a_signal_when_the_file_exists(start_ddplaunch):
+    """A rank that ends on this signal has not failed."""
+    script = 'trap "[ -e $DDPLAUNCH_PREEMPTED_FILE ] && echo saved; exit" USR1; echo ready; while :; do sleep 0.1; done'
     job = start_ddplaunch("run", "--nproc", "2", "--preempt-forward", "usr1", "--no-python", "bash", "--", "-c", script)
     job.wait_for("ready", 2)
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
-    assert job.stdout().count("told") == 2
+    assert job.stdout().count("saved") == 2
     assert "exited with" not in job.stderr()
 
 
-@pytest.mark.parametrize("name", ["USR2", "TERM"])
-def test_a_handler_of_the_program_gets_the_warning(start_ddplaunch, tmp_path, mode, name):
-    """In the ranks that have one, once; another finds the file."""
+@pytest.mark.parametrize(("name", "mode"), [("USR2", FORKED), ("TERM", EXEC)])
+def test_a_handler_of_the_program_gets_the_preemption_signal(start_ddplaunch, tmp_path, mode, name):
+    """Once. A rank without one finds the file; a job whose ranks all have one has seen the notice too."""
     text = f"""
         import os, signal, time
         from ddplaunch import runtime
 
         seen = []
-        if os.environ["RANK"] == "0":
+        has_handler = os.environ["RANK"] == "0" or {mode == EXEC}
+        if has_handler:
             signal.signal(signal.SIG{name}, lambda number, frame: seen.append(number))
         print("ready", flush=True)
-        while not (seen if os.environ["RANK"] == "0" else runtime.preempted()):
+        while not (seen if has_handler else runtime.preempted()):
             time.sleep(0.01)
         print("handled", len(seen), flush=True)
     """
@@ -170,65 +140,13 @@ def test_a_handler_of_the_program_gets_the_warning(start_ddplaunch, tmp_path, mo
     job.wait_for("ready", 2)
     job.signal(getattr(signal, f"SIG{name}"))
     assert job.wait() == 75
-    assert (job.stdout().count("handled 1"), job.stdout().count("handled 0")) == (1, 1)
+    assert [job.stdout().count(f"handled {times}") for times in (1, 0)] == ([2, 0] if mode == EXEC else [1, 1])
 
 
-def test_a_shell_script_looks_for_the_file(start_ddplaunch):
-    script = 'echo ready; until [ -e "$DDPLAUNCH_PREEMPTED_FILE" ]; do sleep 0.1; done; exit 75'
-    job = start_ddplaunch("run", "--nproc", "2", "--no-python", "sh", "--", "-c", script)
-    job.wait_for("ready", 2)
-    job.signal(signal.SIGUSR2)
-    assert job.wait() == 75
-
-
-def test_ranks_are_not_stopped_for_the_failure_of_another(start_ddplaunch, tmp_path):
-    """A rank that ends first breaks the others' collectives, while one may still be writing its checkpoint."""
-    first = "if runtime.rank():\n        raise OSError('peer gone')\n    time.sleep(1)\n    "
-    write_program(tmp_path, "t.py", ASKS.replace('print("saved', f'{first}print("saved'))
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "3", "--max-restarts", "5", "t.py")
-    job.wait_for("ready", 3)
-    job.signal(signal.SIGUSR2)
-    assert job.wait() == 75
-    assert "saved by 0" in job.stdout()
-    assert "failed with OSError: peer gone" in job.stderr()
-    assert "restart" not in job.stderr()
-
-
-def test_ctrl_c_after_the_warning(start_ddplaunch, tmp_path):
-    write_program(tmp_path, "t.py", NEVER_ASKS)
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "t.py")
-    job.wait_for("ready", 2)
-    job.signal(signal.SIGUSR2)
-    wait_until(lambda: "to save a checkpoint" in job.stderr(), "the notice")
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
-    assert "may be run again" not in job.stderr()
-
-
-def test_a_second_sigterm_stops_a_pod(start_ddplaunch, tmp_path):
-    write_program(tmp_path, "t.py", NEVER_ASKS)
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-signal", "TERM", "t.py")
-    job.wait_for("ready", 2)
-    job.signal(signal.SIGTERM)
-    wait_until(lambda: "to save a checkpoint" in job.stderr(), "the notice")
-    job.signal(signal.SIGTERM)
-    assert job.wait() == 143
-
-
-def test_a_warning_that_is_none(start_ddplaunch, asks):
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--preempt-signal", "none", asks)
-    job.wait_for("ready", 2)
-    job.signal(signal.SIGUSR2)  # is one for ranks that catch it: tests/core/node/test_stopping.py
-    job.signal(signal.SIGTERM)
-    assert job.wait() == 143
-    assert "to save a checkpoint" not in job.stderr()
-    job.assert_nothing_left()
-
-
-def test_the_batch_script_learns_the_exit_code(start_ddplaunch, asks, tmp_path):
-    """From node 0 alone; the scripts of other schedulers than Slurm, from a mark for a requeue."""
+def test_files_for_the_batch_script(start_ddplaunch, tmp_path):
+    """Node 0 writes the exit code, and for schedulers other than Slurm a mark for a requeue."""
     write_program(
-        tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + textwrap.dedent(ASKS)
+        tmp_path, "t.py", "import os\nassert 'DDPLAUNCH_EXIT_FILE' not in os.environ\n" + textwrap.dedent(POLLS)
     )
     code, mark = write_program(tmp_path, "code", "something older"), tmp_path / "mark"
     variables = {"DDPLAUNCH_EXIT_FILE": str(code), "DDPLAUNCH_REQUEUE_FILE": str(mark)}
@@ -246,14 +164,14 @@ def test_the_batch_script_learns_the_exit_code(start_ddplaunch, asks, tmp_path):
     assert f"cannot write the exit code 75 for the batch script: {missing}" in job.stderr()
 
 
-def test_a_launcher_within_a_rank_is_warned_too(start_ddplaunch, asks, tmp_path):
-    """It has inherited the shield of the rank that it is, and yet is the one to act."""
+def test_a_launcher_within_a_rank_handles_the_notice(start_ddplaunch, polling_program, tmp_path):
+    """It inherits an ignored signal from its rank, and handles it all the same."""
     write_program(
         tmp_path,
         "outer.py",
         f"""
         import subprocess, sys
-        words = ["run", *{LIGHT}, "--nproc", "2", {str(asks)!r}]
+        words = ["run", *{LIGHT}, "--nproc", "2", {str(polling_program)!r}]
         sys.exit(subprocess.call([sys.executable, "-m", "ddplaunch", *words]))
         """,
     )

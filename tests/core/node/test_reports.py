@@ -33,6 +33,19 @@ def test_ranks_that_failed_alike_after_the_first_share_a_line():
     assert sum("then rank" in line for line in lines) == 2
 
 
+def test_a_message_is_cut_between_words():
+    """Those of torch begin with a place in its source, which would leave no room for the rest."""
+    first = RankFailure(0, 0, "n0", 7, 0, 1, None, "ValueError: boom", None, 1.0, None)
+    place = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
+    text = f"RuntimeError: {place}Connection closed by peer [127.0.0.1]:19544. " + "It may have ended. " * 9
+    second = RankFailure(1, 1, "n0", 8, 0, 1, None, text, None, 2.0, None)
+    (line,) = [
+        each for each in render_verdict(find_first_cause([first, second], 0, 2), 1).splitlines() if "then" in each
+    ]
+    assert line.startswith("  then rank 1 failed: RuntimeError: … Connection closed by peer [127.0.0.1]:19544. It may")
+    assert line.endswith((" It…", " may…", " have…", " ended…"))
+
+
 def test_a_failure_with_a_slow_stop_has_its_traceback_twice(run_ddplaunch, tmp_path):
     """As the rank prints it, and in the report: messages meanwhile are lines of their own."""
     script = write_program(

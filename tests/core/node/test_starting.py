@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,6 @@ import pytest
 
 from tests.conftest import ddplaunch_command, run_command, wait_until, write_program
 from tests.constant_override import launcher_with_constant
-from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC, FORKED, LIGHT
 
 PROGRAM = ("--no-python", "--start", "exec")
@@ -40,7 +38,7 @@ def test_a_start_that_takes_long_shows_what_it_waits_for(start_ddplaunch, tmp_pa
     sooner = launcher_with_constant(tmp_path, "cli.startup_notice.STARTUP_NOTICE_DELAY_S", 0.2)
     job = start_ddplaunch("run", "--preload", "threading,slow", "--nproc", "2", script, executable=sooner)
     expected = "ddplaunch: starting 2 ranks: waiting for the import of threading, slow (00:00)\n"
-    wait_until(lambda: expected in job.err.read_text(), "a word on the start")
+    wait_until(lambda: expected in job.err.read_text(), "the notice")
     (tmp_path / "go").touch()
     assert (job.wait(), job.stdout()) == (0, "")
 
@@ -52,33 +50,20 @@ def test_a_thousand_ranks(run_ddplaunch):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_ctrl_c_while_the_zygote_imports(start_ddplaunch, tmp_path):
-    """However many ranks are wanted, and however long that takes: nothing is asked for yet, and nothing waits."""
+def test_a_stop_while_the_zygote_imports(start_ddplaunch, tmp_path):
+    """The job ends at once: no rank is requested yet."""
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "")
     job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", script)
     wait_until((tmp_path / "importing").exists, "the import")
-    job.signal(signal.SIGINT)
-    assert job.wait() == 130
+    job.signal(signal.SIGHUP)
+    assert job.wait() == 129
     job.assert_nothing_left()
 
 
-@pytest.mark.slow
-def test_ctrl_c_while_ranks_start(start_ddplaunch, tmp_path):
-    job = start_ddplaunch("run", *PROGRAM, "--nproc", "1000", "--log-dir", "logs", "/bin/sleep", "1000")
-    wait_until(lambda: events(tmp_path, "started"), "the first rank")
-    job.signal(signal.SIGINT)
-    began = time.monotonic()
-    wait_until(job.stderr, "an answer", timeout=1)
-    assert time.monotonic() - began < scaled_timeout(0.2)
-    assert job.wait() == 130
-    assert len(events(tmp_path, "started")) < 1000
-    job.assert_nothing_left()
-
-
-def test_a_stopped_zygote_is_not_waited_for(start_ddplaunch, tmp_path):
-    """It takes no request: what is sent to it waits, and the launcher does not."""
+def test_a_suspended_zygote_does_not_block_the_launcher(start_ddplaunch, tmp_path):
+    """Requests wait in the launcher while the zygote's socket is full."""
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
@@ -88,7 +73,7 @@ def test_a_stopped_zygote_is_not_waited_for(start_ddplaunch, tmp_path):
     wait_until(lambda: events(tmp_path, "started"), "the first rank")
     os.kill(job.zygote(), signal.SIGSTOP)
     job.signal(signal.SIGINT)
-    wait_until(lambda: "stopping" in job.stderr(), "an answer", timeout=2)
+    wait_until(lambda: "stopping" in job.stderr(), "the notice", timeout=2)
     os.kill(job.zygote(), signal.SIGCONT)
     assert job.wait() == 130
     job.assert_nothing_left()
@@ -115,14 +100,14 @@ def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
 
 
 def test_descriptors_that_run_out_while_ranks_start(start_ddplaunch, tmp_path):
-    """Whatever took them, the ranks that are there are stopped, and the report says what was short."""
+    """The ranks that have started are stopped, and the report names the limit."""
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
     job = start_ddplaunch("run", "--preload", "slow", "--nproc", "20", script)
     wait_until((tmp_path / "importing").exists, "the import")
     launcher = psutil.Process(job.process.pid)
-    wait_until(lambda: any(each.laddr for each in launcher.net_connections("unix")), "its control socket, the last one")
+    wait_until(lambda: any(each.laddr for each in launcher.net_connections("unix")), "the control socket")
     most = len(os.listdir(f"/proc/{job.process.pid}/fd")) + 10
     resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (most, most))
     (tmp_path / "gate").open("w").close()
@@ -151,8 +136,8 @@ sys.exit(job.wait())
     ("how", "code"),
     [pytest.param("release", 0, marks=pytest.mark.slow), pytest.param("keep", 71, marks=pytest.mark.ci)],
 )
-def test_too_many_descriptors_on_their_way(tmp_path, how, code):
-    """The kernel counts them for all processes of a user: others may take theirs soon, and if not, we say so."""
+def test_too_many_descriptors_in_flight(tmp_path, how, code):
+    """The kernel counts them for all processes of a user, so the launcher waits for others before it gives up."""
     tmp_path.chmod(0o777)
     other = ["--reuid=54321", "--regid=54321", "--clear-groups"]
     rights = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
@@ -188,9 +173,9 @@ def pids_group(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("most", "restarts"), [(20, 0), (20, 1), (2, 0), (1, 0)])
+@pytest.mark.parametrize(("most", "restarts"), [(20, 1), (2, 0), (1, 0)])
 def test_too_many_processes(tmp_path, pids_group, most, restarts):
-    """Ranks ran, so it is a failure of the job, in words, and nothing that was typed wrongly."""
+    """The job has failed if a rank has started; it is refused if the zygote cannot be started."""
     (pids_group / "pids.max").write_text(str(most))
     words = ddplaunch_command("run", *PROGRAM, "--nproc", "40", "--max-restarts", str(restarts), "/bin/sleep", "1000")
     done = run_command(
@@ -247,7 +232,7 @@ ODD_ERROR_FILES = {
 }
 
 
-def test_error_files_that_are_none(run_ddplaunch, tmp_path):
+def test_invalid_error_files_are_ignored(run_ddplaunch, tmp_path):
     """Each rank makes one of them, and fails when all are there."""
     script = write_program(
         tmp_path,
@@ -269,8 +254,7 @@ def test_error_files_that_are_none(run_ddplaunch, tmp_path):
     assert not list(tmp_path.glob("ddplaunch-*"))
 
 
-def test_an_exception_does_not_follow_a_link(run_ddplaunch, tmp_path):
-    """Nor does it write over what is there."""
+def test_an_exception_is_not_written_through_a_link(run_ddplaunch, tmp_path):
     script = write_program(
         tmp_path,
         "train.py",
@@ -288,7 +272,7 @@ def test_an_exception_does_not_follow_a_link(run_ddplaunch, tmp_path):
 
 
 def test_the_temporary_folder_cannot_be_guessed(start_ddplaunch, tmp_path):
-    """While the zygote imports there is none, nor its name; later it is for us alone."""
+    """It has no name while the zygote imports; later it is private to this user."""
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "import time; print('ready', flush=True); time.sleep(1000)")
@@ -311,7 +295,7 @@ def test_the_temporary_folder_cannot_be_guessed(start_ddplaunch, tmp_path):
 
 
 def test_a_log_is_not_written_through_a_link(run_ddplaunch, tmp_path):
-    """Where others may write, they could name any file of ours."""
+    """Others could name any file of this user where they may write."""
     theirs = write_program(tmp_path, "theirs", "whole")
     script = write_program(
         tmp_path,
@@ -338,38 +322,11 @@ def test_a_log_is_not_written_through_a_link(run_ddplaunch, tmp_path):
     assert "the log folder is incomplete: plan.json: Too many levels of symbolic links" in done.stderr
 
 
-def test_ranks_that_are_born_while_the_others_are_ended_have_not_failed(run_ddplaunch):
-    done = run_ddplaunch(
-        "run", *PROGRAM, "--grace", "0", "--nproc", "40", "/bin/sh", "-c", "[ $RANK = 0 ] && exit 3; sleep 100"
-    )
-    assert done.returncode == 3
-    assert done.stderr.startswith("ddplaunch: rank 0 exited with code 3")
-    assert "SIGKILL" not in done.stderr
-
-
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_zygote_killed_while_the_output_ends_is_replaced(start_ddplaunch, tmp_path):
-    """The next attempt has one of its own."""
-    os.mkfifo(tmp_path / "gate")
-    program = "echo up; [ -e failed ] && exit 0; touch failed; read line <gate; exit 3"
-    words = ("run", *PROGRAM, "--log-dir", "logs", "--nproc", "2", "--max-restarts", "1", "/bin/sh", "-c", program)
-    job = start_ddplaunch(*words)
-    job.wait_for("up", 2)
-    (zygote,) = children(job.process.pid)
-    held = os.open(f"/proc/{children(zygote)[0]}/fd/1", os.O_WRONLY)  # the output is not at its end without us
-    (tmp_path / "gate").write_text("\n\n")
-    (events,) = tmp_path.glob("logs/*/events.jsonl")
-    wait_until(lambda: '"swept"' in events.read_text(), "the end of all that the ranks were")
-    os.kill(zygote, signal.SIGKILL)
-    assert job.wait() == 0, job.stderr()
-    os.close(held)
-    job.assert_nothing_left()
-
-
-def test_all_zygotes_killed_at_once(start_ddplaunch):
+def test_the_zygotes_of_ranks_and_sidecars_killed_at_once(start_ddplaunch):
     """As the kernel may do where memory is short."""
     job = start_ddplaunch("run", *PROGRAM, "--sidecar", "sleep 1000", "/bin/sh", "-c", "echo up; exec sleep 1000")
     job.wait_for("up")

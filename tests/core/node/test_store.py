@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.system.network.reserved_port import ReservedPort, check_loopback
 from tests.conftest import (
     PROGRAMS,
-    BackgroundJob,
     ddplaunch_command,
     free_port,
     is_alive,
@@ -23,10 +21,6 @@ from tests.conftest import (
     write_program,
 )
 from tests.start_modes import EXEC, FORKED
-
-zygote_and_exec = pytest.mark.parametrize(
-    "mode", ["zygote", pytest.param("exec", marks=[pytest.mark.ci, pytest.mark.slow])]
-)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network of its own")
@@ -104,9 +98,9 @@ def test_an_address_of_another_machine(address):
 
 
 @pytest.mark.slow
-@zygote_and_exec
+@pytest.mark.parametrize("mode", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
 def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
-    """At the usual 127.0.0.1 those of nearly all tests do."""
+    """Also at an address of IPv6."""
     if not Path("/proc/net/if_inet6").exists() or "00000001 01 80" not in Path("/proc/net/if_inet6").read_text():
         pytest.skip("no ::1 on this machine")
     script = write_program(
@@ -128,8 +122,7 @@ def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/store"])
-@zygote_and_exec
-def test_init_methods(run_ddplaunch, tmp_path, method, mode):
+def test_init_methods(run_ddplaunch, tmp_path, method):
     """--backend and --init-method: the group is there before the target runs and gone after; files are removed."""
     script = write_program(
         tmp_path,
@@ -146,7 +139,7 @@ def test_init_methods(run_ddplaunch, tmp_path, method, mode):
         port = free.getsockname()[1]
     (tmp_path / "store").write_text("stale")
     done = run_ddplaunch(
-        "run", "--start", mode, "--nproc", "2", "--backend", "gloo",
+        "run", "--nproc", "2", "--backend", "gloo",
         "--init-method", method.format(port=port, folder=tmp_path), script,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -156,8 +149,8 @@ def test_init_methods(run_ddplaunch, tmp_path, method, mode):
 
 
 @pytest.mark.slow
-def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
-    """A store of the script's own on another port, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
+def test_a_tcp_store_of_the_script_itself_works(run_ddplaunch, tmp_path):
+    """On another port, though TORCHELASTIC_USE_AGENT_STORE makes every rank a client."""
     script = write_program(
         tmp_path,
         "own.py",
@@ -182,7 +175,7 @@ def test_a_scripts_own_tcp_store_works(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_scripts_own_port_that_is_taken_fails(run_ddplaunch, tmp_path):
+def test_a_port_of_the_script_itself_that_is_taken_fails(run_ddplaunch, tmp_path):
     """torch's C++ would ignore the error because of TORCHELASTIC_USE_AGENT_STORE, and both ranks would wait."""
     with socket.socket() as other:
         other.bind(("", 0))
@@ -203,20 +196,13 @@ def test_a_scripts_own_port_that_is_taken_fails(run_ddplaunch, tmp_path):
 LEAVES = PROGRAMS / "leaves.py"
 
 
-def nodes(start: Callable[..., BackgroundJob], count: int, *words: str) -> list[BackgroundJob]:
-    """The launchers of one job on this machine, which end with 0 or fail the test."""
-    where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nnodes", str(count))
-    places = [(*where, "--node-rank", str(number)) for number in range(count)] if count > 1 else [()]
-    return [start("run", *place, *words) for place in places]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("nnodes", [1, 2])
-def test_the_store_outlives_rank_0_and_is_new_in_each_attempt(start_ddplaunch, nnodes):
+def test_the_store_outlives_rank_0_and_is_new_in_each_attempt(start_ddplaunch):
     """Rank 0 ends by os._exit while the others still make groups; before that an attempt failed."""
-    ranks = str(4 // nnodes)
-    jobs = nodes(start_ddplaunch, nnodes, "--nproc", ranks, "--max-restarts", "1", str(LEAVES), "exit")
-    assert [job.wait() for job in jobs] == [0] * nnodes, jobs[0].stderr()
+    where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nnodes", "2", "--nproc", "2")
+    words = (*where, "--max-restarts", "1", str(LEAVES), "exit")
+    jobs = [start_ddplaunch("run", "--node-rank", str(number), *words) for number in (0, 1)]
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr()
     printed = "".join(job.stdout() for job in jobs)
     assert printed.count("the store is new, and not in a rank: True") == 8
     assert printed.count("met 6") == 3
@@ -225,16 +211,14 @@ def test_the_store_outlives_rank_0_and_is_new_in_each_attempt(start_ddplaunch, n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nnodes", [1, pytest.param(2, marks=pytest.mark.ci)])
-def test_a_rank_that_starts_again_or_is_a_childs_wrapper(start_ddplaunch, nnodes):
-    """Rank 0 replaces itself by execve, and then the program proper is its child; another rank is an ordinary one."""
-    jobs = nodes(start_ddplaunch, nnodes, "--nproc", str(2 // nnodes), str(LEAVES), "wrap")
-    assert [job.wait() for job in jobs] == [0] * nnodes, jobs[0].stderr()
-    assert "".join(job.stdout() for job in jobs).count("met 1") == 2
+def test_a_rank_that_replaces_itself_and_runs_the_program_as_its_child(run_ddplaunch):
+    """Rank 0 does, by execve; the other rank is an ordinary one."""
+    done = run_ddplaunch("run", "--nproc", "2", str(LEAVES), "wrap")
+    assert (done.returncode, done.stdout.count("met 1")) == (0, 2), done.stderr
 
 
 @pytest.mark.slow
-def test_a_warm_zygotes_runs_have_stores_of_their_own(start_ddplaunch, tmp_path):
+def test_each_run_of_a_warm_zygote_has_a_store(start_ddplaunch, tmp_path):
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
     try:
         for _ in range(2):
@@ -246,7 +230,7 @@ def test_a_warm_zygotes_runs_have_stores_of_their_own(start_ddplaunch, tmp_path)
         run_command(ddplaunch_command("warm", "--stop"), tmp_path, env)
 
 
-def test_what_a_dry_run_shows_of_the_store(run_in_fork, tmp_path):
+def test_a_dry_run_shows_who_opens_the_store(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "import torch")
     for words, expected in ((("--nproc", "2"), True), (("--nproc", "2", *EXEC), False), (("--nproc", "1"), False)):
         done = run_in_fork("run", *words, "--dry-run", "--json", "train.py")

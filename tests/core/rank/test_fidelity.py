@@ -340,7 +340,7 @@ SHADOWS = (
     "traceback",
     "ctypes",
 )
-HARMLESS = ("worker", "zygote", "channel", "processes", "arguments", "click", "supervisor", "errors", "plan")
+HARMLESS = ("worker", "zygote", "channel", "processes", "arguments", "click", "launcher", "errors", "plan")
 
 SHADOWED_SCRIPT = """
     import sys

@@ -71,7 +71,7 @@ def test_what_passes_is_skipped_or_fails_everywhere(run_in_fork, tmp_path):
     assert bisect(["true"]) == (0, "", "ddplaunch: all 2 hosts pass together")
     assert bisect(["sh", "-c", "exit 125"]) == (0, "", "ddplaunch: unknown whether all hosts pass together")
     everywhere = (
-        "ddplaunch: COMMAND failed 3 times on each of: a, b; it never passed on as many hosts: check COMMAND itself"
+        "ddplaunch: COMMAND failed 3 times on each of: a, b; no run on as many hosts passed: check COMMAND itself"
     )
     assert bisect(["false"]) == (1, "", everywhere)
 

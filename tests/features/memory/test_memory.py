@@ -27,7 +27,7 @@ from tests.conftest import PROGRAMS, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT, WARM
 
-NO_GROWTH = "no memory use grew by much"
+NO_GROWTH = "memory use hardly grew"
 
 FAILS = PROGRAMS / "fails.py"
 MIB = 1 << 20

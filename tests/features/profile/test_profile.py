@@ -346,7 +346,7 @@ def test_a_profiler_of_the_programs_own_comes_first(job, run_in_fork, tmp_path, 
         profile()
     (tmp_path / "enough").touch()
     wait_until(lambda: len([*tmp_path.glob("prepared?")]) == 2, "the second profiler")
-    assert "note: no profile by torch of ranks 0, 1: " in profile()
+    assert "note: no torch.profiler data of ranks 0, 1: " in profile()
     (tmp_path / "go on").touch()
     assert begun.wait() == 0, begun.stderr()
     assert begun.stdout().count("fine") == 2

@@ -240,7 +240,7 @@ def test_a_job_that_never_was(answers, cluster):
     done = answers("attach", "999")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         2,
-        "Error: Slurm does not know job 999, and none was submitted from here",
+        "Error: Slurm does not know job 999, and it was not submitted here",
     )
 
 

@@ -15,10 +15,10 @@ from ddplaunch.core.control_socket.job_status import JobState, RankState, RankSt
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
 from ddplaunch.features.inspect.request import JobInspection
 from ddplaunch.features.runs.html_report import render_page
+from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
 from ddplaunch.features.runs.html_report.page_run import PageInputs
-from ddplaunch.features.runs.html_report.script import HASH, SCRIPT
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
@@ -160,7 +160,7 @@ def test_it_asks_for_nothing():
     assert [text for text in re.findall("<script>(.*?)</script>", text, re.S)] == [SCRIPT]
     assert elements.count("script") == 1
     (rules,) = (each["content"] for _, each in elements.found if each.get("http-equiv"))
-    assert rules == f"default-src 'none'; style-src 'unsafe-inline'; script-src '{HASH}'"
+    assert rules == f"default-src 'none'; style-src 'unsafe-inline'; script-src '{SCRIPT_HASH}'"
     loads = {"src", "href", "srcset", "data", "action", "poster"}
     assert not any(loads & attributes.keys() for _, attributes in elements.found)
     assert "url(" not in render_page([record(4)])

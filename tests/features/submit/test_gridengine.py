@@ -146,7 +146,7 @@ ru_wallclock 1s
         ("0", "7", (7, "failed")),
         ("100 : assumedly after job", "137                  (Killed)", (137, "was killed by signal 9")),
         ("37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", "137", (143, "reached its time limit")),
-        ("26  : opening input/output file", "0", (1, "failed: Grid Engine says 26  : opening input/output file")),
+        ("26  : opening input/output file", "0", (1, "failed: Grid Engine reports 26  : opening input/output file")),
     ],
 )
 def test_how_a_job_ended(failed, code, ended):

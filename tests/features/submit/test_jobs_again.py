@@ -29,7 +29,7 @@ sys.exit(3 if os.environ["RANK"] == "1" else 0)
 
 TITLES = {"pbs": "PBS", "lsf": "LSF"}
 WHY = {"pbs": "waits: Not Running: Insufficient amount of resource: ncpus", "lsf": "waits"}
-STOPPED = {"pbs": "failed (exit code 143)", "lsf": "was killed: LSF says TERM_OWNER (exit code 130)"}
+STOPPED = {"pbs": "failed (exit code 143)", "lsf": "was killed: LSF reports TERM_OWNER (exit code 130)"}
 NEVER_BEGAN = {"pbs": DELETED, "lsf": KILLED}
 
 

@@ -21,7 +21,7 @@ from tests.features.submit.states import HELD, KILLED, OUT_OF_MEMORY
          "reached its time limit (exit code 143)"),
         ("EXIT|137|TERM_MEMLIMIT: job killed after reaching LSF memory usage limit",
          OUT_OF_MEMORY),
-        ("EXIT|130|TERM_OWNER: job killed by owner", "was killed: LSF says TERM_OWNER (exit code 130)"),
+        ("EXIT|130|TERM_OWNER: job killed by owner", "was killed: LSF reports TERM_OWNER (exit code 130)"),
         ("EXIT|-|TERM_OWNER: job killed by owner", KILLED),
     ],
 )  # fmt: skip

@@ -82,7 +82,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-QUESTIONS = {"--nnodes N ": "how many there are", "--node-rank I ": "which one this is", "addr HOST": "where node 0 is"}
+LACKING = {"--nnodes N ": "the number of nodes", "--node-rank I ": "the node rank", "addr HOST": "node 0's address"}
 """What stands in the options for a value that no variable has, and how the message asks for it; the first counts."""
 
 
@@ -90,8 +90,8 @@ QUESTIONS = {"--nnodes N ": "how many there are", "--node-rank I ": "which one t
 def test_several_nodes_are_refused(environ: Mapping[str, str], variables: str, options: str) -> None:
     with pytest.raises(UsageError) as raised:
         check(environ)
-    unknown = next((question for sign, question in QUESTIONS.items() if sign in options), "")
-    reason = f", but nothing says {unknown}" if unknown else ""
+    unknown = next((what for sign, what in LACKING.items() if sign in options), "")
+    reason = f", but no variable has {unknown}" if unknown else ""
     assert raised.value.message == f"{variables}: this may be one node of several{reason}"
     assert raised.value.hint == (
         f"on every node: ddplaunch run {options} …\nthis machine alone: ddplaunch run --standalone …, or --cluster none"

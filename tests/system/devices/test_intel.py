@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
 
 from ddplaunch.system.devices.intel import read_intel
 from ddplaunch.system.devices.vendor import KernelTrees
@@ -38,24 +38,18 @@ def test_xe_cards_by_pci_address(make_tree: MakeTree) -> None:
     assert (gpus[0].numa_node, gpus[1].numa_node) == (1, None)
 
 
-def test_integrated_graphics_do_not_count(make_tree: MakeTree) -> None:
-    sysfs = make_tree(
-        {
-            **card(0, "0000:00:02.0", "i915", "0x46a6"),
-            **card(1, "0000:01:02.0", "xe", "0x7d55"),  # no memory of its own
-        }
-    )
-    assert read_intel(KernelTrees(sysfs)) == ([], [])
-
-
-def test_other_makers_and_drivers_do_not_count(make_tree: MakeTree) -> None:
-    sysfs = make_tree(
-        {
-            **card(0, "0000:03:00.0", "i915", "0x56a0", vendor="0x1002"),
-            **card(1, "0000:04:00.0", "vfio-pci", "0x56a0"),  # lent to a virtual machine
-        }
-    )
-    assert read_intel(KernelTrees(sysfs)) == ([], [])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        card(0, "0000:00:02.0", "i915", "0x46a6"),  # integrated graphics
+        card(1, "0000:01:02.0", "xe", "0x7d55"),  # without memory of its own
+        card(0, "0000:03:00.0", "i915", "0x56a0", vendor="0x1002"),
+        card(1, "0000:04:00.0", "vfio-pci", "0x56a0"),  # lent to a virtual machine
+    ],
+)
+def test_what_does_not_count(make_tree: MakeTree, files: dict[str, str]) -> None:
+    assert read_intel(KernelTrees(make_tree(files))) == ([], [])
 
 
 def test_i915(make_tree: MakeTree) -> None:
@@ -75,7 +69,3 @@ def test_every_tile_is_a_gpu(make_tree: MakeTree) -> None:
     gpus, _ = read_intel(KernelTrees(make_tree(card(0, "0000:29:00.0", "xe", "0x0bd5", **tiles))))
     assert [gpu.name for gpu in gpus] == ["Intel GPU 0bd5 tile 0", "Intel GPU 0bd5 tile 1"]
     assert [(gpu.index, gpu.memory_total) for gpu in gpus] == [(0, 64 * GIB), (1, 64 * GIB)]
-
-
-def test_no_cards(tmp_path: Path) -> None:
-    assert read_intel(KernelTrees(tmp_path)) == ([], [])

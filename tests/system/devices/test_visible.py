@@ -243,42 +243,43 @@ def test_nvidia_comes_before_the_integrated_graphics_of_an_amd_processor() -> No
 
 # --gpus
 
+PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
-@pytest.mark.parametrize(
-    ("wanted", "seen", "mask"),
-    [
-        ("0,2", [0, 2], "0,2"),
-        ("3,0", [3, 0], "3,0"),
-        (" 1 , 2", [1, 2], "1,2"),
-        ("gpu-C08D", [2], UUIDS[2]),
-        ("GPU-8932f,3", [0, 3], f"{UUIDS[0]},{UUIDS[3]}"),
-    ],
-)
-def test_gpus_flag(wanted: str, seen: list[int], mask: str) -> None:
-    """Programs read integers in the variable, so UUIDs are there only where a user typed one."""
-    visible = visible_gpus(machine(nvidia()), wanted, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
-    assert indices(visible) == seen
-    order = {} if mask.startswith("GPU-") else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert visible.environ == {"CUDA_VISIBLE_DEVICES": mask, **order}
-    assert (visible.source, visible.notes) == ("--gpus", ())
-
-
-def test_gpus_flag_without_uuids() -> None:
-    visible = visible_gpus(machine(of("nvidia", 3)), "2,1", {})
-    assert visible.environ == {"CUDA_VISIBLE_DEVICES": "2,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-@pytest.mark.parametrize(
-    "gpus",
-    [
-        [gpu for gpu in nvidia() if gpu.index != 1],  # it was lost, and CUDA counts the others anew
+CHOSEN = [
+    # Programs read integers in the variable, so UUIDs are there only where a user typed one
+    *((nvidia(), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, wanted, seen, {CUDA: mask, **PCI_ORDER}, "")
+      for wanted, seen, mask in (("0,2", [0, 2], "0,2"), ("3,0", [3, 0], "3,0"), (" 1 , 2", [1, 2], "1,2"))),
+    (nvidia(), {}, "gpu-C08D", [2], {CUDA: UUIDS[2]}, ""),
+    (nvidia(), {}, "GPU-8932f,3", [0, 3], {CUDA: f"{UUIDS[0]},{UUIDS[3]}"}, ""),
+    # or where CUDA would count otherwise: one was lost, or is in MIG mode, with an instance or without
+    *((gpus, {}, "3,2", [3, 2], {CUDA: f"{UUIDS[3]},{UUIDS[2]}"}, "") for gpus in (
+        [gpu for gpu in nvidia() if gpu.index != 1],
         [sliced(nvidia()[0], (1, 0)), *nvidia()[1:]],
-        [replace(nvidia()[0], mig_mode=True), *nvidia()[1:]],  # without an instance
-    ],
-)
-def test_uuids_where_cuda_would_count_otherwise(gpus: list[Gpu]) -> None:
-    visible = visible_gpus(machine(gpus), "3,2", {})
-    assert visible.environ == {"CUDA_VISIBLE_DEVICES": f"{UUIDS[3]},{UUIDS[2]}"}
+        [replace(nvidia()[0], mig_mode=True), *nvidia()[1:]],
+    )),
+    (of("nvidia", 3), {}, "2,1", [2, 1], {CUDA: "2,1", **PCI_ORDER}, ""),
+    (nvidia(), {CUDA: "0,1"}, "1", [1], {CUDA: "1", **PCI_ORDER}, ""),
+    (nvidia(), {CUDA: "0,1"}, "1,3", [1, 3], {CUDA: "1,3", **PCI_ORDER},
+     f"--gpus 1,3 overrides {CUDA}=0,1, which has not all of them."),
+    (amd(), {}, "3,1", [3, 1], {HIP: "3,1"}, ""),
+    (amd(), {CUDA: "0"}, "2", [2], {HIP: "2"}, f"--gpus 2 overrides {CUDA}=0, which has not all of them."),
+    (amd(), {ROCR: "0,1", HIP: "1"}, "3,GPU-1", [3, 1], {ROCR: "3,1", HIP: "0,1"},
+     f"--gpus 3,GPU-1 overrides {ROCR}=0,1 and {HIP}=1, which has not all of them."),
+    (amd(), {ROCR: "0,2", CUDA: "1"}, "3,1", [3, 1], {ROCR: "3,1", HIP: "0,1"}, "overrides"),
+    (of("intel", 3), {}, "2,0", [0, 2], {ZE: "0,2", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}, "cannot reorder"),
+    (of("intel", 4), {ZE: "0"}, "1,3", [1, 3], {ZE: "1,3", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}, "overrides"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpus", "inherited", "wanted", "seen", "environ", "note"), CHOSEN)
+def test_gpus_flag(
+    gpus: list[Gpu], inherited: dict[str, str], wanted: str, seen: list[int], environ: dict[str, str], note: str
+) -> None:
+    visible = visible_gpus(machine(gpus), wanted, inherited)
+    assert (indices(visible), visible.environ, visible.source) == (seen, environ, "--gpus")
+    whole = note.startswith("--gpus")
+    assert [each == note if whole else note in each for each in visible.notes] == [True] * bool(note)
+    assert indices(visible_gpus(machine(gpus), None, {**inherited, **environ})) == seen, "so do the ranks"
 
 
 @pytest.mark.parametrize(
@@ -336,41 +337,3 @@ def test_gpus_flag_on_a_machine_without(notes: tuple[str, ...], hint: str) -> No
     with pytest.raises(UsageError, match="--gpus 0: no GPU was found on this machine") as raised:
         visible_gpus(machine([], *notes), "0", {})
     assert raised.value.hint == hint
-
-
-def test_gpus_flag_beats_the_variable_and_says_so_where_it_reaches_further() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
-    assert visible_gpus(machine(nvidia()), "1", environ).notes == ()
-    visible = visible_gpus(machine(nvidia()), "1,3", environ)
-    assert indices(visible) == [1, 3]
-    assert visible.notes == ("--gpus 1,3 overrides CUDA_VISIBLE_DEVICES=0,1, which has not all of them.",)
-
-
-def test_gpus_flag_on_amd() -> None:
-    assert visible_gpus(machine(amd()), "3,1", {}).environ == {"HIP_VISIBLE_DEVICES": "3,1"}
-    visible = visible_gpus(machine(amd()), "3,GPU-1", {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1"})
-    assert visible.environ == {"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "0,1"}
-    assert indices(visible) == [3, 1]
-    assert visible.notes == (
-        "--gpus 3,GPU-1 overrides ROCR_VISIBLE_DEVICES=0,1 and HIP_VISIBLE_DEVICES=1, which has not all of them.",
-    )
-
-
-def test_gpus_flag_on_intel_cannot_reorder() -> None:
-    visible = visible_gpus(machine(of("intel", 3)), "2,0", {})
-    assert indices(visible) == [0, 2]
-    assert visible.environ == {"ZE_AFFINITY_MASK": "0,2", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}
-    assert "cannot reorder" in visible.notes[0]
-
-
-def test_what_the_flag_sets_is_what_it_chose() -> None:
-    """Whatever is inherited, the ranks' own environment shows the devices in the order of the flag."""
-    for gpus, wanted, inherited in (
-        (nvidia(), "3,1", {"CUDA_VISIBLE_DEVICES": "0"}),
-        (amd(), "3,1", {"ROCR_VISIBLE_DEVICES": "0,2", "CUDA_VISIBLE_DEVICES": "1"}),
-        (amd(), "2", {"CUDA_VISIBLE_DEVICES": "0"}),
-        (of("intel", 4), "1,3", {"ZE_AFFINITY_MASK": "0"}),
-    ):
-        chosen = visible_gpus(machine(gpus), wanted, inherited)
-        seen = visible_gpus(machine(gpus), None, {**inherited, **chosen.environ})
-        assert indices(seen) == indices(chosen)

@@ -119,6 +119,7 @@ def call(source: str, words: str = "") -> Any:
         ("x", "--x a", "a"),
         ("x", "--x nan", "nan"),
         ("x", "--x 1_000", "1_000"),
+        pytest.param("x", f"--x {'9' * 5000}", "9" * 5000, id="more digits than Python reads"),
         ("x=None", "--x 3", 3),
         ("x=1", "--x 3", 3),
         ("x=-1.5", "--x 3", 3.0),
@@ -203,6 +204,7 @@ TUTORIALS = {
     "def main(rank, **more: int): return locals()": ("", {"rank": 9, "more": {}}),
     "def main(*args, **kwargs): return locals()": ("--reads argv itself", {"args": (), "kwargs": {}}),
     "def main(cuda=True, no_cuda=False): return locals()": ("--no-cuda", {"cuda": True, "no_cuda": True}),
+    "def main(no_cuda=False, cuda=True): return locals()": ("--no-cuda", {"cuda": True, "no_cuda": True}),
     "def main(config=Config, hook=print): return sorted(locals())": ("", ["config", "hook"]),
 }
 

@@ -15,6 +15,7 @@ from ddplaunch.features.inspect.job.awaited_rank import format_host, make_failur
 from ddplaunch.features.inspect.options import Hangs
 
 STRAGGLER_CHECK = "straggler check"  # the deadline
+PAUSED_INTERVAL_S = 1.0  # the shortest, between two inspections while a rank waits for a user
 
 
 class StragglerLimit:
@@ -51,7 +52,7 @@ class StragglerLimit:
         if attempt != self._attempt:
             return
         if self._context.limits.are_paused:
-            return self._context.set_deadline(STRAGGLER_CHECK, self._timeout_s or 0.0)
+            return self._context.set_deadline(STRAGGLER_CHECK, max(PAUSED_INTERVAL_S, self._timeout_s or 0.0))
         working = [node for node in self._nodes.values() if node.phase is NodePhase.RUNNING]
         ours = {rank for node in working for rank in node.ranks}
         left = find_stragglers(inspection, ours)

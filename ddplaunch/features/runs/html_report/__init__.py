@@ -12,9 +12,8 @@ import click
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.features.runs.html_report import charts, output_section, sections, timeline
-from ddplaunch.features.runs.html_report.html import STYLE, Markup, element
-from ddplaunch.features.runs.html_report.page_run import PageInputs, PageRun
-from ddplaunch.features.runs.html_report.script import HASH, REFRESH_S, SCRIPT
+from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH, STYLE, Markup, element
+from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageInputs, PageRun
 from ddplaunch.features.runs.run_record import RunRecord
 
 STDOUT = "-"
@@ -28,7 +27,7 @@ def content_security_policy(*, live: bool) -> str:
     So no output of a rank can become a program.
     """
     more = "; connect-src 'self'" if live else ""
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src '{HASH}'{more}"
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src '{SCRIPT_HASH}'{more}"
 
 
 def render_page(shares: Sequence[RunRecord], beside: PageInputs = _NOTHING) -> str:

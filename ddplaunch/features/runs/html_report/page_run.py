@@ -16,6 +16,8 @@ from ddplaunch.features.runs.run_record import RankRecord, RunRecord
 from ddplaunch.features.runs.sample_file import SavedPlan
 from ddplaunch.features.samples.sample import NodeSample, RankSample, average
 
+REFRESH_S = 5  # between two reloads of a page that is served
+
 
 class RankOutcome(Enum):
     """How a rank ended; the value is its class in the style sheet."""

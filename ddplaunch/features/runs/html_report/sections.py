@@ -31,8 +31,7 @@ from ddplaunch.features.runs.html_report.html import (
     section_with_heading,
     table,
 )
-from ddplaunch.features.runs.html_report.page_run import PageRun, RankRow, time_of_day
-from ddplaunch.features.runs.html_report.script import REFRESH_S
+from ddplaunch.features.runs.html_report.page_run import REFRESH_S, PageRun, RankRow, time_of_day
 
 _STATE_CLASSES = {"done": "well", "running": "running", "failed": "failed"}
 _MAX_NOTES = 200

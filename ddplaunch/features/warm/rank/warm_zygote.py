@@ -309,7 +309,7 @@ class WarmZygoteServer:
             os.environ.update(self.changed_variables)
             for name in self.unset_variables:
                 os.environ.pop(name, None)
-            return control, {**order["config"], "supervisor_pid": guardian_pid, "has_guardian": True}
+            return control, {**order["config"], "parent_pid": guardian_pid, "has_guardian": True}
         except BaseException:
             os._exit(1)
 

@@ -91,7 +91,7 @@ def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
 
 
 @pytest.mark.parametrize(
-    ("awaited", "stalled"),
+    ("awaited", "expected"),
     [
         (rank(2, 4, busy=MIN_BUSY_CPUS), False),  # a long validation
         (rank(2, 4, traffic=float(MIN_TRAFFIC_BYTES)), False),  # a slow checkpoint
@@ -107,8 +107,8 @@ def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
         (rank(2, 5, busy=1.0), True),  # all have entered it, and NCCL spins
     ],
 )
-def test_only_one_that_does_nothing_counts(awaited, stalled):
-    assert bool(stalled(*WAITING, awaited)) is stalled
+def test_only_one_that_does_nothing_counts(awaited, expected):
+    assert bool(stalled(*WAITING, awaited)) is expected
 
 
 def test_who_waits_for_the_store_waits_for_all_others():

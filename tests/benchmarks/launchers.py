@@ -1,4 +1,4 @@
-"""Runs N real supervisors on this machine, each with one rank that reports its start and then waits."""
+"""Runs N real launchers on this machine, each with one rank that reports its start and then waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE = 180.0
 RANK = 'exec 3<"$BENCH_RELEASE"; echo "$RANK $$" >"$BENCH_REPORT"; exec cat <&3'
 
 
-class Supervisors:
+class Launchers:
     """The launchers of one job by node rank; a context manager that leaves no process behind.
 
     Attributes:
@@ -44,7 +44,7 @@ class Supervisors:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         kernel.adopt_orphans()
 
-    def __enter__(self) -> Supervisors:
+    def __enter__(self) -> Launchers:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -75,7 +75,7 @@ class Supervisors:
             )
 
     def read_stderr(self, node_rank: int) -> str:
-        """What a supervisor has written to stderr so far."""
+        """What a launcher has written to stderr so far."""
         return (self._folder / f"{node_rank}.stderr").read_text(errors="replace")
 
     def until(self, done: Callable[[], bool], what: str, pause: float = 0.005) -> float:
@@ -107,7 +107,7 @@ class Supervisors:
         return len(self.ranks) >= expected
 
     def finish(self) -> tuple[float, set[int]]:
-        """Wait until every supervisor has exited; return when the last did, and their exit codes.
+        """Wait until every launcher has exited; return when the last did, and their exit codes.
 
         Raises:
             Failed: one did not, or left a process behind.

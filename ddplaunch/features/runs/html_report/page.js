@@ -1,17 +1,5 @@
-"""The script of the page: searches the output of ranks, and reloads a page that is served.
-
-It inserts text only as text; nodes come from the reloaded page, in which a browser runs no other script (see
-``content_security_policy``).
-"""
-
-from __future__ import annotations
-
-import base64
-import hashlib
-
-REFRESH_S = 5  # between two reloads of a page that is served
-
-SCRIPT = """
+// Searches the output of ranks, and reloads a page that is served. It inserts text only as text; nodes come from the
+// reloaded page, in which a browser runs no other script (see content_security_policy).
 let blocks = [];
 const all = (words) => [...document.querySelectorAll(words)];
 const name = (block) => block.closest("section").id + block.querySelector("summary").firstChild.textContent;
@@ -19,7 +7,7 @@ const name = (block) => block.closest("section").id + block.querySelector("summa
 function gather() {
   blocks = all("#output details:not(#others)").map((block) => {
     const pre = block.querySelector("pre");
-    return { block, pre, count: block.querySelector("i"), open: block.open, lines: pre.textContent.split("\\n") };
+    return { block, pre, count: block.querySelector("i"), open: block.open, lines: pre.textContent.split("\n") };
   });
   const search = document.getElementById("search");
   if (search) {
@@ -37,7 +25,7 @@ function find(word) {
     block.hidden = word && !found.length;
     block.open = word ? true : open;
     count.textContent = word ? ` ${found.length} found` : "";
-    pre.replaceChildren(found.join("\\n"));
+    pre.replaceChildren(found.join("\n"));
   }
 }
 
@@ -72,7 +60,3 @@ async function renew() {
 const wait = () => setTimeout(renew, 1000 * document.documentElement.dataset.renewed);
 gather();
 if (document.documentElement.dataset.renewed) wait();
-"""
-
-HASH = f"sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}"
-"""Of the script, for the content security policy: a browser runs no other script."""
