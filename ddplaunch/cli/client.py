@@ -50,7 +50,7 @@ def send_request(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_
     Raises:
         JobNotResponding: no reply in ``timeout`` seconds.
     """
-    with _open_request(path, request, timeout) as sock:
+    with open_request(path, request, timeout) as sock:
         return _read_reply(sock, request, time.monotonic() + timeout)
 
 
@@ -60,7 +60,7 @@ def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOU
     Raises:
         JobNotResponding: no status in ``timeout`` seconds, or the job has too many streaming clients.
     """
-    with _open_request(path, request, timeout) as sock:
+    with open_request(path, request, timeout) as sock:
         _check_accepted(sock, timeout)
         while True:
             try:
@@ -78,7 +78,7 @@ def _check_accepted(sock: socket.socket, timeout: float) -> None:
 
 
 @contextmanager
-def _open_request(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
+def open_request(path: str, request: Request[object], timeout: float) -> Iterator[socket.socket]:
     """Yield a connection on which ``request`` has been sent; errors on it are raised as JobNotResponding."""
     check_suspended(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:

@@ -264,6 +264,7 @@ class NodeMachine:
             text = f"rank {rank} could not be started: {failed.reason}{before}"
             attempt.explaining.add(rank)
             self._do(do.ExplainEnd(attempt.make_failure(rank, 0, EXIT_OS, now.wall, text)))
+        self._continue(now)
 
     def _cancel_spawns(self) -> None:
         """Start no further rank; those that the zygote is starting get a signal to end once they have started."""

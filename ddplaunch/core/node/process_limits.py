@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from ddplaunch.base import rlimits
 from ddplaunch.base.errors import EXIT_OS, LaunchError, UsageError
 from ddplaunch.base.text import format_count
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.devices import cgroups
 from ddplaunch.system.devices.sysfs import read_int
+from ddplaunch.system.network.kernel_limits import read_rlimit
 
-_ORIGINAL_NOFILE, _ = rlimits.read(resource.RLIMIT_NOFILE)
+_ORIGINAL_NOFILE, _ = read_rlimit(resource.RLIMIT_NOFILE)
 
 _SPARE_FDS = 16  # besides those of ranks: descriptors in flight to a zygote, files being read
 
@@ -25,7 +25,7 @@ _SPARE_FDS = 16  # besides those of ranks: descriptors in flight to a zygote, fi
 @contextmanager
 def original_nofile_limit() -> Iterator[None]:
     """Context manager: child processes started inside get the original RLIMIT_NOFILE."""
-    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
+    soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
     if soft == _ORIGINAL_NOFILE:
         yield
         return
@@ -43,7 +43,7 @@ def raise_fd_limit(ranks: int, fds_per_rank: int) -> None:
         UsageError: the hard limit is lower.
     """
     need = _count_open() + ranks * fds_per_rank + _SPARE_FDS
-    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
+    soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or need <= soft:
         return
     try:
@@ -98,7 +98,7 @@ def check_proc() -> None:
 
 def describe_spawn_error(number: int | None) -> str:
     """Describe why no process could be started or given descriptors; ``number`` is an errno."""
-    soft = rlimits.read(resource.RLIMIT_NOFILE)[0]
+    soft = read_rlimit(resource.RLIMIT_NOFILE)[0]
     if number == errno.EMFILE:
         return f"too many open files: the limit is {soft} (ulimit -n)"
     if number == errno.ETOOMANYREFS:
@@ -113,7 +113,7 @@ def _describe_process_limit() -> str:
         limit, used = read_int(f"{folder}/pids.max"), read_int(f"{folder}/pids.current")
         if limit is not None and used is not None and used >= limit - 1:
             return f"the limit of the cgroup is {limit} (pids.max)"
-    soft = rlimits.read(resource.RLIMIT_NPROC)[0]
+    soft = read_rlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and os.geteuid():
         return f"the user's limit is {soft} (ulimit -u)"
     return "the limit of the cgroup (pids.max), the user (ulimit -u) or the machine is reached"

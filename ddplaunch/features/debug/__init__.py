@@ -1,6 +1,10 @@
 """The debugger: ``--debug``, ``breakpoint()`` in ranks, and ``ddplaunch debug``.
 
-``rank/`` runs in the rank; ``node`` plugs into the launcher, where ``debug_server`` connects ranks and users;
-``command`` is a user's side.
+- ``rank/`` stops the rank: pdb gets lines from the launcher, ipdb and the like a terminal (``rank_terminal``).
+- ``node`` is its part in the launcher. ``debug_server`` knows which ranks have stopped and who debugs them.
+- ``debugger_prompt`` is one user's prompt. It runs in the launcher, and shows its text at one of ``user_terminals``.
+- ``request`` attaches a client, and ``client`` is that client: it sends keys or piped text, and shows bytes.
+- ``command`` finds the job, or connects to another node and runs the command there. ``messages`` has all messages.
+
 docs/debugging.md is the reference. The core and other features need not be read.
 """

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import socket
 
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import EXIT_SIGNAL
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.tty import Keyboard, can_move_cursor, in_foreground, is_interactive, restore_terminal, window_size
-from ddplaunch.cli.client import JobNotResponding
+from ddplaunch.cli.client import REPLY_TIMEOUT_S, open_request
 from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.debug.messages import MAX_INPUT_BYTES, KeyInput, TerminalResized, UserOutput
 from ddplaunch.features.debug.request import DebugRanks
@@ -33,18 +30,11 @@ class DebugClient:
         self._is_raw = self._input_ended = False
         self._has_sent_input = False  # which the launcher has not handled
         self._code: int | None = None
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(path)
-            if peer_uid(sock) != os.geteuid():
-                raise PermissionError(errno.EPERM, "it belongs to another user")
-        except OSError as error:
-            sock.close()
-            raise JobNotResponding(f"{path}: {error.strerror}", "the job may have ended") from None
-        self._connection = Connection[UserOutput](
-            self._loop, sock, DebugRanks.answers, self._on_output, lambda why: self._on_lost()
-        )
-        self._connection.send(DebugRanks(rank, *(window_size(1) if self._at_terminal else (0, 0))))
+        request = DebugRanks(rank, *(window_size(1) if self._at_terminal else (0, 0)))
+        with open_request(path, request, REPLY_TIMEOUT_S) as sock:
+            self._connection = Connection[UserOutput](
+                self._loop, sock.dup(), request.answers, self._on_output, lambda why: self._on_lost()
+            )
 
     def run(self) -> int:
         """Send the user's input until the user leaves or the job ends; return the exit code."""

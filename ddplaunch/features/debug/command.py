@@ -63,7 +63,6 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
             batch_job = batch_job._replace(state=replace(batch_job.state, host=host))
         return _run_in_job_step(batch_job, ["debug", batch_job.run, *more])
     job = find_running(run)
-    client.check_suspended(job.path)
     if rank is not None and (host := _host_of_rank(job.path, rank)):
         environ = _launcher_environment(job.pid)
         words = ["debug", job.run_id, *more]

@@ -31,7 +31,6 @@ from ddplaunch.features.debug.messages import (
     MAX_LINE_CHARS,
     AttachUser,
     CompletionRequest,
-    Completions,
     DebuggerOutput,
     DetachUser,
     FromDebugger,
@@ -146,21 +145,17 @@ class DebugServer:
             sock.close()
             return
 
-        connection: Connection[FromDebugger] = Connection(
-            self._loop,
-            sock,
-            FROM_DEBUGGER,
-            lambda message: self._on_rank_message(connection, message),
-            lambda why: lost(),
-        )
-        self._connections.add(connection)
-
-        def lost() -> None:
+        def on_lost(why: str) -> None:
             self._connections.discard(connection)
             for rank, each in list(self._known.items()):
                 if each.connection is connection:
                     self._on_rank_disconnect(rank, each)
                     del self._known[rank]
+
+        connection = Connection[FromDebugger](
+            self._loop, sock, FROM_DEBUGGER, lambda message: self._on_rank_message(connection, message), on_lost
+        )
+        self._connections.add(connection)
 
     def _on_rank_message(self, connection: Connection[FromDebugger], message: FromDebugger) -> None:
         rank = message.rank
@@ -182,46 +177,29 @@ class DebugServer:
                 if not self.is_active:
                     self._loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
                 each.stopped, each.tool, each.output = message, message.tool, b""
-                each.detached, each.is_arriving = False, True
+                each.detached, each.is_leaving, each.is_arriving = False, False, True
                 if not each.is_stepping:
                     self._announce_stop(message)
+                if message.tool:
+                    each.prompt, each.is_arriving = _PROMPT_FORMAT.format(rank), False
                 self._pausing.discard(rank)
                 self._start_idle_timer(rank, each)
-                self._call_user(lambda user: user.on_rank_stopped(rank))
-                each.is_stepping = False
-                if message.tool:
-                    self._on_prompt(rank, each, _PROMPT_FORMAT.format(rank))
-                self._report_active()
             case TerminalRequest():
                 connection.send(TerminalRequest(rank, self._open_terminal(rank, each)))
             case DebuggerOutput(data=data, prompt=prompt):
-                each.output = (each.output + data)[-SCROLLBACK_BYTES:]
-                self._call_user(lambda user: user.on_rank_output(rank, data))
-                if prompt:
-                    self._on_prompt(rank, each, prompt)
+                each.output, each.prompt = (each.output + data)[-SCROLLBACK_BYTES:], prompt
+                each.is_arriving &= not prompt
             case RankResumed(is_stepping=steps):
                 self._left_failed |= bool(each.stopped and each.stopped.error)
                 if each.terminal:
                     each.terminal.read_output()
                 if not steps and each.timer:
                     each.timer.cancel()
-                self._set_running(rank, each, steps=steps and not each.detached)
-            case Completions(begin=begin, words=words):
-                self._call_user(lambda user: user.on_completions(begin, words))
+                each.set_running(steps=steps and not each.detached)
             case QuitRequested():
                 self._on_quit(rank)
-
-    def _on_prompt(self, rank: int, each: Debuggee, prompt: str) -> None:
-        each.prompt, each.is_arriving = prompt, False
-        self._call_user(lambda user: user.on_rank_prompt(rank))
-
-    def _set_running(self, rank: int, each: Debuggee, *, steps: bool) -> None:
-        each.stopped, each.is_stepping, each.is_arriving, each.prompt = None, steps, False, ""
-        if not steps:
-            each.tool = ""
-            if each.terminal:
-                each.terminal.scrollback = b""
-        self._call_user(lambda user: user.on_rank_resumed(rank))
+        self._call_user(lambda user: user.on_message(message))
+        each.is_stepping &= each.stopped is None
         self._report_active()
 
     def _on_quit(self, rank: int) -> None:
@@ -242,6 +220,7 @@ class DebugServer:
     def _resume_rank(self, rank: int, each: Debuggee) -> None:
         """Resume a rank whose user has left; interrupt a debugger that ignores its terminal's end of file."""
         each.connection.send(DetachUser(rank))
+        each.is_leaving = each.stopped is not None
         if each.terminal:
             each.end_terminal()
             each.prompt = ""
@@ -256,24 +235,16 @@ class DebugServer:
             process.send(number)
 
     def _announce_stop(self, stopped: RankStopped) -> None:
-        rank, attach = stopped.rank, "" if self._users else f"; attach with {self.attach_command()}"
-        if stopped.error:
-            where = f"{stopped.location}: {stopped.error}"
-            text = f"rank {rank} has failed at {where}; it waits in the debugger until q{attach}"
-        elif rank in self._pausing:
-            text = f"rank {rank} has stopped: {stopped.location}{attach}"
-        else:
-            text = f"rank {rank} is at a breakpoint: {stopped.location}{attach}"
-        self._notify(text)
-
-    def attach_command(self) -> str:
-        """Describe the command that attaches to the ranks of this node, and where to run it."""
         assert self._ranks is not None
-        plan = self._ranks.plan
-        words = f"`ddplaunch debug {plan.run_id}`"
-        if plan.nnodes == 1:
-            return words
-        return f"{words} on {plan.local_ranks[0].host or f'node {plan.node_rank}'}"
+        rank, plan, attach = stopped.rank, self._ranks.plan, ""
+        if not self._users:
+            where = "" if plan.nnodes == 1 else f" on {plan.local_ranks[0].host or f'node {plan.node_rank}'}"
+            attach = f"; attach with `ddplaunch debug {plan.run_id}`{where}"
+        if stopped.error:
+            what = f"has failed at {stopped.location}: {stopped.error}; it waits in the debugger until q"
+        else:
+            what = f"{'has stopped' if rank in self._pausing else 'is at a breakpoint'}: {stopped.location}"
+        self._notify(f"rank {rank} {what}{attach}")
 
     def _start_idle_timer(self, rank: int, each: Debuggee) -> None:
         """Restart the timer of a rank that waits for input."""
@@ -292,7 +263,9 @@ class DebugServer:
             each.timer.cancel()
         each.end_terminal()
         if each.is_active:
-            self._set_running(rank, each, steps=False)
+            each.set_running(steps=False)
+            self._call_user(lambda user: user.on_message(RankResumed(rank)))
+            self._report_active()
 
     def _report_active(self) -> None:
         if self.is_active != self._reported_active:
@@ -355,7 +328,7 @@ class DebugServer:
         """Return the ranks that are in their debugger, by number, if this user is in control of them."""
         if not self.has_control(user):
             return {}
-        return {rank: each for rank, each in sorted(self._known.items()) if each.is_active and not each.detached}
+        return {rank: each for rank, each in sorted(self._known.items()) if each.is_active and not each.is_leaving}
 
     def call_later(self, seconds: float, callback: Callback) -> None:
         self._loop.call_later(seconds, callback)
@@ -365,9 +338,6 @@ class DebugServer:
         if self._users:
             user = self._users[-1]
             user.guard(call)(user)
-
-    def _refuse(self, text: str) -> None:
-        self._call_user(lambda user: user.refuse(text))
 
     def send_line(self, rank: int, line: str) -> None:
         """Send an input line to a rank that waits for one."""
@@ -411,8 +381,8 @@ class DebugServer:
         if line in ("q", "quit", "exit"):
             return self._on_quit(rank)
         text = f"rank {rank} is in {each.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
-        self._call_user(lambda user: user.on_rank_output(rank, f"ddplaunch: {text}".encode()))
-        self._on_prompt(rank, each, prompt)
+        each.prompt = prompt
+        self._call_user(lambda user: user.on_message(DebuggerOutput(rank, f"ddplaunch: {text}".encode(), prompt)))
 
     def pause_rank(self, rank: int) -> None:
         """Stop a running rank; if it does not stop soon, show where it is."""
@@ -423,16 +393,18 @@ class DebugServer:
         process, channel = ranks.processes.get(rank), ranks.channels.get(rank)
         if channel is not None:
             channel.read_pending()
-        if not 0 <= rank < ranks.plan.world_size:
-            all_ranks = describe_all_ranks(ranks.plan.world_size)
-            return self._refuse(f"there is no rank {rank}: this job has {all_ranks}")
-        if all(rank != local.rank for local in ranks.plan.local_ranks):
-            return self._inspect(partial(self._report_busy_rank, rank))
-        if process is None:
-            return self._refuse(f"rank {rank} is not running")
         number = channel.signals.get("debug", 0) if channel else 0
-        if not is_caught(process.pid, number):
-            return self._refuse(f"rank {rank} cannot be stopped: its program has not started, or handles that signal")
+        refusal = ""
+        if not 0 <= rank < ranks.plan.world_size:
+            refusal = f"there is no rank {rank}: this job has {describe_all_ranks(ranks.plan.world_size)}"
+        elif all(rank != local.rank for local in ranks.plan.local_ranks):
+            return self._inspect(partial(self._report_busy_rank, rank))
+        elif process is None:
+            refusal = f"rank {rank} is not running"
+        elif not is_caught(process.pid, number):
+            refusal = f"rank {rank} cannot be stopped: its program has not started, or handles that signal"
+        if refusal or process is None:
+            return self._call_user(lambda user: user.refuse(refusal))
         self._pausing.add(rank)
         if each:
             each.detached = False
@@ -445,7 +417,7 @@ class DebugServer:
         found = inspection.by_number.get(rank)
         where = f"on {found.host}" if found and found.host else "on its own node"
         command = f"`ddplaunch debug {self._ranks.plan.run_id} --rank {rank}`"
-        self._refuse(f"rank {rank} is on another node: run {command} {where}")
+        self._call_user(lambda user: user.refuse(f"rank {rank} is on another node: run {command} {where}"))
 
     def _explain_delay(self, rank: int) -> None:
         if rank in self._pausing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -21,6 +21,7 @@ class Debuggee(Struct):
     is_stepping: bool = False
     tool: str = ""  # its debugger, which draws on the terminal of the rank; "" for lines
     is_arriving: bool = False  # it has just stopped: its prompt follows
+    is_leaving: bool = False  # it has been resumed, but has not reported it: it reads no line
     detached: bool = False  # its user has left; it may notice that only at its next stop
     output: bytes = b""  # since it stopped, or since the last input line
     prompt: str = ""  # of the input line that it waits for; "" while it runs
@@ -31,6 +32,14 @@ class Debuggee(Struct):
     def is_active(self) -> bool:
         """Whether it is in its debugger, or will soon be again."""
         return self.stopped is not None or self.is_stepping
+
+    def set_running(self, *, steps: bool) -> None:
+        """Called when it runs; ``steps``: it will stop again soon."""
+        self.stopped, self.is_stepping, self.is_arriving, self.is_leaving, self.prompt = None, steps, False, False, ""
+        if not steps:
+            self.tool = ""
+            if self.terminal:
+                self.terminal.scrollback = b""
 
     def end_terminal(self) -> None:
         if self.terminal:
@@ -45,23 +54,8 @@ class DebugUser(Protocol):
     """Isolates it: a bug in the prompt of a client costs this client, no rank."""
 
     def on_attached(self) -> None: ...
-
-    def on_taken_over(self) -> None:
-        """Another user has control now."""
-
-    def on_rank_stopped(self, rank: int) -> None: ...
-
-    def on_rank_output(self, rank: int, data: bytes) -> None: ...
-
-    def on_rank_prompt(self, rank: int) -> None: ...
-
-    def on_rank_resumed(self, rank: int) -> None: ...
-
-    def on_completions(self, begin: int, words: Sequence[str]) -> None: ...
-
+    def on_taken_over(self) -> None: ...
+    def on_message(self, message: FromDebugger) -> None: ...  # of a rank, whose state has changed already
     def on_terminal_output(self, rank: int, data: bytes) -> None: ...
-
     def show_note(self, text: str) -> None: ...
-
-    def refuse(self, text: str) -> None:
-        """The rank that the user has requested cannot be stopped."""
+    def refuse(self, text: str) -> None: ...  # the rank that the user has requested cannot be stopped

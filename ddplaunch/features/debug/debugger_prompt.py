@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 from ddplaunch.base.errors import EXIT_USAGE
 from ddplaunch.base.text import describe_all_ranks, format_ranks
@@ -18,7 +18,15 @@ from ddplaunch.core.output.screen import TerminalScreen
 from ddplaunch.features.debug.debug_server import SCROLLBACK_BYTES, DebugServer
 from ddplaunch.features.debug.debuggee import Debuggee
 from ddplaunch.features.debug.line_editor import LineEditor
-from ddplaunch.features.debug.messages import EOF_LINE, MAX_LINE_CHARS
+from ddplaunch.features.debug.messages import (
+    EOF_LINE,
+    MAX_LINE_CHARS,
+    Completions,
+    DebuggerOutput,
+    FromDebugger,
+    RankResumed,
+    RankStopped,
+)
 from ddplaunch.features.debug.user_terminals import ESCAPE_KEY, LocalTerminal, RemoteTerminal
 
 HELP = (
@@ -64,7 +72,7 @@ class DebuggerPrompt:
         self._has_escaped = False  # the user has left that terminal with Ctrl-]
         self._last_lent_to: int | None = None
         self._is_completing = False  # keys are handled when the completions are there
-        self._is_updating = self._turn_is_due = self._is_resized = False
+        self._is_updating = self._turn_is_due = False
         self._editor = LineEditor()
 
     @property
@@ -84,9 +92,9 @@ class DebuggerPrompt:
             self._announce(rank, each)
         if self._terminal.is_remote and not (self._terminal.is_pipe or self._waits_for_stop or ranks):
             self.show_note(WAITING)
-        self._show_help(ranks)
+        self._show_help(min(ranks, default=0))
         for rank, each in ranks.items():
-            self.on_rank_output(rank, each.output)
+            self._on_output(rank, each.output)
         self._update()
 
     def on_taken_over(self) -> None:
@@ -98,14 +106,33 @@ class DebuggerPrompt:
         self.show_note("another terminal has taken over the debugger")
         self._update()
 
-    def on_rank_stopped(self, rank: int) -> None:
-        ranks, self._waits_for_stop = self._ranks, False
-        self._held_output.pop(rank, None)
-        if not ranks[rank].is_stepping:
-            self._announce(rank, ranks[rank])
-        if self._current is None:
-            self._current = rank
-        self._show_help([rank, *ranks.keys() - {rank}])
+    def on_message(self, message: FromDebugger) -> None:
+        rank, ranks = message.rank, self._ranks
+        match message:
+            case RankStopped():
+                self._waits_for_stop = False
+                self._held_output.pop(rank, None)
+                if not ranks[rank].is_stepping:
+                    self._announce(rank, ranks[rank])
+                if self._current is None:
+                    self._current = rank
+                self._show_help(rank)
+            case DebuggerOutput(data=data, prompt=prompt):
+                self._on_output(rank, data)
+                if prompt:
+                    self._on_reply(rank)
+            case RankResumed():
+                if rank not in ranks:
+                    self._held_output.pop(rank, None)
+                    if rank == self._current:
+                        self._current, self._is_completing = None, False
+                        if ranks:
+                            self._select_rank(min(ranks.keys() - self._awaited or ranks))
+                self._on_reply(rank)
+            case Completions(begin=begin, words=words) if self._is_completing:
+                self._is_completing = False
+                if choices := self._editor.complete(begin, [*words]):
+                    self._terminal.show("  ".join(choices) + "\n")
         self._update()
 
     def _announce(self, rank: int, each: Debuggee) -> None:
@@ -115,13 +142,12 @@ class DebuggerPrompt:
             what = "has failed at" if failed else "is at"
             self.show_note(f"rank {rank} {what} {each.stopped.location}{failed}")
 
-    def _show_help(self, ranks: Iterable[int]) -> None:
-        first, *others = [*ranks] or [0]
-        if others and not self._has_shown_help:
+    def _show_help(self, rank: int) -> None:
+        if len(self._ranks) > 1 and not self._has_shown_help:
             self._has_shown_help = True
-            self.show_note(HELP.format(first))
+            self.show_note(HELP.format(rank))
 
-    def on_rank_output(self, rank: int, data: bytes) -> None:
+    def _on_output(self, rank: int, data: bytes) -> None:
         text = data.decode(errors="replace")
         if self._replies is not None and rank in self._awaited:
             reply = self._replies.get(rank, "") + text
@@ -131,33 +157,12 @@ class DebuggerPrompt:
         elif rank in self._ranks:
             self._held_output[rank] = (self._held_output.get(rank, "") + text)[-SCROLLBACK_BYTES:]
 
-    def on_rank_prompt(self, rank: int) -> None:
-        self._on_reply(rank)
-
-    def on_rank_resumed(self, rank: int) -> None:
-        ranks = self._ranks
-        if rank not in ranks:
-            self._held_output.pop(rank, None)
-            if rank == self._current:
-                self._current, self._is_completing = None, False
-                if ranks:
-                    self._select_rank(min(ranks.keys() - self._awaited or ranks))
-        self._on_reply(rank)
-
     def _on_reply(self, rank: int) -> None:
         """Called when a rank has answered or runs: show the replies to a line for several ranks once all are there."""
         self._awaited.discard(rank)
         if self._replies is not None and not self._awaited:
             replies, self._replies = self._replies, None
             self._terminal.show(group_replies(replies))
-        self._update()
-
-    def on_completions(self, begin: int, words: Sequence[str]) -> None:
-        if self._is_completing:
-            self._is_completing = False
-            if choices := self._editor.complete(begin, [*words]):
-                self._terminal.show("  ".join(choices) + "\n")
-            self._update()
 
     def on_terminal_output(self, rank: int, data: bytes) -> None:
         if self._lent_to == rank:
@@ -184,19 +189,14 @@ class DebuggerPrompt:
 
     def on_resize(self) -> None:
         """Called when the size of the terminal has changed, or its row is to be drawn again."""
-        self._is_resized = True
-        self._continue_later()
-
-    def _continue_later(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
             self._server.call_later(TURN_S, self.guard(self._on_turn))
 
     def _on_turn(self) -> None:
         self._turn_is_due = False
-        if self._is_resized and self._lent_to is not None:
+        if self._lent_to is not None:
             self._server.resize_terminal(self._lent_to, *self._terminal.size)
-        self._is_resized = False
         self._update()
 
     def _on_raw_input(self, rank: int, data: bytes) -> None:
@@ -264,7 +264,7 @@ class DebuggerPrompt:
             else:
                 break
         else:
-            self._continue_later()
+            self.on_resize()  # the rest in the next turn
 
     def _line_prompt(self) -> str:
         """Return the prompt of the selected rank if a line is there that it can get now; else ""."""

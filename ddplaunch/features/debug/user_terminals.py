@@ -77,7 +77,7 @@ class RemoteTerminal:
 
     def leave(self, code: int) -> None:
         """End the session; ``code`` is the exit code of the client."""
-        self._send(UserOutput(exit_code=code))
+        self._send(UserOutput(is_raw=self._held is not None, exit_code=code))
         self._finish()
 
 

@@ -14,7 +14,6 @@ from functools import partial
 
 from msgspec import Struct
 
-from ddplaunch.base import rlimits
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
@@ -24,6 +23,7 @@ from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.ssh.connection_limiter import RETRY_DELAY_S, ConnectionLimiter
 from ddplaunch.features.ssh.remote_launcher import GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE, KILL_DELAY_S, SIGNAL_BYTES
 from ddplaunch.features.ssh.ssh_session import MAX_QUOTED_CHARS, SshSession
+from ddplaunch.system.network.kernel_limits import read_rlimit
 
 HOST_TIMEOUT_S = 60.0  # for a host to connect and reply
 SLOW_HOST_NOTICE_S = 5.0  # then hosts that have not replied are listed
@@ -39,7 +39,7 @@ _SIGNAL_LETTERS = {number: letter for letter, number in SIGNAL_BYTES.items()}
 def raise_fd_limit(hosts: int) -> None:
     """Raise the limit on open files to three pipes for each host. Raises UsageError if the hard limit is lower."""
     needed = 3 * hosts + _OTHER_FILES
-    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
+    soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:

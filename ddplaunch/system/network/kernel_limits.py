@@ -6,16 +6,22 @@ import resource
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ddplaunch.base import rlimits
-
 LARGE_JOB_NODES = 1000  # with fewer nodes these limits do not matter
 _SPARE_DESCRIPTORS = 128  # for other descriptors, neighbours and connections than those of the nodes
 _SYSCTLS = "/proc/sys/net"
 
 
+def read_rlimit(kind: int) -> tuple[int, int]:
+    """Return the soft and the hard limit; RLIM_INFINITY for both where a container forbids the system call."""
+    try:
+        return resource.getrlimit(kind)
+    except OSError:
+        return resource.RLIM_INFINITY, resource.RLIM_INFINITY
+
+
 def raise_fd_limit() -> int:
     """Raise the soft limit of open files to the hard one, and return it; ranks get the original limit."""
-    soft, hard = rlimits.read(resource.RLIMIT_NOFILE)
+    soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -37,7 +43,7 @@ def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:
 
 
 def _low_sysctls(need: int, sysctls: str) -> Iterator[str]:
-    hard = rlimits.read(resource.RLIMIT_NOFILE)[1]
+    hard = read_rlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < need:
         yield f"open files (ulimit -Hn): {hard}, needs {need}; beyond that, nodes cannot join"
     names = {"core/somaxconn": "beyond that, nodes that connect at once must retry"}

@@ -284,33 +284,6 @@ def test_a_preemption_notice_while_node_0_is_waited_for(start_ddplaunch, tmp_pat
     job.assert_nothing_left()
 
 
-@pytest.mark.slow
-def test_sigterm_on_one_node_takes_it_out_of_an_elastic_job(nodes, tmp_path):
-    """So do eviction, spot reclaim and scale-down begin; the others go on, and a late node leaves without effect."""
-    waits = "import os\nprint('world', os.environ['WORLD_SIZE'], flush=True)\nopen('gate').read()\n"
-    write_program(tmp_path, "waits.py", waits)
-    os.mkfifo(tmp_path / "gate")
-    job = nodes("1:2", "--grace", "10")
-    first, second = (job.start(number, target="waits.py") for number in range(2))
-    for launcher in (first, second):
-        launcher.wait_for("world 2")
-    second.signal(signal.SIGTERM)
-    assert second.wait() == 143, second.stderr()
-    assert "SIGTERM: this node has left the job, which goes on without it" in second.stderr()
-    second.assert_nothing_left()
-    first.wait_for("world 1")
-    late = job.start(1, target="waits.py")
-    wait_until(lambda: "has joined; it takes part" in first.stderr(), "the late node")
-    late.signal(signal.SIGTERM)
-    assert late.wait() == 143, late.stderr()
-    wait_until(lambda: ") has left: SIGTERM" in first.stderr(), "the note on the late node")
-    (tmp_path / "gate").write_text("go on")
-    assert first.wait() == 0, first.stderr()
-    assert "it leaves the job; " in first.stderr()
-    assert "going on with 1 node: node 0 (" in first.stderr()
-    assert "was lost" not in first.stderr()
-
-
 def test_a_name_of_node_0_that_does_not_resolve_is_waited_for(start_ddplaunch, tmp_path):
     """As in Docker compose, where a name comes with its container; a typo is seen in the same line."""
     write_program(tmp_path, "hello.py", HELLO)

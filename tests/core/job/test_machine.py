@@ -13,7 +13,6 @@ from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature
-from ddplaunch.core.job.job_attempt import SECONDARY_FAILURE_DELAY_S
 from ddplaunch.core.job.job_events import (
     Accept,
     ConnectionLost,
@@ -265,18 +264,6 @@ def test_a_failure_is_sent_once_and_its_last_lines_with_the_report():
     assert verdict.stopped == 2
 
 
-def test_a_lost_connection_waits_for_the_reason_from_another_node():
-    job = joined(1)
-    victim = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
-    assert not job.take(messages.StopAttempt)
-    job.wait(SECONDARY_FAILURE_DELAY_S / 2)
-    cause = job.fail(1, 3, exit_code=None, signal=9)
-    assert len(job.take(messages.StopAttempt)) == 2
-    job.drain(0, victim)
-    job.drain(1, cause)
-    assert job.outcome(1).outcome.code == 137
-
-
 def test_moments_are_compared_on_one_clock():
     """The node whose clock is an hour behind did not fail first."""
     job = joined(1)
@@ -513,16 +500,6 @@ def test_too_few_are_left():
     assert "1 of at least 2 nodes are left" in job.outcome(0).outcome.remark
 
 
-def test_growing_stops_the_ranks_to_take_a_node_in():
-    job = Job(min_nodes=1, max_nodes=2, join_window=0.0, grow=True)
-    job.wait(0)
-    job.join(1)
-    assert [stop.signal for stop in job.take(messages.StopAttempt, 0)] == [signal.SIGTERM]
-    job.drain(0, stopped=2)
-    job.wait(0)
-    assert job.take(messages.StartAttempt, 1)[0].assignment.nnodes == 2
-
-
 def test_a_node_of_another_job_does_not_disturb_a_running_job():
     job = joined(1)
     assert job.refusal(job.hello(1))
@@ -586,14 +563,6 @@ def test_after_a_preemption_notice_a_failure_stops_no_rank_until_the_grace_is_ov
     outcome = job.outcome(0).outcome
     assert (outcome.code, outcome.verdict and outcome.verdict.first.rank) == (75, 3)
     assert not job.take(messages.Restarting)
-
-
-def test_a_job_that_was_done_anyway_after_a_warning():
-    job = Job()
-    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
-    job.send(0, messages.RanksFinished(0))
-    job.drain(0)
-    assert job.outcome(0).outcome.code == 0
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["while joining", "between attempts"])
@@ -696,17 +665,6 @@ def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
     job.wait(0)
     job.wait(1000)
     assert not job.take(messages.EndJob)
-
-
-def test_a_third_ctrl_c_does_not_wait():
-    job = joined(1)
-    job.send(0, messages.StopRequested(signal.SIGINT))
-    job.send(0, messages.StopRequested(signal.SIGINT, again=True))
-    job.drain(0)
-    assert not job.take(messages.EndJob)
-    job.send(0, messages.StopRequested(signal.SIGINT, again=True))
-    assert job.outcome(0).outcome.code == 130
-    assert job.outcome(1).outcome.code == 130
 
 
 def checking(*numbers: int, **rules: object) -> Job:

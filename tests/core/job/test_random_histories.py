@@ -337,7 +337,7 @@ class History:
 
     def finish_all(self) -> None:
         """From now on every node does what it is to do, and no more fails."""
-        for _ in range(100):
+        for _ in range(200):
             for node in list(self.nodes.values()):
                 while node.inbox and not node.ended:
                     self.read(node)

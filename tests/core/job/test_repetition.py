@@ -8,7 +8,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
 from tests.conftest import assert_refused, write_program
 from tests.core.job.test_machine import Job
-from tests.start_modes import FORKED, LIGHT
+from tests.start_modes import FORKED
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 50, in <module>
@@ -194,14 +194,6 @@ def test_no_rank_fails_twice_in_the_same_way(run_ddplaunch, tmp_path):
     assert done.returncode == 1
     assert "not restarting: rank 1 failed at train.py:9 " in done.stderr.splitlines()[-1]
     assert ("restart 2 of 9" in done.stderr, "restart 3 of 9" in done.stderr) == (True, False)
-
-
-def test_a_choice_of_failures(run_ddplaunch, tmp_path):
-    write_program(tmp_path, "train.py", "raise KeyError('label')\n")
-    words = ("--max-restarts", "1", "--show", "none", "train.py")
-    done = run_ddplaunch("run", *LIGHT, "--restart-on", "transient", *words)
-    assert "KeyError, which is not transient" in done.stderr
-    assert "restart 1 of 1" not in done.stderr
 
 
 def test_a_choice_for_a_queued_job(run_in_fork, tmp_path):

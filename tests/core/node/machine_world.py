@@ -78,8 +78,10 @@ class World:
     def wait_until(self, moment: float) -> list[do.Command]:
         """Let time pass; return the commands of the deadlines that come."""
         done: list[do.Command] = []
+        due = 0
         while (wake_at := self.machine.wake_at()) is not None and wake_at <= moment:
-            self.now = max(self.now, wake_at)
+            self.now, due = max(self.now, wake_at), due + 1
+            assert due < 1000, "a deadline that is due stays armed"
             done += self.on(ev.DeadlineDue())
         self.now = max(self.now, moment)
         return done

@@ -261,6 +261,16 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(2, exited(1, -9)),
         step(2, ev.ProcessesSwept(), "send report 0: last line of 0, 1 stopped"),
     ),
+    "no rank can be started: only the first is reported": (
+        step(0, start()),
+        step(1, started(), "spawn 0", "spawn 1"),
+        step(
+            1,
+            ev.SpawnFailed(0, 11, "too many processes"),
+            "send failure of 0: rank 0 could not be started: too many processes; 0 of 2 ranks had been started here",
+        ),
+        step(1, ev.SpawnFailed(1, 11, "too many processes"), "sweep in 0 s"),
+    ),
     "the module that the zygote imports is broken": (
         step(0, start()),
         step(1, ev.ImportFailed("cannot import x"), "send start error: cannot import x"),

@@ -17,10 +17,10 @@ from ddplaunch.core.events import JobEnded
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node.node_attempt import AttemptPhase
+from ddplaunch.core.node.node_attempt import RUNNING_PHASES, AttemptPhase
 from tests.core.node.machine_world import World, is_over
 
-HISTORIES = int(os.environ.get("DDPLAUNCH_HISTORIES", "1000"))
+HISTORIES = int(os.environ.get("DDPLAUNCH_HISTORIES", "2500"))
 MAX_STEPS = 400
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGTSTP)
 
@@ -83,6 +83,8 @@ class RandomNode:
     def give(self, event: ev.NodeEvent) -> None:
         for command in self.world.on(event):
             self.execute(command)
+        attempt = self.world.machine.attempt
+        assert not (attempt.phase in RUNNING_PHASES and attempt.is_idle), "the end of the last rank was not noticed"
 
     def pass_time(self) -> None:
         until = self.world.now + self.random.choice((0.05, 0.5, 2.0, 40.0))
@@ -96,7 +98,7 @@ class RandomNode:
             self.give(ev.ZygoteStarted(True))
         elif self.zygote in ("ready", "sweeping") and self.requested:
             rank = self.requested.pop(0)
-            if self.random.random() < 0.03:
+            if self.random.random() < 0.1:
                 return self.give(ev.SpawnFailed(rank, 11, "too many processes"))
             self.pid += 1
             self.alive[rank] = self.pid

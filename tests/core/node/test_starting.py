@@ -173,7 +173,7 @@ def pids_group(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("most", "restarts"), [(20, 1), (1, 0)])
+@pytest.mark.parametrize(("most", "restarts"), [(20, 1), (2, 0), (1, 0)])
 def test_too_many_processes(tmp_path, pids_group, most, restarts):
     """The job has failed if a rank has started; it is refused if the zygote cannot be started."""
     (pids_group / "pids.max").write_text(str(most))

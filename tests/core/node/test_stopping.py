@@ -33,8 +33,6 @@ from tests.constant_override import launcher_with_constant
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC, FORKED, LIGHT
 
-pytestmark = pytest.mark.slow
-
 SLEEPER = PROGRAMS / "sleeper.py"
 
 
@@ -43,8 +41,9 @@ def mode(request):
     return request.param
 
 
-@pytest.mark.parametrize("mode", ["zygote", "exec"])
+@pytest.mark.slow
 @pytest.mark.smoke
+@pytest.mark.parametrize("mode", ["zygote", "exec"])
 def test_launcher_killed(start_ddplaunch, mode):
     """kill -9 of the launcher takes the ranks, all their descendants, whatever their session, and temporary files."""
     job = start_ddplaunch("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
@@ -101,6 +100,7 @@ def test_unrelated_processes_survive_a_killed_zygote(start_ddplaunch, tmp_path):
         job.wait()
 
 
+@pytest.mark.slow
 def test_launcher_killed_while_the_zygote_imports(start_ddplaunch):
     job = start_ddplaunch("run", "--nproc", "2", SLEEPER)
     wait_until(lambda: len(job.left()) == 2, "the zygote")
@@ -158,6 +158,7 @@ def test_suspended_ranks_handle_sigterm(start_ddplaunch):
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_suspended_zygote_is_noted_and_killed_at_the_end(start_ddplaunch, tmp_path):
     """Also without the samples of the history."""
     assert KILL_TIMEOUT_S == 5
@@ -315,6 +316,7 @@ def test_as_another_user(tmp_path):
     assert not list(tmp_path.glob("ddplaunch-*"))
 
 
+@pytest.mark.slow
 def test_idle_launcher_never_wakes_up(start_ddplaunch):
     """While ranks sleep, launcher and zygote sleep in the kernel: no context switch of their own.
 
@@ -536,6 +538,7 @@ def test_a_signal_to_every_process_reaches_ranks_once(start_ddplaunch, tmp_path)
     assert count(job.stdout(), *sent) == [4, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_signal_for_the_ranks_of_all_nodes(start_ddplaunch, tmp_path):
     """Each rank gets it once: from its own node, another node, both, or as one of all processes of a node."""
     write_program(tmp_path, "t.py", ALL_CATCH)

@@ -3,16 +3,21 @@
 import json
 import os
 import re
+import select
 import signal
 import socket
 import struct
 import subprocess
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from ddplaunch.cli.client import send_request
+from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.debug.rank.rank_debugger import DebugConnection
 from tests.conftest import (
     clean_environment,
@@ -262,6 +267,48 @@ def test_clients_that_send_nonsense_do_no_harm(debug_job, tmp_path):
     assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "demo").stdout
     write_program(tmp_path, "over", "")
     assert job.wait() == 0, job.stderr()
+
+
+def keys(text):
+    return frame({"op": "KeyInput", "data": b64encode(text).decode()})
+
+
+ATTACKS = {
+    "input without waiting": keys(b"p 1\r\x1b[A\x1b[D" * 1500) * 100,
+    "a long line, edited at its start": keys(b"x" * 16_000) + keys(b"\x01" + b"y\x1b[C\x1b[D" * 2000),
+    "ranks to parse": keys(b"@" + b" " * 12_000 + b"\r" + b"@1" + b",0-1" * 900 + b" p 1\r"),
+    "errors to show": keys(b"@7\r" * 5000),
+    "sizes": b"".join(frame({"op": "TerminalResized", "columns": n % 90, "rows": 24}) for n in range(40_000)),
+    "more output than it reads": keys(b"p 'z' * 70_000_000\r"),
+}
+
+
+def test_a_client_that_sends_much_or_reads_nothing_does_not_hold_up_others(debug_job, tmp_path):
+    """The launcher answers others meanwhile, and takes no more than it can keep."""
+    job = debug_job(
+        "import os, time\nwhile not os.path.exists('over'):\n"
+        "    if os.environ['RANK'] == '1':\n        breakpoint()\n    time.sleep(0.01)\n"
+    )
+    wait_for_stops(job)
+    for attack, data in ATTACKS.items():
+        with attached(b64encode(b"(rank 1) ")) as client:
+            client.sendall(data)
+            slowest = 0.0
+            for _ in range(20):
+                begin = time.monotonic()
+                send_request(debug_socket(), StatusQuery())
+                slowest = max(slowest, time.monotonic() - begin)
+            assert slowest < scaled_timeout(0.5), attack
+            if attack in ("input without waiting", "more output than it reads"):
+                poll = select.poll()
+                poll.register(client, select.POLLRDHUP)
+                wait_until(lambda poll=poll: poll.poll(0), f"the end of this client ({attack})")
+    assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "demo").stdout
+    memory = Path(f"/proc/{job.process.pid}/status").read_text()
+    assert int(re.search(r"VmHWM:\s+(\d+)", memory)[1]) < 300_000, memory
+    write_program(tmp_path, "over", "")
+    assert job.wait() == 0, job.stderr()
+    assert "Traceback" not in job.stderr()
 
 
 def test_two_clients_at_once(debug_job, debug_terminal):
