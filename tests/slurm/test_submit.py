@@ -286,7 +286,8 @@ def test_a_node_that_comes_back_after_the_end_of_the_job_does_not_keep_it(submit
         *("--dry-run", "train.py"),
     ).communicate(timeout=scaled_timeout(60))
     assert "\n  sleep 60 3>&-\n" in out, err
-    script = write_program(tmp_path, "job.sh", out.replace("sleep 60 3>&-", "sleep 2 3>&-"))
+    sooner = out.replace("sleep 60 3>&-", "sleep 2 3>&-").replace("do sleep 5 3>&-", "do sleep 0.1 3>&-")
+    script = write_program(tmp_path, "job.sh", sooner)  # before srun gives up by itself, 4 s after the node is back
     job = cluster.sbatch(script=script, **clean_environment())
     cluster.wait_for(job, "ready", 2)
     node = cluster.nodes[1]

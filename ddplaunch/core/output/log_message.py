@@ -8,27 +8,33 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from enum import Enum
+from typing import ClassVar
 
 from msgspec import Struct
 
 from ddplaunch.system.plan.plan import Plan
 
 
-class MessageKind(Enum):
-    """The kind of a log message and its level."""
+class MessageKind(Struct, frozen=True):
+    """The kind of a log message and its level. Features have kinds of their own."""
 
-    NOTE = "note", "info"
-    WAITING = "waiting", "info"  # for other nodes
-    RESTART = "restart", "warning"
-    STACKS = "stacks", "info"  # an inspection that the user has requested
-    FAILURE = "failure", "error"  # the failure report
-    ERROR = "error", "error"  # the job cannot start
-    END = "end", "info"
+    name: str
+    level: str = "info"
 
-    @property
-    def level(self) -> str:
-        return self.value[1]
+    NOTE: ClassVar[MessageKind]
+    WAITING: ClassVar[MessageKind]
+    RESTART: ClassVar[MessageKind]
+    FAILURE: ClassVar[MessageKind]
+    ERROR: ClassVar[MessageKind]
+    END: ClassVar[MessageKind]
+
+
+MessageKind.NOTE = MessageKind("note")
+MessageKind.WAITING = MessageKind("waiting")  # for other nodes
+MessageKind.RESTART = MessageKind("restart", "warning")
+MessageKind.FAILURE = MessageKind("failure", "error")  # the failure report
+MessageKind.ERROR = MessageKind("error", "error")  # the job cannot start
+MessageKind.END = MessageKind("end")
 
 
 class LogMessage(Struct, frozen=True):
@@ -66,8 +72,8 @@ class MessageFormatter:
         return "".join(f"ddplaunch: {line}\n" for line in message.text.splitlines())
 
     def _to_json(self, message: LogMessage) -> str:
-        name, level = message.kind.value
-        head = {"source": "ddplaunch", "kind": name, "level": level, "time": time.time()}
+        kind = message.kind
+        head = {"source": "ddplaunch", "kind": kind.name, "level": kind.level, "time": time.time()}
         origin = {"run_id": self.run_id, "node_rank": self.node_rank, "text": message.text}
         return json.dumps({**head, **origin, **message.fields}, default=_to_plain_data) + "\n"
 

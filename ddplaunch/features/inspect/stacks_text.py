@@ -13,6 +13,7 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.text import format_ranks
 from ddplaunch.base.types import as_dict
+from ddplaunch.core.output.log_message import MessageKind
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection, Thread
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     PACKAGE_PATH,
@@ -28,6 +29,9 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
 from ddplaunch.features.inspect.diagnosis.stack_groups import RUNNING, StackGroup, group_ranks
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_wait, describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
+
+STACKS = MessageKind("stacks")
+"""The log message with an inspection that the user has requested by a key."""
 
 MAX_LIBRARY_FRAMES = 44
 """Characters of the path of a library's file."""

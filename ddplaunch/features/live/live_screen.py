@@ -18,9 +18,10 @@ from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.text import display_width
 from ddplaunch.base.tty import Keyboard, KeyDecoder, in_foreground, window_size
 from ddplaunch.core.events import Event, JobEnded
-from ddplaunch.core.output.log_message import LogMessage, MessageKind
+from ddplaunch.core.output.log_message import LogMessage
 from ddplaunch.core.output.screen import ScreenOptions, TerminalScreen
 from ddplaunch.core.output.sink import HIGH_WATER_BYTES, Sink
+from ddplaunch.features.inspect.stacks_text import STACKS
 from ddplaunch.features.live.styled_rows import Row, render_row, row_width
 
 FRAME_INTERVAL_S = 1 / 30  # between two drawings, at least
@@ -80,7 +81,7 @@ class LiveScreen(TerminalScreen):
         self._write(self._home, (text if self._colour else _STYLE.sub("", text)).encode(errors="replace"))
 
     def show_message(self, message: LogMessage, *, of_job: bool = False) -> None:
-        if message.kind is MessageKind.STACKS:  # the user has typed Ctrl-\ to see them
+        if message.kind == STACKS:  # the user has typed Ctrl-\ to see them
             self.set_full_screen(False)
         super().show_message(message, of_job=of_job)
 

@@ -14,9 +14,13 @@ from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
 
 SEVEN = """
-import os, sys
-print("line", os.environ["RANK"])
-sys.exit(7 if os.environ["RANK"] == "1" else 0)
+import os, sys, time
+rank = os.environ["RANK"]
+while rank == "1" and not os.path.exists("printed"):  # else rank 0 may be stopped before it has printed
+    time.sleep(0.01)
+print("line", rank, flush=True)
+open("printed", "w").close()
+sys.exit(7 if rank == "1" else 0)
 """
 
 

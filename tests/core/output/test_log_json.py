@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.core.output.log_message import MessageKind
+from ddplaunch.features.inspect.stacks_text import STACKS
 from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
 from tests.reference.page import tables
 from tests.start_modes import LIGHT
@@ -45,7 +46,8 @@ def kinds(text: str) -> list[str]:
 
 
 def test_the_page_has_every_kind():
-    assert {kind.value[0] for kind in MessageKind} == set(MESSAGE_KINDS)
+    kinds = (*vars(MessageKind).values(), STACKS)
+    assert {kind.name for kind in kinds if isinstance(kind, MessageKind)} == set(MESSAGE_KINDS)
 
 
 def test_a_job_that_ends_well(run_ddplaunch, tmp_path):

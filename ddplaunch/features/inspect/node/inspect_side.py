@@ -14,7 +14,7 @@ from ddplaunch.core.feature import FeatureContext, NodeSide, RankSide
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_files import MAX_ERROR_FILE_BYTES
 from ddplaunch.core.output.isolation import IsolatedLoop
-from ddplaunch.core.output.log_message import LogMessage, MessageKind
+from ddplaunch.core.output.log_message import LogMessage
 from ddplaunch.features.inspect.diagnosis.flight_recorder_arrivals import operations_per_rank, parse_arrivals
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
@@ -25,7 +25,7 @@ from ddplaunch.features.inspect.node.stall_detector import StallDetector
 from ddplaunch.features.inspect.node.straggler_monitor import StragglerMonitor
 from ddplaunch.features.inspect.options import Hangs
 from ddplaunch.features.inspect.rpc import KIND, inspect_job
-from ddplaunch.features.inspect.stacks_text import render_stacks, stacks_to_json
+from ddplaunch.features.inspect.stacks_text import STACKS, render_stacks, stacks_to_json
 from ddplaunch.system.plan.rank_layout import Rank
 
 LONG_ATTEMPT_S = 300.0
@@ -138,7 +138,7 @@ class InspectSide(NodeSide):
         page = render_stacks(inspection)
         text, fields = "\n".join(describe_waits(inspection)), {"stacks": stacks_to_json(inspection)}
         lines = page if self._context.config.colour else click.unstyle(page)
-        self._context.screen.show_message(LogMessage(MessageKind.STACKS, text, fields, lines))
+        self._context.screen.show_message(LogMessage(STACKS, text, fields, lines))
 
 
 def read_trace_file(path: str, rank: int, world_size: int) -> tuple[CollectiveArrivals, ...]:

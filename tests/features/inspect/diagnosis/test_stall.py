@@ -173,6 +173,9 @@ def test_what_ranks_do():
     assert describe_locations([rank(0, 4)]) == "load_batch at data.py:31"
     assert describe_locations([rank(0, 4), elsewhere]) == "rank 0: load_batch at data.py:31; rank 1: main at train.py:9"
     assert describe_locations([rank(0, 4, threads=())]) == ""
+    inside = Frame("destroy_process_group", "/torch/distributed/distributed_c10d.py", 1, own=False)
+    leaving = rank(0, 4, threads=(Thread((inside, AT)),))
+    assert describe_locations([leaving]) == "destroy_process_group at data.py:31"
     assert describe_activity(found(rank(0, 4, threads=()))) == ""
     assert describe_activity(found(rank(0, 4, condition=ProcessCondition.EXITED))) == ""
     assert describe_activity(found(rank(0, 4), rank(1, 4))) == "ranks 0, 1: load_batch at data.py:31"
