@@ -55,7 +55,8 @@ def test_a_stop_while_the_zygote_imports(start_ddplaunch, tmp_path):
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "")
-    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", script)
+    later = launcher_with_constant(tmp_path, "core.node.zygote_process.EXIT_TIMEOUT_S", 600.0)
+    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", script, executable=later)
     wait_until((tmp_path / "importing").exists, "the import")
     job.signal(signal.SIGHUP)
     assert job.wait() == 129
