@@ -28,7 +28,7 @@ if how.endswith("-once") and attempt:
 how = how.removesuffix("-once")
 if mine:
     match how:
-        case "exception" | "peer-exception":
+        case "exception":
             raise ValueError(f"rank {rank} fails")
         case "peer-destroys":
             try:

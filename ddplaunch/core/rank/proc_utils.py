@@ -212,6 +212,19 @@ _SIGNALFD_FLAGS = 0o4000 | 0o2000000  # SFD_NONBLOCK | SFD_CLOEXEC
 _SIGNALFD_SIGINFO = struct.Struct("IiiI112x")  # signalfd(2): number, errno, code, pid of the sender
 
 
+def open_wakeup_pipe() -> tuple[int, int]:
+    """Open a pipe that gets each signal that has a handler; return its two ends."""
+    ends = os.pipe()
+    for fd in ends:
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+    return ends
+
+
+def on_signal_noop(number: int, frame: object) -> None:
+    """A signal handler that does nothing: the wakeup pipe gets the signal."""
+
+
 def open_signalfd(numbers: Iterable[int]) -> int | None:
     """Return a signalfd for these signals, which must be blocked; None if the system has no signalfd."""
     ctypes = _ctypes()

@@ -202,10 +202,7 @@ class Zygote:
         self.ranks: dict[int, int] = {}  # rank by pid, of those that run
         self.store: int | None = None  # pid of the store process
         self.store_errno = 0  # why there is no store, if one was requested
-        self.woken, self.wake = os.pipe()
-        os.set_blocking(self.woken, False)
-        os.set_blocking(self.wake, False)
-        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        self.woken, self.wake = proc_utils.open_wakeup_pipe()
         self.poll = select.poll()
         self.poll.register(self.control, select.POLLIN)
         self.poll.register(self.woken, select.POLLIN)
@@ -214,7 +211,7 @@ class Zygote:
         ignored = config["ignores_sigchld"]
         self.inherited[signal.SIGCHLD] = signal.SIG_IGN if ignored else signal.getsignal(signal.SIGCHLD)
         for number in self.inherited:
-            signal.signal(number, _on_signal_noop)
+            signal.signal(number, proc_utils.on_signal_noop)
         # signalfd gives the sender, too: a rank that sends one of these to its parent wants the job to end.
         self.stopping = proc_utils.open_signalfd(STOPPING)
         if self.stopping is not None:
@@ -454,10 +451,6 @@ class Zygote:
             _remove(path)
         self.cleanup.run()
         os._exit(0)
-
-
-def _on_signal_noop(number: int, frame: object) -> None:
-    """A signal handler that does nothing: the wakeup descriptor gets the signal."""
 
 
 def _make_temporary_file() -> int:

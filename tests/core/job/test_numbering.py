@@ -62,22 +62,6 @@ def test_a_port_that_is_in_use_for_a_moment_is_claimed(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_same_command_for_all_on_one_machine(start_ddplaunch, tmp_path):
-    """All at once: one gets the port and is node 0, each of the others a rank of its own."""
-    nodes = 3
-    write_program(tmp_path, "train.py", SAYS)
-    endpoint = f"localhost:{free_port()}"
-    words = c10d(str(nodes), endpoint, "--rdzv-id", "job7", "--nproc-per-node", "1", "--log-dir", "logs")
-    jobs = [start_ddplaunch(*words, "--start", "exec", "train.py") for _ in range(nodes)]
-    assert [job.wait(90) for job in jobs] == [0] * nodes, "".join(job.stderr() for job in jobs)
-    lines = sorted(line for job in jobs for line in job.stdout().splitlines())
-    assert lines == [f"[{rank}] rank {rank} node {rank} id job7" for rank in range(nodes)]
-    assert sorted(path.name for path in (tmp_path / "logs" / "job7").iterdir()) == [f"node-{n}" for n in range(nodes)]
-    for job in jobs:
-        job.assert_nothing_left()
-
-
-@pytest.mark.slow
 @pytest.mark.smoke
 def test_they_train_together(start_ddplaunch, tmp_path):
     """Nodes of different size, which start with the variables that Kubeflow gives an elastic PyTorchJob."""

@@ -1,7 +1,7 @@
 """Random histories of a job: in any order of what nodes may do, the machine asserts nothing, and the job ends for all.
 
-``DDPLAUNCH_HISTORIES=100000 pytest -s tests/core/job/test_random_histories.py -k many`` checks more of them, and
-``DDPLAUNCH_HISTORY=SEED`` prints a single one as a story.
+``DDPLAUNCH_HISTORIES=100000 pytest -s tests/core/job/test_random_histories.py -k many`` checks more of them. A history
+that fails is printed, with the seed that repeats it: ``check(SEED)``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ddplaunch.core.job.job_attempt import JobPhase, TimeLimitExpired
 from ddplaunch.core.job.job_events import (
     Accept,
     ClockMeasured,
+    Command,
     ConnectionLost,
     Disconnect,
     Event,
@@ -103,7 +104,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
-        self.now, self.story = 0.0, list[str]()
+        self.now, self.events = 0.0, list[tuple[float, Event | Command]]()
         self.nodes: dict[int, Node] = {}  # that are connected
         self.orders = Counter[tuple[Node, str]]()
         self.config = self._make_config()
@@ -147,14 +148,22 @@ class History:
         )
         return replace(NodeHello(*fields), **changed)
 
+    @property
+    def story(self) -> str:
+        """All events, and below each the commands that followed."""
+        commands = (Accept, Refuse, Send, Disconnect)
+        return "\n".join(
+            f"{moment:8.2f}  {'    ' * isinstance(each, commands)}{each}"[:300] for moment, each in self.events
+        )
+
     def do(self, event: Event) -> None:
         """Let an event happen, and what follows from it."""
-        self.story.append(f"{self.now:8.2f}  {event}"[:300])
+        self.events.append((self.now, event))
         ended = self.machine.phase is JobPhase.ENDED
         commands = self.machine.on(event, Now(self.now, WALL + self.now))
         assert all(isinstance(each, Refuse) for each in commands) or not ended, "after the end"
         for command in commands:
-            self.story.append(f"          {command}"[:200])
+            self.events.append((self.now, command))
             match command:
                 case Send(number, message):
                     self._deliver(self.nodes[number], message)
@@ -264,10 +273,10 @@ class History:
         number = self.random.choice(free or [0]) if self.random.random() < 0.99 else 0
         changed = {"versions": Versions("3.12")} if self.random.random() < 0.01 else {}
         given = self.random.random() < 0.7
-        self.do(HelloReceived(len(self.story), self._hello(number, has_node_rank=given, **changed)))
+        self.do(HelloReceived(len(self.events), self._hello(number, has_node_rank=given, **changed)))
 
     def decline(self) -> None:
-        self.do(HelloReceived(len(self.story), messages.JoinDeclined(1, "n1", "no torch", None, None)))
+        self.do(HelloReceived(len(self.events), messages.JoinDeclined(1, "n1", "no torch", None, None)))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with the deadlines meanwhile."""
@@ -323,7 +332,7 @@ class History:
     def step(self) -> None:
         """Let one thing happen that may happen now."""
         found: list[tuple[float, Any]] = [
-            (0.7, self.join),
+            (0.2, self.join),
             (0.002, self.decline),
             (0.5, lambda: self.wait(self.random.choice((0.0, 0.1, 1.0, 5.0)))),
             (0.03, lambda: self.wait(self.random.choice((40.0, 200.0)))),
@@ -393,7 +402,7 @@ def check(seed: int) -> None:
     try:
         history.run()
     except Exception as error:
-        raise AssertionError(f"history {seed}: {error!r}\n" + "\n".join(history.story[-80:])) from error
+        raise AssertionError(f"history {seed}: {error!r}\n{history.config}\n{history.story}") from error
 
 
 def test_histories() -> None:
@@ -408,12 +417,3 @@ def test_many_histories() -> None:
     for seed in range(HISTORIES):
         check(seed)
     print(f"\n{HISTORIES / (time.process_time() - began):.0f} histories a second")
-
-
-@pytest.mark.skipif("DDPLAUNCH_HISTORY" not in os.environ, reason="no history was chosen")
-def test_one_history() -> None:
-    history = History(int(os.environ["DDPLAUNCH_HISTORY"]))
-    try:
-        history.run()
-    finally:
-        print("", history.config, *history.story, sep="\n")

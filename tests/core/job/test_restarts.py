@@ -34,6 +34,7 @@ def test_a_restart_succeeds(run_ddplaunch, tmp_path, mode, how):
     assert sorted(rank for rank, attempt, _ in lines if attempt == "1") == ["0", "1", "2"]
     assert len({parent for *_, parent in lines}) == 1  # the same zygote
     if how == "peer-kill-once":
+        assert "ddplaunch: rank 1 was ended by SIGKILL" in done.stderr, "not the lost connections of the others"
         assert done.stdout.count("reduced") == 6
     (folder,) = (tmp_path / "logs").iterdir()
     assert "attempt 0" in (folder / "rank-1.log").read_text()

@@ -55,7 +55,8 @@ def test_a_stop_while_the_zygote_imports(start_ddplaunch, tmp_path):
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "")
-    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", script)
+    later = launcher_with_constant(tmp_path, "core.node.zygote_process.EXIT_TIMEOUT_S", 600.0)
+    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", script, executable=later)
     wait_until((tmp_path / "importing").exists, "the import")
     job.signal(signal.SIGHUP)
     assert job.wait() == 129
@@ -63,11 +64,12 @@ def test_a_stop_while_the_zygote_imports(start_ddplaunch, tmp_path):
 
 
 def test_a_suspended_zygote_does_not_block_the_launcher(start_ddplaunch, tmp_path):
-    """Requests wait in the launcher while the zygote's socket is full."""
+    """Requests wait in the launcher while its socket is full. Ranks that start after the stop get SIGTERM at once."""
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
-    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", "--log-dir", "logs", script, "x" * 100_000)
+    words = ("--preload", "slow", "--nproc", "300", "--grace", "600", "--log-dir", "logs", script, "x" * 100_000)
+    job = start_ddplaunch("run", *words)
     wait_until((tmp_path / "importing").exists, "the import")
     (tmp_path / "gate").open("w").close()
     wait_until(lambda: events(tmp_path, "started"), "the first rank")

@@ -41,12 +41,10 @@ def mode(request):
     return request.param
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
-@pytest.mark.parametrize("mode", ["zygote", "exec"])
 def test_launcher_killed(start_ddplaunch, mode):
     """kill -9 of the launcher takes the ranks, all their descendants, whatever their session, and temporary files."""
-    job = start_ddplaunch("run", "--start", mode, "--nproc", "3", SLEEPER, "children")
+    job = start_ddplaunch("run", *mode, "--nproc", "3", SLEEPER, "children")
     job.wait_for("ready", 3)
     wait_until(lambda: len(job.left()) >= 2 + 3 + 3 * 4, "launcher, zygote; ranks; what each starts")
     job.signal(signal.SIGKILL)
@@ -330,7 +328,7 @@ def test_idle_launcher_never_wakes_up(start_ddplaunch):
             counts.append(int(status.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0]))
         return counts
 
-    job = start_ddplaunch("run", "--nproc", "2", "--no-history", SLEEPER)
+    job = start_ddplaunch("run", *FORKED, "--nproc", "2", "--no-history", SLEEPER)
     job.wait_for("ready", 2)
     zygote = job.zygote()
     before = switches()

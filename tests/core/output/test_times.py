@@ -97,6 +97,8 @@ def test_logs_since(start_ddplaunch, run_in_fork, tmp_path, runtime_dir, words):
     job.wait_for("early", 2)
     write_program(tmp_path, "on0", "")
     job.wait_for("early", 4)
+    seen = time.time()
+    wait_until(lambda: time.time() > seen + 0.001, "the next millisecond, as a file has rounded times")
     since = time.time() + 1
     wait_until(lambda: time.time() > since, "output that is more than a second older")
     write_program(tmp_path, "on1", "")

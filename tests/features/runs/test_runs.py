@@ -360,6 +360,8 @@ def test_wait_for_a_run_whose_launcher_was_killed(running, start_ddplaunch, run_
     assert (waiting.wait(), waiting.stderr()) == (69, f"Error: {NAME} has no exit code: its launcher was killed\n")
     assert history_store.read_run_record(NAME).fate.value == "lost"
     assert run_in_fork("wait", NAME).returncode == 69
+    lost = f"the launcher of {NAME} was killed, and the output in its memory is lost"
+    assert lost in run_in_fork("logs", NAME).stderr
 
 
 def test_clean(running, run_in_fork):

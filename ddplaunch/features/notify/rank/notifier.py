@@ -39,11 +39,8 @@ class Notifier:
     def __init__(self, launcher_socket: socket.socket, commands: list[list[str]], timeout_s: float) -> None:
         """``commands``: path and arguments of each; ``timeout_s``: for one command."""
         self._socket, self._commands, self._timeout_s = launcher_socket, commands, timeout_s
-        self._wakeup_fd, wake = os.pipe()  # of SIGCHLD
-        os.set_blocking(self._wakeup_fd, False)
-        os.set_blocking(wake, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._wakeup_fd, _ = proc_utils.open_wakeup_pipe()
+        signal.signal(signal.SIGCHLD, proc_utils.on_signal_noop)
 
     def run(self) -> NoReturn:
         pending = b""

@@ -24,7 +24,8 @@ def run_guardian(
     launcher_socket: socket.socket, zygote_pid: int, channel: ModuleType, processes: ModuleType
 ) -> NoReturn:
     """Wait for the end of the run's zygote, kill what it leaves, and notify the launcher."""
-    poll, woken = select.poll(), _wake_on_child()
+    poll, (woken, _) = select.poll(), processes.open_wakeup_pipe()
+    signal.signal(signal.SIGCHLD, processes.on_signal_noop)
     poll.register(woken, select.POLLIN)
     poll.register(launcher_socket, select.POLLIN)  # no data ever arrives there, only the end of file
     if not _wait_for_end(zygote_pid, poll, woken, None):
@@ -39,16 +40,6 @@ def run_guardian(
     except OSError:  # the launcher has ended
         pass
     os._exit(0)
-
-
-def _wake_on_child() -> int:
-    """Return a descriptor that is readable once a child has ended."""
-    woken, wake = os.pipe()
-    for fd in (woken, wake):
-        os.set_blocking(fd, False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    return woken
 
 
 def _wait_for_end(child: int, poll: select.poll, woken: int, timeout_s: float | None) -> bool:

@@ -117,12 +117,10 @@ class WarmZygoteServer:
         self.changed_variables = {name: value for name, value in after.items() if before.get(name) != value}
         self.unset_variables = [name for name in before if name not in after]
         changed = self.origins.record(self.rank_runner.PACKAGE_DIR)
-        self.woken, self.wake = os.pipe()
-        os.set_blocking(self.woken, False)
-        os.set_blocking(self.wake, False)
-        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        self.woken, self.wake = proc_utils.open_wakeup_pipe()
         self.handlers = {
-            number: signal.signal(number, _on_signal_noop) for number in (signal.SIGCHLD, *self.ignored_signals)
+            number: signal.signal(number, proc_utils.on_signal_noop)
+            for number in (signal.SIGCHLD, *self.ignored_signals)
         }
         self.pressure = _watch_pressure()
         self.poll = select.poll()
@@ -370,10 +368,6 @@ def _load_libc() -> Any:
     import ctypes
 
     return ctypes.CDLL(None)
-
-
-def _on_signal_noop(number: int, frame: object) -> None:
-    """A signal handler that does nothing: the wakeup descriptor gets the signal."""
 
 
 def _clear_death_signal(peer: socket.socket) -> None:
