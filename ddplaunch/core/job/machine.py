@@ -383,12 +383,12 @@ class JobMachine:
         may_be_for_node = message.signal == signal.SIGTERM and not message.reason and not self._stop.is_known
         if may_be_for_node and self._membership.can_leave(node, self.phase):
             return None if node.leaving else self._continue_without(node)
+        was_repeated = self._stop.is_repeated
         grace_s = self._stop.add_request(node, message)
         # After a third signal no node is waited for: EndJob makes them kill what is left.
-        if self.phase in PHASES_WITHOUT_RANKS or (self._stop.is_repeated and grace_s == 0):
+        if self.phase in PHASES_WITHOUT_RANKS or (was_repeated and grace_s is not None):
             return self._end(JobResult(self._stop.exit_code))
         if grace_s is not None:
-            self._stop.is_repeated |= grace_s == 0
             self._stop_ranks(self._stop.signal, grace_s)
 
     def _continue_without(self, node: JoinedNode) -> None:

@@ -381,6 +381,16 @@ def test_an_interrupt_anywhere_stops_all(again):
     assert job.outcome(0).outcome.code == 130
 
 
+@pytest.mark.parametrize("grace", [0.0, 30.0])
+def test_only_a_third_signal_does_not_wait_for_the_nodes(grace):
+    job = joined(1, grace=grace)
+    job.send(1, messages.StopRequested(signal.SIGINT))
+    job.send(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert not job.take(messages.EndJob)
+    job.send(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert job.outcome(0).outcome.code == 130
+
+
 def test_a_requested_stop_names_its_command_and_node():
     job = joined(1)
     job.send(1, messages.StopRequested(signal.SIGINT, reason="`ddplaunch stop` was called"))
