@@ -308,7 +308,8 @@ class JobMachine:
         self._stop_ranks(signal.SIGTERM)
 
     def _report_failure_early(self) -> None:
-        if self.phase in PHASES_WITH_RANKS and (text := self._next_step.early_report(self._attempt)):
+        if not self._attempt.was_reported_early and (text := self._next_step.early_report(self._attempt)):
+            self._attempt.was_reported_early = True
             self._nodes.broadcast_note(text)
 
     def _on_ranks_finished(self, node: JoinedNode) -> None:

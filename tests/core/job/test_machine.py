@@ -248,6 +248,18 @@ def test_a_failure_is_reported_at_once_when_ranks_stop_slowly():
     ]
 
 
+def test_a_failure_is_reported_early_once():
+    """Also if another rank fails while the ranks are still inspected."""
+    job = joined(1, inspect=True)
+    job.fail(1, 2)
+    job.wait(EARLY_REPORT_DELAY_S)
+    job.fail(0, 0)
+    job.wait(5)
+    assert [note.text.splitlines()[0] for note in job.take(messages.NoteMessage, 0)] == [
+        "rank 2 exited with code 3 (on n1)"
+    ]
+
+
 def test_a_failure_is_sent_once_and_its_last_lines_with_the_report():
     """Also the failure of a rank that was being stopped."""
     job = joined(1)
