@@ -5,6 +5,7 @@ It connects the machine with the node in this process and, through the control p
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections import deque
@@ -70,7 +71,7 @@ class CoordinatorServer:
         self._clocks: dict[int, PeerClock] = {}
         self._closing: list[Connection[Message]] = []
         self._local_ranks = len(hello.node_spec.devices)
-        self._machine = JobMachine(config, hello, run_id)
+        self._machine = JobMachine(replace(config, folder=os.getcwd()), hello, run_id)
         self._events: deque[Event] = deque()  # that wait until the present one is handled
         self._is_handling = False
         self._timer = WakeTimer(loop, partial(self._handle, Woken()))
