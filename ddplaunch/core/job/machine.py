@@ -138,7 +138,9 @@ class JobMachine:
         """Do what features have requested, and pass replies on to them, until nothing is left."""
         while True:
             if self._sides.expired:
-                self._on_time_limit(self._sides.expired.popleft())
+                expired = self._sides.expired.popleft()
+                if self.phase is JobPhase.RUNNING:
+                    self._on_time_limit(expired)
             elif self._attempt.have_all_replied:
                 self._stop_after_replies()
             elif not self._rpc.deliver_next():
@@ -384,8 +386,7 @@ class JobMachine:
         may_be_for_node = message.signal == signal.SIGTERM and not message.reason and not self._stop.is_known
         if may_be_for_node and self._membership.can_leave(node, self.phase):
             return None if node.leaving else self._continue_without(node)
-        was_repeated = self._stop.is_repeated
-        grace_s = self._stop.add_request(node, message)
+        was_repeated, grace_s = self._stop.is_repeated, self._stop.add_request(node, message)
         # After a third signal no node is waited for: EndJob makes them kill what is left.
         if self.phase in PHASES_WITHOUT_RANKS or (was_repeated and grace_s is not None):
             return self._end(JobResult(self._stop.exit_code))
@@ -473,9 +474,7 @@ class JobMachine:
 
     def _check_reports(self) -> None:
         """Decide what comes next once every node has sent its AttemptReport, and features have their replies."""
-        if self._attempt.sides_to_reply:
-            return
-        if self.phase in PHASES_WITH_RANKS and not self._attempt.unreported_nodes:
+        if self.phase in PHASES_WITH_RANKS and not (self._attempt.unreported_nodes or self._attempt.sides_to_reply):
             step = self._next_step.decide(self._attempt, was_stopped=self.phase is JobPhase.STOPPING)
             self._pause(step) if isinstance(step, Pause) else self._end(step)
 
