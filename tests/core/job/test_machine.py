@@ -926,6 +926,7 @@ def test_a_node_that_has_left_gets_one_result_and_may_come_back():
     job.drain(1)
     assert job.outcome(1).outcome.code == 143
     job.join(1)
+    assert notes_of(job)[-1] == "node 1 (n1) has joined; it takes part when the ranks start next"
     job.drain(0)
     job.drain(2)
     job.wait(0)
