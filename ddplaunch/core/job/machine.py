@@ -66,7 +66,7 @@ PHASES_WITH_RANKS = {JobPhase.RUNNING, JobPhase.STOPPING}
 
 
 class JobMachine:
-    """The decisions of one job: ``start``, then what the nodes send, until the phase is ENDED."""
+    """The decisions of one job: first ``Start``, then what the nodes send, until the phase is ENDED."""
 
     def __init__(self, config: JobConfig, hello: NodeHello, run_id: str, features: NamedFeatures | None = None) -> None:
         """``hello`` is node 0's own; ``features``: by name, None for all."""
