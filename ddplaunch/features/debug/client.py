@@ -98,16 +98,17 @@ class DebugClient:
         """Read the next input; a terminal or pipe once there is some."""
         if self._at_terminal:
             return self._start_keyboard()
+        if self._input_ended:  # a closed pipe is always readable
+            return
         try:
             self._loop.watch_fd(0, self._on_readable)
         except PermissionError:  # a regular file, which epoll refuses: it can be read at once
             self._loop.call_soon(self._on_readable)
 
     def _on_readable(self) -> None:
-        if not self._input_ended:
-            data = os.read(0, MAX_INPUT_BYTES)
-            self._input_ended = not data
-            self._send_input(data)
+        data = os.read(0, MAX_INPUT_BYTES)
+        self._input_ended = not data
+        self._send_input(data)
 
     def _send_input(self, data: bytes) -> None:
         """Send input; more is read when the launcher has handled it."""

@@ -196,6 +196,8 @@ class DebugServer:
                 if not steps and each.timer:
                     each.timer.cancel()
                 each.set_running(steps=steps and not each.detached)
+                if rank in self._pausing:
+                    self.pause_rank(rank)
             case QuitRequested():
                 self._on_quit(rank)
         self._call_user(lambda user: user.on_message(message))
@@ -389,6 +391,8 @@ class DebugServer:
         ranks = self._ranks
         each = self._known.get(rank)
         if ranks is None or (each and each.stopped):
+            if each and each.is_leaving:
+                self._pausing.add(rank)  # once it has resumed
             return
         process, channel = ranks.processes.get(rank), ranks.channels.get(rank)
         if channel is not None:
