@@ -175,9 +175,10 @@ def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_termin
     each.type(f"p len('{'é' * 700}')\r")
     each.until(lambda each: "700" in each.rows)
     long = f"p len('{'é' * 4200}')"
-    lines = f"{long}\np '{'x' * 70_000}'\np 6 * 7\n"
+    lines = f"{long}\np '{'x' * 70_000}'\np 'é' * 200_000\np 6 * 7\n"
     output = pipe_to_debugger(tmp_path, lines, "demo").stdout
     assert "\n4200\n" in output
+    assert "é" * 200_000 in output
     assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in output
     assert "(rank 1) p 6 * 7\n42\n" in output
     each.until(TAKEN_OVER)
