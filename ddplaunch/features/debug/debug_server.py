@@ -119,6 +119,7 @@ class DebugServer:
         """Resume the ranks of an attempt, as they are being stopped: none may wait for a user."""
         if self._ranks is None or self._ranks.number != attempt:
             return
+        self._withdrawn, self._pausing = self._withdrawn | self._pausing, set()
         for rank, each in list(self._known.items()):
             each.connection.send(DetachUser(rank))
             self._on_rank_disconnect(rank, each)
@@ -315,8 +316,7 @@ class DebugServer:
         if user not in self._users:
             return
         self._users.remove(user)
-        self._withdrawn |= self._pausing
-        self._pausing.clear()
+        self._withdrawn, self._pausing = self._withdrawn | self._pausing, set()
         for rank, each in self._known.items():
             if is_current and each.is_active:
                 self._resume_rank(rank, each)
