@@ -96,7 +96,7 @@ class DebugClient:
         self._connection.send(TerminalResized(*(window_size(1) if in_foreground(0) else (0, 0))))
 
     def _start_keyboard(self) -> None:
-        """Read keys; while the launcher does not take any, only those that are no signals, for ``ESCAPE_KEY``."""
+        """Read keys; in raw mode also while the launcher handles earlier ones, so that ``ESCAPE_KEY`` is read."""
         self._keyboard.start(raw=self._is_raw)
         if self._has_sent_input and not (self._is_raw and len(self._unsent_input) < MAX_INPUT_BYTES):
             self._keyboard.pause()
@@ -118,7 +118,7 @@ class DebugClient:
         self._send_input(data)
 
     def _send_input(self, data: bytes) -> None:
-        """Send input; more is read when the launcher has handled it."""
+        """Send input; more is sent once the launcher has handled it."""
         self._is_raw &= ESCAPE_KEY not in data  # Ctrl-C works after it, whether or not the launcher does
         self._unsent_input += data
         if not self._has_sent_input:
