@@ -107,6 +107,7 @@ def found(run_in_fork):
         seen = [{}]
 
         def is_reported() -> bool:
+            assert job.process.poll() is None, job.stderr()
             done = run_in_fork("stacks", str(job.process.pid), "--json", *words)
             seen[0] = json.loads(done.stdout) if done.returncode == 0 else {"sentences": [done.stderr]}
             return sentence in [re.sub(r"pid \d+", "pid N", each) for each in seen[0]["sentences"]]
@@ -544,8 +545,7 @@ SLEEPS = """
     import time
 
     def load_batch():
-        print("there", flush=True)
-        time.sleep(600)
+        print("there", flush=True); time.sleep(600)  # in one line: a rank that has printed is there
 
     load_batch()
 """
@@ -556,7 +556,7 @@ def test_ctrl_backslash_shows_stacks_and_twice_stops(at_terminal, tmp_path):
     each = at_terminal(ddplaunch_command("run", *LIGHT, "--no-merge", "--nproc", "2", script))
     each.until(lambda each: {"[0] there", "[1] there"} <= {*each.rows})
     each.type("\x1c")
-    page = each.until("load_batch at train.py:5")
+    page = each.until("load_batch at train.py:4")
     assert any("ddplaunch: inspecting the ranks; press Ctrl-\\ again to stop the job" in row for row in page)
     assert any("ranks 0, 1" in row for row in page)
     assert each.process.poll() is None
