@@ -35,6 +35,7 @@ class JobConfig(Struct, frozen=True):
     allow_mismatch: bool = False  # whether differing versions only give a warning
     inspect: bool = True  # whether ranks are inspected before they are stopped
     timeout: float | None = None  # of the whole job, from the first start of ranks
+    folder: str = ""  # the current one on node 0: files below it are named relative to it
     shared_log: bool = False  # all nodes print into one log: notes to all nodes are printed by node 0 only
     options: Options = Options({}, {})  # for the job sides of features
 

@@ -28,11 +28,11 @@ class Kind:
         """Return the ranks that a reply is about; a node may reply once about each of its own."""
         raise NotImplementedError
 
-    def to_local_clock(self, reply: Any, offset: ClockOffset) -> Any:
-        """Convert the times in another node's reply to node 0's clock."""
+    def to_local_clock(self, reply: Any, offset: ClockOffset, now: float) -> Any:
+        """Convert the times in another node's reply, which came ``now``, to node 0's clock."""
         return reply
 
-    def merge(self, replies: Mapping[int, Any], silent_nodes: tuple[str, ...], world_size: int) -> Any:
+    def merge(self, replies: Mapping[int, Any], silent_nodes: tuple[str, ...], world_size: int, now: float) -> Any:
         """Make one reply of those of the nodes; ``silent_nodes``: without a last reply in time, as "node 2 (n2)"."""
 
     def for_client(self, reply: Any, replies: Mapping[int, Any], clock_of: GetOffset, node: int) -> Any:

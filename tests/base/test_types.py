@@ -18,9 +18,9 @@ import pytest
 from msgspec import Struct
 
 import ddplaunch
-from ddplaunch.base.errors import MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
+from ddplaunch.base.errors import MAX_TAIL_LINES, MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.types import MAX_COUNT, as_dict, decode, encode
+from ddplaunch.base.types import MAX_COUNT, TailLines, as_dict, convert, decode, encode
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core import messages
 from ddplaunch.core.control_socket.request import all_requests
@@ -261,6 +261,10 @@ def test_a_coordinator_accepts_any_message():
 def test_harmless(text, plain):
     assert escape_control_chars(text) == plain
     assert escape_control_chars(plain) == plain
+
+
+def test_of_many_last_lines_the_last_are_kept():
+    assert convert([*map(str, range(99))], TailLines) == tuple(map(str, range(99 - MAX_TAIL_LINES, 99)))
 
 
 def test_shown_is_one_line():

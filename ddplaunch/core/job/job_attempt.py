@@ -79,6 +79,7 @@ class JobAttempt(Struct):
     have_all_replied: bool = False  # whether the last of these has just got its reply
     stops_after_replies: list[tuple[int, float | None]] = field(default_factory=list)  # signals with their graces
     time_limit: TimeLimitExpired | None = None  # that stopped the attempt
+    was_reported_early: bool = False  # whether the cause was printed before all ranks had ended
     failure_chars: int = 0  # in the texts of all failures
 
     def remove_node(self, node: int) -> None:

@@ -45,7 +45,8 @@ class _SideContext(JobContext):
         self._turn.set_deadline(f"{self._name}: {name}", seconds)
 
     def cancel_deadlines(self, *names: str) -> None:
-        self._turn.deadlines.cancel(*(f"{self._name}: {name}" for name in names))
+        for name in names:
+            self._turn.deadlines.cancel(f"{self._name}: {name}")
 
     def gather(self, kind: str, request: object, on_done: Callable[[Any], None]) -> None:
         self._rpc.gather(kind, request, _unless_none(self.isolation.guard(on_done)))

@@ -66,7 +66,7 @@ PHASES_WITH_RANKS = {JobPhase.RUNNING, JobPhase.STOPPING}
 
 
 class JobMachine:
-    """The decisions of one job: ``start``, then what the nodes send, until the phase is ENDED."""
+    """The decisions of one job: first ``Start``, then what the nodes send, until the phase is ENDED."""
 
     def __init__(self, config: JobConfig, hello: NodeHello, run_id: str, features: NamedFeatures | None = None) -> None:
         """``hello`` is node 0's own; ``features``: by name, None for all."""
@@ -138,7 +138,9 @@ class JobMachine:
         """Do what features have requested, and pass replies on to them, until nothing is left."""
         while True:
             if self._sides.expired:
-                self._on_time_limit(self._sides.expired.popleft())
+                expired = self._sides.expired.popleft()
+                if self.phase is JobPhase.RUNNING:
+                    self._on_time_limit(expired)
             elif self._attempt.have_all_replied:
                 self._stop_after_replies()
             elif not self._rpc.deliver_next():
@@ -308,7 +310,8 @@ class JobMachine:
         self._stop_ranks(signal.SIGTERM)
 
     def _report_failure_early(self) -> None:
-        if self.phase in PHASES_WITH_RANKS and (text := self._next_step.early_report(self._attempt)):
+        if not self._attempt.was_reported_early and (text := self._next_step.early_report(self._attempt)):
+            self._attempt.was_reported_early = True
             self._nodes.broadcast_note(text)
 
     def _on_ranks_finished(self, node: JoinedNode) -> None:
@@ -383,12 +386,11 @@ class JobMachine:
         may_be_for_node = message.signal == signal.SIGTERM and not message.reason and not self._stop.is_known
         if may_be_for_node and self._membership.can_leave(node, self.phase):
             return None if node.leaving else self._continue_without(node)
-        grace_s = self._stop.add_request(node, message)
+        was_repeated, grace_s = self._stop.is_repeated, self._stop.add_request(node, message)
         # After a third signal no node is waited for: EndJob makes them kill what is left.
-        if self.phase in PHASES_WITHOUT_RANKS or (self._stop.is_repeated and grace_s == 0):
+        if self.phase in PHASES_WITHOUT_RANKS or (was_repeated and grace_s is not None):
             return self._end(JobResult(self._stop.exit_code))
         if grace_s is not None:
-            self._stop.is_repeated |= grace_s == 0
             self._stop_ranks(self._stop.signal, grace_s)
 
     def _continue_without(self, node: JoinedNode) -> None:
@@ -472,9 +474,7 @@ class JobMachine:
 
     def _check_reports(self) -> None:
         """Decide what comes next once every node has sent its AttemptReport, and features have their replies."""
-        if self._attempt.sides_to_reply:
-            return
-        if self.phase in PHASES_WITH_RANKS and not self._attempt.unreported_nodes:
+        if self.phase in PHASES_WITH_RANKS and not (self._attempt.unreported_nodes or self._attempt.sides_to_reply):
             step = self._next_step.decide(self._attempt, was_stopped=self.phase is JobPhase.STOPPING)
             self._pause(step) if isinstance(step, Pause) else self._end(step)
 

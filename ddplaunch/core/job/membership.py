@@ -55,7 +55,7 @@ class Membership:
         """The note on a node that joins while ranks run."""
         if not self.is_usable(node):
             return f"{node.name} has joined but is excluded: it failed {self._failures[node.host]} times"
-        if not self.has_room:
+        if self._config.spares and not self.has_room:
             return f"{node.name} has joined as a spare"
         return f"{node.name} has joined; it takes part when the ranks start next"
 

@@ -43,6 +43,7 @@ class StopReason:
             name = "Ctrl-C" if message.signal == signal.SIGINT else signal_name(message.signal)
             self._nodes.broadcast_note(f"{message.reason or name} on {node.name}", but=node.node_rank)
             return self._config.grace  # also for a second one: an earlier SIGTERM may only have removed that node
+        self.is_repeated |= message.again
         return 0.0 if message.again else None
 
     def add_preemption(self, node: JoinedNode, signal_number: int) -> None:

@@ -141,7 +141,7 @@ class NodeTable(dict[int, JoinedNode]):
         self.send(node.node_rank, EndJob(JobResult(EXIT_USAGE, usage_error=error)))
 
     def end_leaving_node(self, node: JoinedNode) -> None:
-        """Let a node go whose ranks have ended, and that leaves."""
+        """Send EndJob to a node that leaves, once its ranks have ended."""
         remark = "SIGTERM: this node has left the job, which goes on without it"
         self.send(node.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import NamedTuple
 
@@ -83,9 +82,10 @@ class RestartPolicy:
             if not is_transient(first):
                 how = f"failed with {kind}" if (kind := first.exception_type) else first.reason
                 return f"rank {first.rank} {how}, which is not transient (--restart-on transient)"
-        before, self._signature = self._signature, failure_signature(attempt, uptime)
-        if self._config.restart_on != "always" and self._signature is not None and self._signature.is_repeat_of(before):
-            return f"rank {self._signature.rank} failed at {self._signature.location} in two attempts in a row"
+        before, now = self._signature, failure_signature(attempt, uptime, self._config.folder)
+        self._signature = now
+        if self._config.restart_on != "always" and now is not None and now.is_repeat_of(before):
+            return f"rank {now.rank} failed at {now.location} in two attempts in a row"
         return None
 
 
@@ -119,8 +119,8 @@ class FailureSignature(Struct, frozen=True):
         return self.world_size, self.rank, self.error, self.frames
 
 
-def failure_signature(attempt: JobAttempt, uptime: float) -> FailureSignature | None:
-    """Return the signature of an attempt that failed after ``uptime`` seconds.
+def failure_signature(attempt: JobAttempt, uptime: float, folder: str) -> FailureSignature | None:
+    """Return the signature of an attempt that failed after ``uptime`` seconds; files are named relative to ``folder``.
 
     None if the failure predicts nothing: no Python exception with a traceback, a transient or secondary failure, a
     timeout or a time limit.
@@ -131,7 +131,7 @@ def failure_signature(attempt: JobAttempt, uptime: float) -> FailureSignature | 
     first = report.first
     if not (first.message and first.traceback) or first.is_secondary or first.is_timeout or is_transient(first):
         return None
-    frames = parse_traceback(first.traceback, os.getcwd())
+    frames = parse_traceback(first.traceback, folder)
     error = _VARIABLE_PARTS.sub("0", first.message)
     if not frames:
         return None

@@ -137,7 +137,7 @@ class Rpc:
         if number:  # node 0 is this process and needs no check
             self._check_reply(pending, pending.waiting_for[number], message)
             offset, isolation = self._nodes.clock_of(number), self._isolation(kind)
-            part = None if part is None else isolation.call(kind.to_local_clock, part, offset)
+            part = None if part is None else isolation.call(kind.to_local_clock, part, offset, self._turn.now.wall)
         if not kind.in_parts:
             pending.replies[number] = part
         elif part is not None:
@@ -197,7 +197,7 @@ class Rpc:
         silent = tuple(self._nodes[number].name for number in sorted(pending.waiting_for) if number in self._nodes)
         world_size = sum(len(node.ranks) for node in self._nodes.values())
         isolation, kind = self._isolation(pending.kind), pending.kind
-        payload = isolation.call(kind.merge, pending.replies, silent, world_size)
+        payload = isolation.call(kind.merge, pending.replies, silent, world_size, self._turn.now.wall)
         if pending.on_done is not None:
             self._gathered.append((pending.on_done, payload))
         if pending.client is not None:

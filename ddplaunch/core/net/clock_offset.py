@@ -46,12 +46,9 @@ class _Sample(Struct, frozen=True):
         return abs(self.ahead - later.ahead) <= self.error_at(later.taken) + later.error
 
 
-def to_local_time(moment: float, clock: float, now: float | None = None) -> float:
-    """Convert a time of another machine's clock, which shows ``clock`` now; the transmission time is neglected.
-
-    ``now``: the time by this machine's clock; None to read it.
-    """
-    off = (time.time() if now is None else now) - clock
+def to_local_time(moment: float, clock: float, now: float) -> float:
+    """Convert a time of another machine's clock, which shows ``clock`` now; the transmission time is neglected."""
+    off = now - clock
     return moment + off if abs(off) > MIN_CLOCK_DIFFERENCE_S else moment
 
 

@@ -5,9 +5,9 @@ It connects the machine with the node in this process and, through the control p
 
 from __future__ import annotations
 
+import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -60,7 +60,10 @@ class CoordinatorServer:
         on_message: Callable[[Message], None],
         listener_socket: socket.socket | None = None,
     ) -> None:
-        """``on_message`` gets messages to node 0 itself; ``listener_socket`` listens on the control port, if any."""
+        """``on_message`` gets messages to node 0 itself, and calls this object only later.
+
+        ``listener_socket`` listens on the control port, if any.
+        """
         self._loop = loop
         self._config = config
         self._run_id = run_id
@@ -70,9 +73,7 @@ class CoordinatorServer:
         self._clocks: dict[int, PeerClock] = {}
         self._closing: list[Connection[Message]] = []
         self._local_ranks = len(hello.node_spec.devices)
-        self._machine = JobMachine(config, hello, run_id)
-        self._events: deque[Event] = deque()  # that wait until the present one is handled
-        self._is_handling = False
+        self._machine = JobMachine(replace(config, folder=os.getcwd()), hello, run_id)
         self._timer = WakeTimer(loop, partial(self._handle, Woken()))
         self._newcomers: dict[int, tuple[Connection[Message], str | None]] = {}  # with the proof for each
         self._connection_numbers = count()
@@ -93,21 +94,13 @@ class CoordinatorServer:
         self._handle(MessageReceived(0, message))
 
     def _handle(self, event: Event) -> None:
-        """Let the machine handle an event, and execute the commands that follow; events meanwhile come after that.
+        """Let the machine handle an event, and execute the commands that follow; none of them leads to another event.
 
         Raises:
-            ProtocolError: a node cannot have sent this message.
+            ProtocolError: a node cannot have sent this message. Its ``ConnectionLost`` follows.
         """
-        self._events.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        try:
-            while self._events:
-                for command in self._machine.on(self._events.popleft(), Now(time.monotonic(), time.time())):
-                    self._execute(command)
-        finally:
-            self._is_handling = False
+        for command in self._machine.on(event, Now(time.monotonic(), time.time())):
+            self._execute(command)
         self._timer.set(self._machine.wake_at())
 
     def _execute(self, command: Command) -> None:

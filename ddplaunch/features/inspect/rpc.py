@@ -26,18 +26,18 @@ class InspectKind(Kind):
     def claimed_ranks(self, reply: Inspection) -> Iterable[int]:
         return (each.rank for each in reply.ranks)
 
-    def to_local_clock(self, reply: Inspection, offset: ClockOffset) -> Inspection:
+    def to_local_clock(self, reply: Inspection, offset: ClockOffset, now: float) -> Inspection:
         """Convert the times at which ranks ended, by the moment of the reply: the offset may not be known yet."""
         if not any(each.ended for each in reply.ranks):
             return reply
-        ended = [each.ended and to_local_time(each.ended, reply.moment) for each in reply.ranks]
+        ended = [each.ended and to_local_time(each.ended, reply.moment, now) for each in reply.ranks]
         ranks = tuple(replace(rank, ended=moment) for rank, moment in zip(reply.ranks, ended, strict=True))
         return replace(reply, ranks=ranks)
 
-    def merge(self, replies: Replies, silent_nodes: tuple[str, ...], world_size: int) -> Inspection:
+    def merge(self, replies: Replies, silent_nodes: tuple[str, ...], world_size: int, now: float) -> Inspection:
         ranks = sorted((each for part in replies.values() for each in part.ranks), key=lambda each: each.rank)
         node_only = any(part.node_only for part in replies.values())
-        return Inspection(time.time(), tuple(ranks), world_size, silent_nodes, node_only)
+        return Inspection(now, tuple(ranks), world_size, silent_nodes, node_only)
 
     def for_client(self, reply: Inspection, replies: Replies, clock_of: GetOffset, node: int) -> Inspection:
         """Replace arrival times by which ranks are slow, and drop stacks for which a frame to a node has no room."""

@@ -38,7 +38,7 @@ class ProfileKind(Kind):
     def claimed_ranks(self, reply: RankProfile) -> Iterable[int]:
         return (reply.rank,)
 
-    def to_local_clock(self, reply: RankProfile, offset: ClockOffset) -> RankProfile:
+    def to_local_clock(self, reply: RankProfile, offset: ClockOffset, now: float) -> RankProfile:
         return reply.with_clock_offset(offset.offset_s, offset.error_s)
 
     def answer(self, loop: EventLoop, ranks: NodeRanks, request: RpcRequest, reply: Reply) -> None:

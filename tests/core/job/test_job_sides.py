@@ -133,6 +133,14 @@ def test_a_bug_of_the_core_is_not_that_of_the_side_that_stops_the_ranks(monkeypa
     assert bugs(job) == []
 
 
+def test_a_side_that_stops_the_ranks_too_late_does_not_prevent_the_restart():
+    job = Job(features=(("stopping", Stopping()),), max_restarts=1, restart_backoff=5.0)
+    job.drain(0, job.fail(0, 0))
+    assert not job.take(messages.EndJob)
+    job.wait(5)
+    assert [start.attempt for start in job.take(messages.StartAttempt)] == [0, 1]
+
+
 class Late(Feature, JobSide):
     """A feature that sets a deadline with each message, also with the one that ends the job."""
 

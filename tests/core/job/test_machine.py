@@ -248,6 +248,18 @@ def test_a_failure_is_reported_at_once_when_ranks_stop_slowly():
     ]
 
 
+def test_a_failure_is_reported_early_once():
+    """Also if another rank fails while the ranks are still inspected."""
+    job = joined(1, inspect=True)
+    job.fail(1, 2)
+    job.wait(EARLY_REPORT_DELAY_S)
+    job.fail(0, 0)
+    job.wait(5)
+    assert [note.text.splitlines()[0] for note in job.take(messages.NoteMessage, 0)] == [
+        "rank 2 exited with code 3 (on n1)"
+    ]
+
+
 def test_a_failure_is_sent_once_and_its_last_lines_with_the_report():
     """Also the failure of a rank that was being stopped."""
     job = joined(1)
@@ -378,6 +390,16 @@ def test_an_interrupt_anywhere_stops_all(again):
     assert [stop.grace_s for stop in job.take(messages.StopAttempt, 0)] == [30, 0][: 1 + again]
     job.drain(0)
     job.drain(1)
+    assert job.outcome(0).outcome.code == 130
+
+
+@pytest.mark.parametrize("grace", [0.0, 30.0])
+def test_only_a_third_signal_does_not_wait_for_the_nodes(grace):
+    job = joined(1, grace=grace)
+    job.send(1, messages.StopRequested(signal.SIGINT))
+    job.send(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert not job.take(messages.EndJob)
+    job.send(1, messages.StopRequested(signal.SIGINT, again=True))
     assert job.outcome(0).outcome.code == 130
 
 
@@ -904,6 +926,7 @@ def test_a_node_that_has_left_gets_one_result_and_may_come_back():
     job.drain(1)
     assert job.outcome(1).outcome.code == 143
     job.join(1)
+    assert notes_of(job)[-1] == "node 1 (n1) has joined; it takes part when the ranks start next"
     job.drain(0)
     job.drain(2)
     job.wait(0)

@@ -410,6 +410,15 @@ def test_histories() -> None:
         check(seed)
 
 
+def test_equal_histories_have_equal_commands() -> None:
+    """The machine reads no clock."""
+    for seed in range(40):
+        first, second = History(seed), History(seed)
+        first.run()
+        second.run()
+        assert first.events == second.events, seed
+
+
 @pytest.mark.ci
 @pytest.mark.slow
 def test_many_histories() -> None:

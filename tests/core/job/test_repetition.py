@@ -52,6 +52,12 @@ def attempts(*failures, **rules):
     return None
 
 
+def test_files_are_named_relative_to_the_folder_of_the_job(monkeypatch):
+    """Also if that was removed meanwhile."""
+    monkeypatch.delattr("os.getcwd")
+    assert attempts(failure(), failure(), folder="/job") == ENDED.replace("/job/", "")
+
+
 @pytest.mark.parametrize(
     "second",
     [

@@ -31,7 +31,7 @@ class Merged(Kind):
     def claimed_ranks(self, reply):
         return reply
 
-    def merge(self, replies, silent_nodes, world_size):
+    def merge(self, replies, silent_nodes, world_size, now):
         return sorted(rank for each in replies.values() for rank in each), silent_nodes
 
     def for_client(self, reply, replies, clock_of, node):
@@ -46,7 +46,7 @@ class InParts(Kind):
     def claimed_ranks(self, reply):
         return [reply[0]]
 
-    def to_local_clock(self, reply, offset):
+    def to_local_clock(self, reply, offset, now):
         return reply[0], reply[1] - offset.offset_s
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
+from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
@@ -57,3 +58,13 @@ def test_connections_are_accepted_again_after_a_lack_of_descriptors(monkeypatch)
             loop.run_once()
         assert b"Welcome" in welcomed[0]
         listening.close()
+
+
+def test_a_refusal_on_its_way_outlives_the_listener():
+    loop, (ours, theirs) = EventLoop(), socket.socketpair()
+    listening = listener.Listener(loop, socket.create_server(("127.0.0.1", 0)), JobConfig(), 1, lambda *peer: None)
+    connection = Connection(loop, ours, [messages.NodeHello], on_message=print, on_lost=print)
+    listening.refuse(connection, messages.JoinRefused("no", None))
+    assert listening.close() == [connection]
+    connection.close()
+    theirs.close()

@@ -74,10 +74,10 @@ def test_a_suspended_zygote_does_not_block_the_launcher(start_ddplaunch, tmp_pat
     (tmp_path / "gate").open("w").close()
     wait_until(lambda: events(tmp_path, "started"), "the first rank")
     os.kill(job.zygote(), signal.SIGSTOP)
-    job.signal(signal.SIGINT)
+    job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping" in job.stderr(), "the notice", timeout=2)
     os.kill(job.zygote(), signal.SIGCONT)
-    assert job.wait() == 130
+    assert job.wait() == 143
     job.assert_nothing_left()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -98,7 +97,7 @@ class InspectJob(JobSide):
             return report
         if not first.is_timeout and (ended := describe_ended_ranks(found, first.moment)):
             first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
-        return replace(report, first=first, blame=_blamed_rank(found, failures))
+        return replace(report, first=first, blame=_blamed_rank(found, failures, self._context.config.folder))
 
     def remark(self, *, time_limit: bool) -> str | None:
         if self._inspection is None:
@@ -106,11 +105,11 @@ class InspectJob(JobSide):
         return describe_activity(self._inspection) if time_limit else _describe_long_waits(self._inspection)
 
 
-def _blamed_rank(found: Inspection, failures: Sequence[RankFailure]) -> str | None:
+def _blamed_rank(found: Inspection, failures: Sequence[RankFailure], folder: str) -> str | None:
     """The rank that the failed ranks had waited for, if they only report a timeout or a lost connection."""
     tracebacks = [(each.rank, each.exception_text) for each in failures]
     timed_out = any(each.is_timeout for each in failures)
-    culprit = find_culprit(found, tracebacks, timed_out=timed_out, folder=os.getcwd())
+    culprit = find_culprit(found, tracebacks, timed_out=timed_out, folder=folder)
     hosts = {each.rank: each.host for each in found.ranks}
     if culprit is None or len(set(hosts.values())) < 2 or culprit.ranks[0] not in hosts:
         return culprit.text if culprit else None
