@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S
 
-DOUBLE_PRESS_WINDOW_S = 2.0  # a second Ctrl-\\ within it stops the job
+DOUBLE_PRESS_WINDOW_S = 2.0  # a second Ctrl-\ within it stops the job
 
 
 class InspectKey:

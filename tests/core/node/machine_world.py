@@ -12,7 +12,7 @@ from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.events import JobEnded
-from ddplaunch.core.failures import JobResult, RankFailure
+from ddplaunch.core.failures import JobResult
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node.machine import NodeMachine
@@ -161,10 +161,6 @@ def _describe_message(message: object) -> str:
         case messages.NodeStartError(message=text):
             return f"start error: {text}"
     return type(message).__name__
-
-
-def _describe_code(failure: RankFailure) -> str:
-    return str(failure.exit_code) if failure.signal is None else signal_name(failure.signal)
 
 
 class Step(Struct, frozen=True):
