@@ -1,7 +1,7 @@
-"""Runs a failed test once more, alone, after all others: if it passes then, the run passes, and shows the rerun.
+"""Runs failed tests once more, alone, after all others: if they pass then, the run passes, and shows the reruns.
 
-A run in which two tests fail has failed, and repeats none. The plugin belongs to the process that reports: pytest's
-own, or xdist's controller after its last worker.
+A run in which more than ``MAX_RERUNS`` tests fail has failed, and repeats none. The plugin belongs to the process that
+reports: pytest's own, or xdist's controller after its last worker.
 """
 
 import time
@@ -9,6 +9,8 @@ from collections.abc import Generator
 from contextlib import suppress
 
 import pytest
+
+MAX_RERUNS = 2
 
 HELD = "held"
 """The outcome of a failure that is reported only after the rerun."""
@@ -19,19 +21,19 @@ class RerunFailures:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._held: list[pytest.TestReport] = []  # of one test: its call may fail, and its teardown
+        self._held: dict[str, list[pytest.TestReport]] = {}  # by test: its call may fail, and its teardown
         self._holds = True
-        self._rerun_s: float | None = None
+        self._reruns: dict[str, float] = {}  # seconds of those that have passed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # "???" is xdist's report of a worker that died: what did that to a worker might do it to us.
         if not self._holds or not report.failed or report.when not in ("setup", "call", "teardown"):
             return
-        if self._held and self._held[0].nodeid != report.nodeid:
+        if report.nodeid not in self._held and len(self._held) == MAX_RERUNS:
             self._report_held()
         else:
-            self._held.append(report)
+            self._held.setdefault(report.nodeid, []).append(report)
             report.outcome = HELD  # type: ignore[assignment]
 
     @pytest.hookimpl(tryfirst=True)
@@ -44,24 +46,28 @@ class RerunFailures:
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         try:
             result = yield
-            if self._held and self._holds and (item := self._find_item(session)):
-                self._holds = False
-                failures, began = session.testsfailed, time.monotonic()
-                self._config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-                if session.testsfailed == failures:
-                    self._rerun_s = time.monotonic() - began
-                else:
-                    self._held.clear()
+            if self._holds:
+                self._rerun(session)
         finally:  # Ctrl-C too
-            if self._rerun_s is None:
-                self._report_held()
+            self._report_held()
         return result
 
-    def _find_item(self, session: pytest.Session) -> pytest.Item | None:
-        """Return the item of the failed test; xdist's controller has collected none itself."""
-        nodeid = self._held[0].nodeid
+    def _rerun(self, session: pytest.Session) -> None:
+        self._holds = False
+        for nodeid in list(self._held):
+            if (item := self._find_item(session, nodeid)) is None:
+                continue
+            failures, began = session.testsfailed, time.monotonic()
+            self._config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            if session.testsfailed == failures:
+                self._reruns[nodeid] = time.monotonic() - began
+            else:
+                del self._held[nodeid]  # the rerun has reported it
+
+    def _find_item(self, session: pytest.Session, nodeid: str) -> pytest.Item | None:
+        """Return the item of a failed test; xdist's controller has collected none itself."""
         items: list[pytest.Item] = list(getattr(session, "items", ()))
-        if not items:
+        if all(each.nodeid != nodeid for each in items):
             collected = session.testscollected
             with suppress(pytest.UsageError):
                 found = session.perform_collect([f"{self._config.rootpath}/{nodeid}"])
@@ -70,25 +76,25 @@ class RerunFailures:
         return next((each for each in items if each.nodeid == nodeid), None)
 
     def _report_held(self) -> None:
-        """Report what is held as failed; nothing is rerun any more."""
+        """Report what is held, and has not passed since, as failed; nothing is rerun any more."""
         self._holds = False
-        held, self._held = self._held, []
-        for report in held:
-            report.outcome = "failed"
-            self._config.hook.pytest_runtest_logreport(report=report)
+        for nodeid in [nodeid for nodeid in self._held if nodeid not in self._reruns]:
+            for report in self._held.pop(nodeid):
+                report.outcome = "failed"
+                self._config.hook.pytest_runtest_logreport(report=report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._rerun_s is None:
-            return
-        first = self._held[0]
-        terminalreporter.write_sep("_", f"{first.nodeid} failed first", yellow=True)
-        for report in self._held:
-            report.toterminal(terminalreporter._tw)
-        crash = getattr(first.longrepr, "reprcrash", None)
-        error = (crash.message if crash else first.longreprtext).partition("\n")[0]
-        times = f"failed after {sum(each.duration for each in self._held):.1f} s, passed alone in {self._rerun_s:.1f} s"
-        terminalreporter.write_line(f"rerun: {first.nodeid} ({times}): {error[:200]}", yellow=True)
-        terminalreporter._add_stats("rerun", [first])
+        for nodeid, seconds in self._reruns.items():
+            first = self._held[nodeid][0]
+            terminalreporter.write_sep("_", f"{nodeid} failed first", yellow=True)
+            for report in self._held[nodeid]:
+                report.toterminal(terminalreporter._tw)
+            crash = getattr(first.longrepr, "reprcrash", None)
+            error = (crash.message if crash else first.longreprtext).partition("\n")[0]
+            failed_s = sum(each.duration for each in self._held[nodeid])
+            times = f"failed after {failed_s:.1f} s, passed alone in {seconds:.1f} s"
+            terminalreporter.write_line(f"rerun: {nodeid} ({times}): {error[:200]}", yellow=True)
+            terminalreporter._add_stats("rerun", [first])
 
 
 def pytest_configure(config: pytest.Config) -> None:

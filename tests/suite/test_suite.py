@@ -103,11 +103,18 @@ def test_a_test_that_fails_twice_fails_the_run(checks, workers):
 
 
 @workers
-def test_two_tests_that_fail_once_fail_the_run_and_are_not_repeated(checks, workers):
-    code, output = run(checks(FLAKY.format(flaky=2, broken=0), *workers))
+def test_of_two_failed_tests_the_one_that_fails_twice_fails_the_run(checks, workers):
+    code, output = run(checks(FLAKY.format(flaky=1, broken=1), *workers))
     assert code == 1
-    assert "2 failed, 9 passed in" in output
-    assert len(re.findall("E +ValueError", output)) == 2
+    assert "1 failed, 10 passed, 1 rerun in" in output
+
+
+@workers
+def test_three_tests_that_fail_once_fail_the_run_and_are_not_repeated(checks, workers):
+    code, output = run(checks(FLAKY.format(flaky=3, broken=0), *workers))
+    assert code == 1
+    assert "3 failed, 9 passed in" in output
+    assert len(re.findall("E +ValueError", output)) == 3
 
 
 def test_with_x_the_first_failure_is_reported_at_once(checks):
