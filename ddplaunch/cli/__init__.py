@@ -45,7 +45,7 @@ def run_command_line() -> int:
     _open_standard_streams()
     try:
         if sys.argv[1:] in (["--version"], ["-V"]):  # without click and all features
-            print(f"ddplaunch {__version__}")
+            _print_version()
             code = None
         else:
             from ddplaunch.cli.click_commands import run_with_click  # here, so that Ctrl-C is handled meanwhile
@@ -62,6 +62,13 @@ def run_command_line() -> int:
     except Exception as error:
         code = _report_internal_error(error)
     return code if isinstance(code, int) else 0
+
+
+def _print_version() -> None:
+    try:
+        print(f"ddplaunch {__version__}")
+    except BrokenPipeError:  # unbuffered output, as PYTHONUNBUFFERED sets it, to a reader that has ended
+        pass
 
 
 def _flush() -> None:

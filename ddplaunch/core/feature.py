@@ -118,7 +118,7 @@ class NodeSide:
         """Called when the job continues after Ctrl-Z, and when a rank begins or ends to wait for a user."""
 
     def on_inspect_key(self) -> None:
-        """Called for the first Ctrl-\\ in the terminal; a second one within a second stops the job."""
+        """Called for the first Ctrl-\\ in the terminal; a second one soon after stops the job."""
 
     def on_signal_after_end(self) -> bool:
         """Called for a signal to the launcher after ``JobEnded``; return whether it ends what the side waits for.

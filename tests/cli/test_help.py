@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -36,6 +37,16 @@ def test_bare_is_help(run_in_fork, words):
 def test_version(run_in_fork):
     for option in ("--version", "-V"):
         assert run_in_fork(option).stdout == f"ddplaunch {__version__}\n"
+
+
+def test_version_for_a_reader_that_has_ended():
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = clean_environment({"PYTHONUNBUFFERED": "1"})
+    command = ddplaunch_command("--version")
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_help_of_a_command_and_pages(run_in_fork):

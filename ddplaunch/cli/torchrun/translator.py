@@ -121,7 +121,8 @@ def _signals(torchrun: TorchrunOptions) -> Iterator[TranslatedOption]:
         other = further[1] if _PREEMPT_SIGNALS.issuperset(further[:1]) else further[0]
         why = f"ddplaunch does not handle {other}"
         if other in _PREEMPT_SIGNALS:
-            why = f"ddplaunch handles one signal besides {', '.join(sorted(_STOP_SIGNALS))}, not {len(further)}"
+            more = f"{len(further)} ({', '.join(further)})"
+            why = f"ddplaunch handles one signal besides {', '.join(sorted(_STOP_SIGNALS))}, not {more}"
         raise UsageError(f"{source}: {why}", "--preempt-signal USR1 --preempt-forward USR1")
     if further:
         name = further[0].removeprefix("SIG")

@@ -358,7 +358,7 @@ class NodeMachine:
             attempt.set_phase(AttemptPhase.STOPPING)
             attempt.deadlines.set(GraceOver(), now.mono + grace_s)
         attempt.stop_signals.add(number)
-        if number != signal.SIGTERM:
+        if number != signal.SIGTERM and SigtermDue() not in attempt.deadlines:
             attempt.deadlines.set(SigtermDue(), now.mono + SIGINT_TIMEOUT_S)
         self._do(do.StopRanks(number, spare_failing=not attempt.interrupted))
         self._continue(now)
@@ -448,10 +448,10 @@ class NodeMachine:
                 self._cancel_spawns()
                 count = format_count(len(attempt.live) + len(attempt.in_flight), "rank")
                 self._do(do.ShowNote(_describe_stop_request(request, count), of_job=True))
-            if self._inspects_before_stop and self.phase is AttemptPhase.RUNNING:
-                attempt.deadlines.set(StopOrderLate(request.signal), now.mono + STOP_ORDER_TIMEOUT_S)
-            else:
+            if not (self._inspects_before_stop and self.phase is AttemptPhase.RUNNING):
                 self._stop_ranks(request.signal, self._grace_s, now)
+            elif (late := StopOrderLate(request.signal)) not in attempt.deadlines:
+                attempt.deadlines.set(late, now.mono + STOP_ORDER_TIMEOUT_S)
 
     def _on_zygote_signalled(self, signalled: ev.ZygoteSignalled, now: Now) -> None:
         number, rank = signalled.number, signalled.rank

@@ -49,7 +49,7 @@ def _remove_folder(path: str, parent: int | None) -> None:
 
 
 class PreemptionFile:
-    """A file that notifies the ranks of this node of a preemption; ``is_preempted``: whether it was created.
+    """A file that notifies the ranks of this node of a preemption.
 
     Any process can check for it, in any language, with one system call, and no rank is interrupted.
     ``ddplaunch.runtime.preempted`` checks, and creates a second file if the first exists: the ranks have seen it.
@@ -57,7 +57,7 @@ class PreemptionFile:
 
     def __init__(self, folder: RunTempDir) -> None:
         self._folder = folder
-        self.is_preempted = self._seen = False
+        self._seen = False
 
     @property
     def _path(self) -> str | None:
@@ -68,7 +68,6 @@ class PreemptionFile:
 
     def create(self) -> str | None:
         """Create the file; return the error, if any."""
-        self.is_preempted = True
         if self._path is None:
             return "there is no folder for temporary files"
         try:

@@ -96,6 +96,7 @@ class NodeRunner:
         self._inbox: deque[ev.NodeEvent] = deque()
         self._replies: deque[ev.NodeEvent] = deque()  # to commands of the last event: handled before the inbox
         self._is_handling = False
+        self._post_for_feature = not_isolated(loop.call_soon, self.post)
         self._timer = WakeTimer(loop, lambda: self.post(ev.DeadlineDue()))
 
     def run(self) -> JobResult:
@@ -151,7 +152,7 @@ class NodeRunner:
 
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
-        self.post(ev.StopCommanded(now, command and f"`{command}` was called"))
+        self._post_for_feature(ev.StopCommanded(now, command and f"`{command}` was called"))
 
     def _on_signal(self, number: int) -> None:
         self.post(ev.SignalArrived(number, from_terminal=os.isatty(2)))

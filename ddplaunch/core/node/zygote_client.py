@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -14,7 +15,7 @@ from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
-from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, ZygoteConfig
+from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, ToZygote, ZygoteConfig
 from ddplaunch.core.zygote_plan import ZygotePlan
 
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
@@ -90,18 +91,30 @@ class ZygoteClient:
             finally:
                 child_socket.close()
         self._socket = ZygoteSocket(loop, our_socket, self)
+        self._waiting: deque[tuple[int, BuildRankJob]] = deque()
 
     def spawn(self, rank: int, build_job: BuildRankJob) -> None:
-        """Request the process of a rank; the reply is ``ProcessSpawned`` or ``SpawnFailed``."""
-        fds: dict[str, int] = {}
-        try:
-            job = build_job(fds)
-        except OSError as error:
-            for fd in fds.values():
-                os.close(fd)
-            return self._on_spawn_failed(rank, error)
-        failed = partial(self._on_spawn_failed, rank)
-        self._socket.send({"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}, list(fds.values()), failed, rank)
+        """Request the process of a rank; the reply is ``ProcessSpawned`` or ``SpawnFailed``.
+
+        The job is built once earlier messages are sent: only one rank's descriptors are open here at a time.
+        """
+        self._waiting.append((rank, build_job))
+        self.on_zygote_queue_sent()
+
+    def on_zygote_queue_sent(self) -> None:
+        while self._waiting and self._socket.is_idle:
+            rank, build_job = self._waiting.popleft()
+            fds: dict[str, int] = {}
+            failed = partial(self._on_spawn_failed, rank)
+            try:
+                job = build_job(fds)
+            except OSError as error:
+                for fd in fds.values():
+                    os.close(fd)
+                failed(error)
+                continue
+            message: ToZygote = {"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}
+            self._socket.send(message, list(fds.values()), failed, rank)
 
     def serve_store(self, listening: int) -> None:
         """Replace the store by a new one that listens on this socket, which is closed; before ranks are requested."""
@@ -109,7 +122,9 @@ class ZygoteClient:
 
     def withdraw_spawns(self) -> list[int]:
         """Drop the requests for processes that are not sent yet; return the ranks, which will not start."""
-        return self._socket.withdraw_unsent()
+        waiting = [rank for rank, _ in self._waiting]
+        self._waiting.clear()
+        return [*self._socket.withdraw_unsent(), *waiting]
 
     def remove_on_exit(self, path: str) -> None:
         """Have the zygote remove ``path`` if the launcher is killed."""
@@ -133,6 +148,7 @@ class ZygoteClient:
             return None
         if not self.ready:
             self.kill()  # it has no descendants yet, and imports may take long
+        self._waiting.clear()
         self._socket.close()
         return self._process.wait()
 

@@ -44,6 +44,7 @@ class ZygoteSocketListener(Protocol):
 
     def on_zygote_message(self, message: FromZygote, fds: list[int]) -> None: ...  # with its descriptors
     def on_zygote_closed(self) -> None: ...  # once, after end of file
+    def on_zygote_queue_sent(self) -> None: ...  # messages had to wait, and now all are sent
 
 
 class ZygoteSocket:
@@ -64,6 +65,11 @@ class ZygoteSocket:
     @property
     def is_closed(self) -> bool:
         return self._socket.fileno() < 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no message waits to be sent."""
+        return not self._queue
 
     def send(
         self,
@@ -95,6 +101,11 @@ class ZygoteSocket:
         self._loop.unwatch_fd(self._socket.fileno())
         self._socket.close()
 
+    def _on_writable(self) -> None:
+        self._send_pending()
+        if self.is_idle and not self.is_closed:
+            self._listener.on_zygote_queue_sent()
+
     def _send_pending(self) -> None:
         while self._queue and not self.is_closed:
             message = self._queue[0]
@@ -104,12 +115,12 @@ class ZygoteSocket:
                 else:
                     sent = self._socket.send(message.data)
             except BlockingIOError:
-                return self._loop.watch_fd(self._socket.fileno(), self._send_pending, write=True)
+                return self._loop.watch_fd(self._socket.fileno(), self._on_writable, write=True)
             except OSError as error:
                 self._loop.unwatch_fd(self._socket.fileno(), write=True)
                 message.tries += 1
                 if error.errno in _TRANSIENT_ERRORS and message.tries * _RETRY_INTERVAL_S < _RETRY_TIMEOUT_S:
-                    self._loop.call_later(_RETRY_INTERVAL_S, self._send_pending)
+                    self._loop.call_later(_RETRY_INTERVAL_S, self._on_writable)
                     return
                 _close(self._queue.popleft().fds)
                 if error.errno in _TRANSIENT_ERRORS:

@@ -28,7 +28,6 @@ class RunLog:
         self._attempt = 0
         self._write_error: str | None = None  # the last one
         self.path: str | None = None
-        self.failed = False  # the folder cannot be created
 
     def open(self, run_id: str, node_rank: int, *, late: bool = False) -> None:
         """Create the folder, if requested and not created yet; RUN_ID.2 and so on if an earlier job has RUN_ID.
@@ -50,7 +49,6 @@ class RunLog:
                 path = _make_dir(runs if self._is_single_node else (os.path.join(run, node) for run in runs))
             self._events_fd = open_for_writing(os.path.join(path, "events.jsonl"), os.O_APPEND)
         except OSError as error:
-            self.failed = True
             message = f"--log-dir {self._parent}: {error.strerror}"
             raise UsageError(message, "use a folder with write permission") from None
         self.path = path

@@ -27,8 +27,10 @@ class DebugClient:
         self._at_terminal = os.isatty(0) and is_interactive(1) and can_move_cursor()
         self._output = Sink(self._loop, 1, STUCK_TIMEOUT_S)
         self._keyboard = Keyboard(self._loop, self._send_input)
+        self._is_lent = False  # to a program that draws on the terminal
         self._is_raw = self._input_ended = False
         self._has_sent_input = False  # which the launcher has not handled
+        self._unsent_input = b""
         self._code: int | None = None
         request = DebugRanks(rank, *(window_size(1) if self._at_terminal else (0, 0)))
         with open_request(path, request, REPLY_TIMEOUT_S) as sock:
@@ -55,13 +57,17 @@ class DebugClient:
         return self._code
 
     def _on_output(self, message: UserOutput) -> None:
+        self._is_lent = message.is_raw
         if message.is_raw != self._is_raw:
             self._is_raw = message.is_raw
             self._start_keyboard()
         self._output.write(message.data)
         if message.is_input_taken:
             self._has_sent_input = False
-            self._watch_input()
+            if self._unsent_input:
+                self._send_input(b"")
+            else:
+                self._watch_input()
         if message.exit_code is not None:
             self._code = message.exit_code
 
@@ -76,8 +82,8 @@ class DebugClient:
 
     def _reset_row(self) -> None:
         if self._at_terminal:
-            self._output.write(RESET_TERMINAL if self._is_raw else CLEAR_ROW)
-        self._is_raw = False
+            self._output.write(RESET_TERMINAL if self._is_lent else CLEAR_ROW)
+        self._is_lent = self._is_raw = False
 
     def _suspend(self) -> None:
         self._output.write(CLEAR_ROW)
@@ -90,31 +96,36 @@ class DebugClient:
         self._connection.send(TerminalResized(*(window_size(1) if in_foreground(0) else (0, 0))))
 
     def _start_keyboard(self) -> None:
+        """Read keys; in raw mode also while the launcher handles earlier ones, so that ``ESCAPE_KEY`` is read."""
         self._keyboard.start(raw=self._is_raw)
-        if self._has_sent_input:
+        if self._has_sent_input and not (self._is_raw and len(self._unsent_input) < MAX_INPUT_BYTES):
             self._keyboard.pause()
 
     def _watch_input(self) -> None:
         """Read the next input; a terminal or pipe once there is some."""
         if self._at_terminal:
             return self._start_keyboard()
+        if self._input_ended:  # a closed pipe is always readable
+            return
         try:
             self._loop.watch_fd(0, self._on_readable)
         except PermissionError:  # a regular file, which epoll refuses: it can be read at once
             self._loop.call_soon(self._on_readable)
 
     def _on_readable(self) -> None:
-        if not self._input_ended:
-            data = os.read(0, MAX_INPUT_BYTES)
-            self._input_ended = not data
-            self._send_input(data)
+        data = os.read(0, MAX_INPUT_BYTES)
+        self._input_ended = not data
+        self._send_input(data)
 
     def _send_input(self, data: bytes) -> None:
-        """Send input; more is read when the launcher has handled it."""
-        self._has_sent_input = True
+        """Send input; more is sent once the launcher has handled it."""
         self._is_raw &= ESCAPE_KEY not in data  # Ctrl-C works after it, whether or not the launcher does
+        self._unsent_input += data
+        if not self._has_sent_input:
+            self._has_sent_input = True
+            data, self._unsent_input = self._unsent_input[:MAX_INPUT_BYTES], self._unsent_input[MAX_INPUT_BYTES:]
+            self._connection.send(KeyInput(data))
         if self._at_terminal:
             self._start_keyboard()
         else:
             self._loop.unwatch_fd(0)
-        self._connection.send(KeyInput(data))

@@ -119,6 +119,7 @@ class DebugServer:
         """Resume the ranks of an attempt, as they are being stopped: none may wait for a user."""
         if self._ranks is None or self._ranks.number != attempt:
             return
+        self._withdrawn, self._pausing = self._withdrawn | self._pausing, set()
         for rank, each in list(self._known.items()):
             each.connection.send(DetachUser(rank))
             self._on_rank_disconnect(rank, each)
@@ -196,6 +197,8 @@ class DebugServer:
                 if not steps and each.timer:
                     each.timer.cancel()
                 each.set_running(steps=steps and not each.detached)
+                if rank in self._pausing:
+                    self.pause_rank(rank)
             case QuitRequested():
                 self._on_quit(rank)
         self._call_user(lambda user: user.on_message(message))
@@ -313,8 +316,7 @@ class DebugServer:
         if user not in self._users:
             return
         self._users.remove(user)
-        self._withdrawn |= self._pausing
-        self._pausing.clear()
+        self._withdrawn, self._pausing = self._withdrawn | self._pausing, set()
         for rank, each in self._known.items():
             if is_current and each.is_active:
                 self._resume_rank(rank, each)
@@ -389,6 +391,8 @@ class DebugServer:
         ranks = self._ranks
         each = self._known.get(rank)
         if ranks is None or (each and each.stopped):
+            if each and each.is_leaving:
+                self._pausing.add(rank)  # once it has resumed
             return
         process, channel = ranks.processes.get(rank), ranks.channels.get(rank)
         if channel is not None:

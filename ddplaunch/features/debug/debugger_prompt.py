@@ -92,7 +92,7 @@ class DebuggerPrompt:
             self._announce(rank, each)
         if self._terminal.is_remote and not (self._terminal.is_pipe or self._waits_for_stop or ranks):
             self.show_note(WAITING)
-        self._show_help(min(ranks, default=0))
+        self._show_help(max(ranks, default=0))
         for rank, each in ranks.items():
             self._on_output(rank, each.output)
         self._update()

@@ -77,7 +77,9 @@ class RemoteTerminal:
 
     def leave(self, code: int) -> None:
         """End the session; ``code`` is the exit code of the client."""
-        self._send(UserOutput(is_raw=self._held is not None, exit_code=code))
+        if self._held is not None:
+            self.lend(False)
+        self._send(UserOutput(exit_code=code))
         self._finish()
 
 

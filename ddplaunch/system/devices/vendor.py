@@ -136,12 +136,12 @@ def resolve_mask(
         found = find(entry)
         if not found:
             is_intended = entry.strip() == "-1"
-            return visible, [] if is_intended else [f"{variable}={mask} counts only up to {entry!r}: {available}."]
+            return visible, [] if is_intended else [f"{variable}={mask} is ignored from {entry!r} on: {available}."]
         if any(device in visible for device in found):
             if on_duplicate == "hides all":
                 return [], [f"{variable}={mask} names {entry.strip()} twice, so CUDA hides every GPU."]
             if on_duplicate == "ends the list":
-                return visible, [f"{variable}={mask} counts only up to the second {entry.strip()}."]
+                return visible, [f"{variable}={mask} is ignored from the second {entry.strip()} on."]
             continue
         visible += found
     return visible, []

@@ -57,7 +57,7 @@ def visible_gpus(hardware: Hardware, wanted: str | None, environ: Mapping[str, s
     chosen, notes = _select_requested(vendor, gpus, wanted)
     masks = [f"{name}={environ[name]}" for name in inherited.source.split(SOURCE_SEPARATOR) if name in environ]
     if masks and any(device not in inherited.gpus for device in chosen):
-        notes.append(f"--gpus {wanted} overrides {SOURCE_SEPARATOR.join(masks)}, which has not all of them.")
+        notes.append(f"--gpus {wanted} overrides {SOURCE_SEPARATOR.join(masks)}, which lacks some of them.")
     return replace(vendor.with_device_names(vendor.select_visible(chosen, notes, environ, by_index)), by_index=by_index)
 
 

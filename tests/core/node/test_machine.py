@@ -6,7 +6,7 @@ A step's expected commands are those since the step before, in order; only obser
 from __future__ import annotations
 
 import signal
-from signal import SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2
 
 import pytest
 
@@ -81,7 +81,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(5, stop()),
         step(6, ev.ProcessesSwept(), "send report 0: last line of 1, last line of 0, 0 stopped"),
     ),
-    "a rank that fails while the others are stopped is only in the report": (
+    "ranks that a stop signal ends have not failed": (
         *BEGIN,
         step(5, stop(), "SIGTERM to all, but those that fail"),
         step(6, exited(1, -15)),
@@ -143,6 +143,12 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
         step(7, exited(0, -15)),
         step(7, exited(1, -15), "sweep in 0 s"),
+    ),
+    "a terminal that closes after Ctrl-C does not postpone SIGTERM": (
+        *BEGIN,
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(7, SIGNAL(SIGHUP), "SIGHUP to all", "send stop request SIGHUP"),
+        step(8.1, None, "SIGTERM to all"),
     ),
     "a command stops the job, and kills it": (
         *BEGIN,
@@ -365,6 +371,15 @@ def test_a_node_waits_for_the_order_of_node_0_before_it_stops_its_ranks():
             step(6.4, None),
             step(6.6, None, "SIGINT to all"),
             step(6.7, stop(SIGINT)),
+        ),
+    )
+    replay(
+        World(inspects_before_stop=True),
+        (
+            *BEGIN,
+            step(5, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "send stop request SIGTERM"),
+            step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
+            step(6.6, None, "SIGTERM to all"),
         ),
     )
 

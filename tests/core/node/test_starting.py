@@ -101,6 +101,24 @@ def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
     assert sorted(line.split()[1] for line in done.stdout.replace("[", " [").splitlines()) == ["500"] * 60 + ["64"] * 60
 
 
+@pytest.mark.slow
+def test_requests_that_wait_for_the_zygote_hold_no_descriptors(tmp_path):
+    """The launcher raises its limit to what the ranks need. With long arguments the socket takes a few requests."""
+    script = write_program(
+        tmp_path,
+        "train.py",
+        """
+        import os, time
+        open("started." + os.environ["RANK"], "w").close()
+        while sum(name.startswith("started.") for name in os.listdir()) < 20:
+            time.sleep(0.05)
+        """,
+    )
+    words = ddplaunch_command("run", *LIGHT, "--nproc", "20", script, "x" * 100_000)
+    done = run_command(words, tmp_path, preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 4096))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_descriptors_that_run_out_while_ranks_start(start_ddplaunch, tmp_path):
     """The ranks that have started are stopped, and the report names the limit."""
     os.mkfifo(tmp_path / "gate")

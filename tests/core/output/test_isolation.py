@@ -7,7 +7,7 @@ import pytest
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket import socket_dir
-from ddplaunch.core.control_socket.status_request import StatusQuery
+from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.runs.output_request import TailOutputRequest
@@ -118,6 +118,20 @@ def test_a_side_that_raises_holds_up_neither_the_ranks_nor_the_launcher(start_dd
     assert job.stdout().count("goes on") == 2
     assert "--timeout (3.0s) expired" in output
     job.assert_nothing_left()
+
+
+def test_a_bug_of_the_core_in_a_request_ends_the_job(start_ddplaunch, tmp_path):
+    """If only the request were left out, the job would go on, half stopped."""
+    launcher = write_broken_launcher(tmp_path, {"core.node.process_tree.ProcessTree.sweep": "no sweep"})
+    program = ("--no-python", "sh", "-c", "echo ready; exec sleep 600")
+    job = start_ddplaunch("run", "--nproc", "1", *program, executable=launcher)
+    job.wait_for("ready")
+    (path,) = (each for each in socket_dir.list_sockets() if each.endswith(f".{job.process.pid}"))
+    client.send_request(path, StopJobRequest(now=True))
+    assert job.wait() == 70
+    assert "bug in ddplaunch: RuntimeError: no sweep" in job.stderr()
+    assert "the job goes on" not in job.stderr()
+    wait_until(lambda: not job.left(), "the end of the rank")
 
 
 def test_all_observers_get_events_in_one_order():

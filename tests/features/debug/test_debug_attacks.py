@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddplaunch.cli.client import send_request
@@ -59,8 +60,8 @@ if os.environ.get("FAILS"):
 WORKS = """
 import os, time
 
-def work():
-    while not os.path.exists("over"):
+def work(file="over"):
+    while not os.path.exists(file):
         time.sleep(0.01)
 
 if os.environ["RANK"] == "1":
@@ -146,6 +147,26 @@ def test_a_step_that_outlasts_its_client_stops_nowhere(debug_job, tmp_path):
     assert job.stderr().count("is at a breakpoint") == 1
 
 
+def test_a_rank_that_is_to_resume_can_be_stopped_again(debug_job, tmp_path):
+    """It is still busy for a client that has left. The next client waits, though its input has ended."""
+    job = debug_job(WORKS)
+    wait_for_stops(job)
+    with attached(b64encode(b"(rank 1) ")) as client:
+        client.sendall(keys(b"work('begun')\r"))
+    command = ddplaunch_command("debug", "demo", "--rank", "1")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=clean_environment({}), **pipes) as second:
+        second.stdin.write("p 6 * 7\n")
+        second.stdin.close()
+        assert run_command(ddplaunch_command("stacks", "demo"), tmp_path).returncode == 0
+        assert psutil.Process(second.pid).status() == psutil.STATUS_SLEEPING
+        write_program(tmp_path, "begun", "")
+        assert "(rank 1) p 6 * 7\n42\n" in second.stdout.read()
+    assert second.returncode == 0
+    write_program(tmp_path, "over", "")
+    assert job.wait() == 0, job.stderr()
+
+
 def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_terminal, tmp_path):
     """Typed, a read of the terminal ends within a character."""
     job = debug_job(STEPS, "1")
@@ -154,8 +175,10 @@ def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_termin
     each.type(f"p len('{'é' * 700}')\r")
     each.until(lambda each: "700" in each.rows)
     long = f"p len('{'é' * 4200}')"
-    output = pipe_to_debugger(tmp_path, f"{long}\np '{'x' * 70_000}'\np 6 * 7\n", "demo").stdout
+    lines = f"{long}\np '{'x' * 70_000}'\np 'é' * 200_000\np 6 * 7\n"
+    output = pipe_to_debugger(tmp_path, lines, "demo").stdout
     assert "\n4200\n" in output
+    assert "é" * 200_000 in output
     assert "ddplaunch: not sent: this line has 70,004 characters, of 65,536\n" in output
     assert "(rank 1) p 6 * 7\n42\n" in output
     each.until(TAKEN_OVER)

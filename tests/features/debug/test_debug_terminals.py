@@ -1,11 +1,14 @@
 """Tests of debuggers that need a terminal (ipdb, pudb, IPython), which is relayed to ``ddplaunch debug``."""
 
 import os
+import select
 import signal
+import termios
 
 import pytest
 
-from tests.conftest import write_program
+from ddplaunch.features.debug.user_terminals import RemoteTerminal
+from tests.conftest import wait_until, write_program
 from tests.debugger_fixtures import TAKEN_OVER, pipe_to_debugger, wait_for_stops
 from tests.debugger_fixtures import debug_job as debug_job
 from tests.debugger_fixtures import debug_terminal as debug_terminal
@@ -126,6 +129,35 @@ def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_
     assert job.wait() == 0, job.stderr()
     assert "step 1 9" in job.stdout()
     assert "done False False" in job.stdout()
+
+
+def test_a_program_that_has_all_keys_can_be_left_while_the_launcher_is_suspended(debug_job, debug_terminal, home):
+    pytest.importorskip("pudb")
+    job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
+    each = debug_terminal("debug", "demo")
+    each.until(lambda each: any("loss: 7" in row for row in each.rows))
+    job.signal(signal.SIGSTOP)
+    each.type("n")
+    with open(f"/proc/{each.process.pid}/fd/0", "rb") as keyboard:
+        wait_until(lambda: not select.select([keyboard], [], [], 0)[0], "this key to be read")
+    each.type("\x1d")
+    wait_until(lambda: each.settings[3] & termios.ISIG, "Ctrl-C to be a signal again")
+    each.type("\x03")
+    assert each.end() == 130
+    assert each.settings == each.before
+    assert each.raw.rindex(b"\x1b[?1049;") > each.raw.rindex(b"\x1b[?1049h")
+    job.signal(signal.SIGCONT)
+    assert job.wait() == 0, job.stderr()
+
+
+def test_a_client_gets_the_reason_of_a_refusal_while_a_program_draws():
+    sent = []
+    terminal = RemoteTerminal(sent.append, lambda: None, 80, 24)
+    terminal.lend(True)
+    terminal.show("ddplaunch: refused\n")
+    terminal.leave(2)
+    assert b"".join(each.data for each in sent).endswith(b"ddplaunch: refused\n")
+    assert (sent[-1].exit_code, sent[-1].is_raw) == (2, False)
 
 
 def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, monkeypatch):

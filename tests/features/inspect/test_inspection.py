@@ -398,9 +398,11 @@ def stacks(answer, job):
 
 
 def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork):
-    job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; exec sleep 600")
+    """Nor have its child processes, which a shell waits for."""
+    job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; sleep 600; true")
     job.wait_for("there", 2)
     assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NOT_PYTHON}
+    assert job.stderr() == ""
 
 
 def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):

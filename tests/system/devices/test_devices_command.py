@@ -66,7 +66,7 @@ def test_what_a_job_does_not_see_is_hidden(say: Answer, fake_nvml: FakeNvml) -> 
     text = say({**fake_nvml.environ(4), "CUDA_VISIBLE_DEVICES": "2,0,9"})
     assert [line.split()[2] for line in lines_of(text, "gpu ")] == ["cuda:1", "hidden", "cuda:0", "hidden"]
     assert "A job sees 2 GPUs (source: CUDA_VISIBLE_DEVICES)." in text
-    assert "note: CUDA_VISIBLE_DEVICES=2,0,9 counts only up to '9': this machine has 4 GPUs, 0 to 3.\n" in text
+    assert "note: CUDA_VISIBLE_DEVICES=2,0,9 is ignored from '9' on: this machine has 4 GPUs, 0 to 3.\n" in text
 
 
 def test_gpus_in_use_say_by_whom(say: Answer, fake_nvml: FakeNvml) -> None:

@@ -98,12 +98,12 @@ OF_CUDA = [
 LEFT = [
     *(
         (nvidia(), {CUDA: mask}, seen, CUDA,
-         "" if entry is None else f"{CUDA}={mask} counts only up to '{entry}': this machine has 4 GPUs, 0 to 3.")
+         "" if entry is None else f"{CUDA}={mask} is ignored from '{entry}' on: this machine has 4 GPUs, 0 to 3.")
         for mask, seen, entry in OF_CUDA
     ),
     *((nvidia(), {CUDA: mask}, [], CUDA, "twice") for mask in ("0,1,0", "0,GPU-8932f", "2, 2")),
     ([gpu for gpu in nvidia() if gpu.index != 2], {CUDA: "3,2"}, [3], CUDA,
-     f"{CUDA}=3,2 counts only up to '2': this machine has 3 GPUs, 0, 1 and 3."),  # one was lost
+     f"{CUDA}=3,2 is ignored from '2' on: this machine has 3 GPUs, 0, 1 and 3."),  # one was lost
     (amd(), {}, [0, 1, 2, 3], "KFD", ""),
     (amd(), {HIP: "2,0"}, [2, 0], HIP, ""),
     (amd(), {HIP: "GPU-3abba"}, [3], HIP, ""),
@@ -114,11 +114,11 @@ LEFT = [
     (amd(), {ROCR: "3, GPU-1ABBA"}, [3, 1], ROCR, ""),
     (amd(), {ROCR: ""}, [], ROCR, ""),
     (amd(), {ROCR: "3,1", HIP: "1"}, [1], f"{ROCR} and {HIP}", ""),
-    (amd(), {ROCR: "1,1,2"}, [1], ROCR, f"{ROCR}=1,1,2 counts only up to the second 1."),
+    (amd(), {ROCR: "1,1,2"}, [1], ROCR, f"{ROCR}=1,1,2 is ignored from the second 1 on."),
     # as a batch system may set them, wrongly
     (amd(), {ROCR: "1,3", CUDA: "1,3"}, [3], f"{ROCR} and {CUDA}",
-     f"{CUDA}=1,3 counts only up to '3': {ROCR}=1,3 leaves 2 GPUs, 0 and 1 to it."),
-    (amd(), {HIP: "0, 1"}, [0], HIP, "counts only up to ' 1'"),
+     f"{CUDA}=1,3 is ignored from '3' on: {ROCR}=1,3 leaves 2 GPUs, 0 and 1 to it."),
+    (amd(), {HIP: "0, 1"}, [0], HIP, "is ignored from ' 1' on"),
     (of("intel", 3), {}, [0, 1, 2], "sysfs", ""),
     (of("intel", 3), {ZE: ""}, [0, 1, 2], "sysfs", ""),
     (of("intel", 3), {ZE: "2,0"}, [0, 2], ZE, ""),
@@ -260,11 +260,11 @@ CHOSEN = [
     (of("nvidia", 3), {}, "2,1", [2, 1], {CUDA: "2,1", **PCI_ORDER}, ""),
     (nvidia(), {CUDA: "0,1"}, "1", [1], {CUDA: "1", **PCI_ORDER}, ""),
     (nvidia(), {CUDA: "0,1"}, "1,3", [1, 3], {CUDA: "1,3", **PCI_ORDER},
-     f"--gpus 1,3 overrides {CUDA}=0,1, which has not all of them."),
+     f"--gpus 1,3 overrides {CUDA}=0,1, which lacks some of them."),
     (amd(), {}, "3,1", [3, 1], {HIP: "3,1"}, ""),
-    (amd(), {CUDA: "0"}, "2", [2], {HIP: "2"}, f"--gpus 2 overrides {CUDA}=0, which has not all of them."),
+    (amd(), {CUDA: "0"}, "2", [2], {HIP: "2"}, f"--gpus 2 overrides {CUDA}=0, which lacks some of them."),
     (amd(), {ROCR: "0,1", HIP: "1"}, "3,GPU-1", [3, 1], {ROCR: "3,1", HIP: "0,1"},
-     f"--gpus 3,GPU-1 overrides {ROCR}=0,1 and {HIP}=1, which has not all of them."),
+     f"--gpus 3,GPU-1 overrides {ROCR}=0,1 and {HIP}=1, which lacks some of them."),
     (amd(), {ROCR: "0,2", CUDA: "1"}, "3,1", [3, 1], {ROCR: "3,1", HIP: "0,1"}, "overrides"),
     (of("intel", 3), {}, "2,0", [0, 2], {ZE: "0,2", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}, "cannot reorder"),
     (of("intel", 4), {ZE: "0"}, "1,3", [1, 3], {ZE: "1,3", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}, "overrides"),

@@ -199,13 +199,13 @@ class DebugConnection:
 
     def _flush_output(self, prompt: str = "") -> None:
         """Send the output; a prompt asks the user for a line."""
-        text, self._text, self._size = "".join(self._text), [], 0
-        data = text.removesuffix(prompt).encode("utf-8", "backslashreplace")
-        if not data and not prompt:
+        text, self._text, self._size = "".join(self._text).removesuffix(prompt), [], 0
+        if not text and not prompt:
             return
-        last = len(data) - 1 - (len(data) - 1) % _CHUNK if data else 0
+        last = len(text) - 1 - (len(text) - 1) % _CHUNK if text else 0
         for begin in range(0, last + 1, _CHUNK):
-            encoded = binascii.b2a_base64(data[begin : begin + _CHUNK], newline=False).decode()
+            data = text[begin : begin + _CHUNK].encode("utf-8", "backslashreplace")
+            encoded = binascii.b2a_base64(data, newline=False).decode()
             self.send("DebuggerOutput", data=encoded, prompt=prompt if begin == last else "")
 
     def readline(self, size: int = -1) -> str:

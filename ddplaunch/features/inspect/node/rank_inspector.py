@@ -163,9 +163,7 @@ class RankInspector:
                     self._pending[number] = channel
         for number, channel in self._pending.items():
             on_reply = self._loop.guard(partial(self._on_reply, number))
-            channel.request(
-                b"s" if only is None else b"e", on_reply
-            )  # the state of its collectives; also the last ones
+            channel.request(b"s" if only is None else b"e", on_reply)  # "e": also its last collectives
         timeout_s = READ_TIMEOUT_S + READ_TIMEOUT_PER_RANK_S * len(self._found) if only is None else DETAILS_TIMEOUT_S
         deadline = min(time.monotonic() + timeout_s, self._deadline)
         self._poll_replies(deadline, then)
@@ -221,10 +219,10 @@ class RankInspector:
     def _on_first_reading(self) -> None:
         self._collect_stacks()
         for number, found in self._found.items():
-            process = self._ranks.processes.get(number)
-            if process is not None and (words := describe_other_wait(found)) in WAITS_FOR_CHILDREN:
+            process, channel = self._ranks.processes.get(number), self._ranks.channels.get(number)
+            if process and channel and (words := describe_other_wait(found)) in WAITS_FOR_CHILDREN:
                 of_loader = words == DATALOADER_WAIT_TEXT
-                self._workers[number] = DataLoaderWorkers(process, self._ranks.channels[number], of_loader=of_loader)
+                self._workers[number] = DataLoaderWorkers(process, channel, of_loader=of_loader)
         deadline = min(time.monotonic() + dataloader_workers.TOTAL_TIMEOUT_S, self._deadline)
         self._poll_replies(deadline, self._collect_worker_stacks)
 
