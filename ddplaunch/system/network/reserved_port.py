@@ -94,8 +94,8 @@ def try_listen(number: int) -> socket.socket | None:
     Any number of sockets may be bound with SO_REUSEADDR; the kernel lets one of them listen. It refuses both of two
     that try at the same moment, and a program that only tests the port holds it for a moment: so this tries again.
     """
-    for attempt in range(CLAIM_TRIES):
-        if attempt:  # not all after the same time
+    for tries in range(CLAIM_TRIES):
+        if tries:  # not all after the same time
             time.sleep((1 + os.getpid() % 16 / 16) * CLAIM_DELAY_S)
         try:
             return listen_on_all_interfaces(number)
