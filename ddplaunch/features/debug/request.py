@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddplaunch.base.errors import EXIT_USAGE
 from ddplaunch.base.types import Count
 from ddplaunch.core.control_socket.request import Request, RequestContext
+from ddplaunch.features.debug.debugger_prompt import DebuggerPrompt
 from ddplaunch.features.debug.messages import FROM_USER, MAX_INPUT_FRAME_BYTES, FromUser, TerminalResized, UserOutput
 from ddplaunch.features.debug.node import DebugSide
 from ddplaunch.features.debug.user_terminals import RemoteTerminal
@@ -35,8 +36,6 @@ class DebugRanks(Request[UserOutput], frozen=True):
         if server is None:
             terminal.show(f"ddplaunch: {NOT_PREPARED_ERROR}\n")
             return terminal.leave(EXIT_USAGE)
-        from ddplaunch.features.debug.debugger_prompt import DebuggerPrompt  # not in clients, which import this file
-
         prompt = DebuggerPrompt(server, terminal, context.guard, waits_for_stop=self.stop is not None)
 
         def on_message(message: FromUser) -> None:
