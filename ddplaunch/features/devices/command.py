@@ -14,7 +14,6 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.types import as_dict
-from ddplaunch.features.devices.device_table import write_table
 from ddplaunch.features.devices.device_text import format_plain, torch_names
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.machine import gpu_evidence
@@ -39,6 +38,8 @@ def devices(as_json: bool) -> None:
         return click.echo(json.dumps(devices_json(hardware, visible), indent=2))
     hardware = replace(hardware, gpu_evidence=gpu_evidence(hardware, visible, os.environ, PlanSpec()))
     if sys.stdout.isatty():
+        from ddplaunch.features.devices.device_table import write_table
+
         write_table(hardware, visible)
     else:
         click.echo(format_plain(hardware, visible), nl=False)
