@@ -82,15 +82,26 @@ def test_it_sees_what_a_cold_run_sees(shell: Shell):
     assert shell.warm().stdout.splitlines()[1].split()[-3] == "3"
 
 
+ENDS = """
+    import os, sys, time, torch
+    rank, code = int(os.environ["RANK"]), int(sys.argv[1])
+    print("made", torch.made, flush=True)
+    if code and rank == 0:
+        open("printed", "w").close()
+        time.sleep(600)  # it is still there to be stopped
+    while code and not os.path.exists("printed"):
+        time.sleep(0.01)
+    if code:
+        os.unlink("printed")
+    sys.exit(code)
+"""
+
+
 @pytest.mark.parametrize("code", ["7", "0"])
 def test_exit_codes_and_reports_are_the_same(shared: Shell, code):
-    write_program(
-        shared.folder,
-        "ends.py",
-        f"import os, sys, torch\nprint('made', torch.made, flush=True)\nsys.exit({code} * int(os.environ['RANK']))\n",
-    )
-    cold = shared.run(shared.launch("ends.py").replace(" --warm ", " "))
-    warm = [shared.run(shared.launch("ends.py")) for _ in range(2)]
+    write_program(shared.folder, "ends.py", ENDS)
+    cold = shared.run(shared.launch("ends.py", code).replace(" --warm ", " "))
+    warm = [shared.run(shared.launch("ends.py", code)) for _ in range(2)]
     assert {cold.code, warm[0].code, warm[1].code} == {int(code)}
     assert warm[0].made == warm[1].made
 
