@@ -54,26 +54,24 @@ class RerunFailures:
 
     def _rerun(self, session: pytest.Session) -> None:
         self._holds = False
-        for nodeid in list(self._held):
-            if (item := self._find_item(session, nodeid)) is None:
-                continue
+        items = self._find_items(session) if self._held else []
+        for item, following in zip(items, [*items[1:], None], strict=False):
             failures, began = session.testsfailed, time.monotonic()
-            self._config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.testsfailed == failures:
-                self._reruns[nodeid] = time.monotonic() - began
+                self._reruns[item.nodeid] = time.monotonic() - began
             else:
-                del self._held[nodeid]  # the rerun has reported it
+                del self._held[item.nodeid]  # the rerun has reported it
 
-    def _find_item(self, session: pytest.Session, nodeid: str) -> pytest.Item | None:
-        """Return the item of a failed test; xdist's controller has collected none itself."""
-        items: list[pytest.Item] = list(getattr(session, "items", ()))
-        if all(each.nodeid != nodeid for each in items):
+    def _find_items(self, session: pytest.Session) -> list[pytest.Item]:
+        """Return the items of the failed tests; xdist's controller, which has collected none, collects them at once."""
+        found: list[object] = list(getattr(session, "items", ()))
+        if not found:
             collected = session.testscollected
             with suppress(pytest.UsageError):
-                found = session.perform_collect([f"{self._config.rootpath}/{nodeid}"])
-                items = [each for each in found if isinstance(each, pytest.Item)]
+                found = [*session.perform_collect([f"{self._config.rootpath}/{nodeid}" for nodeid in self._held])]
             session.testscollected = collected
-        return next((each for each in items if each.nodeid == nodeid), None)
+        return [each for each in found if isinstance(each, pytest.Item) and each.nodeid in self._held]
 
     def _report_held(self) -> None:
         """Report what is held, and has not passed since, as failed; nothing is rerun any more."""

@@ -103,6 +103,14 @@ def test_a_test_that_fails_twice_fails_the_run(checks, workers):
 
 
 @workers
+def test_two_tests_that_pass_alone_are_shown(checks, workers, tmp_path):
+    write_program(tmp_path, "checks/conftest.py", "import pytest\n@pytest.fixture\ndef number2():\n    return 2\n")
+    code, output = run(checks(FLAKY.format(flaky=2, broken=0).replace("(number)", "(number, number2)"), *workers))
+    assert code == 0, output
+    assert "11 passed, 2 rerun in" in output
+
+
+@workers
 def test_of_two_failed_tests_the_one_that_fails_twice_fails_the_run(checks, workers):
     code, output = run(checks(FLAKY.format(flaky=1, broken=1), *workers))
     assert code == 1
