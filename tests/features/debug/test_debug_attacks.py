@@ -159,7 +159,7 @@ def test_a_rank_that_is_to_resume_can_be_stopped_again(debug_job, tmp_path):
         second.stdin.write("p 6 * 7\n")
         second.stdin.close()
         assert run_command(ddplaunch_command("stacks", "demo"), tmp_path).returncode == 0
-        assert psutil.Process(second.pid).status() == psutil.STATUS_SLEEPING
+        wait_until(lambda: psutil.Process(second.pid).status() == psutil.STATUS_SLEEPING, "the second client to wait")
         write_program(tmp_path, "begun", "")
         assert "(rank 1) p 6 * 7\n42\n" in second.stdout.read()
     assert second.returncode == 0
