@@ -23,9 +23,8 @@ from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
 from ddplaunch.cli.startup_notice import StartupNotice
-from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.core.control_socket.job_status import Status, StatusTracker
 from ddplaunch.core.control_socket.server import ControlSocket
-from ddplaunch.core.control_socket.status_tracker import StatusTracker
 from ddplaunch.core.events import Event, Observers
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, load_features
