@@ -29,9 +29,9 @@ class Runs(Feature):
 
         if context.options[History].no_history:
             return time_tracker.TimeTracker(context.plan.nnodes)
-        job, log = context.job, context.log
+        streams, log = context.node.streams, context.log
         history = history_recorder.HistoryRecorder(
-            context.plan, job.output_tail, lambda: log.path, context.screen.show_note, job.output_times
+            context.plan, streams.tail, lambda: log.path, context.screen.show_note, streams.times
         )
         if samples := context.find(SampleCollector):
             samples.subscribe(context.loop.guard(sample_file.SampleFile(lambda: history.folder).on_sample))
