@@ -16,7 +16,7 @@ from ddplaunch.base.options import Options
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
 from ddplaunch.cli.failure_text import render_verdict
-from ddplaunch.cli.job_config_options import read_job_config
+from ddplaunch.cli.job_config_options import check_nodes, read_job_config
 from ddplaunch.cli.node_config_options import read_node_config
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
@@ -29,7 +29,7 @@ from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FromNode
-from ddplaunch.core.net.link import check_link, listen_on_node_zero
+from ddplaunch.core.net.link import listen_on_node_zero
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.runner import NodeRunner
@@ -58,7 +58,7 @@ def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | 
     """
     plan = planning.plan
     job_config = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
-    check_link(plan, job_config, print_notes)
+    check_nodes(plan, job_config, print_notes)
     return job_config, listen_on_node_zero(plan, job_config) if plan.nnodes > 1 else None
 
 
