@@ -22,8 +22,8 @@ from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.debug.client import DebugClient
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
-from ddplaunch.features.ssh.host_spec import read_hosts
 from ddplaunch.features.ssh.ssh_command import interactive_ssh_command
+from ddplaunch.system.clusters.host_spec import read_hosts
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
 from ddplaunch.system.schedulers.scheduler import run_program

@@ -28,12 +28,12 @@ from ddplaunch.features.doctor.node_process import NODE_STATEMENT
 from ddplaunch.features.doctor.peers import EXIT_TIMEOUT_S, CommandPeer, DoctorPeer
 from ddplaunch.features.doctor.report import format_report, to_json
 from ddplaunch.features.doctor.thorough_examiner import ThoroughExaminer
-from ddplaunch.features.ssh.fleet import raise_fd_limit
-from ddplaunch.features.ssh.host_spec import Host, read_host_options
 from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
 from ddplaunch.features.ssh.ssh_launch import forwarded_environment
+from ddplaunch.system.clusters.host_spec import Host, read_host_options
 from ddplaunch.system.clusters.systems import slurm_env
 from ddplaunch.system.network.addresses import check_local_address
+from ddplaunch.system.network.kernel_limits import raise_fd_limit_for_hosts
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.rendezvous import locate_store
 
@@ -119,7 +119,7 @@ def doctor(
         address, node_commands = _ssh_commands(all_hosts, remote_python or sys.executable, environ)
     if master_addr is not None and len(node_commands) < 2:
         raise UsageError("--master-addr works only with several nodes", "--hosts n1,n2")
-    raise_fd_limit(len(node_commands))
+    raise_fd_limit_for_hosts(len(node_commands))
     with _closing_peers() as peers:
         peers += [CommandPeer(loop, *each) for each in node_commands]
         return _examine(loop, peers, master_addr or address, master_port, environ, options)
@@ -222,7 +222,7 @@ def _run_manual(
     if node_rank:
         return manual_rendezvous.join(address, port + 1, node_rank, nnodes, token, join_timeout, print_note)
     check_local_address(address)
-    raise_fd_limit(nnodes)
+    raise_fd_limit_for_hosts(nnodes)
     shared_options = f"--master-addr {address} --master-port {port}"
     with _closing_peers() as peers:
         peers += [CommandPeer(loop, *way) for way in _local_command()[1]]

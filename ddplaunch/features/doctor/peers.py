@@ -15,8 +15,7 @@ from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.features.doctor.messages import START_MARK, Exit, NodeAnswer, Question, Ready
-from ddplaunch.features.ssh.ssh_session import MAX_QUOTED_CHARS, explain_exit
-from ddplaunch.system.plan.launch_command import START_TIMEOUT_S
+from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, START_TIMEOUT_S, explain_exit
 
 UNREADABLE_REPLY_ERROR = "ddplaunch cannot read the reply of this host"
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, sanitize_line
-from ddplaunch.system.plan.launch_command import REMOTE_STATEMENT, python_command
+from ddplaunch.system.plan.launch_command import python_command
 
+REMOTE_STATEMENT = "from ddplaunch.features.ssh.remote_launcher import main; sys.exit(main())"
 CONNECT_TIMEOUT_S = 15  # unless the user's configuration has a limit: TCP's own is two minutes
 
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "PYTHONPATH")

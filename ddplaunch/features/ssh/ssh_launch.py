@@ -33,14 +33,15 @@ from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.rank.proc_utils import start_ticks
-from ddplaunch.features.ssh.fleet import Fleet, HostProblem, raise_fd_limit
-from ddplaunch.features.ssh.host_spec import Host
-from ddplaunch.features.ssh.host_spec import read_host_options as read_hosts
+from ddplaunch.features.ssh.fleet import Fleet, HostProblem
 from ddplaunch.features.ssh.job_records import SshJob, record_job
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.ssh.remote_launcher import HostJob
 from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
 from ddplaunch.features.ssh.ssh_session import SshSession
+from ddplaunch.system.clusters.host_spec import Host
+from ddplaunch.system.clusters.host_spec import read_host_options as read_hosts
+from ddplaunch.system.network.kernel_limits import raise_fd_limit_for_hosts
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
 from ddplaunch.system.target.target import Target
@@ -95,7 +96,7 @@ class SshLaunch(RunInstead):
 
     def run(self, target: Target, run_id: str) -> int:
         hosts, options = self._hosts, self._options
-        raise_fd_limit(len(hosts))
+        raise_fd_limit_for_hosts(len(hosts))
         environ = forwarded_environment(options[SshHosts].env, os.environ)
         ssh_configs = [resolve_ssh_config(host.destination) for host in hosts]
         address = (options[Nodes].master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
