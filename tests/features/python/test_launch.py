@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.cli.run_options import OPTIONS
 from ddplaunch.features.python import launched_job
 from ddplaunch.features.python.keywords import Keywords
-from tests.conftest import clean_environment, run_command, wait_until, write_program
+from tests.conftest import SLOW_START, clean_environment, run_command, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
 
 HEAD = """
@@ -30,7 +30,7 @@ Python = Callable[..., str]
 
 @pytest.fixture
 def python(tmp_path: Path) -> Python:
-    """Run a program to its end; return what it prints on stdout. Nothing of it may stay."""
+    """Run a program to its end; return its stdout, without messages about a slow start. Nothing of it may stay."""
     made = tmp_path / ("tmp" + 100 * "x")  # longer than the address of a Unix socket may be
     made.mkdir()
 
@@ -39,7 +39,7 @@ def python(tmp_path: Path) -> Python:
         done = run_command([sys.executable, script], tmp_path, {"TMPDIR": str(made), **variables}, timeout=100)
         assert (done.returncode != 0) is fails, done.stderr
         assert list(made.iterdir()) == []
-        return done.stderr if fails else done.stdout
+        return SLOW_START.sub("", done.stderr if fails else done.stdout)
 
     return run
 
