@@ -28,8 +28,8 @@ from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
 from ddplaunch.cli.run_locator import job_at
-from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
+from ddplaunch.cli.text_table import format_table, short_target
+from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
