@@ -141,9 +141,9 @@ class JobMachine:
                 expired = self._sides.expired.popleft()
                 if self.phase is JobPhase.RUNNING:
                     self._on_time_limit(expired)
-            elif self._attempt.have_all_replied:
+            elif self._rpc.deliver_next():
                 self._stop_after_replies()
-            elif not self._rpc.deliver_next():
+            else:
                 return
 
     def _on_deadline(self, name: str) -> None:
@@ -449,9 +449,11 @@ class JobMachine:
         self._report_timeout.begin(grace_s)
 
     def _stop_after_replies(self) -> None:
-        """Called when the requests of features that precede the stop of the ranks are answered."""
+        """Stop the ranks if that waited for replies to features, and the last of these has come."""
         attempt = self._attempt
-        stops, attempt.stops_after_replies, attempt.have_all_replied = attempt.stops_after_replies, [], False
+        if attempt.sides_to_reply:
+            return
+        stops, attempt.stops_after_replies = attempt.stops_after_replies, []
         for signal_number, grace_s in stops:
             self._stop_ranks(signal_number, grace_s)
         self._check_reports()
