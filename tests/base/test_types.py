@@ -10,7 +10,6 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ OWN = [kind for kind in typing.get_args(messages.Message) if kind is not message
 KINDS = [*OWN, *TO_NODE_ZERO, *load_features().message_types(from_node_zero=True)]
 """All that nodes ever send."""
 
-RPC_KINDS = [import_module(module).KIND for module in load_features().rpc_modules()]
+RPC_KINDS = [module.KIND for module in load_features().modules("rpc_kinds")]
 """The requests to all nodes, each with the types of its payloads."""
 
 AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))

@@ -76,6 +76,7 @@ class Request(TaggedMessage, Generic[A], frozen=True):
 @cache
 def all_requests() -> tuple[type[Request[object]], ...]:
     """Import the modules of core and of the features that define requests, and return all request types."""
-    for module in (f"{__package__}.status_request", *load_features().request_modules()):
-        import_module(module)
+    import_module(f"{__package__}.status_request")
+    for _ in load_features().modules("requests"):
+        pass
     return tuple(Request.__subclasses__())

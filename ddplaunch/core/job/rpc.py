@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from msgspec import Struct, field
@@ -33,8 +32,8 @@ BUG_ERROR = "a bug in ddplaunch, which node 0 has reported, prevents the reply"
 @cache
 def find_kind(name: str) -> Kind:
     """Return the kind of this name; ProtocolError if no feature declares it."""
-    for module in load_features().rpc_modules():
-        kind: Kind = import_module(module).KIND
+    for module in load_features().modules("rpc_kinds"):
+        kind: Kind = module.KIND
         if kind.name == name:
             return kind
     raise ProtocolError("a request of an unknown kind")
