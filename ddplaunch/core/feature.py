@@ -21,7 +21,7 @@ from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
     from ddplaunch.base.options import OptionGroup, Options
-    from ddplaunch.core.control_socket.served_job import ServedJob
+    from ddplaunch.core.control_socket.request import ServedJob
     from ddplaunch.core.deadlines import Now
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankFailure

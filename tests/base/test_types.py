@@ -22,7 +22,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import MAX_COUNT, TailLines, as_dict, convert, decode, encode
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core import messages
-from ddplaunch.core.control_socket.request import all_requests
+from ddplaunch.core.control_socket.server import all_requests
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import load_features
