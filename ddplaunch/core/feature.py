@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
     from ddplaunch.core.node.zygote_process import ZygoteSource
-    from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.node_config import NodeConfig, ScreenOptions
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
-    from ddplaunch.core.output.screen import Screen, ScreenOptions
+    from ddplaunch.core.output.screen import Screen
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.clusters.cluster_env import ClusterEnv
     from ddplaunch.system.plan.plan import Plan
@@ -304,9 +304,7 @@ class Feature:
         """Return what runs the job in place of this launcher; None if the options do not request it."""
         return None
 
-    def make_screen(
-        self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
-    ) -> Screen | None:
+    def make_screen(self, loop: EventLoop, options: Options, how: ScreenOptions) -> Screen | None:
         """Return a screen to use in place of the default one; None if the job does not use the feature."""
         return None
 
