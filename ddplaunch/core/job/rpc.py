@@ -140,7 +140,7 @@ class Rpc:
         if not kind.in_parts:
             pending.replies[number] = part
         elif part is not None:
-            self._reply(pending, part, is_last=False)
+            self._reply(pending, RpcReply(0, kind.name, part, is_last=False))
         if message.is_last:
             del pending.waiting_for[number]
             self._close_if_complete(message.serial)
@@ -156,18 +156,11 @@ class Rpc:
             raise ProtocolError("a reply about ranks that are not its own, or again")
         pending.claimed.update(claimed)
 
-    def _reply(
-        self,
-        pending: _OpenRequest,
-        payload: Any,
-        *,
-        is_last: bool,
-        silent_nodes: tuple[str, ...] = (),
-        refusal: str = "",
-    ) -> None:
+    def _reply(self, pending: _OpenRequest, reply: RpcReply) -> None:
+        """Send a reply to the node that has sent the request, with the serial that it has there."""
         if pending.client is not None:
             number, serial = pending.client
-            self._nodes.send(number, RpcReply(serial, pending.kind.name, payload, is_last, silent_nodes, refusal))
+            self._nodes.send(number, replace(reply, serial=serial))
 
     def on_node_lost(self, number: int) -> None:
         """Called when a node is lost: stop waiting for it, and send it no reply, nor one that joins in its place."""
@@ -202,4 +195,4 @@ class Rpc:
         if pending.client is not None:
             payload = isolation.call(kind.for_client, payload, pending.replies, self._nodes.clock_of, pending.client[0])
             refusal = BUG_ERROR if isolation.failed else ""
-            self._reply(pending, payload, is_last=True, silent_nodes=silent, refusal=refusal)
+            self._reply(pending, RpcReply(serial, kind.name, payload, silent_nodes=silent, refusal=refusal))
