@@ -14,7 +14,7 @@ from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.tty import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core.control_socket.job_status import JobState, Status
-from ddplaunch.core.control_socket.served_job import ServedJob
+from ddplaunch.core.control_socket.request import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import NodeSide
