@@ -16,7 +16,7 @@ from functools import partial
 
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import Callback
-from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
+from ddplaunch.base.local_sockets import listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
 from ddplaunch.core.node.launcher_signals import is_caught
@@ -24,22 +24,8 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.features.debug import messages
 from ddplaunch.features.debug.debuggee import Debuggee, DebugUser
-from ddplaunch.features.debug.messages import (
-    EOF_LINE,
-    FROM_DEBUGGER,
-    MAX_LINE_CHARS,
-    AttachUser,
-    CompletionRequest,
-    DebuggerOutput,
-    DetachUser,
-    FromDebugger,
-    LineInput,
-    QuitRequested,
-    RankResumed,
-    RankStopped,
-    TerminalRequest,
-)
 from ddplaunch.features.debug.rank_terminal import RankTerminal
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
@@ -76,7 +62,7 @@ class DebugServer:
         self._ranks: NodeRanks | None = None
         self._socket: socket.socket | None = None
         self._known: dict[int, Debuggee] = {}
-        self._connections: set[Connection[FromDebugger]] = set()
+        self._connections: set[Connection[messages.FromDebugger]] = set()
         self._users: list[DebugUser] = []
         self._pausing: set[int] = set()  # ranks that a user has requested to stop
         self._withdrawn: set[int] = set()  # such ranks whose user has left since
@@ -100,7 +86,7 @@ class DebugServer:
         path = os.path.join(self._folder.path, "debugger")
         if self._socket is None:
             try:
-                self._socket = _listen_unix(self._folder.path, path)
+                self._socket = _listen_at(path)
                 self._loop.watch_fd(self._socket.fileno(), self._accept_rank)
             except OSError as error:
                 self._notify(f"ranks cannot be debugged: {path}: {error.strerror or error}")
@@ -121,7 +107,7 @@ class DebugServer:
             return
         self._withdrawn, self._pausing = self._withdrawn | self._pausing, set()
         for rank, each in list(self._known.items()):
-            each.connection.send(DetachUser(rank))
+            each.connection.send(messages.DetachUser(rank))
             self._on_rank_disconnect(rank, each)
 
     def close(self) -> None:
@@ -153,18 +139,22 @@ class DebugServer:
                     self._on_rank_disconnect(rank, each)
                     del self._known[rank]
 
-        connection = Connection[FromDebugger](
-            self._loop, sock, FROM_DEBUGGER, lambda message: self._on_rank_message(connection, message), on_lost
+        connection = Connection[messages.FromDebugger](
+            self._loop,
+            sock,
+            messages.FROM_DEBUGGER,
+            lambda message: self._on_rank_message(connection, message),
+            on_lost,
         )
         self._connections.add(connection)
 
-    def _on_rank_message(self, connection: Connection[FromDebugger], message: FromDebugger) -> None:
+    def _on_rank_message(self, connection: Connection[messages.FromDebugger], message: messages.FromDebugger) -> None:
         rank = message.rank
         each = self._known.get(rank)
         if each is None or each.connection is not connection:
             each = self._known[rank] = Debuggee(connection)
         match message:
-            case RankStopped():
+            case messages.RankStopped():
                 if each.detached and not message.error:
                     if message.tool:  # it checked for messages before ``DetachUser`` came, and does not check again
                         each.stopped, each.tool = message, message.tool
@@ -172,7 +162,7 @@ class DebugServer:
                     return None
                 if rank in self._withdrawn or (message.error and self._left_failed):
                     self._withdrawn.discard(rank)
-                    return connection.send(DetachUser(rank))
+                    return connection.send(messages.DetachUser(rank))
                 if not self._users:
                     self.on_stop_unattended()
                 if not self.is_active:
@@ -185,12 +175,12 @@ class DebugServer:
                     each.prompt, each.is_arriving = _PROMPT_FORMAT.format(rank), False
                 self._pausing.discard(rank)
                 self._start_idle_timer(rank, each)
-            case TerminalRequest():
-                connection.send(TerminalRequest(rank, self._open_terminal(rank, each)))
-            case DebuggerOutput(data=data, prompt=prompt):
+            case messages.TerminalRequest():
+                connection.send(messages.TerminalRequest(rank, self._open_terminal(rank, each)))
+            case messages.DebuggerOutput(data=data, prompt=prompt):
                 each.output, each.prompt = (each.output + data)[-SCROLLBACK_BYTES:], prompt
                 each.is_arriving &= not prompt
-            case RankResumed(is_stepping=steps):
+            case messages.RankResumed(is_stepping=steps):
                 self._left_failed |= bool(each.stopped and each.stopped.error)
                 if each.terminal:
                     each.terminal.read_output()
@@ -199,7 +189,7 @@ class DebugServer:
                 each.set_running(steps=steps and not each.detached)
                 if rank in self._pausing:
                     self.pause_rank(rank)
-            case QuitRequested():
+            case messages.QuitRequested():
                 self._on_quit(rank)
         self._call_user(lambda user: user.on_message(message))
         each.is_stepping &= each.stopped is None
@@ -222,14 +212,14 @@ class DebugServer:
 
     def _resume_rank(self, rank: int, each: Debuggee) -> None:
         """Resume a rank whose user has left; interrupt a debugger that ignores its terminal's end of file."""
-        each.connection.send(DetachUser(rank))
+        each.connection.send(messages.DetachUser(rank))
         each.is_leaving = each.stopped is not None
         if each.terminal:
             each.end_terminal()
             each.prompt = ""
             self._loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
 
-    def _interrupt(self, rank: int, stopped: RankStopped | None) -> None:
+    def _interrupt(self, rank: int, stopped: messages.RankStopped | None) -> None:
         each, channel = self._known.get(rank), self._ranks and self._ranks.channels.get(rank)
         process = self._ranks and self._ranks.processes.get(rank)
         if not stopped or not each or each.stopped is not stopped or not process or not channel:
@@ -237,7 +227,7 @@ class DebugServer:
         if is_caught(process.pid, number := channel.signals.get("debug", 0)):
             process.send(number)
 
-    def _announce_stop(self, stopped: RankStopped) -> None:
+    def _announce_stop(self, stopped: messages.RankStopped) -> None:
         assert self._ranks is not None
         rank, plan, attach = stopped.rank, self._ranks.plan, ""
         if not self._users:
@@ -267,7 +257,7 @@ class DebugServer:
         each.end_terminal()
         if each.is_active:
             each.set_running(steps=False)
-            self._call_user(lambda user: user.on_message(RankResumed(rank)))
+            self._call_user(lambda user: user.on_message(messages.RankResumed(rank)))
             self._report_active()
 
     def _report_active(self) -> None:
@@ -277,12 +267,12 @@ class DebugServer:
                 self._send(HoldChanged(self._ranks.number, self._reported_active))
                 self._ranks.set_holding(self._reported_active)
 
-    def _inspect_timeouts(self, stopped: RankStopped) -> None:
+    def _inspect_timeouts(self, stopped: messages.RankStopped) -> None:
         """Find out when collectives of the waiting ranks time out."""
         if any(each.stopped is stopped for each in self._known.values()):
             self._inspect(partial(self._report_time_left, stopped))
 
-    def _report_time_left(self, stopped: RankStopped, inspection: Inspection) -> None:
+    def _report_time_left(self, stopped: messages.RankStopped, inspection: Inspection) -> None:
         waits = [
             (each.entered + each.timeout - time.time(), each.operation)
             for rank in inspection.ranks
@@ -306,7 +296,7 @@ class DebugServer:
         for each in before:
             each.guard(each.on_taken_over)()
         for rank, debuggee in self._known.items():
-            debuggee.connection.send(AttachUser(rank))
+            debuggee.connection.send(messages.AttachUser(rank))
             debuggee.detached = False
         self._call_user(lambda user: user.on_attached())
 
@@ -350,14 +340,14 @@ class DebugServer:
         if each.tool:
             return self._run_command(rank, each, line.strip(" "), prompt)
         self._start_idle_timer(rank, each)
-        each.connection.send(LineInput(rank, line))
+        each.connection.send(messages.LineInput(rank, line))
 
     def request_completions(self, rank: int, line: str) -> bool:
         """Request completions of the last word of a line; return whether they will come."""
         each = self._known.get(rank)
-        if each is None or not each.prompt or each.tool or len(line) > MAX_LINE_CHARS:
+        if each is None or not each.prompt or each.tool or len(line) > messages.MAX_LINE_CHARS:
             return False
-        each.connection.send(CompletionRequest(rank, line))
+        each.connection.send(messages.CompletionRequest(rank, line))
         return True
 
     def write_terminal(self, rank: int, data: bytes) -> None:
@@ -378,13 +368,15 @@ class DebugServer:
 
     def _run_command(self, rank: int, each: Debuggee, line: str, prompt: str) -> None:
         """Run a command line while the rank is in a debugger that takes keys only."""
-        if line in ("detach", EOF_LINE):
+        if line in ("detach", messages.EOF_LINE):
             return self._resume_rank(rank, each)
         if line in ("q", "quit", "exit"):
             return self._on_quit(rank)
         text = f"rank {rank} is in {each.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
         each.prompt = prompt
-        self._call_user(lambda user: user.on_message(DebuggerOutput(rank, f"ddplaunch: {text}".encode(), prompt)))
+        self._call_user(
+            lambda user: user.on_message(messages.DebuggerOutput(rank, f"ddplaunch: {text}".encode(), prompt))
+        )
 
     def pause_rank(self, rank: int) -> None:
         """Stop a running rank; if it does not stop soon, show where it is."""
@@ -435,11 +427,9 @@ class DebugServer:
             self._call_user(lambda user: user.show_note(text))
 
 
-def _listen_unix(folder: str, path: str) -> socket.socket:
-    """Listen at ``path``; through a descriptor of the folder if it is too long for a Unix socket."""
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        return listen_unix(path)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _listen_at(path: str) -> socket.socket:
+    """Listen at ``path`` through a descriptor of its folder, as it may be too long for a Unix socket."""
+    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         return listen_unix(f"/proc/self/fd/{fd}/{os.path.basename(path)}")
     finally:

@@ -24,7 +24,6 @@ _LENGTH = struct.Struct("!I")
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between words in completion, as in pdb
 _MAX_WORDS = 200
 _MAX_PROMPT_CHARS = 200  # longer text is output of the program, not a prompt
-_MAX_PATH_BYTES = 107  # of a socket's path (unix(7))
 _CHUNK = 1 << 18  # characters per message
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))) + os.sep
 
@@ -122,11 +121,8 @@ class DebugConnection:
         connection.settimeout(None)
         folder = -1
         try:
-            path = self._path
-            if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-                folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-                path = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
-            connection.connect(path)
+            folder = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY)
+            connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(self._path)}")  # the path may be too long
         except OSError as error:
             print(f"ddplaunch: rank {self._rank} does not stop: {self._path}: {error}", file=sys.stderr)
             connection.close()
