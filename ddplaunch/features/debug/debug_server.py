@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.base.connection import Connection
-from ddplaunch.base.event_loop import Callback
 from ddplaunch.base.local_sockets import listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
@@ -55,7 +54,7 @@ class DebugServer:
 
         ``send`` sends a control message; ``notify`` shows a message.
         """
-        self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
+        self.loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
         self.on_stop_unattended: Callable[[], object] = lambda: None
         """Called when a rank stops and no user is attached; it may call ``attach_user``."""
         self._rpc, self._notify, self._send = rpc, notify, send
@@ -71,7 +70,7 @@ class DebugServer:
 
     def _inspect(self, on_done: Callable[[Inspection], None]) -> None:
         """Inspect all ranks and find out what they wait for."""
-        inspect_job(self._rpc, Detail.WAITS, self._loop.guard(on_done))
+        inspect_job(self._rpc, Detail.WAITS, self.loop.guard(on_done))
 
     def start_attempt(self, ranks: NodeRanks) -> None:
         """Serve the ranks of a new attempt."""
@@ -87,7 +86,7 @@ class DebugServer:
         if self._socket is None:
             try:
                 self._socket = _listen_at(path)
-                self._loop.watch_fd(self._socket.fileno(), self._accept_rank)
+                self.loop.watch_fd(self._socket.fileno(), self._accept_rank)
             except OSError as error:
                 self._notify(f"ranks cannot be debugged: {path}: {error.strerror or error}")
         return path if self._socket is not None else ""
@@ -116,7 +115,7 @@ class DebugServer:
         for connection in self._connections:
             connection.close()
         if self._socket is not None:
-            self._loop.unwatch_fd(self._socket.fileno())
+            self.loop.unwatch_fd(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
@@ -140,7 +139,7 @@ class DebugServer:
                     del self._known[rank]
 
         connection = Connection[messages.FromDebugger](
-            self._loop,
+            self.loop,
             sock,
             messages.FROM_DEBUGGER,
             lambda message: self._on_rank_message(connection, message),
@@ -166,7 +165,7 @@ class DebugServer:
                 if not self._users:
                     self.on_stop_unattended()
                 if not self.is_active:
-                    self._loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
+                    self.loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
                 each.stopped, each.tool, each.output = message, message.tool, b""
                 each.detached, each.is_leaving, each.is_arriving = False, False, True
                 if not each.is_stepping:
@@ -203,7 +202,7 @@ class DebugServer:
         """Return the path of the rank's pseudo-terminal, "" if there is none."""
         try:
             each.terminal = each.terminal or RankTerminal(
-                self._loop, lambda data: self._call_user(lambda user: user.on_terminal_output(rank, data))
+                self.loop, lambda data: self._call_user(lambda user: user.on_terminal_output(rank, data))
             )
             return each.terminal.path
         except OSError as error:
@@ -217,7 +216,7 @@ class DebugServer:
         if each.terminal:
             each.end_terminal()
             each.prompt = ""
-            self._loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
+            self.loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
 
     def _interrupt(self, rank: int, stopped: messages.RankStopped | None) -> None:
         each, channel = self._known.get(rank), self._ranks and self._ranks.channels.get(rank)
@@ -243,7 +242,7 @@ class DebugServer:
         """Restart the timer of a rank that waits for input."""
         if each.timer:
             each.timer.cancel()
-        each.timer = self._loop.call_later(self._idle_timeout_s, partial(self._on_idle_timeout, rank, each))
+        each.timer = self.loop.call_later(self._idle_timeout_s, partial(self._on_idle_timeout, rank, each))
 
     def _on_idle_timeout(self, rank: int, each: Debuggee) -> None:
         if each.stopped:
@@ -285,7 +284,7 @@ class DebugServer:
         advice = "" if left < TIMEOUT_WARNING_S else "; run --debug sets 24 hours"
         self._notify(f"{operation} of the other ranks times out in {format_elapsed(left)} (torch's timeout){advice}")
         if left > 2 * TIMEOUT_WARNING_S:
-            self._loop.call_later(left - TIMEOUT_WARNING_S, partial(self._inspect_timeouts, stopped))
+            self.loop.call_later(left - TIMEOUT_WARNING_S, partial(self._inspect_timeouts, stopped))
 
     # ------------------------------------------------------------------------------------------------------------ users
 
@@ -321,9 +320,6 @@ class DebugServer:
         if not self.has_control(user):
             return {}
         return {rank: each for rank, each in sorted(self._known.items()) if each.is_active and not each.is_leaving}
-
-    def call_later(self, seconds: float, callback: Callback) -> None:
-        self._loop.call_later(seconds, callback)
 
     def _call_user(self, call: Callable[[DebugUser], None]) -> None:
         """Call a method of the user in control."""
@@ -406,7 +402,7 @@ class DebugServer:
             each.detached = False
         self._withdrawn.discard(rank)
         process.send(number)
-        self._loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))
+        self.loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))
 
     def _report_busy_rank(self, rank: int, inspection: Inspection) -> None:
         assert self._ranks is not None

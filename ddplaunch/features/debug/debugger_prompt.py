@@ -181,7 +181,7 @@ class DebuggerPrompt:
         """Called when the size of the terminal has changed, or its row is to be drawn again."""
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._server.call_later(TURN_S, self.guard(self._on_turn))
+            self._server.loop.call_later(TURN_S, self.guard(self._on_turn))
 
     def _on_turn(self) -> None:
         self._turn_is_due = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
 import os
 import sys
-from _frozen_importlib import _find_spec  # type: ignore[attr-defined]
 from _thread import RLock
 
 TYPE_CHECKING = False
@@ -204,17 +203,13 @@ class _ImportWatcher:
 
     def __init__(self, modules: set[str], callback: Callable[[ModuleType], None]) -> None:
         self._missing, self._callback = modules, callback
-        self._searching: set[str] = set()  # names for which ``_find_spec`` below will call this finder again
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Patch the module's own loader; may be called without an import, only to check whether the module exists."""
-        if name not in self._missing or name in self._searching:
+        if name not in self._missing:
             return None
-        self._searching.add(name)
-        try:
-            spec: Any = _find_spec(name, path, target)
-        finally:
-            self._searching.discard(name)
+        others: list[Any] = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        spec: Any = next((found for each in others if (found := each.find_spec(name, path, target))), None)
         if hasattr(spec and spec.loader, "exec_module"):
             self._call_after(spec.loader)
         return spec

@@ -12,6 +12,7 @@ import binascii
 import json
 import os
 import pdb
+import select
 import struct
 import sys
 
@@ -134,22 +135,17 @@ class DebugConnection:
         return True
 
     def _has_pending(self) -> bool:
-        """Whether a message of the launcher can be read."""
-        try:
-            return self._socket is not None and bool(
-                self._socket.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT) or self._on_closed()
-            )
-        except BlockingIOError:
-            return False
-        except OSError:
-            return self._on_closed()
+        """Whether a message of the launcher, or the end of the connection, can be read."""
+        poll = select.poll()
+        if self._socket is not None:
+            poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
-    def _on_closed(self) -> bool:
+    def _on_closed(self) -> None:
         """Called when the launcher has closed the connection."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self.is_detached = None, True
-        return False
 
     def send(self, kind: str, **fields: object) -> None:
         message = {"op": kind, "rank": self._rank, **fields}
