@@ -64,7 +64,7 @@ def run(start_ddplaunch, tmp_path):
     [
         pytest.param((), id="fork"),
         pytest.param(("--start", "exec"), id="exec", marks=pytest.mark.ci),
-        pytest.param(("--backend", "gloo"), id="backend"),
+        pytest.param(("--backend", "gloo"), id="backend", marks=pytest.mark.ci),
     ],
 )
 def test_the_slow_rank_is_named(run, how, tmp_path):
@@ -81,12 +81,9 @@ def test_the_slow_rank_is_named(run, how, tmp_path):
     assert waited > 50
 
 
-def test_a_short_run_has_no_report_of_slow_ranks(run):
-    assert run("1", "0.03", "40", long=60.0) == ""
-
-
-def test_nothing_is_measured_with_no_inspect(run):
-    assert run("1", "0.03", "40", options=["--no-inspect"]) == ""
+@pytest.mark.parametrize(("long", "options"), [(60.0, ()), (0.5, ("--no-inspect",))], ids=["short", "no inspect"])
+def test_a_short_run_and_one_without_inspection_have_no_report(run, long, options):
+    assert run("1", "0.03", "20", long=long, options=options) == ""
 
 
 SPOILS = {

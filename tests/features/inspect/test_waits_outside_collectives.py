@@ -90,20 +90,6 @@ def test_a_hang_outside_collectives_is_named(start_ddplaunch, run_in_fork, tmp_p
     job.wait()
 
 
-@pytest.mark.slow
-def test_a_hang_in_recv_is_announced(run_ddplaunch, tmp_path):
-    """Each rank receives from the other; also where the job is stopped for it, the sentence is the same."""
-    program = """
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    dist.barrier()
-    dist.recv(torch.ones(1), src=1 - dist.get_rank())
-    """
-    words = ("--stall-timeout", "4", "--on-stall", "report", "--timeout", "12", "--nproc", "2")
-    done = run_ddplaunch("run", *words, write_program(tmp_path, "ring.py", program))
-    assert re.search(r"no progress for \d.*: ranks 0, 1 wait in recv .*, called at ring.py:4", done.stderr), done.stderr
-
-
 def test_what_the_kernel_knows_of_a_sleeping_process(tmp_path):
     path = write_program(tmp_path, "lock", "")
     held = os.open(path, os.O_RDWR)
