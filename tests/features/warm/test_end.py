@@ -29,7 +29,7 @@ def test_it_ends_after_its_time(shell: Shell):
 
 @pytest.mark.slow
 def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
-    seconds = scaled_timeout(2)
+    seconds = scaled_timeout(0.8)
     config(shell, f'[run]\nwarm = "{seconds:.1f}s"\n')
     write_program(
         shell.folder, "waits.py", SHOWS + f"import time\ntime.sleep({1.5 * seconds})\nprint('still', flush=True)\n"
