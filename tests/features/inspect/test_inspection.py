@@ -22,9 +22,10 @@ HANG = """
     def build():
         time.sleep(600)  # build
 
-    # One word for each rank from the third on, or for all.
+    # An argument for each attempt: a word for each rank from the third on, or for all.
     number = int(os.environ["RANK"])
-    what = sys.argv[1] if len(sys.argv) == 2 else [*sys.argv[1:], "", ""][number - 2]
+    words = sys.argv[1 + int(os.environ["TORCHELASTIC_RESTART_COUNT"])].split()
+    what = words[0] if len(words) == 1 else [*words, "", ""][number - 2]
     if what == "before" and number == 2:
         build()
     import torch, torch.distributed as dist
@@ -68,7 +69,7 @@ HANG = """
 
     print("before", flush=True)
     if what == "roots":
-        dist.broadcast(tensor, rank)  # roots
+        dist.broadcast(tensor, min(rank, 1))  # roots
     if rank >= 2:
         step()
     dist.all_reduce(tensor)  # reduce
@@ -83,9 +84,9 @@ SENTENCES = {
     "ending loader gone": f"{WAIT}; rank 2 is ending; rank 3 has not entered it: it waits for its DataLoader, step at "
     "{{loader}} (a worker: __getitem__ at {{item}}); rank 4 has not entered it: it waits for its DataLoader, step at "
     "{{gone}} (worker pid N has ended: exit code 0)".replace("{{", "{").replace("}}", "}"),
+    "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}) and broadcast from rank 1 on rank 1 "
+    "({roots}): " + CYCLE,
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
-    "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}), broadcast from rank 1 on rank 1 ({roots}) "
-    "and broadcast from rank 2 on rank 2 ({roots}): " + CYCLE,
 }
 
 
@@ -118,11 +119,14 @@ def found(run_in_fork):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [each for each in SENTENCES if each not in ("sleep", "before")])
-def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, found, what):
-    script = write_program(tmp_path, "train.py", HANG)
-    job = start_ddplaunch("run", "--nproc", str(2 + len(what.split())), script, *what.split())
-    found(job, sentence(what))
+def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, found):
+    """A job that hangs in another way in each attempt, until a rank is killed."""
+    script, hangs = write_program(tmp_path, "train.py", HANG), [*SENTENCES][1:4]
+    options = ("--max-restarts", "2", "--restart-on", "always", "--min-uptime", "0", "--grace", "0", "--nproc", "5")
+    job = start_ddplaunch("run", *options, script, *hangs)
+    for what in hangs:
+        found(job, sentence(what))
+        os.kill(job.ranks()[0], signal.SIGKILL)
     job.process.kill()
     job.wait()
     job.assert_nothing_left()
