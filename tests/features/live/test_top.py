@@ -117,6 +117,7 @@ def test_the_table_of_ranks_and_one_frame_without_a_terminal(job, top, run_in_fo
     found = json.loads(run_in_fork("top", "mine", "--json").stdout)
     assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
     assert (found["status"]["run_id"], found["status"]["state"]) == ("mine", "running")
+    assert found["status"]["spent"]["imports"] > 0 < found["status"]["spent"]["steady"]
     assert found["doing"] == {"0": "running", "1": "running"}
     assert [rank["pid"] for rank in found["inspection"]["ranks"]] == mine.ranks()
     assert found["collectives_per_second"] is None
