@@ -98,7 +98,7 @@ def sentence(what: str) -> str:
 
 @pytest.fixture
 def found(run_in_fork):
-    """Ask a job until it has that to say; its answer."""
+    """Inspect a job until a sentence is among its answer; return that."""
 
     def ask(job, sentence: str, *words: str):
         seen = [{}]
@@ -291,8 +291,8 @@ EACH = """
 WHAT = ("threads", "awaits", "gathers", "busy", "catches one", "catches all", "closes")
 
 
-class Asked(NamedTuple):
-    """A job whose ranks do one of these things each, after they were asked for their stacks."""
+class Inspected(NamedTuple):
+    """A job whose ranks do one of WHAT each, and its inspection."""
 
     job: BackgroundJob
     ranks: dict[str, Any]
@@ -300,17 +300,17 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=[FORKED, pytest.param(EXEC, marks=pytest.mark.slow)], ids=["fork", "exec"])
-def asked(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("asked")
-    patient = launcher_with_constant(folder, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
+def inspected(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inspected")
+    long = launcher_with_constant(folder, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
     script = write_program(folder, "train.py", EACH)
     words = ("run", *request.param, "--nproc", str(len(WHAT)), script, *WHAT)
-    job = BackgroundJob(folder, words, None, executable=patient)
+    job = BackgroundJob(folder, words, None, executable=long)
     try:
         job.wait_for("there", len(WHAT))
         page, *_, last = (run_command(ddplaunch_command("stacks", str(job.process.pid), *more)).stdout
                           for more in ((), ("--json",), ("--json",)))  # fmt: skip
-        yield Asked(job, dict(zip(WHAT, json.loads(last)["ranks"], strict=True)), page)
+        yield Inspected(job, dict(zip(WHAT, json.loads(last)["ranks"], strict=True)), page)
     finally:
         job.process.kill()
         job.assert_nothing_left()
@@ -322,40 +322,40 @@ def functions(rank, *, own: bool = True) -> list[list[str]]:
     return [[frame["function"] for frame in each["frames"] if frame["own"] or not own] for each in threads]
 
 
-def test_threads_of_a_rank(asked):
-    rank = asked.ranks["threads"]
+def test_threads_of_a_rank(inspected):
+    rank = inspected.ranks["threads"]
     main, other = functions(rank, own=False)
     assert main == ["load_batch", "on_train_epoch_end", "<module>"]
     assert "send" in other
     assert (rank["condition"], rank["threads"][0]["frames"][0]["file"]) == ("alive", "train.py")
 
 
-def test_where_tasks_wait_and_not_the_loop(asked):
-    """The one that is run, with what it awaits; others beside it. One that is at work is on the stack already."""
+def test_stacks_of_waiting_tasks(inspected):
+    """The one that the loop runs, with what it awaits; others beside it. A busy task is on the stack already."""
     for each in ("awaits", "gathers"):
-        assert functions(asked.ranks[each]) == [["leaf", "fetch", "main", "<module>"], ["feed"]]
-    assert functions(asked.ranks["busy"]) == [["leaf", "fetch", "<module>"]]
-    assert [thread["name"] for thread in asked.ranks["awaits"]["threads"]] == ["", "task fee  der"]
+        assert functions(inspected.ranks[each]) == [["leaf", "fetch", "main", "<module>"], ["feed"]]
+    assert functions(inspected.ranks["busy"]) == [["leaf", "fetch", "<module>"]]
+    assert [thread["name"] for thread in inspected.ranks["awaits"]["threads"]] == ["", "task fee  der"]
     line = EACH.splitlines().index("        await asyncio.sleep(600)")
-    assert f"leaf at train.py:{line} (running)" in asked.page
-    assert "  another task fee  der:\n" in asked.page
+    assert f"leaf at train.py:{line} (running)" in inspected.page
+    assert "  another task fee  der:\n" in inspected.page
 
 
-def test_signals_that_the_program_catches(asked):
-    """One that is left is taken; where none is left the program gets one of each kind, whatever the inspections."""
-    assert asked.ranks["catches one"]["threads"]
-    assert asked.ranks["catches all"]["no_stack"] == NO_SIGNAL
-    assert "catches one caught" not in asked.job.stdout()
-    assert asked.job.stdout().count("catches all caught") == 2
+def test_signals_that_the_program_catches(inspected):
+    """A free signal is used; where none is left the program gets one of each kind, whatever the inspections."""
+    assert inspected.ranks["catches one"]["threads"]
+    assert inspected.ranks["catches all"]["no_stack"] == NO_SIGNAL
+    assert "catches one caught" not in inspected.job.stdout()
+    assert inspected.job.stdout().count("catches all caught") == 2
 
 
-def test_a_program_that_closes_its_descriptors(asked):
-    assert asked.ranks["closes"]["no_stack"] == "the program has closed the file for stacks"
-    assert (asked.job.out.parent / "victim").read_text() == ""
+def test_a_program_that_closes_its_descriptors(inspected):
+    assert inspected.ranks["closes"]["no_stack"] == "the program has closed the file for stacks"
+    assert (inspected.job.out.parent / "victim").read_text() == ""
 
 
-def test_inspections_do_not_disturb_the_job(asked):
-    assert (asked.job.process.poll(), asked.job.stderr()) == (None, "")
+def test_inspections_print_nothing_and_the_job_goes_on(inspected):
+    assert (inspected.job.process.poll(), inspected.job.stderr()) == (None, "")
 
 
 def stacks(answer, job):
@@ -372,8 +372,8 @@ def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork)
     assert job.stderr() == ""
 
 
-def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
-    """No signal, descriptor or thread; the same program beside it has them."""
+def test_no_inspect_installs_no_signal_handler(start_ddplaunch, run_in_fork, tmp_path):
+    """No signal and no descriptor; the same program without the option has them."""
     text = """
         import os, time
         caught = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("SigCgt"))
@@ -434,7 +434,7 @@ def test_with_torch_the_signal_handlers_of_a_program_are_not_called(start_ddplau
 
 
 @pytest.mark.slow
-def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
+def test_an_inspection_waits_for_the_exit_code_of_a_rank(start_ddplaunch, tmp_path):
     """The kernel shows the end of a rank before its zygote has reported the exit code."""
     text = """
         import os, signal
@@ -511,10 +511,3 @@ def test_ctrl_backslash_shows_stacks_and_twice_stops(at_terminal, tmp_path):
     each.type("\x1c\x1c")
     each.until("stopping 2 ranks")
     assert each.end() == 128 + signal.SIGQUIT
-
-
-def test_sigquit_without_a_terminal_stops_the_job(start_ddplaunch, tmp_path):
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
-    job.wait_for("there", 2)
-    job.signal(signal.SIGQUIT)
-    assert job.wait() == 128 + signal.SIGQUIT

@@ -103,7 +103,7 @@ def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, run_in_fork,
     )
     wait_until(job.stderr, "a report of the stall")
     assert re.fullmatch(expected + r"for details: ddplaunch stacks \S+\n", job.stderr()), job.stderr()
-    time.sleep(2.5)  # the thing tested is that nothing more is said
+    time.sleep(2.5)  # the thing tested is that nothing more is reported
     assert job.stderr().count("\n") == 1
     stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
     assert re.match(r"goodput \d+ %: .* stalled", run_in_fork("report", str(job.process.pid)).stdout), "while it lasts"

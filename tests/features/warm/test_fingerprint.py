@@ -103,7 +103,7 @@ def test_a_run_that_differs_starts_cold(shared: Shell):
     assert done.stdout.count(f" {[*names.values()]}\n") == 2
 
 
-def test_a_variable_that_an_import_reads_counts(tmp_path):
+def test_variables_that_an_import_reads_change_the_fingerprint(tmp_path):
     config: Any = {
         "modules": ["torch"],
         "import_environment": {},
@@ -125,7 +125,7 @@ def test_a_variable_that_an_import_reads_counts(tmp_path):
 
 @pytest.mark.slow
 def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
-    """It can be inherited, but not passed to another process."""
+    """Its number can be inherited, but not received."""
     beyond = python("os.dup2(0, 700); import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 4096))")
     done = shared.run(f"{beyond} {shared.launch('--log-dir', 'beyond', 'shows.py')}")
     assert done.code == 0, done.stderr
@@ -153,7 +153,7 @@ def test_a_changed_module_ends_it(shell: Shell):
 
 
 @pytest.mark.slow
-def test_a_module_that_was_missing_and_is_there_now_ends_it(shell: Shell):
+def test_a_module_that_was_missing_before_ends_it(shell: Shell):
     shell.torch_also("try:\n    import extra\nexcept ImportError:\n    extra = None\n")
     write_program(
         shell.folder, "prints.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n"
@@ -177,8 +177,8 @@ def test_settings_that_an_import_may_have_read_end_it(shell: Shell):
 
 
 @pytest.mark.slow
-def test_a_pth_file_that_is_installed_ends_it(shell: Shell, tmp_path):
-    """In a virtual environment of its own, as it would change this one."""
+def test_a_new_pth_file_ends_it(shell: Shell, tmp_path):
+    """In a virtual environment of its own."""
     shell.run(shlex.join([sys.executable, "-m", "venv", "--without-pip", "env"]))
     (site,) = (tmp_path / "env/lib").glob("python*/site-packages")
     (site / "ours.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")

@@ -64,7 +64,7 @@ def test_kill_9_leaves_no_process(shell: Shell, killed):
         assert run_again(shell) == above["warm"], "it serves the next run"
 
 
-def test_a_run_goes_on_without_its_warm_zygote_and_leaves_nothing(shell: Shell):
+def test_a_run_continues_without_its_warm_zygote(shell: Shell):
     above, below = begin(shell)
     os.kill(above["warm"], signal.SIGKILL)
     wait_for_exit(above["warm"])

@@ -32,7 +32,7 @@ def frame(body: bytes) -> bytes:
 
 
 def ask(path: Path, data: bytes, fds: Sequence[int] = ()) -> None:
-    """Send something, and wait until it is done with."""
+    """Send data, and wait until the zygote closes the connection."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(scaled_timeout(10))
         asking.connect(str(path))
@@ -43,7 +43,7 @@ def ask(path: Path, data: bytes, fds: Sequence[int] = ()) -> None:
 
 
 def order_at(shell: Shell, path: Path) -> dict[str, Any]:
-    """What a launcher orders there: it asks us."""
+    """Receive the order of a launcher in place of the warm zygote."""
     aside = path.with_name("aside")
     path.rename(aside)
     with socket.socket(socket.AF_UNIX) as listening:
@@ -60,7 +60,7 @@ def order_at(shell: Shell, path: Path) -> dict[str, Any]:
 
 
 def mutants(order: dict[str, Any]) -> list[object]:
-    """Orders of which one thing is another, or missing."""
+    """Orders with one field changed or missing."""
     found: list[object] = [*VALUES]
     for value in VALUES:
         found += [{**order, key: value} for key in order]
@@ -68,7 +68,7 @@ def mutants(order: dict[str, Any]) -> list[object]:
     return found + [{name: value for name, value in order.items() if name != key} for key in order]
 
 
-def test_it_serves_on(shell: Shell):
+def test_malformed_requests_do_not_end_it(shell: Shell):
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
     order = order_at(shell, path)
@@ -104,8 +104,7 @@ def _order(path: Path, body: bytes) -> None:
         ask(path, frame(RUN), [file.fileno(), theirs.fileno(), its.fileno()])
 
 
-def test_a_connection_that_does_not_read_delays_no_run(shell: Shell):
-    """Where it would say why it declines."""
+def test_a_client_that_does_not_read_does_not_block_it(shell: Shell):
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
     full, other = socket.socketpair()

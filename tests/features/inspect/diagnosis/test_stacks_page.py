@@ -77,13 +77,13 @@ def test_busy_and_ended_workers_of_a_dataloader_are_described():
     assert not any("pid 5" in line for line in lines)
 
 
-def test_calls_of_libraries_are_counted():
+def test_calls_in_libraries_are_counted():
     lines = page(full_inspection("loader")).splitlines()
     assert "  select at selectors.py:415" in lines
     assert "  … 8 calls in multiprocessing, torch" in lines
 
 
-def test_the_import_of_a_module_is_pythons_own():
+def test_frames_of_the_import_system():
     frames = [Frame("exec", f"<frozen {name}>", 1, False) for name in ("importlib._bootstrap_external", "runpy")]
     frames += [
         Frame("f", "/usr/lib/python3.11/site-packages/numpy/core.py", 2, False),
@@ -101,7 +101,7 @@ def test_a_page_holds_64_ranks_in_80_columns():
     assert all(len(line) <= 80 for line in lines[1:])
 
 
-def test_other_threads_are_shown_where_they_are_in_the_users_code():
+def test_other_threads_in_user_code_are_shown():
     own, other = Frame("fetch", "data.py", 7, True), Frame("wait", "/usr/lib/python3.11/threading.py", 327, False)
     threads = (*stack("main at train.py:3"), Thread((other,)), Thread((other, own), "feeder"))
     lines = page(together(replace(rank(0, 1, 1), threads=threads))).splitlines()
@@ -152,7 +152,7 @@ def test_a_torch_without_collective_states_is_noted():
     assert "note:" not in page(full_inspection("no_init"))
 
 
-def test_names_can_do_nothing_to_a_terminal():
+def test_control_characters_in_names_are_escaped():
     evil = RankInspection(
         0, "\x1b[2J", 1, ProcessCondition.ALIVE, threads=(Thread((Frame("f\x1b]0;x\x07", "a\n.py", 1, True),)),)
     )
