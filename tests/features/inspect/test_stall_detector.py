@@ -125,19 +125,16 @@ def test_ranks_that_print_are_inspected_every_five_minutes(node):
 
 
 def test_silent_ranks_that_make_progress_are_inspected_once_in_five_minutes(node):
+    """Until one waits in a call that is no collective."""
     node.collectives = (4, 4), (4, 4)
     node.wait(300)
     assert node.inspections == [1020, 1040, 1080, 1160, 1240]
     node.wait(3000)
     assert len(node.inspections) == 15
     assert not node.sent
-
-
-def test_a_wait_outside_collectives_is_reported(node):
-    node.collectives = (4, 4), (4, 4)
     node.fields = {"inside": ActiveCall("recv", "recv", 1)}
-    node.wait(25)
-    assert node.sent == [(1024, StallSuspected(0))]
+    node.wait(600)
+    assert node.sent
 
 
 def test_at_most_one_inspection_in_20_seconds(node):
@@ -149,28 +146,26 @@ def test_at_most_one_inspection_in_20_seconds(node):
     assert len(node.inspections) <= 100
 
 
-def test_a_busy_rank_is_not_reported(node):
+def test_a_busy_rank_or_a_collective_is_progress(node):
     for _ in range(600):
         node.wait(10)
         node.cpu += 1.0
+    for step in range(6000):
+        node.collectives = (step + 1, step), (step, step)
+        node.wait(1.5)
     assert not node.sent
     node.wait(900)
     assert node.sent
 
 
-def test_collectives_are_progress(node):
-    for step in range(6000):
-        node.collectives = (step + 1, step), (step, step)
-        node.wait(1.5)
-    assert not node.sent
-
-
-def test_a_delayed_inspection_is_discarded(node):
+def test_a_delayed_inspection_is_discarded(node, monkeypatch):
     """The launcher was stopped, with all of its ranks."""
     node.now += 3600
     node.wait(0)
     assert not node.inspections
-    node.wait(23)
+    node.wait(22)
+    monkeypatch.setattr(stall_detector.time, "time", lambda: node.now + 2e9)  # the wall clock is set
+    node.wait(1)
     assert not node.sent
     node.wait(1)
     assert len(node.sent) == 1
@@ -181,13 +176,6 @@ def test_before_init_process_group_ranks_are_not_inspected(node):
         channel.has_thread = False
     node.wait(3600)
     assert not node.inspections
-
-
-def test_a_changed_wall_clock_does_not_matter(node, monkeypatch):
-    node.wait(22)
-    monkeypatch.setattr(stall_detector.time, "time", lambda: node.now + 2e9)
-    node.wait(2)
-    assert [moment for moment, _ in node.sent] == [1024]
 
 
 def test_runtime_working_counts_as_output(node):

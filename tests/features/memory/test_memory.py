@@ -244,11 +244,25 @@ def tree(root: Path, groups: str, **files: str) -> str:
     return str(root)
 
 
+@pytest.fixture
+def rank_memory() -> Iterator[Callable[..., RankMemory]]:
+    """Make a RankMemory that reads below a root; it is closed at the end."""
+    made: list[RankMemory] = []
+
+    def make(root: str, ranks: Callable[[], dict[int, int]] = dict) -> RankMemory:
+        made.append(RankMemory(EventLoop(), ranks, root))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
 def events(root: Path, path: str, **counts: int) -> None:
     (root / path).write_text("".join(f"{name} {count}\n" for name, count in counts.items()))
 
 
-def test_version_2_with_a_limit_in_a_parent_group(tmp_path):
+def test_version_2_with_a_limit_in_a_parent_group(rank_memory, tmp_path):
     """There oom_kill rises in the group of the process, and oom in that of the limit."""
     job, step = "sys/fs/cgroup/slurm/job_42", "sys/fs/cgroup/slurm/job_42/step_0"
     root = tree(tmp_path, "0::/slurm/job_42/step_0\n", **{
@@ -259,7 +273,7 @@ def test_version_2_with_a_limit_in_a_parent_group(tmp_path):
         f"{job}/memory.events": "max 7\noom 0\noom_kill 1\n",
         f"{job}/memory.events.local": "max 7\noom 0\noom_kill 0\n",
     })  # fmt: skip
-    memory = RankMemory(EventLoop(), dict, root)
+    memory = rank_memory(root)
     assert memory.explain_kill(signal.SIGKILL, "", 1, NO_PID, 60 << 30) is None  # that one was before
     events(tmp_path, f"{step}/memory.events", oom=0, oom_kill=2)
     events(tmp_path, f"{job}/memory.events.local", oom=1, oom_kill=0)
@@ -271,10 +285,9 @@ def test_version_2_with_a_limit_in_a_parent_group(tmp_path):
         "or ask for more memory (sbatch --mem)",
     ]
     assert memory.explain_kill(signal.SIGTERM, "", 1, NO_PID, 0) is None
-    memory.close()
 
 
-def test_version_1_in_a_container(tmp_path):
+def test_version_1_in_a_container(rank_memory, tmp_path):
     top = "sys/fs/cgroup/memory"
     root = tree(tmp_path, "4:memory:/docker/abc\n0::/\n", **{
         f"{top}/memory.limit_in_bytes": str(8 << 30),
@@ -283,7 +296,7 @@ def test_version_1_in_a_container(tmp_path):
         f"{top}/memory.stat": "cache 1\ntotal_cache 3145728\ntotal_shmem 1048576\n",
         "proc/vmstat": "oom_kill 9\n",
     })  # fmt: skip
-    memory = RankMemory(EventLoop(), dict, root)
+    memory = rank_memory(root)
     events(tmp_path, "proc/vmstat", oom_kill=10)
     assert memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None  # on the machine, but not of ours
     events(tmp_path, f"{top}/memory.oom_control", oom_kill=1)
@@ -291,7 +304,6 @@ def test_version_1_in_a_container(tmp_path):
     what, who, _ = (memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 5 << 30) or "").splitlines()
     assert "control group / had used its 8.0 GiB (memory.limit_in_bytes); oom_kill rose from 0 to 1" in what
     assert who == "rank 0 had 5.0 GiB, shared memory 1 MiB, page cache 2 MiB"
-    memory.close()
 
 
 def test_kills_in_the_kernel_log(tmp_path, monkeypatch):
@@ -342,17 +354,16 @@ LOADER = '  File "torch/utils/data/dataloader.py"'
         ("mine is killed by signal: Killed (pid 1,2 , 99999999999)", True),
     ],
 )
-def test_exceptions_that_may_be_a_killed_worker(tmp_path, text, lost):
+def test_exceptions_that_may_be_a_killed_worker(rank_memory, tmp_path, text, lost):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n"})
-    memory = RankMemory(EventLoop(), dict, root)
+    memory = rank_memory(root)
     events(tmp_path, "proc/vmstat", oom_kill=4)
     assert bool(memory.explain_kill(0, text, 0, NO_PID, 0)) is lost
-    memory.close()
 
 
-def test_kills_on_the_machine_count_without_a_control_group(tmp_path):
+def test_kills_on_the_machine_count_without_a_control_group(rank_memory, tmp_path):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
-    memory = RankMemory(EventLoop(), dict, root)
+    memory = rank_memory(root)
     assert memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None
     events(tmp_path, "proc/vmstat", oom_kill=4)
     found = memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 5 << 30) or ""
@@ -361,10 +372,9 @@ def test_kills_on_the_machine_count_without_a_control_group(tmp_path):
     assert is_transient(RankFailure(0, 0, "h", 1, 0, 1, None, "EOFError", None, 1.0, found))
     killed = RankFailure(0, 0, "h", 1, 0, None, signal.SIGKILL, None, None, 1.0, found)
     assert killed.reason == "was ended by SIGKILL (probably out of memory)"
-    memory.close()
 
 
-def test_proportional_sizes_are_read_by_one_thread(tmp_path, monkeypatch):
+def test_proportional_sizes_are_read_by_one_thread(rank_memory, tmp_path, monkeypatch):
     """Page caches fill the limit of a group, so alarms are frequent. Sizes of much memory are not read."""
     asked, answer, held = [], threading.Event(), [1]
 
@@ -375,29 +385,27 @@ def test_proportional_sizes_are_read_by_one_thread(tmp_path, monkeypatch):
         return held[0]
 
     monkeypatch.setattr(memory, "_read_counter_bytes", anonymous)
-    looking = RankMemory(EventLoop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
-    looking._on_alarm()
-    looking._on_alarm()
+    usage = rank_memory(tree(tmp_path, "0::/\n"), lambda: {0: os.getsid(0)})
+    usage._on_alarm()
+    usage._on_alarm()
     assert len(asked) == 1
     answer.set()
-    wait_until(lambda: not looking._pss_lock.locked(), "the reader")
+    wait_until(lambda: not usage._pss_lock.locked(), "the reader")
     asked.clear()
     held[0] = 64 << 30
-    looking._on_alarm()
+    usage._on_alarm()
     assert not asked
-    looking.close()
 
 
-def test_without_a_free_descriptor_there_is_no_sample_and_no_exception(tmp_path):
-    looking = RankMemory(EventLoop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
+def test_without_a_free_descriptor_there_is_no_sample_and_no_exception(rank_memory, tmp_path):
+    usage = rank_memory(tree(tmp_path, "0::/\n"), lambda: {0: os.getsid(0)})
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
-        looking._on_alarm()
-        assert looking.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None
+        usage._on_alarm()
+        assert usage.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    looking.close()
 
 
 def point(moment, own, children=0, shared=0, cache=0):
@@ -442,7 +450,7 @@ def test_older_points_show_growth_over_minutes():
     )
 
 
-def test_a_sample_has_the_memory_of_a_rank_and_its_children(tmp_path):
+def test_a_sample_has_the_memory_of_a_rank_and_its_children(rank_memory, tmp_path):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
     program = (
         "import os, sys\nif os.fork():\n os.wait()\nfor _ in sys.stdin: held = bytearray(90 << 20); print(flush=True)"
@@ -450,7 +458,7 @@ def test_a_sample_has_the_memory_of_a_rank_and_its_children(tmp_path):
     rank = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
-    memory = RankMemory(EventLoop(), lambda: {0: rank.pid}, root)
+    memory = rank_memory(root, lambda: {0: rank.pid})
     wait_until(lambda: Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text(), "its child")
     memory.sample()
     rank.stdin.write(b"\n")
@@ -460,5 +468,4 @@ def test_a_sample_has_the_memory_of_a_rank_and_its_children(tmp_path):
     events(tmp_path, "proc/vmstat", oom_kill=4)
     found = memory.explain_kill(signal.SIGKILL, "", 0, rank.pid, 1 << 20) or ""
     rank.communicate()
-    memory.close()
     assert re.search(r"in the last \S+ its child processes grew from \d+ MiB to (9|1\d)\d MiB", found), found

@@ -15,22 +15,10 @@ from tests.features.warm.conftest import ROOT, SHOWS, WAITS, RunResult, Shell, w
 from tests.scaled_timeouts import scaled_timeout
 
 
-def config(shell: Shell, text: str) -> None:
-    write_program(shell.folder, ".config/ddplaunch.toml", text)
-
-
-@pytest.mark.slow
-def test_it_ends_after_its_time(shell: Shell):
-    config(shell, '[run]\nwarm = "0.3s"\n')
-    done = shell.run()
-    wait_for_exit(done.made)
-    assert not (shell.runtime / "ddplaunch-warm").exists()
-
-
 @pytest.mark.slow
 def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
     seconds = scaled_timeout(0.8)
-    config(shell, f'[run]\nwarm = "{seconds:.1f}s"\n')
+    write_program(shell.folder, ".config/ddplaunch.toml", f'[run]\nwarm = "{seconds:.1f}s"\n')
     write_program(
         shell.folder, "waits.py", SHOWS + f"import time\ntime.sleep({1.5 * seconds})\nprint('still', flush=True)\n"
     )
@@ -38,6 +26,7 @@ def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
     assert done.stdout.count("still") == 2
     assert is_alive(done.made)
     wait_for_exit(done.made)
+    assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
 @pytest.mark.slow

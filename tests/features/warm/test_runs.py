@@ -123,21 +123,21 @@ def test_a_pipe_ends_with_the_run(shell: Shell):
     assert len(shell.list_zygotes()) == 1
 
 
-def test_a_zygote_whose_import_prints_is_not_kept(shell: Shell):
-    shell.torch_also("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
-    done = shell.run()
-    assert done.stdout.count("to stdout\n") == 1
-    assert done.stderr.count("to stderr\n") == 1
-    assert shell.list_zygotes() == []
-    wait_for_exit(done.made)
-
-
-def test_a_zygote_whose_import_starts_a_thread_is_not_kept(shell: Shell):
-    shell.torch_also("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n")
+@pytest.mark.parametrize(
+    ("imports", "stdout", "stderr"),
+    [
+        ("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n", "to stdout\n", "to stderr\n"),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
+         "made", ": 2 threads run"),
+    ],
+    ids=["prints", "starts a thread"],
+)  # fmt: skip
+def test_a_zygote_is_not_kept_if_its_import(shell: Shell, imports, stdout, stderr):
+    shell.torch_also(imports)
     done = shell.run()
     assert done.code == 0
-    assert ": 2 threads run" in done.stderr
-    assert done.stdout.count("made") == 2
+    assert done.stdout.count(stdout) == (2 if stdout == "made" else 1)
+    assert done.stderr.count(stderr) == 1
     assert shell.list_zygotes() == []
 
 

@@ -64,23 +64,22 @@ def test_the_last_collective():
     )
 
 
-def test_the_oldest_incomplete_collective_and_the_last():
-    dump = entries({"retired": True}, *({"collective_seq_id": number, "op_id": number} for number in (6, 7, 8)))
-    assert [(each.number, each.completed) for each in parse_last_collectives(dump)] == [(6, False), (8, False)]
+NCCL_SEND = {"profiling_name": "nccl:send 0->1", "is_p2p": True, "op_id": 6, "p2p_seq_id": 1}
 
 
-def test_sends_are_not_counted_as_collectives():
-    (last,) = parse_last_collectives(entries({"op_id": 7}))
-    assert (last.number, last.alone) == (5, False)
-
-
-def test_entries_of_nccl():
-    dump = entries(
-        {"profiling_name": "nccl:all_reduce", "state": "completed"},
-        {"profiling_name": "nccl:send 0->1", "is_p2p": True, "op_id": 6, "p2p_seq_id": 1},
-    )
-    (last,) = parse_last_collectives(dump)
-    assert (last.operation, last.completed) == ("all_reduce", True)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # the oldest that is incomplete, and the last
+        ([{"retired": True}, *({"collective_seq_id": n, "op_id": n} for n in (6, 7, 8))],
+         [(6, False, True), (8, False, True)]),
+        ([{"op_id": 7}], [(5, False, False)]),  # sends are counted by torch, and not here
+        ([{"profiling_name": "nccl:all_reduce", "state": "completed"}, NCCL_SEND], [(5, True, True)]),
+    ],
+)  # fmt: skip
+def test_incomplete_collectives_and_sends(changes, expected):
+    found = parse_last_collectives(entries(*changes))
+    assert [(each.number, each.completed, each.alone) for each in found] == expected
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,6 @@ def test_a_rank_that_ended_with_0_is_the_culprit():
     assert (found.ranks, found.text) == ((2,), BLAMED["ran_longer"].replace(" #5", ""))
 
 
-def test_two_culprits_for_different_reasons():
-    stopped = {"condition": ProcessCondition.STOPPED, "threads": (), "answers": None}
-    assert find_culprit(with_rank_changed(full_inspection("ran_longer"), 0, **stopped)).text == (
-        "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
-        "rank 1 ended (exit code 0)"
-    )
-
-
 def test_failed_ranks_that_waited_in_different_collectives():
     gather = traceback("all_gather", 'mismatch at "/job/train.py", line 45')
     text = (
@@ -177,28 +169,37 @@ def test_a_rank_that_waits_or_makes_progress_is_no_culprit():
         assert find_culprit(gone, [(0, traceback())]) is None
 
 
-def test_the_culprit_of_a_recv():
-    waits = rank(0, 0, 0, "recv", "get at train.py:3", answers=None, groups=())
-    works = rank(1, 0, 0, "f at a.py:1", answers=None, groups=())
-    assert find_culprit(together(waits, works)).text == (
-        "rank 1 did not communicate, while 1 rank waited in recv: f at a.py:1"
-    )
-    assert find_culprit(together(waits, works, replace(works, rank=2))) is None
+SENDS = {"answers": None, "groups": ()}
+RECEIVES, WORKS = rank(0, 0, 0, "recv", "get at train.py:3", **SENDS), rank(1, 0, 0, "f at a.py:1", **SENDS)
+STOPPED = {"condition": ProcessCondition.STOPPED, "threads": (), "answers": None}
+
+STILL_WAITING = {
+    "two for different reasons": (
+        with_rank_changed(full_inspection("ran_longer"), 0, **STOPPED), False,
+        "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
+        "rank 1 ended (exit code 0)"),
+    "of a recv": (
+        together(RECEIVES, WORKS), False, "rank 1 did not communicate, while 1 rank waited in recv: f at a.py:1"),
+    "of a recv from any of two": (together(RECEIVES, WORKS, replace(WORKS, rank=2)), False, ""),
+    "with the timeout of the collective": (
+        together(rank(0, 8, 7, *WAITING, last=(collective(8),)), rank(1, 7, 7, "f at a.py:1")), True,
+        "rank 1 did not enter all_reduce #8, which 1 rank waited for until the timeout (600 s): f at a.py:1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STILL_WAITING)
+def test_the_culprit_of_ranks_that_still_wait(name):
+    inspection, timed_out, text = STILL_WAITING[name]
+    found = find_culprit(inspection, timed_out=timed_out)
+    assert (found.text if found else "") == text
 
 
 def test_the_culprit_of_failed_pipeline_stages():
-    dead = rank(1, 2, 2, "load at data.py:2", answers=True)
-    gone = ended(together(rank(0, 2, 2), dead, rank(2, 2, 2)), 0, 2)
+    idle = rank(1, 2, 2, "load at data.py:2", answers=True)
+    gone = ended(together(rank(0, 2, 2), idle, rank(2, 2, 2)), 0, 2)
     found = find_culprit(gone, [(0, traceback("send")), (2, traceback("recv"))], timed_out=True, folder="/job")
     assert found.text == (
         "rank 1 did not communicate, while 2 ranks waited in recv and send until the timeout: load at data.py:2"
-    )
-
-
-def test_the_culprit_has_the_timeout_of_the_collective():
-    ranks = [rank(0, 8, 7, *WAITING, last=(collective(8),)), rank(1, 7, 7, "f at a.py:1")]
-    assert find_culprit(together(*ranks), timed_out=True).text == (
-        "rank 1 did not enter all_reduce #8, which 1 rank waited for until the timeout (600 s): f at a.py:1"
     )
 
 

@@ -122,29 +122,24 @@ def test_a_rank_in_store_wait_waits_for_all_others():
     assert stall.text.startswith("ranks 1, 2 wait in store.wait, called at data.py:31; rank 0 has not set its key")
 
 
-def test_waiting_ranks_may_use_the_cpu():
-    spinning = (replace(each, busy=1.0) for each in WAITING)
-    assert stalled(*spinning, rank(2, 4))
+@pytest.mark.parametrize(
+    ("inspection", "strict", "wait"),
+    [
+        (found(*(replace(each, standstill=290.0) for each in WAITING), rank(2, 4)), False, 10.0),
+        (found(*WAITING, rank(2, 4, quiet=280.0)), False, 20.0),
+        (found(WAITING[0], replace(WAITING[1], standstill=250.0)), False, 50.0),  # the shortest wait counts
+        (found(*WAITING, rank(2, 4), silent=("node 1",)), True, None),  # a node that does not answer may work
+        (found(*(rank(number, 0, 0, groups=(), answers=None) for number in range(2))), True, None),  # without torch
+    ],
+)
+def test_no_stall_yet(inspection, strict, wait):
+    assert check_stall(inspection, TIMEOUT, strict=strict) == (None, wait and pytest.approx(wait))
 
 
 def test_a_blocked_rank_is_reported_as_not_killable():
-    stall = stalled(*WAITING, rank(2, 4, condition=ProcessCondition.BLOCKED), strict=True)
-    assert not stall.killable
-
-
-def test_no_stall_while_a_node_does_not_answer():
-    assert check_stall(found(*WAITING, rank(2, 4), silent=("node 1",)), TIMEOUT, strict=True) == (None, None)
-
-
-def test_a_short_wait_is_checked_again_later():
-    short = (replace(each, standstill=290.0) for each in WAITING)
-    assert check_stall(found(*short, rank(2, 4)), TIMEOUT, strict=False) == (None, pytest.approx(10.0))
-    assert check_stall(found(*WAITING, rank(2, 4, quiet=280.0)), TIMEOUT, strict=False) == (None, pytest.approx(20.0))
-
-
-def test_without_a_missing_rank_the_shortest_wait_counts():
-    late = replace(WAITING[1], standstill=250.0)
-    assert check_stall(found(WAITING[0], late), TIMEOUT, strict=False) == (None, pytest.approx(50.0))
+    """The others use the CPU while they wait, as with NCCL."""
+    waiting = (replace(each, busy=1.0) for each in WAITING)
+    assert not stalled(*waiting, rank(2, 4, condition=ProcessCondition.BLOCKED), strict=True).killable
 
 
 def test_idle_ranks_are_a_stall_with_a_stall_timeout():
@@ -153,11 +148,6 @@ def test_idle_ranks_are_a_stall_with_a_stall_timeout():
     stall = check_stall(idle, TIMEOUT, strict=True).stall
     assert stall.text == "all ranks are idle: ranks 0, 1: load_batch at data.py:31"
     assert check_stall(found(rank(0, 4), rank(1, 4, busy=0.5)), TIMEOUT, strict=True) == (None, None)
-
-
-def test_without_torch_there_is_no_stall():
-    without = (rank(number, 0, 0, groups=(), answers=None) for number in range(2))
-    assert check_stall(found(*without), TIMEOUT, strict=True) == (None, None)
 
 
 def test_a_stall_has_the_same_key_until_a_rank_moves():

@@ -194,7 +194,6 @@ def together(*ranks, **fields):
     return Inspection(0.0, ranks, fields.pop("world_size", len(ranks)), **fields)
 
 
-LOADER = "/venv/lib/python3/site-packages/torch/utils/data/dataloader.py"
 WAITING = ("all_reduce", "step at train.py:3")
 
 
@@ -214,6 +213,11 @@ def absent(number, **fields):
     return with_rank_changed(full_inspection("absent"), number, **fields)
 
 
+MAKES_GROUP = rank(
+    1, 4, 4, "new_group", "make at train.py:8", inside=ActiveCall("new_group", "new_group", None, (1, 2))
+)
+LOADS = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
+DATALOADER = (Frame("_next_data", "/venv/lib/python3/site-packages/torch/utils/data/dataloader.py", 1, False),)
 STATE_7, GROUP_7 = (GroupState("7", 1, 0),), (Group("7", "undefined", (0, 1)),)
 
 SENTENCES = {
@@ -274,6 +278,31 @@ SENTENCES = {
         f"{CYCLE}: 0 → 1 → 0",
         "rank 3 waits in send to rank 2, called at ring.py:3; "
         "rank 2 does not receive: it waits in recv from rank 0, step at ring.py:2"),
+    "a missing stage of a pipeline": (
+        together(calls(0, "send", 1), rank(1, 0, 0, "load at data.py:2", groups=()), calls(2, "recv", 1),
+                 calls(3, "recv", 2)),
+        "ranks 2, 3 wait in recv (2 from 1, 3 from 2), called at ring.py:2, ring.py:3; "
+        "rank 1 does not send: load at data.py:2",
+        "rank 0 waits in send to rank 1, called at ring.py:0; rank 1 does not receive: load at data.py:2"),
+    "a cycle of a recv and a collective": (
+        together(rank(0, 8, 7, *WAITING), calls(1, "recv", 0, groups=(GroupState("0", 7, 7),))),
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits in "
+        f"recv from rank 0, step at ring.py:1; {CYCLE}: 0 → 1 → 0",
+        "rank 1 waits in recv from rank 0, called at ring.py:1; rank 0 does not send: it waits in "
+        "all_reduce #8 of default_pg, step at train.py:3"),
+    "a rank that did not call new_group comes first": (
+        together(rank(0, 5, 4, *WAITING), MAKES_GROUP, rank(2, 5, 4, *WAITING)),
+        "rank 1 waits in new_group (ranks 1, 2), called at train.py:8; rank 2 has not called it: it waits in "
+        f"all_reduce #5 of default_pg, step at train.py:3; {CYCLE}: 1 → 2 → 1",
+        "ranks 0, 2 wait in all_reduce #5 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits "
+        "in new_group, make at train.py:8"),
+    "a stopped worker": (
+        together(rank(0, 5, 4, *WAITING), replace(LOADS, threads=(Thread((*DATALOADER, *LOADS.threads[0].frames)),))),
+        "rank 0 waits in all_reduce #5 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits for "
+        "its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))"),
+    "all make progress": (
+        together(*(rank(n, 8, 7, *WAITING, moved=True) for n in range(4))),
+        f"{NO_WAIT}: 4 of 4 have completed collectives in the last 0.1 s"),
     "many ranks in a line": (
         together(*(rank(n, 7, 7, "load at data.py:2") if n in (7, 40) else rank(n, 8, 7, *WAITING) for n in range(64))),
         "ranks 0 to 6, 8 to 39 and 41 to 63 wait in all_reduce #8 of default_pg, entered at train.py:3; "
@@ -293,12 +322,6 @@ def test_many_reasons_are_bounded():
     (text,) = describe_waits(together(*ranks))
     assert text.count("load at") == 3
     assert text.endswith("; ranks 5 to 29 too")
-
-
-def test_ranks_that_all_make_progress():
-    ranks = [rank(n, 8, 7, *WAITING, moved=True) for n in range(4)]
-    assert describe_waits(together(*ranks)) == (f"{NO_WAIT}: 4 of 4 have completed collectives in the last 0.1 s",)
-    assert ranks_to_query(together(*ranks)) == ()
 
 
 @pytest.mark.slow
@@ -321,6 +344,7 @@ def test_the_time_for_many_groups():
 
 
 def test_ranks_whose_collectives_are_queried():
+    assert ranks_to_query(together(*(rank(n, 8, 7, *WAITING, moved=True) for n in range(4)))) == ()
     alike = together(*(rank(n, 8, 7, *WAITING) for n in range(4)))
     assert ranks_to_query(alike) == (0,)
     ranks = list(alike.ranks)
@@ -375,27 +399,6 @@ def test_a_ring_of_sends(size):
     assert text.endswith(f"; {CYCLE}: {arrows}")
     blame = f"ranks 0 to {size - 1} waited for each other, {arrows}: ranks 0 to {size - 1} in send"
     assert find_culprit(ring).text == blame
-
-
-def test_a_cycle_of_a_recv_and_a_collective():
-    ranks = [rank(0, 8, 7, *WAITING), calls(1, "recv", 0, groups=(GroupState("0", 7, 7),))]
-    assert describe_waits(together(*ranks))[0] == (
-        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
-        "rank 1 has not entered it: it waits in recv from rank 0, step at ring.py:1; "
-        f"{CYCLE}: 0 → 1 → 0"
-    )
-
-
-def test_a_missing_stage_of_a_pipeline():
-    stages = [calls(0, "send", 1), rank(1, 0, 0, "load at data.py:2", groups=()), calls(2, "recv", 1)]
-    assert describe_waits(together(*stages, calls(3, "recv", 2))) == (
-        "ranks 2, 3 wait in recv (2 from 1, 3 from 2), called at ring.py:2, ring.py:3; "
-        "rank 1 does not send: load at data.py:2",
-        "rank 0 waits in send to rank 1, called at ring.py:0; rank 1 does not receive: load at data.py:2",
-    )
-    assert find_culprit(together(*stages)).text == (
-        "rank 1 did not communicate, while 1 rank waited in send: load at data.py:2"
-    )
 
 
 def test_a_send_and_its_recv():
@@ -517,16 +520,6 @@ def test_the_state_of_each_rank(kind, states):
     assert list(rank_states(full_inspection(kind)).values()) == states
 
 
-def test_a_rank_that_did_not_call_new_group_comes_first():
-    """Although it waits in a collective, and all wait for each other."""
-    making = rank(1, 4, 4, "new_group", "make at train.py:8", inside=ActiveCall("new_group", "new_group", None, (1, 2)))
-    found = together(rank(0, 5, 4, *WAITING), making, rank(2, 5, 4, *WAITING))
-    assert describe_waits(found)[0] == (
-        "rank 1 waits in new_group (ranks 1, 2), called at train.py:8; rank 2 has not called it: it waits in "
-        f"all_reduce #5 of default_pg, step at train.py:3; {CYCLE}: 1 → 2 → 1"
-    )
-
-
 @pytest.mark.parametrize(
     ("fields", "state"),
     [
@@ -539,13 +532,6 @@ def test_a_rank_that_did_not_call_new_group_comes_first():
 def test_a_rank_that_sleeps_is_not_running(fields, state):
     found = together(rank(0, 4, 4, "step at train.py:3", **fields), rank(1, 4, 4, "step at train.py:3"))
     assert rank_states(found) == {0: state, 1: "running"}
-
-
-def test_a_stopped_worker_is_named():
-    loading = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
-    loading = replace(loading, threads=(Thread((Frame("_next_data", LOADER, 1, False), *loading.threads[0].frames)),))
-    text = describe_waits(together(rank(0, 5, 4, *WAITING), loading))[0]
-    assert text.endswith("it waits for its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))")
 
 
 def test_any_inspection_can_be_described():
