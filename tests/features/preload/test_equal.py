@@ -7,10 +7,23 @@ import zipfile
 import pytest
 
 from tests.conftest import run_command, write_program
+from tests.features.preload.table import TORCH, Installation
 
 pytestmark = pytest.mark.slow
 
-LIBRARY = {"lib/yaml.py": "WHO = 'mine'\n"}
+SMALL_TORCH = f"""
+import logging, os, queue
+from torch import nn
+
+{TORCH}
+logging.getLogger("torch.of_its_import")
+threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
+
+def get_num_threads():
+    return threads
+"""
+"""Keeps what it finds at its import, as torch does, and takes no time."""
+
 WHO = "import yaml\nshow(getattr(yaml, 'WHO', 'installed'))"
 CACHE = "import datasets\nshow(datasets.config.HF_DATASETS_CACHE)"
 FINDER = """
@@ -35,42 +48,61 @@ PROGRAMS = {
     "processors": "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nimport torch\n"
     "show(torch.get_num_threads())",
 }  # fmt: skip
-OFTEN = ("hook", "variables, from a file")
-"""The others are left to .ci/run; test_spellings.py has all forms in no time."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in OFTEN else pytest.mark.ci) for n in PROGRAMS])
-def test_as_in_plain_python(run_ddplaunch, tmp_path, name):
-    if "datasets" in PROGRAMS[name]:
-        pytest.importorskip("datasets")
-    pytest.importorskip("yaml")
-    for path, text in {**LIBRARY, "lib/queue.py": "from _queue import *\nWHO = 'mine'\n"}.items():
-        write_program(tmp_path, path, text)
-    (tmp_path / "lib" / "queue.py").write_text(
-        f"WHO = 'mine'\nexec(open({os.path.dirname(os.__file__) + '/queue.py'!r}).read())\n"
-    )
+@pytest.fixture
+def installed(tmp_path):
+    """Packages as programs expect them, known by a table: a small torch, yaml and datasets."""
+    found = Installation(tmp_path)
+    found.add("torch", SMALL_TORCH, modules={"torch": [], "torch.nn": []})
+    found.add("yaml")
+    config = "import os\nHF_DATASETS_CACHE = os.environ.get('HF_DATASETS_CACHE')"
+    modules = {"datasets": [], "datasets.config": []}
+    found.add("datasets", "import datasets.config", modules=modules, variables=["HF_DATASETS_CACHE"])
+    write_program(found.site, "datasets/config.py", config)
+    return found
+
+
+@pytest.mark.parametrize("packages", ["small", pytest.param("real", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_output_equals_that_of_plain_python(run_ddplaunch, installed, tmp_path, name, packages):
+    if packages == "real":
+        for package in ("datasets", "yaml"):
+            if package in PROGRAMS[name]:
+                pytest.importorskip(package)
+    write_program(tmp_path, "lib/yaml.py", "WHO = 'mine'\n")
+    queue = os.path.dirname(os.__file__) + "/queue.py"
+    write_program(tmp_path, "lib/queue.py", f"WHO = 'mine'\nexec(open({queue!r}).read())\n")
     write_program(tmp_path, "v.env", "OMP_NUM_THREADS=3\n")
     with zipfile.ZipFile(tmp_path / "vendor.zip", "w") as archive:
         archive.writestr("yaml.py", "WHO = 'mine'\n")
     write_program(tmp_path, "train.py", f"def show(*values): print(*values, flush=True)\n{PROGRAMS[name]}\n")
-    plain = run_command([sys.executable, "train.py"], tmp_path)
+    words = ("run", "--nproc", "2", "train.py")
+    if packages == "real":
+        plain, done = run_command([sys.executable, "train.py"], tmp_path), run_ddplaunch(*words)
+    else:
+        plain = run_command([sys.executable, "train.py"], tmp_path, {"PYTHONPATH": str(installed.site)})
+        done = installed.run(tmp_path, *words)
     assert (plain.returncode, plain.stdout != "") == (0, True), plain.stderr
-    done = run_ddplaunch("run", "--nproc", "2", "train.py")
     assert done.returncode == 0, done.stderr
     expected = [f"[{rank}] {line}" for rank in range(2) for line in plain.stdout.splitlines()]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
 
 
-@pytest.mark.parametrize("words", [["--nproc", "2"], ["--nproc", "2", "--preload", "torch"]])
-def test_a_slow_start_is_explained_once(run_ddplaunch, run_in_fork, tmp_path, words):
+def test_a_slow_start_is_explained_once(installed, tmp_path):
     write_program(tmp_path, "train.py", "import sys\nsys.meta_path.append(None)\nsys.meta_path.pop()\nimport torch\n")
-    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    first, second = (run_ddplaunch("run", *words, "train.py", env=state) for _ in range(2))
     note = "each rank imports torch itself because of train.py:2, which uses sys.meta_path; faster: --preload torch"
-    assert first.stderr.count(note) == (1 if len(words) == 2 else 0)
-    assert "imports torch itself" not in second.stderr
-    shown = run_in_fork("run", "--dry-run", *words, "train.py").stdout
-    assert ("torch (comes after train.py:2, which uses sys.meta_path)" in shown) is (len(words) == 2)
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    named = ("--preload", "torch")
+
+    def run(*words):
+        return installed.run(tmp_path, "run", "--nproc", "2", *words, "train.py", env=state)
+
+    assert note not in run(*named).stderr
+    assert [run().stderr.count(note) for _ in range(2)] == [1, 0]
+    for words in ((), named):
+        shown = run("--dry-run", *words).stdout
+        assert ("torch (comes after train.py:2, which uses sys.meta_path)" in shown) is (words == ())
 
 
 @pytest.mark.parametrize("start", ["auto", "zygote"])

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 
 EARLY = """
     import os
+    print(os.environ["OMP_NUM_THREADS"], "HF_HOME" in os.environ)
     os.environ["OMP_NUM_THREADS"] = "2"
     os.environ["HF_HOME"] = "/somewhere"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -23,16 +24,6 @@ EARLY = """
     print(torch.get_num_threads(), dist.get_debug_level(), huggingface_hub.constants.HF_HOME, torch.cuda.is_available())
     print({name: os.environ[name] for name in names.split()})
 """
-
-BEFORE = """
-    import os
-    print(os.environ["OMP_NUM_THREADS"], "HF_HOME" in os.environ)
-    os.environ["OMP_NUM_THREADS"] = "2"
-    os.environ["HF_HOME"] = "/somewhere"
-    import torch
-    print(torch.get_num_threads(), open("/proc/self/cmdline").read().startswith("python train.py"))
-"""
-
 
 CACHES = """
     import os, pathlib
@@ -48,15 +39,20 @@ CACHES = """
 """
 
 
-def test_as_in_plain_python(run_ddplaunch, tmp_path):
+def test_a_forked_rank_sees_what_plain_python_shows(run_ddplaunch, tmp_path):
+    """Also before the program's own line, which is the first to set a variable."""
     pytest.importorskip("huggingface_hub")
     script = write_program(tmp_path, "train.py", EARLY)
-    plain = run_command([sys.executable, script])
-    done = run_ddplaunch("run", "--nproc", "2", "train.py")
+    given = {"OMP_NUM_THREADS": "1"}
+    expected = run_command([sys.executable, script], env=given).stdout.splitlines()
+    assert expected[0] == "1 False"
+    assert expected[1].startswith("2 DebugLevel.DETAIL /somewhere")
+    shown = "print(open('/proc/self/cmdline').read().startswith('python train.py'))"
+    write_program(tmp_path, "train.py", f"{EARLY}    {shown}\n")
+    done = run_ddplaunch("run", "--nproc", "2", "train.py", env=given)
     assert done.returncode == 0, done.stderr
-    expected = plain.stdout.splitlines()
-    assert expected[0].startswith("2 DebugLevel.DETAIL /somewhere")
-    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}] {line}" for rank in range(2) for line in expected)
+    lines = [*expected, "True"]
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}] {line}" for rank in range(2) for line in lines)
 
 
 @pytest.mark.ci
@@ -73,11 +69,3 @@ def test_computed_folders_of_caches(run_ddplaunch, tmp_path, name):
     assert done.returncode == 0, done.stderr
     expected = [f"[{rank}] {line}" for rank in range(2) for line in plain[rank].splitlines()]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
-
-
-def test_the_program_is_the_first_to_set_them(run_ddplaunch, tmp_path):
-    """Before its own line a forked rank has what the launcher gives, and nothing else."""
-    write_program(tmp_path, "train.py", BEFORE)
-    done = run_ddplaunch("run", "--nproc", "2", "train.py", env={"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["[0] 1 False", "[0] 2 True", "[1] 1 False", "[1] 2 True"]
