@@ -90,7 +90,6 @@ os.environ["NEW"] = "1"
 os.chdir("/")
 os.umask(0o27)
 signal.signal(signal.SIGUSR1, print)
-signal.setitimer(signal.ITIMER_REAL, 1000)
 """
 
 CHANGED = {
@@ -106,7 +105,7 @@ SHOWS_STATE = """
 import os, signal, sys
 import torch
 os.umask(umask := os.umask(0))
-state = os.getcwd() != "/", umask != 0o27, signal.getsignal(signal.SIGUSR1), signal.getitimer(signal.ITIMER_REAL)
+state = os.getcwd() != "/", umask != 0o27, signal.getsignal(signal.SIGUSR1)
 print("changed" in sys.modules, "NEW" in os.environ, *state)
 try: import changed
 except KeyError: pass
@@ -121,7 +120,7 @@ def test_a_package_that_does_more_than_the_table_says(installed, run_two, what):
     installed.add("changed", source)
     done = run_two(SHOWS_STATE)
     shown = sorted(line for line in done.stdout.splitlines() if "imported" not in line)
-    assert shown == [f"[{rank}] False False True True 0 (0.0, 0.0)" for rank in range(2)]
+    assert shown == [f"[{rank}] False False True True 0" for rank in range(2)]
     assert done.stdout.count("as it is imported") == (2 if what == "prints" else 0)
     (note,) = [line for line in done.stderr.splitlines() if "preloading failed" in line]
     assert "preloading failed, only torch was preloaded: " in note

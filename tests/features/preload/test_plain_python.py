@@ -116,3 +116,37 @@ def test_a_damaged_archive_gives_its_own_error(run_ddplaunch, tmp_path, start):
     done = run_ddplaunch("run", "--nproc", "1", "--start", start, "train.pyz")
     assert "rank 0 failed with error: Error -3 while decompressing data" in done.stderr
     assert "bug in ddplaunch" not in done.stderr
+
+
+EARLY = """
+    import os
+    print(os.environ["OMP_NUM_THREADS"], "HF_HOME" in os.environ)
+    os.environ["OMP_NUM_THREADS"] = "2"
+    os.environ["HF_HOME"] = "/somewhere"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    os.environ.setdefault("OMP_DYNAMIC", "false")
+    import torch
+    import torch.distributed as dist
+    import huggingface_hub.constants
+    names = "OMP_NUM_THREADS HF_HOME TOKENIZERS_PARALLELISM CUDA_VISIBLE_DEVICES TORCH_DISTRIBUTED_DEBUG OMP_DYNAMIC"
+    print(torch.get_num_threads(), dist.get_debug_level(), huggingface_hub.constants.HF_HOME, torch.cuda.is_available())
+    print({name: os.environ[name] for name in names.split()})
+"""
+
+
+def test_a_forked_rank_sees_what_plain_python_shows(run_ddplaunch, tmp_path):
+    """Also before the program's own line, which is the first to set a variable."""
+    pytest.importorskip("huggingface_hub")
+    script = write_program(tmp_path, "train.py", EARLY)
+    given = {"OMP_NUM_THREADS": "1"}
+    expected = run_command([sys.executable, script], env=given).stdout.splitlines()
+    assert expected[0] == "1 False"
+    assert expected[1].startswith("2 DebugLevel.DETAIL /somewhere")
+    shown = "print(open('/proc/self/cmdline').read().startswith('python train.py'))"
+    write_program(tmp_path, "train.py", f"{EARLY}    {shown}\n")
+    done = run_ddplaunch("run", "--nproc", "2", "train.py", env=given)
+    assert done.returncode == 0, done.stderr
+    lines = [*expected, "True"]
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}] {line}" for rank in range(2) for line in lines)
