@@ -29,6 +29,14 @@ print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "at", os.envir
       "run", os.environ["TORCHELASTIC_RUN_ID"])
 """
 
+WAITS_FOR_GATE = """
+    import os, time
+
+    print("world", os.environ["WORLD_SIZE"], flush=True)
+    while not os.path.exists("gate"):
+        time.sleep(0.01)
+"""
+
 
 class Nodes:
     """Launchers of one job on this machine, which differ in their node rank."""
@@ -299,8 +307,7 @@ def test_node_0_waits_for_its_own_name(start_ddplaunch, tmp_path):
 @pytest.mark.slow
 def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, run_in_fork):
     """As a spare is that takes the place of a lost node, where homes are shared."""
-    waits = "import os, time\nprint('world', os.environ['WORLD_SIZE'], flush=True)\n"
-    write_program(tmp_path, "waits.py", waits + "while not os.path.exists('gate'):\n    time.sleep(0.01)\n")
+    write_program(tmp_path, "waits.py", WAITS_FOR_GATE)
     job = nodes("1:2", "--grow", "--grace", "10", "--run-id", "again", "--log-dir", "logs")
     first, second = (job.start(number, target="waits.py") for number in range(2))
     for launcher in (first, second):
@@ -323,3 +330,22 @@ def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, run_in_f
     assert "again: succeeded" in report
     assert len([line for line in report if line.startswith("1 ") and "exit code 0" in line]) == 1
     assert [row.split()[0] for row in run_in_fork("ps", "--all").stdout.splitlines() if "again" in row] == ["again"]
+
+
+def test_sigterm_on_one_node_of_an_elastic_job_lets_the_others_continue(nodes, tmp_path):
+    """As a scheduler does that takes back one machine."""
+    write_program(tmp_path, "waits.py", WAITS_FOR_GATE)
+    job = nodes("1:2")
+    first, second = (job.start(number, target="waits.py") for number in range(2))
+    for launcher in (first, second):
+        launcher.wait_for("world 2")
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 143
+    first.wait_for("world 1")
+    host = os.uname().nodename
+    leaves = f"ddplaunch: SIGTERM on node 1 ({host}): it leaves the job; stopping the ranks, to go on without it\n"
+    assert leaves in first.stderr()
+    write_program(tmp_path, "gate", "")
+    assert first.wait() == 0, first.stderr()
+    for launcher in (first, second):
+        launcher.assert_nothing_left()
