@@ -20,7 +20,7 @@ from ddplaunch.cli.run_command import run
 from ddplaunch.cli.target_command import spellings
 from ddplaunch.cli.torchrun.torchrun_options import FLAGS, VALUES
 from ddplaunch.cli.torchrun.translator import translate
-from tests.conftest import assert_refused, clean_environment, conflict, run_command, write_program
+from tests.conftest import assert_refused, clean_environment, conflict, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.start_modes import EXEC, FORKED, LIGHT
 
@@ -93,9 +93,9 @@ print(json.dumps([
 
 
 @pytest.fixture(scope="module")
-def torch_options():
+def torch_options(torchrun, tmp_path_factory):
     """Of each option of the installed torch.distributed.launch: its names, is it a flag, has it a variable, which."""
-    done = run_command([sys.executable, "-c", PARSER], timeout=100, check=True)
+    done = torchrun("-c", PARSER, cwd=tmp_path_factory.mktemp("parser"))
     return [option for option in json.loads(done.stdout) if "--help" not in option[0]]
 
 
@@ -254,14 +254,14 @@ for line in sys.stdin:
         os.dup2(os.open("theirs.out", os.O_WRONLY | os.O_CREAT), 1)
         os.dup2(os.open("theirs.err", os.O_WRONLY | os.O_CREAT), 2)
         try:
-            main(words)
+            exec(words[1]) if words[0] == "-c" else main(words)
             sys.stdout.flush()
             os._exit(0)  # to take torch apart takes a second
         finally:
             sys.exit(1)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
-"""A process that has imported torchrun, and forks for each command line that it reads."""
+"""A process that has imported torchrun, and forks for each command line that it reads, or for ``-c STATEMENTS``."""
 
 
 class Torchrun:
