@@ -280,7 +280,7 @@ LAST_STEPS = {
     """,
     "output without a newline": "print('no end', end=''); import sys; sys.stderr.write('nor here')",
     "a closed stdout": "import sys; print('before'); sys.stdout.close()",
-    "a closed stderr": "import sys; sys.stderr.close(); raise ValueError('nobody hears')",
+    "a closed stderr": "import sys; sys.stderr.close(); raise ValueError('not shown')",
     "stdout replaced": """
         import io, sys
         sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="latin-1")
