@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 
+from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.run_locator import (
+    HostConnector,
     RemoteJob,
     RunIndex,
     RunLocator,
@@ -66,5 +67,17 @@ def find_remote_job(word: str | None) -> RemoteJob | None:
     return matches[0] if len([name for name in names if name.startswith(word)]) == 1 and matches else None
 
 
+def find_host_connector(needed_by: str) -> HostConnector:
+    """Return how to run commands on other hosts.
+
+    Raises:
+        UsageError: no feature connects to hosts; ``needed_by`` is what needs one, for the message.
+    """
+    connectors = (locator.host_connector() for locator in _locators())
+    if connector := next(filter(None, connectors), None):
+        return connector
+    raise UsageError(f"{needed_by} needs the feature ssh, which this ddplaunch does not have", "reinstall ddplaunch")
+
+
 def _locators() -> Iterator[RunLocator]:
-    return (import_module(module).LOCATOR for module in load_features().locator_modules())
+    return (module.LOCATOR for module in load_features().modules("locators"))

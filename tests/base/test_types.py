@@ -10,7 +10,6 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import MAX_COUNT, TailLines, as_dict, convert, decode, encode
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core import messages
-from ddplaunch.core.control_socket.request import all_requests
+from ddplaunch.core.control_socket.server import all_requests
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import load_features
@@ -40,7 +39,7 @@ OWN = [kind for kind in typing.get_args(messages.Message) if kind is not message
 KINDS = [*OWN, *TO_NODE_ZERO, *load_features().message_types(from_node_zero=True)]
 """All that nodes ever send."""
 
-RPC_KINDS = [import_module(module).KIND for module in load_features().rpc_modules()]
+RPC_KINDS = [module.KIND for module in load_features().modules("rpc_kinds")]
 """The requests to all nodes, each with the types of its payloads."""
 
 CONTROL_SOCKET = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))

@@ -1,14 +1,16 @@
-"""The status of a job as known on one node: a frozen snapshot, built from the events only."""
+"""The status of a job as known on one node: a frozen snapshot, built from the events only, and its tracker."""
 
 from __future__ import annotations
 
-import re
+import os
+import time
 from enum import Enum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.history_dir import MAX_TARGET_CHARS
 from ddplaunch.base.types import (
     AttemptNumber,
     Count,
@@ -21,20 +23,10 @@ from ddplaunch.base.types import (
     Timestamp,
 )
 from ddplaunch.core import events
-from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown
 from ddplaunch.core.events import Event
 from ddplaunch.system.plan.plan import Plan
 
-MAX_TARGET_CHARS = 1000  # of the target in a status
-
-_CALLED = re.compile(r"python \S*\bddplaunch-[^/]+/launch\.py:(\w+)( .*)?")
-
-
-def short_target(target: str) -> str:
-    """Shorten a target for a table: without "python"; for a call from Python, only the function's name."""
-    if called := _CALLED.fullmatch(target):
-        return f"{called[1]}()"
-    return target.removeprefix("python ")
+MAX_PENDING_EVENTS = 4096  # of the tracker, before they are applied
 
 
 class JobState(Enum):
@@ -110,7 +102,6 @@ class Status(TaggedMessage, frozen=True):
     ranks: tuple[RankStatus, ...] = ()  # those of this node, in order
     restarts: Count = 0  # announced so far
     code: ExitCode | None = None  # the exit code, once it is known
-    spent: TimeBreakdown = TimeBreakdown()  # where the time went until now
 
     @classmethod
     def from_plan(cls, plan: Plan, pid: int, began: float) -> Status:
@@ -182,3 +173,23 @@ class Status(TaggedMessage, frozen=True):
         """Return the rank's index in ``ranks``; the ranks of a node follow one another."""
         index = number - self.ranks[0].rank if self.ranks else -1
         return index if 0 <= index < len(self.ranks) else None
+
+
+class StatusTracker:
+    """The observer that tracks the status of this node's part of a job; events are applied when it is read."""
+
+    def __init__(self, plan: Plan) -> None:
+        """``plan`` is this node's, before it has joined the others."""
+        self._status = Status.from_plan(plan, os.getpid(), time.time())
+        self._pending: list[tuple[Event, float]] = []
+
+    def observe(self, event: Event) -> None:
+        self._pending.append((event, time.time()))
+        if len(self._pending) > MAX_PENDING_EVENTS:
+            self.status()
+
+    def status(self) -> Status:
+        for event, moment in self._pending:
+            self._status = self._status.apply(event, moment)
+        self._pending.clear()
+        return self._status

@@ -28,12 +28,12 @@ from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
 from ddplaunch.cli.run_locator import job_at
-from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
+from ddplaunch.cli.text_table import format_table, short_target
+from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
-from ddplaunch.core.output.screen import ScreenOptions
+from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
@@ -54,6 +54,8 @@ from ddplaunch.features.live.view_state import ViewState, busy_cpus_by_rank, col
 from ddplaunch.features.runs import history_store, run_lookup, sample_file
 from ddplaunch.features.runs.output_request import OutputChunk, TailOutputRequest
 from ddplaunch.features.runs.run_record import RunRecord
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown
+from ddplaunch.features.runs.time_tracker import BreakdownRequest
 from ddplaunch.system.plan.launch_command import python_command
 
 SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again
@@ -84,7 +86,8 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
         return chosen
     path = chosen or find_running(run).path
     if as_json:
-        click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
+        seen, spent = _snapshot(path, ""), client.send_request(path, BreakdownRequest()).spent
+        click.echo(json.dumps(_as_json(seen, spent), indent=2))
         return 0
     client.check_suspended(path)
     if in_terminal:
@@ -93,11 +96,11 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     return 0
 
 
-def _as_json(seen: ViewState) -> dict[str, object]:
+def _as_json(seen: ViewState, spent: TimeBreakdown) -> dict[str, object]:
     inspection = seen.current.inspection
     ranks = (replace(rank, threads=()) for rank in inspection.ranks)
     return {
-        "status": as_dict(seen.current.status),
+        "status": {**as_dict(seen.current.status), "spent": as_dict(spent)},
         "inspection": replace(inspection, ranks=tuple(ranks)).to_json(),
         "doing": {rank: what.word for rank, what in rank_activities(seen).items()},
         "waits": seen.sentences,
@@ -195,8 +198,7 @@ class SocketJobSource:
 
 
 def _make_screen(loop: EventLoop) -> LiveScreen:
-    options = ScreenOptions(READER_TIMEOUT_S, 0.0, "", False)
-    return LiveScreen(loop, options, reports_job=True, colour=is_colour_allowed())
+    return LiveScreen(loop, ScreenOptions("", READER_TIMEOUT_S, 0.0, is_colour_allowed()))
 
 
 class JobChooser:

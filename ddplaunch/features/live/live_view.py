@@ -14,7 +14,7 @@ from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.tty import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core.control_socket.job_status import JobState, Status
-from ddplaunch.core.control_socket.served_job import ServedJob
+from ddplaunch.core.control_socket.request import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import NodeSide
@@ -358,7 +358,7 @@ class EmbeddedView(NodeSide):
         self._job.stop(False)
 
     def log(self, rank: int, on_reply: Callable[[str], None]) -> None:
-        on_reply(format_last_lines(rank, self._job.output_tail(rank)))
+        on_reply(format_last_lines(rank, self._job.streams.tail(rank)))
 
     def failures(self, on_reply: Callable[[str], None]) -> None:
         earlier = "".join(render_verdict(each, self._nnodes) for each in self._verdicts)

@@ -29,10 +29,11 @@ from ddplaunch.core.job.joining import FIRST_NOTICE_S, REPORT_TIMEOUT_S
 from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import Message, NodeHello, Versions
+from ddplaunch.core.messages import Message, NodeHello
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.target.versions import Versions
 
 CHECKED = Options({Checking: Checking(check=True)}, {})
 """The options of a job whose nodes check their machines."""
