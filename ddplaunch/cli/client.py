@@ -17,7 +17,7 @@ from ddplaunch.base.types import decode, encode
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES, MAX_STREAMING_CLIENTS
 from ddplaunch.core.control_socket.status_request import StatusQuery
-from ddplaunch.core.rank.proc_utils import is_suspended
+from ddplaunch.system.processes.proc_utils import is_suspended
 
 REPLY_TIMEOUT_S = 10.0  # for a reply: the launcher may be suspended
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, host_name, sanitize_line
 from ddplaunch.base.text import closest_match, join_names
-from ddplaunch.core.rank.proc_utils import start_ticks
+from ddplaunch.system.processes.proc_utils import start_ticks
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob

@@ -55,7 +55,7 @@ from ddplaunch.core.node.node_attempt import (
     SweepLate,
 )
 from ddplaunch.core.output.streams import DRAIN_TIMEOUT_S
-from ddplaunch.core.rank import proc_utils
+from ddplaunch.system.processes import proc_utils
 
 MAX_IN_FLIGHT = 8  # ranks requested and not spawned yet: each has up to six descriptors in the socket
 SIGINT_TIMEOUT_S = 3.0  # between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import Message
-from ddplaunch.core.rank.zygote_messages import Usage
 from ddplaunch.system.plan.rank_layout import Rank
+from ddplaunch.system.processes.proc_utils import Usage
 
 
 class NodeEvent(Struct, frozen=True):

@@ -15,9 +15,9 @@ from ddplaunch.core.node.launcher_signals import is_caught
 from ddplaunch.core.node.node_attempt import AttemptPhase, NodeAttempt
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
+from ddplaunch.system.processes import proc_utils
 
 
 class RankProcess(Struct):

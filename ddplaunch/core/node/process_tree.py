@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.failures import describe_exit
-from ddplaunch.core.node import child_processes
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
 from ddplaunch.core.node.zygote_process import ZygoteSource
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes import child_processes, proc_utils
 
 LAUNCHER_VARIABLES = frozenset(
     {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}

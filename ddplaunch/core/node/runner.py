@@ -27,7 +27,7 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node import process_limits, rank_files
+from ddplaunch.core.node import rank_files
 from ddplaunch.core.node.machine import NodeMachine
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.core.node.node_context import NodeContext
@@ -42,9 +42,9 @@ from ddplaunch.core.output.isolation import not_isolated
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import REPORTED, Streams
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.network.addresses import ReverseLookupCheck
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes import proc_utils, process_limits
 
 
 class NodeRunner:

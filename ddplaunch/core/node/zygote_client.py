@@ -12,11 +12,11 @@ from typing import Protocol
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
 from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, ToZygote, ZygoteConfig
 from ddplaunch.core.zygote_plan import ZygotePlan
+from ddplaunch.system.processes import process_limits
 
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
 _MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.core.node import process_limits
-from ddplaunch.core.node.child_processes import ChildProcess
 from ddplaunch.core.rank.zygote_messages import ZygoteConfig
+from ddplaunch.system.processes import process_limits
+from ddplaunch.system.processes.child_processes import ChildProcess
 
 ZYGOTE_SCRIPT = os.path.join(PACKAGE_DIR, "core", "rank", "zygote.py")
 

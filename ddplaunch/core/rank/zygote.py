@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ddplaunch.core.rank import (
         atexit_cleanup,
         preload_runner,
-        proc_utils,
         process_titles,
         rank_runner,
         store_process,
@@ -64,10 +63,11 @@ if TYPE_CHECKING:
         ReadyMessage,
         ServerConfig,
         SpawnRequest,
-        Usage,
         ZygoteConfig,
         ZygoteServer,
     )
+    from ddplaunch.system.processes import proc_utils
+    from ddplaunch.system.processes.proc_utils import Usage
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -78,7 +78,7 @@ else:
     spec.loader.exec_module(rank_runner)
     atexit_cleanup = rank_runner.load_private_module("core/rank/atexit_cleanup")
     preload_runner = rank_runner.load_private_module("core/rank/preload_runner")
-    proc_utils = rank_runner.load_private_module("core/rank/proc_utils")
+    proc_utils = rank_runner.load_private_module("system/processes/proc_utils")
     process_titles = rank_runner.load_private_module("core/rank/process_titles")
     store_process = rank_runner.load_private_module("core/rank/store_process")
     zygote_channel = rank_runner.load_private_module("core/rank/zygote_channel")

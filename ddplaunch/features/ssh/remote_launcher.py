@@ -38,9 +38,9 @@ from ddplaunch.base.types import as_dict, parse
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.messages import Versions
 from ddplaunch.core.net.hello import read_versions
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.network.addresses import machine_id, resolve
 from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.processes import proc_utils
 from ddplaunch.system.target.target import find_target
 
 _OUTPUT_MARK = b"\x1eddplaunch "

@@ -32,7 +32,6 @@ from ddplaunch.cli.run_options import Inferred
 from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
-from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem, raise_fd_limit
 from ddplaunch.features.ssh.host_spec import Host
 from ddplaunch.features.ssh.host_spec import read_host_options as read_hosts
@@ -43,6 +42,7 @@ from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
 from ddplaunch.features.ssh.ssh_session import SshSession
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
+from ddplaunch.system.processes.proc_utils import start_ticks
 from ddplaunch.system.target.target import Target
 
 FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")

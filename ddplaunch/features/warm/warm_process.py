@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ddplaunch.core.node.zygote_process import EXIT_TIMEOUT_S
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.features.warm.rank.warm_messages import GuardianExited
 from ddplaunch.features.warm.warm_client import receive_reply
+from ddplaunch.system.processes import proc_utils
 
 
 class WarmZygote:

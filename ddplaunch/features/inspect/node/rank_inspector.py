@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.output.isolation import IsolatedLoop
-from ddplaunch.core.rank.proc_utils import read_stat
 from ddplaunch.features.inspect.diagnosis.flight_recorder import (
     name_groups,
     parse_call,
@@ -35,6 +34,7 @@ from ddplaunch.features.inspect.node import dataloader_workers
 from ddplaunch.features.inspect.node.dataloader_workers import DataLoaderWorkers
 from ddplaunch.features.inspect.node.rank_stack_dump import ENDING_ERROR, NO_SIGNAL_ERROR, REPLACED_ERROR, RankStackDump
 from ddplaunch.features.inspect.node.system_calls import read_sleeps
+from ddplaunch.system.processes.proc_utils import read_stat
 from ddplaunch.system.target.target import TargetKind
 
 NOT_BEGUN = "its program has not started yet"

@@ -1,4 +1,7 @@
-"""Linux process control: parent-death signal, subreaper, pidfds, signalfd, the process tree, killing descendants."""
+"""Linux process control: parent-death signal, subreaper, pidfds, signalfd, the process tree, killing descendants.
+
+Zygotes load this file by its path, so it is bound by the rules of ``core/rank/rank_runner.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from ddplaunch.core.rank.zygote_messages import Usage
+Usage = tuple[int, float, float]
+"""Resource usage of an ended process and the children it waited for (getrusage(2)): peak memory in bytes (the maximum
+of them), user and system CPU time in seconds."""
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 _GET_PDEATHSIG = 2

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 
 from ddplaunch.base.errors import EXIT_OS, LaunchError, UsageError
 from ddplaunch.base.text import format_count
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.devices import cgroups
 from ddplaunch.system.devices.sysfs import read_int
 from ddplaunch.system.network.kernel_limits import read_rlimit
+from ddplaunch.system.processes import proc_utils
 
 _ORIGINAL_NOFILE, _ = read_rlimit(resource.RLIMIT_NOFILE)
 
