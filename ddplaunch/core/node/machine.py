@@ -35,10 +35,9 @@ from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Deadlines, Now
 from ddplaunch.core.failures import JobResult, describe_exit
 from ddplaunch.core.job.joining import format_join_status
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, STOP_SIGNALS
+from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, STOP_SIGNALS, BroadcastSignalFilter, InspectKey
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node.launcher_signals import BroadcastSignalFilter, InspectKey
 from ddplaunch.core.node.node_attempt import (
     RUNNING_PHASES,
     AttemptPhase,

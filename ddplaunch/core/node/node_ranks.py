@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from ddplaunch.base.event_loop import EventLoop, Timers
 from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.node.launcher_signals import is_caught
 from ddplaunch.core.node.node_attempt import AttemptPhase, NodeAttempt
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
@@ -107,7 +106,7 @@ class NodeRanks:
 
     def any_catches(self, number: int) -> bool:
         """Whether a rank has a handler for this signal."""
-        return any(is_caught(process.pid, number) for process in self.processes.values())
+        return any(proc_utils.is_caught(process.pid, number) for process in self.processes.values())
 
     def signal_all(self, number: int) -> None:
         for process in self.processes.values():
@@ -119,7 +118,7 @@ class NodeRanks:
             if channel := self.channels.get(rank):
                 channel.read_pending()
             taken = channel.reserved_signals if channel else ()
-            if number not in taken and is_caught(process.pid, number):
+            if number not in taken and proc_utils.is_caught(process.pid, number):
                 process.send(number)
 
     def suspend(self) -> None:

@@ -16,8 +16,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.core.node.launcher_signals import InspectKey
+from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, InspectKey
 from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMessage, MessageKind, without_node_fields
 from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.ssh.connection_limiter import RETRY_DELAY_S, ConnectionLimiter

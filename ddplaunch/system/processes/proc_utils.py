@@ -213,6 +213,31 @@ def is_multiprocessing_helper(pid: int) -> bool:
     )
 
 
+def is_caught(pid: int, number: int) -> bool:
+    """Whether a process has a handler for this signal; False if unknown."""
+    with suppress(OSError, ValueError):
+        return contains_signal(read_signal_sets(pid, b"SigCgt")[0], number)
+    return False
+
+
+def read_signal_sets(pid: int, *names: bytes) -> list[int]:
+    """Read signal sets of a process as bit masks (proc_pid_status(5)); fast, for many ranks.
+
+    Raises:
+        OSError: the process is gone.
+        ValueError: the kernel does not have them.
+    """
+    with open(f"/proc/{pid}/status", "rb", 0) as file:
+        status = file.read()
+    starts = [status.index(name) + len(name) + 1 for name in names]
+    return [int(status[start : status.index(b"\n", start)], 16) for start in starts]
+
+
+def contains_signal(signals: int, number: int) -> bool:
+    """Whether a signal is in such a set."""
+    return bool(signals >> (number - 1) & 1)
+
+
 _SIGNALFD_FLAGS = 0o4000 | 0o2000000  # SFD_NONBLOCK | SFD_CLOEXEC
 _SIGNALFD_SIGINFO = struct.Struct("IiiI112x")  # signalfd(2): number, errno, code, pid of the sender
 

@@ -6,8 +6,12 @@ import signal
 
 import pytest
 
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS, SignalDeduplicator
-from ddplaunch.core.node.launcher_signals import BroadcastSignalFilter
+from ddplaunch.core.job.signal_forwarding import (
+    DUPLICATE_WINDOW_S,
+    FORWARDED_SIGNALS,
+    BroadcastSignalFilter,
+    SignalDeduplicator,
+)
 from ddplaunch.core.rank import zygote
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
