@@ -50,7 +50,7 @@ class StoreHost:
         if not ranks.plan.agent_store:
             self.port.cede()
         elif ready:
-            ready.serve_store(listening.dup().detach())
+            ready.serve_store(listening)
 
     def close(self) -> None:
         self._remove_file()

@@ -18,8 +18,6 @@ from ddplaunch.system.processes.child_processes import ChildProcess
 
 ZYGOTE_SCRIPT = os.path.join(PACKAGE_DIR, "core", "rank", "zygote.py")
 
-EXIT_TIMEOUT_S = 6.0  # for a zygote to kill its descendants, before it is killed itself (more than KILL_TIMEOUT_S)
-
 
 class ZygoteProcess(Protocol):
     @property
@@ -28,7 +26,7 @@ class ZygoteProcess(Protocol):
     def unkillable(self) -> Sequence[str]: ...  # after ``wait``: its descendants that cannot be killed
     def on_ready(self, pid: int, pidfd: int | None) -> None: ...
     def kill(self) -> None: ...
-    def wait(self) -> int | None: ...  # the wait status, None if unknown; kills it after EXIT_TIMEOUT_S
+    def wait(self, timeout_s: float) -> int | None: ...  # the wait status, None if unknown; kills it after this time
 
 
 class ZygoteSource(Protocol):
@@ -72,26 +70,10 @@ def spawn_zygote(
         )
 
 
-class OwnZygote:
+class OwnZygote(ChildProcess):
     """A zygote that is a child of the launcher, for this run alone."""
 
     unkillable: Sequence[str] = ()  # the launcher adopts its descendants, and kills them itself
 
-    def __init__(
-        self, config: ZygoteConfig, child_socket: socket.socket, environment: Mapping[str, str], title_bytes: int
-    ) -> None:
-        """Start it; see ``spawn_zygote``."""
-        self._child = ChildProcess(spawn_zygote(config, child_socket, environment, title_bytes, ()))
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
     def on_ready(self, pid: int, pidfd: int | None) -> None:
         pass
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    def wait(self) -> int | None:
-        return self._child.wait(EXIT_TIMEOUT_S)
