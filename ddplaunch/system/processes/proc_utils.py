@@ -206,11 +206,10 @@ def describe_process(pid: int) -> str:
 
 
 def is_multiprocessing_helper(pid: int) -> bool:
-    """Whether a process is multiprocessing's forkserver or resource tracker (by its command line), or is gone."""
-    words = read_proc_file(pid, "cmdline")
-    return not words or any(
-        b"from multiprocessing.%s import main" % name in words for name in (b"forkserver", b"resource_tracker")
-    )
+    """Whether a process is multiprocessing's forkserver or resource tracker (by its command line), or has ended."""
+    words = read_proc_file(pid, "cmdline")  # also empty once the main thread has ended
+    names = (b"forkserver", b"resource_tracker")
+    return start_ticks(pid) < 0 or any(b"from multiprocessing.%s import main" % name in words for name in names)
 
 
 def is_caught(pid: int, number: int) -> bool:
