@@ -13,10 +13,11 @@ from ddplaunch.base.options import Options
 from ddplaunch.cli.core_options import Preemption
 from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, STOP_SIGNALS
+from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.processes.process_limits import check_proc
 
 

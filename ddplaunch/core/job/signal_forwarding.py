@@ -13,14 +13,6 @@ from msgspec import Struct, field
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 """The launcher handles these, unless it inherited them as ignored."""
 
-FORWARDED_SIGNALS = frozenset(
-    {
-        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGXCPU),
-        *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
-    }
-)
-"""Signals whose meaning a program may define. The others end it, or report an error of its own."""
-
 DUPLICATE_WINDOW_S = 2.0  # a scheduler has signalled all nodes within this time
 DOUBLE_PRESS_WINDOW_S = 2.0  # a second Ctrl-\ within it stops the job
 

@@ -22,7 +22,7 @@ from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult
 from ddplaunch.core.job.rpc import find_kind
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, STOP_SIGNALS
+from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import commands as do
@@ -45,6 +45,7 @@ from ddplaunch.core.output.streams import REPORTED, Streams
 from ddplaunch.system.network.addresses import ReverseLookupCheck
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes import proc_utils, process_limits
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 
 class NodeRunner:

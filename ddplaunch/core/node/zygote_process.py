@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ddplaunch.base import PACKAGE_DIR
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 from ddplaunch.system.processes import process_limits
 from ddplaunch.system.processes.child_processes import ChildProcess
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 ZYGOTE_SCRIPT = os.path.join(PACKAGE_DIR, "core", "rank", "zygote.py")
 

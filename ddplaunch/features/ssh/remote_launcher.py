@@ -35,12 +35,12 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.base.types import as_dict, parse
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.messages import Versions
 from ddplaunch.core.net.hello import read_versions
 from ddplaunch.system.network.addresses import machine_id, resolve
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.processes import proc_utils
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.target.target import find_target
 
 _OUTPUT_MARK = b"\x1eddplaunch "

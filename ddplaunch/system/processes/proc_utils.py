@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+FORWARDED_SIGNALS = frozenset(
+    {
+        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGXCPU),
+        *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
+    }
+)
+"""Signals whose meaning a program may define. The others end it, or report an error of its own."""
+
 Usage = tuple[int, float, float]
 """Resource usage of an ended process and the children it waited for (getrusage(2)): peak memory in bytes (the maximum
 of them), user and system CPU time in seconds."""

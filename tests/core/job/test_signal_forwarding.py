@@ -8,11 +8,9 @@ import pytest
 
 from ddplaunch.core.job.signal_forwarding import (
     DUPLICATE_WINDOW_S,
-    FORWARDED_SIGNALS,
     BroadcastSignalFilter,
     SignalDeduplicator,
 )
-from ddplaunch.core.rank import zygote
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -44,7 +42,3 @@ def test_one_that_came_to_the_ranks_by_itself_is_not_passed_on_once():
     ]
     direct.record(USR1, 0.0)
     assert not direct.consume(USR1, 10 * DUPLICATE_WINDOW_S)
-
-
-def test_the_zygote_gets_those_that_are_for_ranks():
-    assert zygote.FORWARDED_SIGNALS == FORWARDED_SIGNALS
