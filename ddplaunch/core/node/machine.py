@@ -95,8 +95,6 @@ class NodeMachine:
                 self._on_message(message, now)
             case ev.ZygoteStarted():
                 self._on_zygote_started()
-            case ev.ImportFailed(message=text):
-                self._do(do.Send(messages.NodeStartError(text)))
             case ev.ProcessSpawned():
                 self._on_spawned(event)
             case ev.SpawnFailed():

@@ -32,12 +32,6 @@ class ZygoteStarted(NodeEvent, frozen=True):
     seconds: float = 0.0
 
 
-class ImportFailed(NodeEvent, frozen=True):
-    """A module that the user named cannot be imported."""
-
-    message: str
-
-
 class ProcessSpawned(NodeEvent, frozen=True):
     rank: int
     pid: int
@@ -130,7 +124,7 @@ class DeadlineDue(NodeEvent, frozen=True):
 
 
 class StartFailed(NodeEvent, frozen=True):
-    """Reply to ``OpenLog`` and ``OpenStore`` if they fail: an error that the user can mend."""
+    """An error that the user can mend: ``OpenLog`` or ``OpenStore`` failed, or the import of what the user named."""
 
     message: str
     hint: str | None = None

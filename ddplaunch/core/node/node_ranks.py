@@ -10,8 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from ddplaunch.base.event_loop import EventLoop, Timers
-from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.node.node_attempt import AttemptPhase, NodeAttempt
+from ddplaunch.core.node.node_attempt import NodeAttempt
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.system.plan.plan import Plan
@@ -51,19 +50,6 @@ class NodeRanks:
         self.is_holding = False  # whether one of them waits for a user: time limits are paused
         self.on_hold_changed: Callable[[], object] = lambda: None
         self._loop, self._folder = loop, folder
-
-    @property
-    def phase(self) -> AttemptPhase:
-        return self.attempt.phase
-
-    @property
-    def not_spawned(self) -> int:
-        """How many ranks are to start, and have no process yet."""
-        return self.attempt.not_spawned
-
-    @property
-    def failures(self) -> list[RankFailure]:
-        return self.attempt.failures
 
     def is_stop_requested(self, rank: int) -> bool:
         """Whether the launcher has sent a live rank a signal to end."""

@@ -147,10 +147,6 @@ class NodeRunner:
             self._is_handling = False
         self._timer.set(self._machine.wake_at())
 
-    def _reply(self, event: ev.NodeEvent) -> None:
-        """Reply to a command that is a question."""
-        self._replies.append(event)
-
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
         self._post_for_feature(ev.StopCommanded(now, command and f"`{command}` was called"))
@@ -226,7 +222,7 @@ class NodeRunner:
             case do.SpawnRank(rank=rank):
                 self._spawn(rank)
             case do.WithdrawSpawns():
-                self._reply(ev.SpawnsWithdrawn(tuple(self.tree.withdraw_spawns())))
+                self._replies.append(ev.SpawnsWithdrawn(tuple(self.tree.withdraw_spawns())))
             case do.StopRanks(number=number, spare_failing=spare_failing):
                 self._stop_ranks(number, spare_failing=spare_failing)
             case do.StopRank(rank=rank):
@@ -249,7 +245,7 @@ class NodeRunner:
             case do.CloseZygote():
                 self.tree.close()
             case do.KillRemaining():
-                self._reply(ev.RemainingKilled(tuple(self.tree.kill_remaining())))
+                self._replies.append(ev.RemainingKilled(tuple(self.tree.kill_remaining())))
             case do.DrainOutput():
                 self._ranks.forget_processes()
                 if not self.streams.has_open:
@@ -271,7 +267,7 @@ class NodeRunner:
         try:
             self.context.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
         except UsageError as error:
-            self._reply(ev.StartFailed(error.message, error.hint, is_final=True))
+            self._replies.append(ev.StartFailed(error.message, error.hint, is_final=True))
 
     def _prepare_attempt(self, order: messages.StartAttempt) -> None:
         plan, environ = self._plan, self.tree.environ
@@ -284,13 +280,13 @@ class NodeRunner:
         self._observers.emit(events.AttemptPlanned(plan, order.attempt))
         zygote = self.tree.ensure_zygote(plan)
         self.context.store.start_attempt()
-        self._reply(ev.AttemptPrepared(tuple(plan.local_ranks), zygote.ready))
+        self._replies.append(ev.AttemptPrepared(tuple(plan.local_ranks), zygote.ready))
 
     def _open_store(self) -> None:
         try:
             self.context.store.open(self.tree.zygote, self._ranks)
         except UsageError as error:
-            self._reply(ev.StartFailed(error.message, error.hint))
+            self._replies.append(ev.StartFailed(error.message, error.hint))
 
     def _spawn(self, number: int) -> None:
         rank = self._ranks.plan.rank_of(number)
@@ -303,18 +299,19 @@ class NodeRunner:
         stopped = {rank: process for rank, process in self._ranks.processes.items() if rank not in spared}
         for process in stopped.values():
             process.stop(number)
-        self._reply(ev.StopSent(tuple(stopped)))
+        self._replies.append(ev.StopSent(tuple(stopped)))
 
     def _explain_end(self, end: do.ExplainEnd) -> None:
         failure, rank = end.failure, end.failure.rank
         recorded = rank_files.read_exception(self._ranks.rank_file_path(rank, "json"), failure, stopped=end.stopped)
         if recorded is None and end.stopped:  # perhaps killed in a ``finally`` that took longer than the grace
             if (found := self.sides.find_exception(rank)) is None:
-                return self._reply(ev.EndExplained(rank, None))
+                return self._replies.append(ev.EndExplained(rank, None))
             recorded = replace(failure, message=found[0], traceback=found[1])
         failure = recorded or failure
         hint = failure.hint or self.sides.explain_failure(failure, end.peak_bytes)
-        self._reply(ev.EndExplained(rank, replace(failure, hint=hint or rank_files.signal_hint(failure.signal))))
+        hint = hint or rank_files.signal_hint(failure.signal)
+        self._replies.append(ev.EndExplained(rank, replace(failure, hint=hint)))
 
     def _collect_output(self) -> None:
         self._ranks.close()
@@ -325,4 +322,4 @@ class NodeRunner:
             if lines and chars <= MAX_REPORT_CHARS:
                 tails.append((rank, lines))
         self.streams.close()
-        self._reply(ev.OutputCollected(tuple(tails), self.context.preemption_file.was_seen))
+        self._replies.append(ev.OutputCollected(tuple(tails), self.context.preemption_file.was_seen))

@@ -173,7 +173,7 @@ class ZygoteClient:
             seconds = message["import_s"]
             self._report(ev.ZygoteStarted(message["forks"], message["failed"], message["unsafe"], seconds))
         elif message["op"] == "import_failed":
-            self._report(ev.ImportFailed(message["message"]))
+            self._report(ev.StartFailed(message["message"]))
         elif message["op"] == "spawned":
             self._report(ev.ProcessSpawned(message["rank"], message["pid"], fds[0] if fds else None))
         elif message["op"] == "spawn_failed":

@@ -52,7 +52,7 @@ class RankProfiler:
         """Request a profile of a rank; return why it cannot be profiled, for users, or ""."""
         process = self._ranks.processes.get(number)
         if process is None:
-            return STARTING if self._ranks.not_spawned else "it has ended"
+            return STARTING if self._ranks.attempt.not_spawned else "it has ended"
         if why_not := why_not_inspectable(self._ranks, number):
             return STARTING if why_not == NOT_BEGUN else why_not
         channel, path = self._ranks.channels[number], self._ranks.rank_file_path(number, f"profile-{self._serial}")

@@ -109,7 +109,8 @@ class RankInspector:
         process = self._ranks.processes.get(number)
         if process is None:
             code = self._ranks.exit_codes.get(number)
-            gone = ProcessCondition.PENDING if code is None and self._ranks.not_spawned else ProcessCondition.EXITED
+            is_pending = code is None and self._ranks.attempt.not_spawned > 0
+            gone = ProcessCondition.PENDING if is_pending else ProcessCondition.EXITED
             return RankInspection(number, host, 0, gone, code, ended=self._ranks.ends.get(number))
         if not (fields := read_stat(process.pid)):
             return RankInspection(number, host, process.pid, ProcessCondition.EXITED)
