@@ -19,7 +19,6 @@ from ddplaunch.features.warm import warm_client, warm_sockets
 from ddplaunch.features.warm.fingerprint import compute_fingerprint, fingerprint_id
 from ddplaunch.features.warm.rank.warm_messages import WarmEndpoint, WarmOrder
 from ddplaunch.features.warm.warm_process import WarmStart, WarmZygote
-from ddplaunch.system.network.kernel_limits import read_rlimit
 from ddplaunch.system.processes import proc_utils, process_limits
 
 _TITLE_BYTES = 4096  # for the command line of ranks of any later run
@@ -170,7 +169,7 @@ def _read_reason(guardian_socket: socket.socket) -> str:
 
 def _count_open_files() -> int:
     with process_limits.original_nofile_limit():
-        soft = read_rlimit(resource.RLIMIT_NOFILE)[0]
+        soft = process_limits.read_rlimit(resource.RLIMIT_NOFILE)[0]
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
