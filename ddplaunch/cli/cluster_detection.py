@@ -9,7 +9,6 @@ from ddplaunch.base.errors import EXIT_USAGE, UsageError, host_name
 from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.base.text import format_count
 from ddplaunch.cli.core_options import Elastic, Nodes, Ranks
-from ddplaunch.cli.run_options import Inferred
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.single_node_check import check_single_node
@@ -76,7 +75,7 @@ def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
         options = options.with_values(OptionSource.CLUSTER, {"control": "none"})
     address = None if os.environ.get("MASTER_ADDR") else cluster_env.address
     port = None if os.environ.get("MASTER_PORT") else cluster_env.port
-    of_node_0: Inferred = {"master_addr": address, "master_port": port, "run_id": cluster_env.run_id}
+    of_node_0 = {"master_addr": address, "master_port": port, "run_id": cluster_env.run_id}
     return options.with_defaults(OptionSource.CLUSTER, of_node_0), cluster_env
 
 

@@ -46,24 +46,15 @@ def notify_other_nodes(error: UsageError, options: Options, listener_socket: soc
         given = (nodes.master_addr, nodes.master_port, options[Starting].init_method)
         address, port = locate_store(*given, nnodes=nodes.nnodes[1], here=None, environ=os.environ)
         job_config = read_job_config(options, address.value, int(port.value), cluster_env)
-        if job_config.port is not None and address.source != SOURCE_MISSING:
-            _decline_to_join(job_config, nodes.node_rank, host_name(), error, listener_socket)
+        if job_config.port is None or address.source == SOURCE_MISSING:
+            return
+        declined = JoinDeclined(nodes.node_rank, host_name(), error.message, error.hint, job_config.run_id)
+        if nodes.node_rank:
+            _notify_node_zero(job_config, declined)
+        else:
+            _refuse_other_nodes(job_config, declined, listener_socket)
     except UsageError:
         pass  # the first error has been printed
-
-
-def _decline_to_join(
-    config: JobConfig, node_rank: int, host: str, error: UsageError, listener_socket: socket.socket | None = None
-) -> None:
-    """Notify the job why this node cannot join; return when it knows, or after DECLINE_TIMEOUT_S.
-
-    ``listener_socket`` listens on the control port, if this is node 0 and has opened it.
-    """
-    declined = JoinDeclined(node_rank, host, error.message, error.hint, config.run_id)
-    if node_rank:
-        _notify_node_zero(config, declined)
-    else:
-        _notify_other_nodes(config, declined, listener_socket)
 
 
 def _notify_node_zero(config: JobConfig, declined: JoinDeclined) -> None:
@@ -81,12 +72,10 @@ def _notify_node_zero(config: JobConfig, declined: JoinDeclined) -> None:
     _run_until(loop, LINGER_S, lambda: client.is_closed)
 
 
-def _notify_other_nodes(config: JobConfig, declined: JoinDeclined, listener_socket: socket.socket | None) -> None:
+def _refuse_other_nodes(config: JobConfig, declined: JoinDeclined, listener_socket: socket.socket | None) -> None:
+    """Refuse the nodes that join; ``listener_socket`` listens on the control port, if it is open."""
     assert config.port is not None
-    try:
-        listener_socket = listener_socket or try_listen(config.port)
-    except UsageError:
-        return
+    listener_socket = listener_socket or try_listen(config.port)
     if listener_socket is None:
         return  # another process listens there, which may be node 0
     loop = EventLoop()

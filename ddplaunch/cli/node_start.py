@@ -42,7 +42,3 @@ class NodeStart:
             if self.settings.preempt_signal is not None:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {self.settings.preempt_signal})
             self.tree.ensure_zygote(plan)
-
-    def close(self) -> None:
-        """End the zygote of a job that does not start after all."""
-        self.tree.close()

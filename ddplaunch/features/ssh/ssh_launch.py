@@ -28,7 +28,6 @@ from ddplaunch.cli.core_options import (
     TargetOptions,
 )
 from ddplaunch.cli.job_config_options import check_control_port
-from ddplaunch.cli.run_options import Inferred
 from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
@@ -159,7 +158,7 @@ class SshLaunch(RunInstead):
         """Return the options for these hosts, and a note on the node of each host."""
         hosts, options = self._hosts, self._options
         forwarded_environment(options[SshHosts].env, os.environ)
-        new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
+        new: dict[str, object] = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
         if len(hosts) > 1:
             new |= {"node_rank": 0, "master_addr": hosts[0].name}
         with_ranks = hosts[: len(hosts) - options[Elastic].spares]
