@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -149,14 +148,6 @@ def resolve(address: str, port: int | None = None) -> SocketAddresses:
     return [(family, where) for family, _, _, _, where in found]  # type: ignore[misc]  # IPv6 has two numbers more
 
 
-def _start_thread(target: Callable[[], None]) -> Thread:
-    """Start a daemon thread that runs ``target``."""
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    return thread
-
-
 class NameLookup:
     """One look-up of a name in a thread of its own, since the C library can be neither interrupted nor polled."""
 
@@ -172,7 +163,8 @@ class NameLookup:
                 self.error = error
             os.close(write)
 
-        self._thread = _start_thread(look)
+        self._thread = Thread(target=look, daemon=True)
+        self._thread.start()
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is done, ``seconds`` at most; return whether it is."""
@@ -198,7 +190,8 @@ class ReverseLookupCheck:
         """``notify`` prints, once, that ranks will have to wait."""
         self._notify: Callable[[str], None] | None = notify
         self._started_at = time.monotonic()
-        self._thread = _start_thread(self._query)
+        self._thread = Thread(target=self._query, daemon=True)
+        self._thread.start()
 
     @staticmethod
     def _query() -> None:

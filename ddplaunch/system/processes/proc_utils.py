@@ -109,9 +109,10 @@ def read_stat(pid: int | str) -> list[bytes]:
     return read_proc_file(pid, "stat").rpartition(b")")[2].split()
 
 
-def list_children() -> list[int]:
-    """Return the pids of this process's children; empty if the system does not provide them."""
-    return [int(pid) for pid in read_proc_file("self", f"task/{os.getpid()}/children").split()]
+def list_children(pid: int | None = None) -> list[int]:
+    """Return the pids of the children of this process, or another's main thread; empty if the system has no list."""
+    pid = os.getpid() if pid is None else pid
+    return [int(child) for child in read_proc_file(pid, f"task/{pid}/children").split()]
 
 
 def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = None) -> list[int]:
