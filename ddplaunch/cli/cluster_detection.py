@@ -42,8 +42,7 @@ LOOKUP_TIMEOUT_S = 2.0  # to resolve a MASTER_ADDR without other variables: this
 def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
     """Fill in unset options from the cluster environment; return both, None for the latter if it was not used.
 
-    Raises:
-        UsageError: the variables are invalid, or contradict what the user has set.
+    Raises UsageError if the variables are invalid, or contradict what the user has set.
     """
     describes_itself = options.is_set("nnodes") or options.is_set(
         "node_rank"
@@ -93,8 +92,7 @@ def find_slurm_step(options: Options) -> ClusterEnv | None:
 def _step_with_node_rank(options: Options) -> ClusterEnv | None:
     """Return the Slurm step that supplies the node rank for a job with --nnodes but without --node-rank, or None.
 
-    Raises:
-        UsageError: the step has more tasks than the job has nodes.
+    Raises UsageError if the step has more tasks than the job has nodes.
     """
     if (step := find_slurm_step(options)) is None:
         return None
@@ -121,8 +119,7 @@ def _task_number(step: ClusterEnv) -> int:
 def check_lone_node(options: Options, cluster_env: ClusterEnv | None, plan: Plan) -> str | None:
     """Check a job planned for one node because no option and no detected system says more; return a note or None.
 
-    Raises:
-        UsageError: variables suggest several nodes, each of which would train alone.
+    Raises UsageError if variables suggest several nodes, each of which would train alone.
     """
     decided = options[Nodes].cluster is not None or options.is_set("nnodes") or options.is_set("node_rank")
     if decided or plan.nnodes > 1 or IN_RANK_VARIABLE in os.environ:

@@ -61,9 +61,8 @@ def read_defaults(
 ) -> Defaults:
     """Read the defaults of a command's options; the project's override the user's. ``named`` is the file of --config.
 
-    Raises:
-        UsageError: a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file of
-            --config cannot be read.
+    Raises UsageError if a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file
+    of --config cannot be read.
     """
     if named == NO_FILE:
         return Defaults({})
@@ -88,8 +87,7 @@ def _read_run(
 ) -> Defaults:
     """Read the project's defaults of ``run`` for the options in ``known``, by their keys.
 
-    Raises:
-        UsageError: as for ``read_defaults``.
+    Raises UsageError as ``read_defaults`` does.
     """
     untrusted: list[_UntrustedFile] = []
     file = _find_project_file(cwd, environ, untrusted)
@@ -110,8 +108,7 @@ def _read_run(
 def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
     """Fill in options that the user has not set from the project's file; return them with notes on the file.
 
-    Raises:
-        UsageError: the file is not TOML, or has an unknown key or an invalid value.
+    Raises UsageError if the file is not TOML, or has an unknown key or an invalid value.
     """
     if options[DryRun].no_config:
         return options, ()
@@ -147,8 +144,7 @@ def _option_value(option: Option, value: str | bool | tuple[str, ...], file: str
 def read_user_table(path: str, name: str) -> dict[str, Any]:
     """Return one table of the user's own file, {} if there is none.
 
-    Raises:
-        UsageError: the file is not TOML, or the name is not that of a table.
+    Raises UsageError if the file is not TOML, or the name is not that of a table.
     """
     file = _read_if_trusted(path, [])
     if file is None or name.encode() not in file.text:

@@ -27,9 +27,8 @@ class NodeStart:
     def __init__(self, options: Options, plan: Plan) -> None:
         """Start the zygote of a job of one node; that of several nodes starts once the control port is bound.
 
-        Raises:
-            UsageError: the value of an option is wrong.
-            ResourceLimitError: /proc cannot be used, or a limit on processes or memory is reached.
+        Raises UsageError if the value of an option is wrong, and ResourceLimitError if /proc cannot be used, or a limit
+        on processes or memory is reached.
         """
         check_proc()
         self.loop = EventLoop()

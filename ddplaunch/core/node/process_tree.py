@@ -67,8 +67,7 @@ class ProcessTree:
     def ensure_zygote(self, plan: Plan) -> ZygoteClient:
         """Return the zygote, started if there is none.
 
-        Raises:
-            ResourceLimitError: a limit on processes or memory is reached.
+        Raises ResourceLimitError if a limit on processes or memory is reached.
         """
         self.zygote = self.zygote or ZygoteClient(
             self._loop,

@@ -25,8 +25,7 @@ class RankChannel:
     def __init__(self, loop: EventLoop, on_failed: Callable[[str], None]) -> None:
         """``on_failed`` gets the exception, or the ``sys.exit``, that has ended the rank's program.
 
-        Raises:
-            OSError: too many files are open.
+        Raises OSError if too many files are open.
         """
         self._loop = loop
         our_socket, rank_socket = socket.socketpair()

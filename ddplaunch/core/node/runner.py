@@ -68,9 +68,7 @@ class NodeRunner:
 
         ``sides``: those of all features, made by the caller before ``run``. ``tree`` may have started the zygote;
         ``listener_socket`` listens on the control port, if that was bound before.
-
-        Raises:
-            UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
+        Raises UsageError if a port is taken, the interface does not exist, or the folder cannot be created.
         """
         self._node_config, self._job_config = node_config, job_config
         self._loop, self._screen, self._observers, self.sides = loop, screen, observers, sides

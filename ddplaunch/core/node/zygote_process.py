@@ -52,9 +52,7 @@ def spawn_zygote(
 
     ``fds`` become its stdin, stdout and stderr. ``title_bytes``: bytes of its command line that ranks overwrite with
     theirs.
-
-    Raises:
-        OSError: the limit of processes or memory is reached.
+    Raises OSError if the limit of processes or memory is reached.
     """
     child_socket.set_inheritable(True)
     with process_limits.original_nofile_limit():

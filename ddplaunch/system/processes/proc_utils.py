@@ -230,10 +230,7 @@ def is_caught(pid: int, number: int) -> bool:
 
 def read_signal_sets(pid: int, *names: bytes) -> list[int]:
     """Read signal sets of a process as bit masks (proc_pid_status(5)); fast, for many ranks.
-
-    Raises:
-        OSError: the process is gone.
-        ValueError: the kernel does not have them.
+    Raises OSError if the process is gone, and ValueError if the kernel does not have them.
     """
     with open(f"/proc/{pid}/status", "rb", 0) as file:
         status = file.read()

@@ -47,8 +47,7 @@ def original_nofile_limit() -> Iterator[None]:
 def raise_fd_limit(ranks: int, fds_per_rank: int) -> None:
     """Raise the launcher's RLIMIT_NOFILE to what this number of ranks needs.
 
-    Raises:
-        UsageError: the hard limit is lower.
+    Raises UsageError if the hard limit is lower.
     """
     need = _count_open() + ranks * fds_per_rank + _SPARE_FDS
     who = f"{format_count(ranks, 'rank')} on this node need{'s' * (ranks == 1)}"
@@ -58,8 +57,7 @@ def raise_fd_limit(ranks: int, fds_per_rank: int) -> None:
 def allow_open_files(need: int, who: str, hint: str) -> None:
     """Raise RLIMIT_NOFILE to ``need`` if it is lower.
 
-    Raises:
-        UsageError: the hard limit is lower; the message begins with ``who``, "8 hosts need".
+    Raises UsageError if the hard limit is lower; the message begins with ``who``, "8 hosts need".
     """
     soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or need <= soft:
@@ -87,8 +85,7 @@ class ResourceLimitError(LaunchError):
 def check_proc() -> None:
     """Check that /proc and the system calls work that are needed to find and kill the processes of a job.
 
-    Raises:
-        ResourceLimitError: /proc is missing or belongs to another PID namespace, or a system call is forbidden.
+    Raises ResourceLimitError if /proc is missing or belongs to another PID namespace, or a system call is forbidden.
     """
     if sys.platform != "linux":
         return
