@@ -68,9 +68,10 @@ def read_defaults(
         return Defaults({})
     untrusted: list[_UntrustedFile] = []
     values: dict[str, FileDefault] = {}
+    of_user = user_config_path(environ)
     files = [
         _find_project_file(cwd, environ, untrusted) if named is None else _read_config_file(os.path.join(cwd, named)),
-        _find_user_file(environ, untrusted),
+        _read_if_trusted(of_user, untrusted) if of_user else None,
     ]
     known = {
         option.opts[-1].removeprefix("--"): option for option in options if option.opts[-1] not in COMMAND_LINE_ONLY
@@ -201,11 +202,6 @@ def _filesystem_of(folder: str) -> int | None:
         return os.stat(folder).st_dev
     except OSError:
         return None
-
-
-def _find_user_file(environ: Mapping[str, str], untrusted: list[_UntrustedFile]) -> _ConfigFile | None:
-    path = user_config_path(environ)
-    return _read_if_trusted(path, untrusted) if path else None
 
 
 def _read_if_trusted(path: str, untrusted: list[_UntrustedFile]) -> _ConfigFile | None:

@@ -335,7 +335,8 @@ class NodeMachine:
         if attempt.unkillable is not None and self.phase is not AttemptPhase.DRAINING:
             self._drain((), attempt.unkillable, now)
         elif self.phase in RUNNING_PHASES:
-            succeeded = self.phase is AttemptPhase.RUNNING and not attempt.failures and attempt.all_spawned
+            have_all_run = attempt.spawned_count == len(attempt.ranks)
+            succeeded = self.phase is AttemptPhase.RUNNING and not attempt.failures and have_all_run
             if succeeded:
                 self._do(do.Send(messages.RanksFinished(attempt.number)))
             self._sweep(min(LEFTOVER_GRACE_S, self._grace_s) if succeeded else 0, now)
@@ -364,7 +365,8 @@ class NodeMachine:
         """Kill all processes that are left, with ``grace_s`` seconds between SIGTERM and SIGKILL."""
         attempt = self.attempt
         attempt.set_phase(AttemptPhase.SWEEPING)
-        attempt.mark_stopped()
+        for rank in attempt.live.values():  # their ends are no failures, unless an exception came before
+            rank.stop_requested = True
         self._cancel_spawns()
         attempt.deadlines.set(SweepLate(), now.mono + grace_s + proc_utils.KILL_TIMEOUT_S + 1)
         self._do(do.Sweep(grace_s))

@@ -94,17 +94,14 @@ class NodeRanks:
         """Whether a rank has a handler for this signal."""
         return any(proc_utils.is_caught(process.pid, number) for process in self.processes.values())
 
-    def signal_all(self, number: int) -> None:
-        for process in self.processes.values():
-            process.send(number)
-
-    def forward_signal(self, number: int) -> None:
-        """Send a signal to the ranks that catch it, which would end others; not one that the launcher uses itself."""
+    def forward_signal(self, number: int, *, only_handlers: bool) -> None:
+        """Send a signal to all ranks, or to those that catch it: not one that the launcher uses itself."""
         for rank, process in self.processes.items():
-            if channel := self.channels.get(rank):
+            if only_handlers and (channel := self.channels.get(rank)):
                 channel.read_pending()
-            taken = channel.reserved_signals if channel else ()
-            if number not in taken and proc_utils.is_caught(process.pid, number):
+                if number in channel.reserved_signals:
+                    continue
+            if not only_handlers or proc_utils.is_caught(process.pid, number):
                 process.send(number)
 
     def suspend(self) -> None:

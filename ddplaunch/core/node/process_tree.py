@@ -45,7 +45,7 @@ class ProcessTree:
         zygote_source: ZygoteSource | None,
     ) -> None:
         """``zygote_source`` provides zygotes, if it can."""
-        self._loop, self._settings, self._zygote_source = loop, settings, zygote_source
+        self._loop, self._settings, self.zygote_source = loop, settings, zygote_source
         self._listener: ZygoteListener | None = None
         self._show_note: Callable[[str], object] | None = None
         self.unrelated_pids = frozenset(proc_utils.list_children())  # of a shell that became the launcher
@@ -79,14 +79,9 @@ class ProcessTree:
             title=" ".join(plan.target.argv),
             shielded=signals_to_block(self._settings.preempt_signal),
             blocked=AT_START.blocked - {self._settings.preempt_signal},  # which may have waited for the launcher
-            source=self._zygote_source,
+            source=self.zygote_source,
         )
         return self.zygote
-
-    @property
-    def source_unavailable_reason(self) -> str | None:
-        """Why the zygote is a child of the launcher, although there is a source."""
-        return self._zygote_source.unavailable_reason if self._zygote_source else None
 
     def _on_child(self, number: int) -> None:
         """A child has ended, or a signal has stopped or continued it."""

@@ -191,7 +191,8 @@ class NodeRunner:
         plan, failed = self._node_config.zygote.plan, started.failed
         fallback_reason, excluded = plan.explain(failed)
         modules = (plan.fallback if failed else plan.modules) if started.forks else ()
-        warm = self.tree.source_unavailable_reason
+        source = self.tree.zygote_source
+        warm = source.unavailable_reason if source else None
         values = (started.forks, started.unsafe, started.seconds, modules, fallback_reason, excluded, warm)
         self._observers.emit(events.ZygoteReady(*values))
 
@@ -226,7 +227,7 @@ class NodeRunner:
             case do.StopRank(rank=rank):
                 self._ranks.processes[rank].stop(signal.SIGTERM)
             case do.SignalRanks(number=number, only_handlers=only_handlers):
-                (self._ranks.forward_signal if only_handlers else self._ranks.signal_all)(number)
+                self._ranks.forward_signal(number, only_handlers=only_handlers)
             case do.CreatePreemptionFile(report_error=report_error):
                 error = self.context.preemption_file.create()
                 if error and report_error:
