@@ -32,6 +32,8 @@ LINGER_S = 1.0  # for the last message to be delivered
 def notify_other_nodes(error: UsageError, options: Options, listener_socket: socket.socket | None) -> None:
     """Make the other nodes end with this error too, unless stdin is a terminal where the command can be repeated.
 
+    Return when they know it, or after DECLINE_TIMEOUT_S.
+
     A feature that runs the job in place of this launcher does that itself. Nodes that were started one by one are not
     notified either, since this one can be started again; unless node 0's port is taken: then all need another port.
     ``listener_socket`` is on the control port, if this node has opened it.
@@ -46,13 +48,12 @@ def notify_other_nodes(error: UsageError, options: Options, listener_socket: soc
         given = (nodes.master_addr, nodes.master_port, options[Starting].init_method)
         address, port = locate_store(*given, nnodes=nodes.nnodes[1], here=None, environ=os.environ)
         job_config = read_job_config(options, address.value, int(port.value), cluster_env)
-        if job_config.port is None or address.source == SOURCE_MISSING:
-            return
-        declined = JoinDeclined(nodes.node_rank, host_name(), error.message, error.hint, job_config.run_id)
-        if nodes.node_rank:
-            _notify_node_zero(job_config, declined)
-        else:
-            _refuse_other_nodes(job_config, declined, listener_socket)
+        if job_config.port is not None and address.source != SOURCE_MISSING:
+            declined = JoinDeclined(nodes.node_rank, host_name(), error.message, error.hint, job_config.run_id)
+            if nodes.node_rank:
+                _notify_node_zero(job_config, declined)
+            else:
+                _notify_other_nodes(job_config, declined, listener_socket)
     except UsageError:
         pass  # the first error has been printed
 
@@ -72,10 +73,12 @@ def _notify_node_zero(config: JobConfig, declined: JoinDeclined) -> None:
     _run_until(loop, LINGER_S, lambda: client.is_closed)
 
 
-def _refuse_other_nodes(config: JobConfig, declined: JoinDeclined, listener_socket: socket.socket | None) -> None:
-    """Refuse the nodes that join; ``listener_socket`` listens on the control port, if it is open."""
+def _notify_other_nodes(config: JobConfig, declined: JoinDeclined, listener_socket: socket.socket | None) -> None:
     assert config.port is not None
-    listener_socket = listener_socket or try_listen(config.port)
+    try:
+        listener_socket = listener_socket or try_listen(config.port)
+    except UsageError:
+        return
     if listener_socket is None:
         return  # another process listens there, which may be node 0
     loop = EventLoop()
