@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.conftest import write_program
+from tests.features.doctor.doctor_command import DoctorCommand
 from tests.features.doctor.findings import LARGE_LOST, NO_REPLY
-from tests.features.doctor.typed import DoctorCommand
 from tests.scaled_timeouts import scaled_timeout
 from tests.skewed_clock import skewed_environment
 
@@ -69,7 +69,8 @@ def test_a_closed_port_and_ctrl_c_while_node_0_waits(doctor, hosts):
 
 STRANGERS = """
 import socket, sys
-from ddplaunch.core.messages import NodeHello, JoinAccepted, Versions, Welcome
+from ddplaunch.core.messages import NodeHello, JoinAccepted, Welcome
+from ddplaunch.system.target.versions import Versions
 from ddplaunch.base.types import encode
 from ddplaunch.features.doctor.messages import DescribeNode, Ready
 from ddplaunch.system.plan.node_spec import NodeSpec
