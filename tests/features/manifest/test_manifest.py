@@ -58,7 +58,7 @@ def test_only_the_manifest_is_printed_and_a_dry_run_shows_more(manifest):
     ]
 
 
-def test_it_is_utf8_wherever_it_is_printed(manifest):
+def test_the_manifest_is_utf8_in_any_locale(manifest):
     done = manifest(f"{ASKED} train.py -- '→ ü'", env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
     assert '"→ ü"' in done.stdout, done.stderr
 
@@ -323,7 +323,7 @@ SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF 
         ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
     ],
 )
-def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, expected):
+def test_submit_points_to_manifest_for_kubernetes(call, tmp_path, line, file, expected):
     path = write_program(tmp_path, "config/ddplaunch.toml", file)
     assert_refused(call(f"submit {line} train.py"), expected.replace("FILE", str(path)))
 

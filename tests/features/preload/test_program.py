@@ -49,7 +49,7 @@ def changes(found: ProgramSource) -> set[str]:
         ("", False),
     ],
 )
-def test_what_needs_dynamo(tmp_path, source, dynamo):
+def test_programs_that_need_dynamo(tmp_path, source, dynamo):
     assert program(tmp_path, source).dynamo is dynamo
 
 
@@ -134,7 +134,7 @@ def test_which_statements_count(tmp_path):
     assert found.imports_torch
 
 
-def test_its_own_is_what_is_not_installed(tmp_path, monkeypatch):
+def test_modules_of_the_program_are_scanned_and_installed_ones_are_not(tmp_path, monkeypatch):
     """Modules beside the script, in a folder that it adds to ``sys.path``, on PYTHONPATH or installed editable."""
     write_program(tmp_path, "lib/helper.py", "import of_helper\nfrom .relative import x\n")
     write_program(tmp_path, "src/mine/__init__.py", "import of_mine\nfrom . import part\n")
@@ -198,7 +198,7 @@ def settings(found: ProgramSource) -> list[tuple[str | None, str | None, bool, b
         ('import os, subprocess\nsubprocess.run("x", env=os.environ)\nrank = int(os.environ["RANK"])', []),
     ],
 )
-def test_variables_that_it_sets(tmp_path, source, expected):
+def test_variables_that_a_program_sets(tmp_path, source, expected):
     assert settings(program(tmp_path, source)) == expected
 
 
@@ -257,7 +257,7 @@ def test_which_statements_have_an_effect(tmp_path):
         ("import sys\nsys.stdout = None", "sys.stdout"),
     ],
 )
-def test_what_others_made_and_it_changes(tmp_path, source, target):
+def test_objects_of_other_modules_that_a_program_changes(tmp_path, source, target):
     assert changes(program(tmp_path, source)) == {target}
 
 
@@ -272,7 +272,7 @@ def test_what_others_made_and_it_changes(tmp_path, source, target):
         "import sys\nprint(sys.modules.get('x'), sys.path[0])",
     ],
 )
-def test_what_is_its_own_to_change(tmp_path, source):
+def test_changes_to_own_objects_do_not_count(tmp_path, source):
     write_program(tmp_path, "local.py", "class Thing: pass\n")
     assert changes(program(tmp_path, source)) == set()
 
@@ -302,7 +302,7 @@ def test_what_is_its_own_to_change(tmp_path, source):
         ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nsys.path.insert(0, '.')\nmodel.eval()", None),
     ],
 )
-def test_what_its_source_does_not_show(tmp_path, source, doubt):
+def test_statements_whose_effect_the_source_does_not_show(tmp_path, source, doubt):
     write_program(tmp_path, "broken.py", "def (")
     found = program(tmp_path, source)
     assert events(found, Barrier) == ([doubt] if doubt else [])

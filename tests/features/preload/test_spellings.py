@@ -137,7 +137,7 @@ HOOKS = [
 
 
 @pytest.mark.parametrize("source", [*VARIABLES, *PATHS, *HOOKS])
-def test_what_keeps_torch_out(tmp_path, source):
+def test_statements_that_prevent_preloading_torch(tmp_path, source):
     assert barrier(tmp_path, source)
 
 
@@ -156,7 +156,7 @@ def test_what_keeps_torch_out(tmp_path, source):
         ({"settings.py": "import sys\ndef go(): sys.meta_path.append(1)\n"}, "from settings import go as g\ng()"),
     ],
 )  # fmt: skip
-def test_what_keeps_torch_out_in_other_files(tmp_path, files, source):
+def test_statements_in_imported_files_that_prevent_preloading_torch(tmp_path, files, source):
     for name, text in files.items():
         write_program(tmp_path, name, text)
     assert barrier(tmp_path, source)
@@ -189,5 +189,5 @@ def test_what_keeps_torch_out_in_other_files(tmp_path, files, source):
         "X = globals().get('x')\nconfig = {k: globals()[k] for k in 'ab'}",
     ],
 )
-def test_what_leaves_imports_alone(tmp_path, source):
+def test_statements_that_do_not_affect_imports(tmp_path, source):
     assert barrier(tmp_path, source) is None

@@ -206,17 +206,17 @@ def close():
         os.close(2)
 
 if __name__ == "__main__":
-    said = io.StringIO()
-    with Session(nproc=2, output=said, preload="threading") as session:
+    output = io.StringIO()
+    with Session(nproc=2, output=output, preload="threading") as session:
         for number in range(5):
             session.run(speak, number)
-            lines = [line for line in said.getvalue().splitlines() if line.startswith("[")]
+            lines = [line for line in output.getvalue().splitlines() if line.startswith("[")]
             expected = [f"[{rank}] {number} {each}" for rank in (0, 1) for each in (*range(1000), "half", "aside")]
             assert sorted(lines[-2004:]) == sorted(expected), lines[-3:]
             assert len(lines) == 2004 * (number + 1)
         session.run(close)
         session.run(lambda: print("on") if rank() == 0 else None)
-        assert said.getvalue().endswith("[0] on\\n")
+        assert output.getvalue().endswith("[0] on\\n")
     print(session is not None)
 """
     assert python(body) == "True\n"

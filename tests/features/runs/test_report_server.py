@@ -91,7 +91,7 @@ def test_who_is_refused(served):
         assert ask(port, path, method)[0] == 501
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(b"GET ")
-        assert ask(port, path)[0] == 200, "one that says nothing holds up nobody"
+        assert ask(port, path)[0] == 200, "a silent client delays no other"
     with socket.socket() as other, pytest.raises(ConnectionRefusedError):
         other.connect(("127.0.0.2", port))
     for _ in range(5):

@@ -229,26 +229,24 @@ def test_without_a_name_it_is_the_newest_run_of_this_folder(
     assert waiting.wait() == job.wait()
 
 
-@pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
-def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_path, words):
+PRINTS = """
+    import os, sys, time
+    rank = int(os.environ["RANK"])
+    print("start")
+    for step in range(100 * rank):
+        print("of", rank)
+    print("end", flush=True)
+    open(f"printed-{rank}", "w").close()
+    while not all(os.path.exists(f"printed-{each}") for each in range(3)):
+        time.sleep(0.01)  # the first rank that fails has the others stopped
+    sys.exit(3)
+"""
+
+
+def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_path):
     """Wherever they stand in the output of each rank."""
-    write_program(
-        tmp_path,
-        "ends.py",
-        """
-        import os, sys, time
-        rank = int(os.environ["RANK"])
-        print("start")
-        for step in range(100 * rank):
-            print("of", rank)
-        print("end", flush=True)
-        open(f"printed-{rank}", "w").close()
-        while not all(os.path.exists(f"printed-{each}") for each in range(3)):
-            time.sleep(0.01)  # the first rank that fails has the others stopped
-        sys.exit(3)
-        """,
-    )
-    run_ddplaunch("run", "--nproc", "3", "--run-id", MINE, *words, *LIGHT, "ends.py")
+    write_program(tmp_path, "ends.py", PRINTS)
+    run_ddplaunch("run", "--nproc", "3", "--run-id", MINE, "--log-dir", "logs", *LIGHT, "ends.py")
     assert run_in_fork("logs", MINE, cwd=Path("/")).stdout.count("start\n") == 3
     rows = run_in_fork("logs", MINE, "--merge").stdout.splitlines()
     assert rows == ["[0-2] start", *["[1]   of 1"] * 100, *["[2]   of 2"] * 200, "[0-2] end"]

@@ -161,7 +161,7 @@ def test_how_often_it_wakes(monkeypatch):
         ((0, 7), (), None),  # rank 0 has entered none
         ((7, 7), (1e9, 1e9 + 2), 1e9 + 2),
         ((7, 7), (1e9,), "now"),  # of one nothing is recorded
-        ((7, 900), (1e9, 1e9), "now"),  # to tell of so many would take a rank too long
+        ((7, 900), (1e9, 1e9), "now"),  # to report so many would take a rank too long
     ],
 )
 def test_when_the_first_collective_was(entered, arrived, moment):

@@ -167,7 +167,7 @@ def test_signals_end_the_job_everywhere(running, number, code):
     run.assert_nothing_left()
 
 
-PATIENT = """
+WAITS_FOR_PREEMPTION = """
 import time
 
 from ddplaunch import runtime
@@ -181,7 +181,7 @@ print("saved", flush=True)
 
 @pytest.mark.parametrize("name", ["USR2", "USR1", "TERM"])
 def test_a_warning_reaches_the_ranks_everywhere(job, tmp_path, name):
-    write_program(tmp_path, "train.py", PATIENT)
+    write_program(tmp_path, "train.py", WAITS_FOR_PREEMPTION)
     option = [] if name == "USR2" else ["--preempt-signal", name]
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, *option, "train.py")
     run.wait_for("up", 2)
@@ -224,7 +224,7 @@ def test_a_signal_for_the_ranks_reaches_them_everywhere_once(job, tmp_path):
 
 
 def test_a_warning_to_launchers_that_start_is_not_lost(job, tmp_path):
-    write_program(tmp_path, "train.py", PATIENT)
+    write_program(tmp_path, "train.py", WAITS_FOR_PREEMPTION)
     run = job(2, "--hosts", "n0:1,n1:1", *QUICK, "train.py")
     wait_until(lambda: run.hosts[1].find(LAUNCHER), "the launcher")
     run.process.send_signal(signal.SIGUSR2)
