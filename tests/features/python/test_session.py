@@ -189,7 +189,7 @@ def test_a_session_that_is_never_closed(python: Python):
     assert "ZeroDivisionError" in shown
 
 
-def test_what_ranks_print_is_there_when_a_call_returns(python: Python):
+def test_output_of_ranks_is_complete_when_a_call_returns(python: Python):
     """Lines without an end too, and those that a rank prints after another has closed its stdout."""
     body = """
 import io

@@ -80,7 +80,7 @@ def test_with_a_log_folder_no_output_is_kept_twice(run_ddplaunch, tmp_path, stat
     assert os.listdir(history_store.run_dir("mine")) == ["node-0.jsonl"]
 
 
-def test_it_can_be_turned_off(run_ddplaunch, tmp_path, state):
+def test_no_history_records_nothing(run_ddplaunch, tmp_path, state):
     write_program(tmp_path, "fails.py", FAILS)
     run_ddplaunch("run", "--no-history", "--nproc", "2", *LIGHT, "fails.py")
     assert not state.exists()
@@ -120,7 +120,7 @@ def in_the_way(kind: str, state: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "inner link", "foreign"])
-def test_what_is_in_the_way_harms_no_run(run_ddplaunch, tmp_path, state, kind):
+def test_a_run_goes_on_if_the_history_folder_cannot_be_used(run_ddplaunch, tmp_path, state, kind):
     if kind == "foreign" and os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     in_the_way(kind, state)
@@ -294,7 +294,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a fil
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "huge", pytest.param("another user's", marks=AS_ROOT)])
-def test_a_file_that_is_none(state, kind):
+def test_a_record_that_is_not_a_regular_file_of_the_user_is_ignored(state, kind):
     keep()
     path = Path(history_store.run_dir("r")) / "node-0.jsonl"
     content = path.read_bytes()

@@ -78,7 +78,7 @@ def test_a_job_while_it_runs_and_after(job, served, tmp_path):
         assert each.wait() == 0
 
 
-def test_who_is_refused(served):
+def test_the_server_refuses_other_hosts_paths_methods_and_addresses(served):
     keep(run_id=RUN, code=1)
     process, port, path = served(RUN, "--serve")
     assert ask(port, path)[0] == 200

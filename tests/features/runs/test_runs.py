@@ -296,7 +296,7 @@ def test_stop(running, run_in_fork):
     assert run_in_fork("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
 
 
-def test_stop_says_whom_it_waits_for_and_kills_them_where_that_is_asked(start_ddplaunch, run_in_fork, tmp_path):
+def test_stop_shows_the_ranks_left_and_stop_now_kills_them(start_ddplaunch, run_in_fork, tmp_path):
     write_program(
         tmp_path,
         "stubborn.py",
@@ -324,7 +324,7 @@ def test_wait(running, start_ddplaunch, run_in_fork):
     assert run_in_fork("wait", NAME).returncode == 137
 
 
-def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
+def test_wait_for_a_run_that_has_just_closed_its_control_socket(running, monkeypatch):
     """It has an exit code, though its launcher lives on for a moment."""
     job = running()
 
@@ -337,7 +337,7 @@ def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
     assert wait.callback(NAME) == job.wait() == 143
 
 
-def test_a_number_that_a_name_has_within_stops_nothing(running, run_in_fork):
+def test_stop_matches_no_part_of_a_number_in_a_name(running, run_in_fork):
     """It may be a job of a scheduler that is not known any more."""
     job = running(run_id="sweep-4711-b")
     for word in ("711", "471"):
@@ -464,7 +464,7 @@ def test_stop_all(running, run_in_fork):
         (("logs", "\x1b[2J" + "x" * 5000), "no run is called "),
     ],
 )
-def test_what_is_typed_wrong(run_in_fork, words, expected):
+def test_refused_words_of_commands_for_runs(run_in_fork, words, expected):
     if words[:2] != ("report", "don"):
         keep(run_id="done")
     done = run_in_fork(*words)

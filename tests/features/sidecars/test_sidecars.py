@@ -196,7 +196,7 @@ def test_its_guard_killed(begin, tmp_path, waits):
     assert job.wait() == 0
 
 
-def test_one_that_ignores_sigterm(begin, tmp_path, waits):
+def test_a_sidecar_that_ignores_sigterm_is_killed_and_reported(begin, tmp_path, waits):
     job, _ = begin(("deaf",), "--grace", "0.5", waits, ready=False)
     (tmp_path / "go").touch()
     assert job.wait() == 0
@@ -232,7 +232,7 @@ def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(begin, tmp_path):
     assert not is_alive(pid)
 
 
-def test_one_that_ends_early(start_ddplaunch, tmp_path, waits):
+def test_a_sidecar_that_ends_early_is_reported_once(start_ddplaunch, tmp_path, waits):
     """It is reported once, with its last line; the log folder has all that it printed, and when it ended."""
     job = start_ddplaunch(
         *("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("errs"), "--sidecar", beside("tidy")),
@@ -359,7 +359,7 @@ def test_two_tensorboards_answer_while_their_jobs_live(start_ddplaunch, tmp_path
         assert job.stderr() == f"ddplaunch: TensorBoard at {url}\n"
 
 
-def test_the_way_to_it_from_elsewhere(start_ddplaunch, tmp_path, waits):
+def test_tensorboard_on_a_machine_reached_over_ssh_prints_the_tunnel_command(start_ddplaunch, tmp_path, waits):
     says = "TensorBoard 2.21.0 at http://127.0.0.1:6007/ (Press CTRL+C to quit)"
     write_program(tmp_path, "site/tensorboard/__init__.py", "")
     write_program(tmp_path, "site/tensorboard/main.py", f"import time\nprint({says!r})\ntime.sleep(1000)\n")

@@ -150,7 +150,7 @@ def test_files_without_end():
 
 
 @pytest.mark.parametrize("shell", ["%s --hostfile <(echo n1 slots=2) %s", "echo n1:2 | %s --hostfile /dev/stdin %s"])
-def test_what_stands_for_a_file(shell):
+def test_a_hostfile_may_be_a_pipe(shell):
     words = shlex.join(ddplaunch_command("run", "--dry-run")), "--no-python /bin/true"
     done = subprocess.run(["bash", "-c", shell % words], capture_output=True, text=True, timeout=scaled_timeout(30))
     assert done.returncode == 0, done.stderr

@@ -96,7 +96,7 @@ def test_a_failed_rank_is_reported_once_with_log_json_too(job, sshd, tmp_path):
     run.assert_nothing_left()
 
 
-def test_what_ranks_of_two_hosts_say_alike_is_shown_twice_without_a_prefix(job, tmp_path):
+def test_equal_lines_of_two_hosts_are_shown_twice_without_a_prefix(job, tmp_path):
     write_program(tmp_path, "train.py", "import sys\nprint('  indented\\nalike', file=sys.stderr)\n")
     run = job(2, "--hosts", "n0:1,n1:1", "--prefix", "none", *LIGHT, "train.py")
     assert run.wait() == 0
@@ -233,7 +233,7 @@ def test_a_warning_to_launchers_that_start_is_not_lost(job, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["^ssh .*n2|^/usr/bin/ssh .*n2", "features.ssh.remote_launcher", LAUNCHER, "zygote"])
-def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
+def test_a_killed_process_between_launcher_and_ranks_ends_the_job(running, tmp_path, what):
     run = running("n1:1,n2:1", "--env", f"TMPDIR={tmp_path}")
     assert list(tmp_path.glob("ddplaunch-*"))
     host = run.hosts[0] if "ssh" in what else run.hosts[2]
@@ -253,7 +253,7 @@ def test_what_is_killed_on_the_way_takes_the_job_along(running, tmp_path, what):
     ],
     ids=["at a host", "here", "at the only host"],
 )
-def test_a_cable_is_pulled(running, hosts, pulled, expected):
+def test_a_host_without_network_is_lost(running, hosts, pulled, expected):
     run = running(hosts, *AT_ONCE)
     run.hosts[pulled].unplug()
     assert run.wait(30) == 69, run.stderr()
@@ -385,7 +385,7 @@ def test_a_port_that_is_taken(job, sshd, tmp_path):
         taken.kill()
 
 
-def test_one_that_refuses_ends_the_others_wait(job, tmp_path):
+def test_a_host_that_refuses_the_job_ends_the_wait_of_the_others(job, tmp_path):
     write_program(tmp_path, "train.py", "")
     run = job(3, "--hosts", "n1:1,n2", *QUICK, "--gpus", "7", "train.py")
     assert run.wait(40) == 2
