@@ -43,8 +43,7 @@ class Admitting:
         )
 
     def modules(self, source: str) -> list[str]:
-        found = self.admit(source)
-        return found.modules
+        return self.admit(source).modules
 
     def reasons(self, source: str) -> dict[str, str]:
         return self.admit(source).excluded
@@ -60,10 +59,8 @@ def admitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Admitting:
     [
         ("", ["free", "bound"]),
         ('"""Text."""\nimport os, torch\nX = 1\ndef f(): print()\n', ["free", "bound"]),
-        ("import os\nos.environ['OTHER'] = '1'\n", ["free", "bound"]),
         ("print()\n", ["free"]),
         ("import torch\ntorch.set_default_dtype(torch.float64)\n", ["free"]),
-        ("class A: pass\n", ["free"]),
         ("import calm\n", ["free", "bound"]),
         ("import quiet\n", ["free"]),
         ("import torch, quiet\nquiet.go()\n", []),
@@ -210,7 +207,6 @@ LAZY = {"lazy": (), "lazy.trainer": ("Trainer",), "lazy.model": ("Model",), "laz
 @pytest.mark.parametrize(
     ("source", "modules"),
     [
-        ("import lazy\n", ["lazy"]),
         ("from lazy import Trainer\n", ["lazy", "lazy.trainer"]),
         ("from lazy.trainer import x\n", ["lazy", "lazy.trainer"]),
         ("from lazy import inside\n", ["lazy", "lazy.inside"]),
@@ -304,7 +300,7 @@ def test_optional_imports_of_a_package_count_if_they_are_installed(admitting):
     assert admitting.reasons("import gentle\n")["gentle"].endswith("sought.py comes first")
 
 
-@pytest.mark.parametrize("name", ["accelerate", "timm", "torchvision", "transformers"])
+@pytest.mark.parametrize("name", ["accelerate", "transformers"])
 def test_packages_that_load_dynamo_read_the_variables_of_its_cache_folder(name):
     """``torch._dynamo`` makes the name of inductor's folder, which the environment then has."""
     entry = json.loads(Path(known_packages.TABLE_FILE).read_text())["packages"][name]
