@@ -69,7 +69,8 @@ def test_a_closed_port_and_ctrl_c_while_node_0_waits(doctor, hosts):
 
 STRANGERS = """
 import socket, sys
-from ddplaunch.core.messages import NodeHello, JoinAccepted, Versions, Welcome
+from ddplaunch.core.messages import NodeHello, JoinAccepted, Welcome
+from ddplaunch.system.target.versions import Versions
 from ddplaunch.base.types import encode
 from ddplaunch.features.doctor.messages import DescribeNode, Ready
 from ddplaunch.system.plan.node_spec import NodeSpec

@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.base.text import display_width
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
-from ddplaunch.core.control_socket.job_status import short_target
+from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.output_request import last_lines

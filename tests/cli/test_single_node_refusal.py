@@ -14,7 +14,7 @@ from tests.start_modes import EXEC
 NODE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
 
 
-def test_it_is_refused_before_anything_starts(run_in_fork, tmp_path):
+def test_a_likely_node_of_several_is_refused_before_anything_starts(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "open('started', 'w')\n")
     done = run_in_fork("run", "train.py", env=NODE)
     assert (done.returncode, done.stdout) == (2, "")
@@ -42,14 +42,14 @@ def test_the_suggested_commands_are_accepted(run_in_fork, tmp_path, options, nno
     assert (plan["nnodes"], plan["node_rank"]) == (nnodes, node_rank)
 
 
-def test_the_ranks_that_start_here_count(run_in_fork, tmp_path):
+def test_as_many_ranks_as_world_size_are_accepted(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     for nproc, code in (("2", 2), ("4", 0), ("8", 0)):
         done = run_in_fork("run", "--dry-run", "--nproc", nproc, "train.py", env={"WORLD_SIZE": "4"})
         assert done.returncode == code, done.stderr
 
 
-def test_a_line_of_a_shells_profile_is_a_note_at_most(run_ddplaunch, run_in_fork, tmp_path):
+def test_an_unknown_master_addr_is_a_note(run_ddplaunch, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "import os; print(os.environ['MASTER_ADDR'])\n")
     done = run_ddplaunch("run", *EXEC, "train.py", env={"MASTER_ADDR": "gone.invalid", "MASTER_PORT": "29500"})
     assert (done.returncode, done.stdout) == (0, "127.0.0.1\n"), done.stderr
@@ -60,7 +60,7 @@ def test_a_line_of_a_shells_profile_is_a_note_at_most(run_ddplaunch, run_in_fork
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_an_address_is_looked_up(network, tmp_path):
+def test_whether_master_addr_is_this_machine_is_looked_up(network, tmp_path):
     """On a host whose name server does not answer: names of /etc/hosts are known all the same."""
     host = network(2, dns="dead").hosts[0]
     write_program(tmp_path, "train.py", "print('trains')\n")

@@ -33,7 +33,7 @@ print("rank", dist.get_rank(), "of", dist.get_world_size(), "node", os.environ["
 dist.destroy_process_group()
 """
 
-SAYS = """
+PRINTS_RANK = """
 import os
 print("rank", os.environ["RANK"], "node", os.environ["NODE_RANK"], "id", os.environ["TORCHELASTIC_RUN_ID"])
 """
@@ -43,7 +43,7 @@ def c10d(nnodes: str, endpoint: str, *more: str) -> list[str]:
     return ["run", "--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, *more]
 
 
-def test_one_of_several_claims_a_port():
+def test_one_of_several_launchers_claims_the_port():
     port = free_port()
     sockets = [try_listen(port) for _ in range(5)]
     held = [each for each in sockets if each is not None]
@@ -63,7 +63,7 @@ def test_a_port_that_is_in_use_for_a_moment_is_claimed(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.smoke
-def test_they_train_together(start_ddplaunch, tmp_path):
+def test_nodes_without_ranks_train_together(start_ddplaunch, tmp_path):
     """Nodes of different size, which start with the variables that Kubeflow gives an elastic PyTorchJob."""
     write_program(tmp_path, "train.py", REDUCES)
     environ = {"PET_NNODES": "1:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}"}
@@ -77,7 +77,7 @@ def test_they_train_together(start_ddplaunch, tmp_path):
 
 
 def test_no_launcher_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, tmp_path):
-    write_program(tmp_path, "train.py", SAYS)
+    write_program(tmp_path, "train.py", PRINTS_RANK)
     job = start_ddplaunch(*c10d("2", "192.0.2.1:29500", "--rdzv-conf", "join_timeout=1"), "--start", "exec", "train.py")
     assert job.wait() == 69
     assert "1 s (--join-timeout): 192.0.2.1:29501" in job.stderr()
@@ -95,13 +95,13 @@ def test_no_launcher_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, t
         ("", "--master-addr is missing"),
     ],
 )
-def test_what_cannot_be_numbered(run_in_fork, tmp_path, options, message):
+def test_node_rank_auto_is_refused_with_other_options(run_in_fork, tmp_path, options, message):
     write_program(tmp_path, "train.py", "print('started')")
     assert_refused(run_in_fork("run", "--nnodes", "2", "--node-rank", "auto", *options.split(), "train.py"), message)
 
 
 @pytest.mark.smoke
-def test_the_dry_run_says_when_they_are_numbered(run_in_fork, tmp_path):
+def test_the_dry_run_shows_that_nodes_are_numbered_as_they_join(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--dry-run", *c10d("2", "n0:4000")[1:], "--nproc-per-node", "2", "train.py")
     assert "node rank: as the nodes join (--node-rank auto)" in done.stdout

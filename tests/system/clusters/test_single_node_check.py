@@ -117,10 +117,10 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_one_machine_is_left_alone(name: str) -> None:
+def test_single_machines_are_accepted(name: str) -> None:
     assert check(LEFT[name]) is None
 
 
-def test_an_address_that_is_left_over_is_named() -> None:
+def test_an_unknown_master_addr_is_named() -> None:
     expected = "MASTER_ADDR=gone.example cannot be resolved and is not used: this job has one node"
     assert check({"MASTER_ADDR": UNKNOWN, "MASTER_PORT": "29500"}) == expected

@@ -114,7 +114,7 @@ def _rendezvous_of_determined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_each_alone(name: str) -> None:
+def test_each_system_is_detected_by_its_own_variables(name: str) -> None:
     cluster_env = require_detected(detect(ALONE[name]))
     assert cluster_env.cluster == name
     assert cluster_env.variables
@@ -152,11 +152,11 @@ def test_nothing_here() -> None:
     assert detect({"PATH": "/usr/bin", "HOSTNAME": "n1", "SLURM_JOB_ID": "", "LOCAL_RANK": ""}) is None
 
 
-def test_cluster_none_looks_at_nothing() -> None:
+def test_cluster_none_disables_detection() -> None:
     assert detect({**SLURM_TASK, "SLURM_PROCID": "x"}, "none") is None
 
 
-def test_cluster_names_the_one_to_ask() -> None:
+def test_cluster_option_selects_the_system() -> None:
     cluster_env = require_detected(detect({**DAEMON, **openmpi(3, 4, 1, 2)}, "slurm"))
     assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.rank_assignment) == (
         "slurm",

@@ -88,12 +88,12 @@ def test_another_failure_is_restarted(second):
 
 
 @pytest.mark.parametrize(("lived", "ends"), [(9.0, True), (13.0, True), (13.1, False)])
-def test_where_no_collective_is_known_time_decides(lived, ends):
+def test_without_collectives_the_uptime_decides(lived, ends):
     remark = attempts(failure(collectives=None), failure(collectives=None, lived=lived))
     assert remark == (ENDED if ends else None)
 
 
-def test_it_counts_only_twice_in_a_row():
+def test_only_two_equal_failures_in_a_row_end_the_job():
     other = failure(line=42, text="another")
     assert attempts(failure(), other, failure(), other) is None
     assert attempts(failure(), other, failure(), failure()) == ENDED
@@ -109,11 +109,11 @@ def test_it_counts_only_twice_in_a_row():
         failure(hint="the kernel's out-of-memory killer was active: probably out of memory"),
     ],
 )
-def test_only_an_exception_of_the_programs_own_counts(fields):
+def test_only_equal_exceptions_of_the_program_end_the_job(fields):
     assert attempts(*({"rank": 2, "lived": 10.0, **fields} for _ in range(4))) is None
 
 
-def test_a_job_of_another_size_is_another():
+def test_equal_failures_of_jobs_of_different_size():
     job = Job(min_nodes=1, max_nodes=3, join_window=0.0, max_restarts=9, min_uptime=0.0)
     job.join(1)
     job.wait(0)
@@ -143,7 +143,7 @@ def test_always_restarts_always():
         (failure("[monitoredBarrier] timed out after 600 s"), "rank 2 failed with RuntimeError"),
     ],
 )
-def test_what_does_not_pass_ends_the_job(fields, why):
+def test_permanent_failures_end_a_job_with_restart_on_transient(fields, why):
     expected = f"not restarting: {why}, which is not transient (--restart-on transient)"
     assert attempts(fields, restart_on="transient") == expected
 
@@ -162,11 +162,11 @@ def test_what_does_not_pass_ends_the_job(fields, why):
         failure(hint="the kernel's out-of-memory killer was active: probably out of memory"),
     ],
 )
-def test_what_passes_is_restarted(fields):
+def test_transient_failures_are_restarted(fields):
     assert attempts(*({"rank": 2, "lived": 1.0, **fields} for _ in range(3)), restart_on="transient") is None
 
 
-def test_a_restart_on_a_stall_was_asked_for():
+def test_on_stall_restart_is_a_restart_with_restart_on_transient():
     job = Job(min_nodes=1, max_restarts=1, restart_on="transient")
     cut = TimeLimitExpired("the job has stalled", None, may_restart=True)
     job.machine._on_time_limit(cut)
@@ -202,7 +202,7 @@ def test_no_rank_fails_twice_in_the_same_way(run_ddplaunch, tmp_path):
     assert ("restart 2 of 9" in done.stderr, "restart 3 of 9" in done.stderr) == (True, False)
 
 
-def test_a_choice_for_a_queued_job(run_in_fork, tmp_path):
+def test_restart_on_is_passed_to_a_batch_job(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     words = ("--nodes", "2", "--restart-on", "transient", "--max-restarts", "2", "--dry-run", "train.py")
     script = run_in_fork("submit", *words).stdout

@@ -45,7 +45,7 @@ def step(start_ddplaunch, tmp_path):
         (1, ("--log-dir", "hello.py/logs"), "--log-dir hello.py/logs: Not a directory"),
     ],
 )
-def test_its_reason_ends_the_job(step, bad, words, expected):
+def test_a_refused_node_ends_the_job_with_its_reason(step, bad, words, expected):
     jobs = []
     for rank in (0, 1):
         own = words if rank == bad else ("--nproc", "1")
@@ -60,7 +60,7 @@ def test_its_reason_ends_the_job(step, bad, words, expected):
         job.assert_nothing_left()
 
 
-def test_one_that_is_refused_everywhere_is_refused_at_once(step):
+def test_nodes_that_are_all_refused_end_at_once(step):
     jobs = [step(slurm(rank), "--gpus", "7") for rank in (0, 1)]
     assert [job.wait(8) for job in jobs] == [2, 2]
 
@@ -74,17 +74,17 @@ def test_the_reason_is_shown_at_once_and_ctrl_c_ends_the_wait(step):
 
 
 @pytest.mark.slow
-def test_the_token_is_asked_for_here_too(step):
+def test_a_refused_node_without_the_token_does_not_end_the_job(step):
     """Otherwise any program that reaches the port could end the job."""
     zero = step(slurm(0), "--nproc", "1", "--token", "right")
-    stranger = step(slurm(1), "--gpus", "7", "--token", "wrong")
-    assert stranger.wait(20) == 2
+    wrong = step(slurm(1), "--gpus", "7", "--token", "wrong")
+    assert wrong.wait(20) == 2
     right = step(slurm(1), "--nproc", "1", "--token", "right")
     assert (zero.wait(20), right.wait(20)) == (0, 0), zero.stderr()
 
 
 @pytest.mark.slow
-def test_who_typed_it_may_type_it_again(start_ddplaunch, tmp_path):
+def test_a_refused_node_that_a_user_started_may_be_started_again(start_ddplaunch, tmp_path):
     """Nodes that people start one by one: a slip on one is no end of the job."""
     write_program(tmp_path, "hello.py", "print('hello')")
     words = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--start", "exec")

@@ -29,7 +29,7 @@ def refused(job, count: int, body) -> list[FakePeer]:
 
 
 @pytest.mark.slow
-def test_connections_that_are_refused_are_soon_gone(start_ddplaunch, tmp_path):
+def test_refused_connections_are_closed(start_ddplaunch, tmp_path):
     """Those without the token before the job starts, and those that come when it runs."""
     write_program(tmp_path, "waits.py", WAITS)
     job = Nodes(start_ddplaunch, tmp_path, 2, "--token", "s3cret", "--grace", "1")
@@ -65,7 +65,7 @@ FAILS_ONCE = """
 
 
 @pytest.mark.slow
-def test_ranks_find_descriptors_however_many_strangers_there_are(start_ddplaunch, tmp_path):
+def test_unrelated_connections_do_not_use_up_descriptors(start_ddplaunch, tmp_path):
     write_program(tmp_path, "once.py", FAILS_ONCE)
     job = Nodes(start_ddplaunch, tmp_path, 2, "--grace", "1", "--max-restarts", "1", "--log-dir", "logs")
 
@@ -75,12 +75,12 @@ def test_ranks_find_descriptors_however_many_strangers_there_are(start_ddplaunch
     jobs = [job.start(rank, target="once.py", **({"preexec_fn": few} if rank == 0 else {})) for rank in (0, 1)]
     for each in jobs:
         each.wait_for("up")
-    strangers = [job.call() for _ in range(200)]
-    wait_until(lambda: sum(_gone(each) for each in strangers) > 100, "that the first have been turned away")
+    unrelated = [job.call() for _ in range(200)]
+    wait_until(lambda: sum(_gone(each) for each in unrelated) > 100, "that the first have been turned away")
     (tmp_path / "enough").touch()
     assert [each.wait() for each in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()
     assert "restart 1 of 1" in jobs[0].stderr()
-    for each in strangers:
+    for each in unrelated:
         each.close()
 
 

@@ -36,12 +36,12 @@ def test_a_driver_that_fails_under_slurm(run_in_fork, tmp_path, fake_nvml: FakeN
     assert instead.startswith("  --gpus none ")
 
 
-def test_a_dry_run_for_other_hosts_says_nothing_of_this_one(run_in_fork, tmp_path) -> None:
+def test_a_dry_run_for_other_hosts_ignores_the_gpus_here(run_in_fork, tmp_path) -> None:
     write_program(tmp_path, "train.py", "")
     assert run_in_fork("run", "--hosts", "n1:2,n2:2", "--dry-run", "train.py", env=GIVEN).returncode == 0
 
 
-def test_no_library_at_all(run_in_fork, tmp_path) -> None:
+def test_expected_gpus_without_the_nvidia_library(run_in_fork, tmp_path) -> None:
     write_program(tmp_path, "train.py", "")
     for variables in GIVEN, {"SM_NUM_GPUS": "8"}, {"NVIDIA_VISIBLE_DEVICES": "GPU-fa4e0000-0000"}:
         done = run_in_fork("run", "train.py", env=variables)
@@ -49,13 +49,13 @@ def test_no_library_at_all(run_in_fork, tmp_path) -> None:
         assert done.stderr.startswith(f"Error: {next(iter(variables))}={next(iter(variables.values()))}, but no GPU")
 
 
-def test_the_list_of_devices_says_so_too(run_in_fork) -> None:
+def test_devices_reports_expected_gpus_that_do_not_work(run_in_fork) -> None:
     text = run_in_fork("devices", env=GIVEN).stdout
     assert "SLURM_GPUS_ON_NODE=4, but no GPU works: a job runs on the CPUs only with --gpus none.\n" in text
 
 
 @pytest.mark.parametrize("words", ["--gpus none", "--nproc cpu"])
-def test_cpus_on_purpose(run_in_fork, tmp_path, fake_nvml: FakeNvml, words: str) -> None:
+def test_options_for_cpus_are_accepted_without_gpus(run_in_fork, tmp_path, fake_nvml: FakeNvml, words: str) -> None:
     write_program(tmp_path, "train.py", "")
     environ = fake_nvml.environ(4, init_error=DRIVER_NOT_LOADED) | GIVEN
     done = run_in_fork("run", "--dry-run", "--json", *words.split(), "train.py", env=environ)
@@ -66,7 +66,7 @@ def test_cpus_on_purpose(run_in_fork, tmp_path, fake_nvml: FakeNvml, words: str)
     ("options", "text"),
     [("--backend nccl", "--backend nccl needs GPUs"), ("--nproc gpu", "--nproc gpu counts GPUs")],
 )
-def test_what_the_driver_says_stands_beside_what_was_asked_for(
+def test_gpu_options_are_refused_with_the_error_of_the_driver(
     run_in_fork, tmp_path, fake_nvml: FakeNvml, options, text
 ) -> None:
     write_program(tmp_path, "train.py", "")
@@ -75,7 +75,7 @@ def test_what_the_driver_says_stands_beside_what_was_asked_for(
     assert done.stderr.startswith(f"Error: {text}, but no GPU")
 
 
-def test_device_files_count_and_a_mask_that_hides_all_is_meant() -> None:
+def test_device_files_and_masks_that_hide_all_gpus() -> None:
     hardware = Hardware(machine([]).cpu, notes=("The driver says why.",), gpu_evidence="/dev/nvidia0 is there")
 
     def check(environ, **typed) -> None:

@@ -13,7 +13,7 @@ def shares(*hosts: str, ranks: int = 2) -> list[NodeSpec]:
     return [NodeSpec(number, host, ("cpu",) * ranks) for number, host in enumerate(hosts)]
 
 
-def test_places_follow_each_other():
+def test_first_ranks_of_nodes_follow_each_other():
     uneven = [NodeSpec(0, "a", ("cpu",) * 2), NodeSpec(3, "b", ("cpu",)), NodeSpec(4, "c", ("cpu",) * 4)]
     assert [(each.node_rank, each.nnodes, each.first_rank, each.world_size) for each in assign_nodes(uneven)] == [
         (0, 3, 0, 7),
@@ -35,7 +35,7 @@ def placed(number: int, *hosts: str):
     return with_assignment(made, place, "mine", "10.0.0.1", {"X": "1"})
 
 
-def test_a_node_knows_itself_alone():
+def test_the_plan_of_a_node_has_its_own_ranks():
     made = placed(2, "a", "b", "c")
     assert ([rank.rank for rank in made.ranks], made.world_size, made.nnodes) == ([4, 5], 6, 3)
     assert [rank.rank for rank in made.local_ranks] == [4, 5]
@@ -44,7 +44,7 @@ def test_a_node_knows_itself_alone():
     assert [variables[name] for name in names.split()] == ["5", "1", "6", "2", "2", "3", "2", "10.0.0.1", "1"]
 
 
-def test_node_0_knows_all():
+def test_the_plan_of_node_0_has_all_ranks():
     made = with_all_nodes(placed(0, "a", "b", "c"), shares("a", "b", "c"))
     assert [(rank.rank, rank.node_rank, rank.local_rank, rank.host) for rank in made.ranks][1:] == [
         (1, 0, 1, make_node_spec(made).host),
@@ -68,7 +68,7 @@ STARTED = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": None, "GROUP_RANK": None, "GRO
         ({**STARTED, "GROUP_RANK": "7"}, (None, "7", None, None)),
     ],
 )
-def test_a_rank_that_another_launcher_started_learns_its_machine(started, filled):
+def test_an_external_rank_gets_its_local_world_size_and_node(started, filled):
     made = replace(plan(nproc="1", nnodes=4, node_rank=3, master_addr="a", master_port=7), started_rank=started)
     place = list(assign_nodes(shares("a", "b", "a", "b", ranks=1)))[3]
     found = with_assignment(made, place, "mine", "a", {}).started_rank

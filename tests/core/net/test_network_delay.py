@@ -44,14 +44,14 @@ def run(network, tmp_path):
     return launch
 
 
-def test_a_rank_that_is_later_than_the_way_is_long(run):
+def test_a_slow_rank_is_named_despite_network_delay(run):
     found = SENTENCE.search(run("1", "0.2", "30"))
     assert found
     assert found[1] == "1"
     assert abs(int(found[4]) - 200) <= 2 * DELAY
 
 
-def test_a_rank_that_is_hardly_late(run):
+def test_a_delay_below_the_clock_error_is_not_reported(run):
     output = run("1", "0.01", "60")
     assert "their clocks are known to 2" in output
     assert "arrived last" not in output
