@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.conftest import write_program
+from tests.features.doctor.doctor_command import DoctorCommand
 from tests.features.doctor.findings import LARGE_LOST, NO_REPLY
-from tests.features.doctor.typed import DoctorCommand
 from tests.scaled_timeouts import scaled_timeout
 from tests.skewed_clock import skewed_environment
 

@@ -83,7 +83,7 @@ def test_ranks_that_fail(start_pytest: StartPytest):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("-s",)])
+@pytest.mark.parametrize("words", [(), pytest.param(("-s",), marks=pytest.mark.ci)])
 def test_a_breakpoint(start_pytest: StartPytest, words: tuple[str, ...]):
     """Quitting the debugger fails the test."""
     pytest_ = start_pytest(STOPS, *words)
