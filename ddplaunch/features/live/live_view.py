@@ -207,7 +207,7 @@ class LiveView:
             self._snapshot = self._snapshot and mark_suspended(self._snapshot)
             self._screen.refresh()
         elif now - self._request_at > 2 * REFRESH_INTERVAL_S:
-            self._note, self._suspended = f"no on_reply for {now - self._request_at:.0f} s", False
+            self._note, self._suspended = f"no answer for {now - self._request_at:.0f} s", False
             self._screen.refresh()
 
     # --------------------------------------------------------------------------------------------------- the picture
