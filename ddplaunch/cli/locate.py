@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.run_locator import (
@@ -70,9 +69,7 @@ def find_remote_job(word: str | None) -> RemoteJob | None:
 
 def find_host_connector(needed_by: str) -> HostConnector:
     """Return how to run commands on other hosts.
-
-    Raises:
-        UsageError: no feature connects to hosts; ``needed_by`` is what needs one, for the message.
+    Raises UsageError if no feature connects to hosts; ``needed_by`` is what needs one, for the message.
     """
     connectors = (locator.host_connector() for locator in _locators())
     if connector := next(filter(None, connectors), None):
@@ -81,4 +78,4 @@ def find_host_connector(needed_by: str) -> HostConnector:
 
 
 def _locators() -> Iterator[RunLocator]:
-    return (import_module(module).LOCATOR for module in load_features().locator_modules())
+    return (module.LOCATOR for module in load_features().modules("locators"))

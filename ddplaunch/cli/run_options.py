@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypedDict
 
 from ddplaunch.base.options import OptionGroup, declared_options
 from ddplaunch.cli import core_options as core
 from ddplaunch.core.feature import load_features
-
-
-class Inferred(TypedDict, total=False):
-    """Values that hosts or the cluster environment can supply."""
-
-    cluster: str
-    nnodes: tuple[int, int]
-    node_rank: int | None
-    nproc: str | None
-    master_addr: str | None
-    master_port: int | None
-    run_id: str | None
-    control: str
-
 
 # fmt: off
 CORE_GROUPS: tuple[type[OptionGroup], ...] = (
@@ -43,7 +28,7 @@ def arrange_groups(own: Iterable[type[OptionGroup]], added: Iterable[type[Option
     return groups
 
 
-GROUPS = tuple(arrange_groups(CORE_GROUPS, load_features().option_groups()))
+GROUPS = tuple(arrange_groups(CORE_GROUPS, (group for _, feature in load_features() for group in feature.options)))
 """All groups, in the order of the help."""
 
 OPTIONS = tuple(option for kind in GROUPS for option in declared_options(kind))

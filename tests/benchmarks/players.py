@@ -23,10 +23,10 @@ from ddplaunch.core.messages import (
     Message,
     NodeHello,
     RpcReply,
-    Versions,
 )
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.target.versions import Versions
 
 AGAIN = 0.5
 """Seconds after which a player that node 0 has dropped calls again."""

@@ -28,14 +28,13 @@ from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
 from ddplaunch.cli.run_locator import job_at
-from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
+from ddplaunch.cli.text_table import format_table, short_target
+from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
-from ddplaunch.core.output.screen import ScreenOptions
+from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.live.frame import render_footer
@@ -57,6 +56,7 @@ from ddplaunch.features.runs.run_record import RunRecord
 from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs.time_tracker import BreakdownRequest
 from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks
 
 SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again
 REFRESH_INTERVAL_S = 2.0  # between two updates of the list of jobs
@@ -198,8 +198,7 @@ class SocketJobSource:
 
 
 def _make_screen(loop: EventLoop) -> LiveScreen:
-    options = ScreenOptions(READER_TIMEOUT_S, 0.0, "", False)
-    return LiveScreen(loop, options, reports_job=True, colour=is_colour_allowed())
+    return LiveScreen(loop, ScreenOptions("", READER_TIMEOUT_S, 0.0, is_colour_allowed()))
 
 
 class JobChooser:

@@ -20,7 +20,6 @@ FAILS = PROGRAMS / "fails.py"
     ("how", "mode"),
     [
         pytest.param("exception-once", FORKED, id="exception-zygote", marks=pytest.mark.smoke),
-        pytest.param("kill-once", EXEC, id="kill-exec"),
         pytest.param("peer-kill-once", ("--start", "zygote"), id="peer-kill-zygote", marks=pytest.mark.slow),
         pytest.param("peer-kill-once", EXEC, id="peer-kill-exec", marks=[pytest.mark.ci, pytest.mark.slow]),
     ],
@@ -41,7 +40,7 @@ def test_a_restart_succeeds(run_ddplaunch, tmp_path, mode, how):
     assert "attempt 1" in (folder / "rank-1.attempt-1.log").read_text()
 
 
-def test_descendants_of_one_attempt_do_not_live_into_the_next(start_ddplaunch, tmp_path):
+def test_descendants_are_killed_before_a_restart(start_ddplaunch, tmp_path):
     script = tmp_path / "leaves.py"
     script.write_text(
         "import os, subprocess, sys, time\n"

@@ -10,7 +10,7 @@ from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.node_facts import RouteToNodeZero, TorchInfo
 from ddplaunch.system.devices.gpu_health import GpuHealth
 from ddplaunch.system.plan.hardware import LostGpu
-from tests.features.doctor.facts import FACTS
+from tests.features.doctor.facts import FACTS, describe_findings
 from tests.features.doctor.findings import CPU_LIMIT, ITSELF, NO_GPU_ANSWER, NO_LOOPBACK
 
 TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
@@ -18,12 +18,6 @@ TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4
 
 def gpus(*indices):
     return tuple(GpuHealth(index, "H100", "570.86.15", None, None, ()) for index in indices)
-
-
-def describe_findings(*facts, powers=(), speeds=()):
-    nodes = tuple(ExaminedNode(f"n{node}", each) for node, each in enumerate(facts))
-    found = DoctorResults(nodes, (), powers=powers, speeds=speeds)
-    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 
 def measured(slow, count=3):
@@ -62,7 +56,7 @@ def test_a_lost_gpu_is_the_one_finding():
         ({"quota": 0.25}, f"{CPU_LIMIT} 0.25 of 2 CPUs"),
     ],
 )
-def test_what_is_slow_for_want_of_cpu_time_is_reported_as_that(held, text):
+def test_a_node_without_cpu_time_is_reported_as_busy_and_not_as_slow(held, text):
     assert describe_findings(FACTS, FACTS, replace(FACTS, **held), **measured({2})) == [f"warning n2: {text}"]
 
 
@@ -85,5 +79,5 @@ BY_LOOPBACK = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, ther
         ([replace(FACTS, loopback="gets no answer")], {}, ["error n0: " + NO_LOOPBACK]),
     ],
 )  # fmt: skip
-def test_what_is_found(facts, measurements, findings):
+def test_findings_about_load_and_loopback_addresses(facts, measurements, findings):
     assert describe_findings(*facts, **measurements) == findings

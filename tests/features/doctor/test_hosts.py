@@ -10,8 +10,8 @@ import pytest
 import ddplaunch
 from ddplaunch.features.doctor.findings import SLOW_FRACTION_WHEN_BUSY
 from tests.conftest import wait_until, write_program
+from tests.features.doctor.doctor_command import DoctorCommand
 from tests.features.doctor.findings import CPU_LIMIT, ITSELF, LARGE_LOST, NO_LOOPBACK, TOO_FAR
-from tests.features.doctor.typed import DoctorCommand
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -95,7 +95,8 @@ def test_each_of_three_causes_is_one_finding(doctor, tmp_path):
 
     code, _, (lost, *others) = doctor(4, spoil)
     assert code == 1
-    assert re.fullmatch(r"n1: packets are lost: \d+(\.\d)? % \(\d+ of \d+\)", lost)
+    (percent,) = re.fullmatch(r"n1: packets are lost: (\d+(?:\.\d)?) % \(\d+ of \d+\)", lost).groups()
+    assert 5 < float(percent) < 20
     assert others == [
         f"n2: {ITSELF} (127.0.0.1)",
         "n3: port 29500 is blocked in both directions",
@@ -134,7 +135,7 @@ def test_a_slow_host(doctor):
     seconds = {tuple(each["nodes"]): each["seconds"][-1] for each in found["speeds"]}
     if seconds[0, 1] < SLOW_FRACTION_WHEN_BUSY * min(
         seconds[0, 2], seconds[1, 2]
-    ):  # else this machine is too busy to tell
+    ):  # else this machine is too busy for the comparison
         (slow,) = result
         assert slow.startswith("n2: all_reduce ")
 

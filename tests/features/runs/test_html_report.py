@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch report --html FILE`` on the command line."""
 
-import os
-
 import pytest
 
 from tests.conftest import assert_refused, write_program
@@ -10,8 +8,7 @@ from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
 
-RUN = f"bad-{os.getpid()}"
-"""Other tests of this user may have runs of their own."""
+RUN = "bad"
 
 FAILS = """
     import os
@@ -23,7 +20,7 @@ FAILS = """
 """
 
 
-def test_it_replaces_a_file(run_ddplaunch, run_in_fork, tmp_path):
+def test_the_html_report_replaces_a_file(run_ddplaunch, run_in_fork, tmp_path):
     write_program(tmp_path, "<script>.py", FAILS)
     assert run_ddplaunch("run", "--nproc", "2", "--run-id", RUN, *LIGHT, "<script>.py").returncode == 1
     (tmp_path / "a page.html").write_text("before")

@@ -52,7 +52,8 @@ def run(tmp_path):
             "SRUN": str(srun),
             "LEFT": left,
         }
-        done = run_command(["bash"], tmp_path, environment, input=Slurm().render_script(job))
+        script = Slurm().render_script(job).replace("sleep 5 ", "sleep 0.1 ")
+        done = run_command(["bash"], tmp_path, environment, input=script)
         record = tmp_path / "srun.json"
         return (done, *(json.loads(record.read_text()) if record.exists() else (None, None)))
 
@@ -60,7 +61,7 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smallest", "two_nodes", "container"])
-def test_what_srun_gets(run, name):
+def test_the_command_line_of_srun(run, name):
     job = JOBS[name]
     done, words, _ = run(job)
     assert done.returncode == 7, "its exit code is the job's"
@@ -85,7 +86,7 @@ def test_what_srun_gets(run, name):
         ("USR1", "0\n", SMALLEST, 0, ""),
         ("USR2", "", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),  # scancel --batch
         (9, "", JOBS["spares"], 9, ""),
-        pytest.param("waits", "7\n", JOBS["spares"], 7, "", marks=pytest.mark.slow),  # for a node that came back
+        ("waits", "7\n", JOBS["spares"], 7, ""),  # for a node that came back
     ],
 )
 def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, code, expected):
@@ -129,7 +130,7 @@ def test_a_teardown_keeps_the_exit_code(run, setup, code, expected):
     assert "no_such_command" in done.stderr
 
 
-def test_quoting_is_what_sbatch_reads():
+def test_values_are_quoted_as_sbatch_reads_them():
     """sbatch: quotes group, a backslash takes the next letter as it is (in quotes too), a bare # ends the line."""
     for text in ("a b", "it's", 'say "x"', "back\\slash", "# no comment", "a#b", "tab\there", "$HOME", "`x`", "ä", ""):
         line = next(
@@ -203,7 +204,7 @@ def test_a_job_that_was_requeued():
     assert getattr(parse_scontrol(text), "description", None) == "is running again (restart 2)"
 
 
-def test_what_squeue_says_of_several():
+def test_several_jobs_in_squeue():
     """Columns without anything between them, as squeue of 22.05 prints them; 4021 is of a log that cannot be opened."""
     rows = (
         ("7", "7", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2]", "0", "1", "", "N/A"),
