@@ -19,8 +19,8 @@ LAYERS = ("base", "system", "core", "cli", "features")
 """From the bottom up; a layer imports from itself and from those below. Nothing below names a feature."""
 
 FEATURE_IMPORTS = {
-    "debug": {"inspect", "ssh"},
-    "doctor": {"check", "ssh"},
+    "debug": {"inspect"},
+    "doctor": {"check"},
     "live": {"inspect", "runs", "samples"},
     "manifest": {"submit"},
     "memory": {"samples"},

@@ -1,14 +1,35 @@
-"""Builds the job config from the options: how nodes join, communicate, restart and stop; equal on all nodes."""
+"""Builds the job config from the options: how nodes join, communicate, restart and stop; equal on all nodes.
+
+Before a job of several nodes starts, its options are checked with the plan and this machine.
+"""
 
 from __future__ import annotations
 
-from ddplaunch.base.errors import UsageError
+import time
+from collections.abc import Callable
+
+from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError, UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import has_shared_log
 from ddplaunch.cli.core_options import Connections, Elastic, Nodes, Preemption, Stopping, TimeLimit
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
+from ddplaunch.system.network.addresses import (
+    Unresolvable,
+    check_interface,
+    check_local_address,
+    list_reachable_addresses,
+)
+from ddplaunch.system.plan.plan import Plan
+
+_NAME_RETRY_S = 1.0  # between two look-ups of node 0's own name
+
+
+class NameTimeout(LaunchError):
+    """Node 0's own name did not resolve within --join-timeout."""
+
+    exit_code = EXIT_UNAVAILABLE
 
 
 def check_control_port(port: int, master_port: int) -> None:
@@ -61,3 +82,77 @@ def read_job_config(options: Options, address: str, master_port: int, cluster_en
     for _, feature in load_features():
         config = feature.configure_job(config, options)
     return config
+
+
+def check_nodes(plan: Plan, config: JobConfig, note: Callable[[str], object]) -> None:
+    """Raise UsageError if an option for the nodes is missing, or contradicts the plan or this machine.
+
+    On node 0 its own name must resolve, which may take a while: ``note`` is called once while waiting for it.
+    """
+    if config.interface:
+        check_interface(config.interface)
+    if plan.nnodes > 1:
+        if config.port is None:
+            _check_single_node(plan)
+        else:
+            _check_joining(config, plan, note)
+
+
+def _check_single_node(plan: Plan) -> None:
+    if plan.missing_options:
+        *first, last = plan.missing_options
+        names = f"{', '.join(first)} and {last}" if first else last
+        raise UsageError(
+            f"--control none on {plan.nnodes} nodes needs {names}",
+            "ddplaunch run … --dry-run writes the command for each node",
+        )
+    if plan.max_restarts:
+        raise UsageError(
+            f"--max-restarts {plan.max_restarts} does not work with --control none: each node would restart alone",
+            "leave one of them out",
+        )
+
+
+def _check_joining(config: JobConfig, plan: Plan, note: Callable[[str], object]) -> None:
+    others = f"1 to {plan.nnodes - 1}" if plan.nnodes > 2 else "1"
+    if "--node-rank" in plan.missing_options:
+        rest = f"{others} on the other{'s' * (plan.nnodes > 2)}"
+        raise UsageError(
+            f"--node-rank is missing: which of the {plan.nnodes} nodes is this?",
+            f"--node-rank 0 on the node whose address is --master-addr, {rest}\n"
+            "--node-rank auto numbers them as they join",
+        )
+    if "--master-addr" in plan.missing_options:
+        if plan.node_rank:
+            raise UsageError(
+                f"--master-addr is missing: where is node 0 of these {plan.nnodes} nodes?",
+                "`hostname -I` on node 0 shows its addresses; give the same one on every node",
+            )
+        example = next(list_reachable_addresses(), "10.0.0.1")
+        raise UsageError(
+            "--master-addr is missing: where do the other nodes reach this one?",
+            f"--master-addr {example} on every node; it is an address of this machine",
+        )
+    if plan.node_rank == 0 and plan.has_node_rank and not config.address_may_be_unknown:
+        _wait_for_name(plan.master_addr, config.join_timeout, note)
+
+
+def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]) -> None:
+    """Check that ``address`` is one of this machine, once it resolves: Docker compose may add it later.
+
+    Raises:
+        NameTimeout: it does not resolve in ``timeout_s`` seconds.
+        UsageError: it is another machine's.
+    """
+    deadline, noted = time.monotonic() + timeout_s, False
+    while True:
+        try:
+            return check_local_address(address)
+        except Unresolvable as error:
+            if time.monotonic() > deadline:
+                message = f"{error.message} in {timeout_s:g} s (--join-timeout)"
+                raise NameTimeout(message, error.hint) from None
+            if not noted:
+                note(f"waiting for node 0's own name: {address} does not resolve yet")
+            noted = True
+        time.sleep(min(_NAME_RETRY_S, timeout_s))

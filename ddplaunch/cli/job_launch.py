@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -17,30 +16,29 @@ from ddplaunch.base.options import Options
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
 from ddplaunch.cli.failure_text import render_verdict
-from ddplaunch.cli.job_config_options import read_job_config
+from ddplaunch.cli.job_config_options import check_nodes, read_job_config
 from ddplaunch.cli.node_config_options import read_node_config
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
 from ddplaunch.cli.show_option import missing_local_ranks
 from ddplaunch.cli.startup_notice import StartupNotice
-from ddplaunch.core.control_socket.job_status import Status
+from ddplaunch.core.control_socket.job_status import Status, StatusTracker
 from ddplaunch.core.control_socket.server import ControlSocket
-from ddplaunch.core.control_socket.status_tracker import StatusTracker
 from ddplaunch.core.events import Event, Observers
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FromNode
-from ddplaunch.core.net.link import check_link, listen_on_node_zero
+from ddplaunch.core.net.link import listen_on_node_zero
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.runner import NodeRunner
 from ddplaunch.core.node_config import NodeConfig, ShowRules
-from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
-from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES
+from ddplaunch.core.output.streams import Streams
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
@@ -60,7 +58,7 @@ def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | 
     """
     plan = planning.plan
     job_config = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
-    check_link(plan, job_config, print_notes)
+    check_nodes(plan, job_config, print_notes)
     return job_config, listen_on_node_zero(plan, job_config) if plan.nnodes > 1 else None
 
 
@@ -153,10 +151,6 @@ class NodeJob:
                 return screen
         return make_screen(self._loop, how, reports_job=reports_job, colour=config.colour)
 
-    def _isolated(self, feature: str) -> IsolatedLoop:
-        """Return a loop whose errors only disable ``feature``."""
-        return IsolatedLoop(self._loop, feature, self.report_bug)
-
     def report_bug(self, text: str) -> None:
         if self._has_ended:
             print_note(text)
@@ -198,6 +192,10 @@ class NodeJob:
     def rpc(self) -> NodeRpc:
         return self._runner.rpc
 
+    @property
+    def streams(self) -> Streams:
+        return self._runner.streams
+
     def find_side(self, kind: type[T]) -> T | None:
         return self._sides.find(kind)
 
@@ -210,25 +208,6 @@ class NodeJob:
     def stop(self, now: bool, command: str = "") -> None:
         self._runner.stop(now, command)
 
-    def ranks_with_output(self) -> list[int]:
-        return self._runner.streams.ranks_in_memory()
-
-    def output_tail(self, rank: int, since: float | None = None) -> bytes:
-        streams = self._runner.streams
-        return streams.tail(rank, MEMORY_TAIL_BYTES) if since is None else streams.since(rank, since)
-
-    def output_times(self, rank: int, count: int) -> bytes:
-        return self._runner.streams.times(rank, count)
-
-    def flush_output(self, mark: bytes) -> None:
-        self._runner.streams.flush(mark)
-
-    def subscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        self._runner.streams.subscribe(on_output)
-
-    def unsubscribe_output(self, on_output: Callable[[int, bytes], None]) -> None:
-        self._runner.streams.unsubscribe(on_output)
-
     def _print_result(self, result: JobResult) -> None:
         """Print how the job has ended."""
         if not self._screen.reports_job:
@@ -236,7 +215,7 @@ class NodeJob:
             return
         if result.usage_error:
             raise UsageError(*result.usage_error)
-        self._isolated("the report").guard(self._report)(result)
+        Isolation("the report", self.report_bug).call(self._report, result)
         if result.remark:
             print_note(result.remark)
 

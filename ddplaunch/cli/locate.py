@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
+from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.run_locator import (
+    HostConnector,
     RemoteJob,
     RunIndex,
     RunLocator,
@@ -64,6 +66,18 @@ def find_remote_job(word: str | None) -> RemoteJob | None:
     names = {*(job.run_id for job in jobs), *index_runs().jobs}
     matches = [job for job in jobs if job.run_id.startswith(word)]
     return matches[0] if len([name for name in names if name.startswith(word)]) == 1 and matches else None
+
+
+def find_host_connector(needed_by: str) -> HostConnector:
+    """Return how to run commands on other hosts.
+
+    Raises:
+        UsageError: no feature connects to hosts; ``needed_by`` is what needs one, for the message.
+    """
+    connectors = (locator.host_connector() for locator in _locators())
+    if connector := next(filter(None, connectors), None):
+        return connector
+    raise UsageError(f"{needed_by} needs the feature ssh, which this ddplaunch does not have", "reinstall ddplaunch")
 
 
 def _locators() -> Iterator[RunLocator]:

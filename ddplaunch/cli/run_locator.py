@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from msgspec import Struct
 from ddplaunch.base.errors import UsageError, host_name, sanitize_line
 from ddplaunch.base.text import closest_match, join_names
 from ddplaunch.core.rank.proc_utils import start_ticks
+from ddplaunch.system.clusters.host_spec import Host
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -173,6 +175,36 @@ class RunIndex:
         return None
 
 
+class NodeCommand(NamedTuple):
+    """A command that runs Python code on a node, with its stdin and stdout."""
+
+    host: str
+    address: str  # by which the other nodes reach it; "" if there are none
+    words: Sequence[str]
+    test_command: str = ""  # with which a user can test the connection
+
+
+class HostConnector(ABC):
+    """A feature's way to run commands on other hosts."""
+
+    @abstractmethod
+    def environment(self) -> dict[str, str]:
+        """Return the variables of this process that commands on the hosts get too."""
+
+    @abstractmethod
+    def interactive_command(self, host: str, words: list[str], *, terminal: bool) -> list[str]:
+        """Return the command that runs a ddplaunch command on a host, on this terminal or with pipes."""
+
+    @abstractmethod
+    def python_commands(
+        self, hosts: Sequence[Host], python: str, statement: str, timeout_s: float
+    ) -> list[NodeCommand]:
+        """Return the command that runs a Python statement, for each host.
+
+        ``timeout_s``: without data for this long a host counts as lost. Raises UsageError if a host cannot be used.
+        """
+
+
 class RunLocator:
     """A feature's part in finding the run that a command means. A subclass overrides only what it has."""
 
@@ -193,6 +225,10 @@ class RunLocator:
     def list_remote_jobs(self) -> list[RemoteJob]:
         """List the jobs that this user has started from this machine on others."""
         return []
+
+    def host_connector(self) -> HostConnector | None:
+        """Return how to run commands on other hosts; None if this feature does not connect to any."""
+        return None
 
 
 def _require_single(jobs: Mapping[str, object]) -> str:

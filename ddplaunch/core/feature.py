@@ -150,14 +150,6 @@ class FeatureContext(Struct, frozen=True):
     loop: IsolatedLoop  # an exception in one of its callbacks ends this side alone: then its ``on_error`` is called
     earlier: tuple[NodeSide, ...]  # the sides of features above this one in the list
 
-    def emit(self, event: Event) -> None:
-        """Emit an event to all observers."""
-        self.job.emit(event)
-
-    def send(self, message: FromNode) -> None:
-        """Send a control message to node 0."""
-        self.job.send(message)
-
     def find(self, kind: type[S]) -> S | None:
         """Return the side of another feature; None if the job has none."""
         return next((side for side in self.earlier if isinstance(side, kind)), None)

@@ -139,3 +139,33 @@ def test_without_a_feature_the_others_work(name: str, package: Path, tmp_path: P
         assert type_command("run", "--help-all").returncode == 0
         for command in commands_of(gone)[:1]:
             assert_refused(type_command(command), f"{command} is not a command of ddplaunch")
+
+
+@pytest.mark.ci
+def test_without_ssh_the_doctor_and_the_debugger_work_on_this_machine(package: Path, tmp_path: Path):
+    write_program(tmp_path, "train.py", "loss = 42\nbreakpoint()\n")
+    environment = {"PYTHONPATH": str(package.parent), "XDG_STATE_HOME": str(tmp_path / "state")}
+    start = [sys.executable, "-m", "ddplaunch"]
+    missing = "needs the feature ssh, which this ddplaunch does not have"
+    with without(package, {"ssh"}):
+        examined = run_command([*start, "doctor"], tmp_path, environment)
+        assert "Traceback" not in examined.stderr
+        assert "all_reduce" in examined.stdout, examined
+        assert_refused(run_command([*start, "doctor", "--hosts", "n1,n2"], tmp_path, environment), f"--hosts {missing}")
+        assert_refused(run_command([*start, "debug", "--hosts", "n1"], tmp_path, environment), f"--hosts {missing}")
+
+        job = subprocess.Popen(
+            [*start, "run", "--nproc", "1", *FORKED, "--debug", "train.py"],
+            cwd=tmp_path,
+            env=clean_environment(environment),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert job.stderr
+            assert "is at a breakpoint: train.py:2" in job.stderr.readline()
+            answered = run_command([*start, "debug"], tmp_path, environment, input="p loss + 1\nc\n")
+            assert "43" in answered.stdout.splitlines(), answered
+            assert job.wait(scaled_timeout(60)) == 0
+        finally:
+            job.kill()

@@ -1,8 +1,10 @@
-"""The status of a job as known on one node: a frozen snapshot, built from the events only."""
+"""The status of a job as known on one node: a frozen snapshot, built from the events only, and its tracker."""
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from enum import Enum
 
 from msgspec import Struct
@@ -21,11 +23,11 @@ from ddplaunch.base.types import (
     Timestamp,
 )
 from ddplaunch.core import events
-from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown
 from ddplaunch.core.events import Event
 from ddplaunch.system.plan.plan import Plan
 
 MAX_TARGET_CHARS = 1000  # of the target in a status
+MAX_PENDING_EVENTS = 4096  # of the tracker, before they are applied
 
 _CALLED = re.compile(r"python \S*\bddplaunch-[^/]+/launch\.py:(\w+)( .*)?")
 
@@ -110,7 +112,6 @@ class Status(TaggedMessage, frozen=True):
     ranks: tuple[RankStatus, ...] = ()  # those of this node, in order
     restarts: Count = 0  # announced so far
     code: ExitCode | None = None  # the exit code, once it is known
-    spent: TimeBreakdown = TimeBreakdown()  # where the time went until now
 
     @classmethod
     def from_plan(cls, plan: Plan, pid: int, began: float) -> Status:
@@ -182,3 +183,23 @@ class Status(TaggedMessage, frozen=True):
         """Return the rank's index in ``ranks``; the ranks of a node follow one another."""
         index = number - self.ranks[0].rank if self.ranks else -1
         return index if 0 <= index < len(self.ranks) else None
+
+
+class StatusTracker:
+    """The observer that tracks the status of this node's part of a job; events are applied when it is read."""
+
+    def __init__(self, plan: Plan) -> None:
+        """``plan`` is this node's, before it has joined the others."""
+        self._status = Status.from_plan(plan, os.getpid(), time.time())
+        self._pending: list[tuple[Event, float]] = []
+
+    def observe(self, event: Event) -> None:
+        self._pending.append((event, time.time()))
+        if len(self._pending) > MAX_PENDING_EVENTS:
+            self.status()
+
+    def status(self) -> Status:
+        for event, moment in self._pending:
+            self._status = self._status.apply(event, moment)
+        self._pending.clear()
+        return self._status

@@ -71,6 +71,6 @@ class FlushRequest(Request[FlushReply], frozen=True):
     answers = (FlushReply,)
 
     def handle(self, context: RequestContext) -> None:
-        context.job.flush_output(f"{self.mark}\n".encode())
+        context.job.streams.flush(f"{self.mark}\n".encode())
         context.send(FlushReply())
         context.finish()

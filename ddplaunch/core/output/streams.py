@@ -19,7 +19,6 @@ from ddplaunch.core.output.times import Mark, OutputTimes
 from ddplaunch.core.output.traceback_filter import EXIT_TIMEOUT_S, TracebackFilter
 
 PIPE_BYTES = 1 << 18  # a rank blocks with this much unread (F_SETPIPE_SZ; the kernel's default is 64 KiB)
-REPORT_TAIL_BYTES = 8192  # of the output that ``tail`` returns
 REPORTED = 1 << 16  # bytes of each rank's last output in memory, for the failure report: native frames may come last
 MEMORY_TAIL_BYTES = 1 << 18  # the same for a rank without a log file
 MAX_BEGUN = 4096  # of a longer unfinished line the start is not searched: its time is that of its end
@@ -166,7 +165,7 @@ class Streams:
             os.close(before)
         self._files[source] = file
 
-    def tail(self, source: Source, limit: int = REPORT_TAIL_BYTES) -> bytes:
+    def tail(self, source: Source, limit: int = MEMORY_TAIL_BYTES) -> bytes:
         """The last output, at most ``limit`` bytes; of a rank only that of its last attempt."""
         tail = self._tails.get(source)
         return tail.last(min(limit, tail.total - self._attempt_starts.get(source, 0))) if tail else b""

@@ -55,13 +55,13 @@ class NodeChecker(NodeSide):
     def _on_bug(self, request: CheckNode) -> None:
         self.close()
         self._context.screen.show_footer("")
-        self._context.send(CheckPassed(request.attempt))
+        self._context.job.send(CheckPassed(request.attempt))
 
     def _start(self, loop: IsolatedLoop, request: CheckNode) -> None:
         context = self._context
         context.screen.show_footer("")  # all nodes have joined
         environ = {**context.tree.environ, **self._plan.shared_environment}
-        progress, send = context.screen.show_footer, context.send
+        progress, send = context.screen.show_footer, context.job.send
         try:
             self._check = NodeCheck(loop, request, self._plan, environ, context.log.path, progress, send)
         except OSError as error:

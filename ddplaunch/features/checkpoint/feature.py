@@ -15,7 +15,7 @@ class Checkpoint(Feature):
             return None
         from ddplaunch.features.checkpoint.node import CheckpointFinder
 
-        return CheckpointFinder(pattern, context.emit)
+        return CheckpointFinder(pattern, context.job.emit)
 
 
 FEATURE = Checkpoint()

@@ -16,14 +16,13 @@ from ddplaunch.cli import client
 from ddplaunch.cli.client import REPLY_TIMEOUT_S, JobNotResponding
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.locate import find_batch_job, find_running
+from ddplaunch.cli.locate import find_batch_job, find_host_connector, find_running
 from ddplaunch.cli.run_locator import RunningBatchJob
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.debug.client import DebugClient
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
-from ddplaunch.features.ssh.host_spec import read_hosts
-from ddplaunch.features.ssh.ssh_command import interactive_ssh_command
+from ddplaunch.system.clusters.host_spec import read_hosts
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
 from ddplaunch.system.schedulers.scheduler import run_program
@@ -54,7 +53,7 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
     """
     more = [] if rank is None else ["--rank", str(rank)]
     if hosts is not None:
-        return _run_over_ssh(_choose_host(hosts, run, rank), ["debug", *([run] if run else []), *more])
+        return _run_on_host(_choose_host(hosts, run, rank), ["debug", *([run] if run else []), *more], "--hosts")
     if batch_job := find_batch_job(run, "debug"):
         if rank is not None:
             words = ["stacks", batch_job.run, "--json"]
@@ -67,7 +66,7 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
         environ = _launcher_environment(job.pid)
         words = ["debug", job.run_id, *more]
         if OVER_SSH_VARIABLE in environ:
-            return _run_over_ssh(host, words)
+            return _run_on_host(host, words, f"rank {rank} on {host}")
         if number := environ.get("SLURM_JOB_ID"):
             where = [f"--jobid={number}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--input=none"]
             return _exec_command(["srun", "--overlap", *where, *python_command(sys.executable), *words])
@@ -103,7 +102,7 @@ def _choose_host(text: str, run: str | None, rank: int | None) -> str:
         raise UsageError(what, "name one of them, or a rank with --rank")
     words = [*python_command(sys.executable), "stacks", *([run] if run else []), "--json"]
     for host in hosts:
-        command = interactive_ssh_command(host, words, os.environ, terminal=False)
+        command = find_host_connector("--hosts").interactive_command(host, words, terminal=False)
         try:
             output = run_program(*command, seconds=HOST_QUERY_TIMEOUT_S).stdout
         except (OSError, subprocess.TimeoutExpired):
@@ -124,10 +123,10 @@ def _host_from_stacks(output: str | None, rank: int) -> str:
         return ""
 
 
-def _run_over_ssh(host: str, words: list[str]) -> int:
-    return _exec_command(
-        interactive_ssh_command(host, [*python_command(sys.executable), *words], os.environ, terminal=os.isatty(0))
-    )
+def _run_on_host(host: str, words: list[str], needed_by: str) -> int:
+    connector = find_host_connector(needed_by)
+    words = [*python_command(sys.executable), *words]
+    return _exec_command(connector.interactive_command(host, words, terminal=os.isatty(0)))
 
 
 def _run_in_job_step(batch_job: RunningBatchJob, words: list[str]) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Debug(Feature):
-    requires = ("inspect", "ssh")
+    requires = ("inspect",)
     options = (Debugging,)
     commands = (Command("debug", "Attach to the debugger of the ranks, or pause a rank.", heading="Diagnose"),)
     requests = ("request",)

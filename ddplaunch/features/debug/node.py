@@ -41,7 +41,9 @@ class DebugSide(NodeSide):
             from ddplaunch.features.debug.debug_server import DebugServer
 
             folder, note = context.tree.temp_dir, context.screen.show_note
-            self.server = DebugServer(context.loop, folder, options.debug_timeout, context.job.rpc, note, context.send)
+            self.server = DebugServer(
+                context.loop, folder, options.debug_timeout, context.job.rpc, note, context.job.send
+            )
             if self._has_terminal and context.config.stdin is None:
                 self.server.on_stop_unattended = self._attach_terminal
         self.server.start_attempt(ranks)

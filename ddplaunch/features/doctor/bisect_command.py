@@ -21,7 +21,7 @@ from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.features.doctor import command_run
 from ddplaunch.features.doctor.fault_search import FAILURES_TO_BLAME, FaultSearch, HostFault, Hosts, TrialResult
-from ddplaunch.features.ssh.host_spec import Host, read_host_options
+from ddplaunch.system.clusters.host_spec import Host, read_host_options
 from ddplaunch.system.clusters.systems import host_lists as hosts_system
 from ddplaunch.system.clusters.systems import indexed_tasks, slurm_env
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import click
@@ -17,7 +17,9 @@ from ddplaunch.base.errors import UsageError, escape_control_chars, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import join_names
 from ddplaunch.cli.console_output import print_note
+from ddplaunch.cli.locate import find_host_connector
 from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
+from ddplaunch.cli.run_locator import NodeCommand
 from ddplaunch.features.doctor import baseline, manual_rendezvous
 from ddplaunch.features.doctor.baseline import Baseline
 from ddplaunch.features.doctor.bisect_command import bisect
@@ -28,16 +30,14 @@ from ddplaunch.features.doctor.node_process import NODE_STATEMENT
 from ddplaunch.features.doctor.peers import EXIT_TIMEOUT_S, CommandPeer, DoctorPeer
 from ddplaunch.features.doctor.report import format_report, to_json
 from ddplaunch.features.doctor.thorough_examiner import ThoroughExaminer
-from ddplaunch.features.ssh.fleet import raise_fd_limit
-from ddplaunch.features.ssh.host_spec import Host, read_host_options
-from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
-from ddplaunch.features.ssh.ssh_launch import forwarded_environment
+from ddplaunch.system.clusters.host_spec import read_host_options
 from ddplaunch.system.clusters.systems import slurm_env
 from ddplaunch.system.network.addresses import check_local_address
+from ddplaunch.system.network.kernel_limits import raise_fd_limit_for_hosts
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.rendezvous import locate_store
 
-SSH_HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long ssh gives up a host
+HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long a host counts as lost
 _read_timeout = number_reader(parse_seconds, 0, WEEK_S, "a time from 0 up to a week, like 90 (seconds) or 10m")
 
 
@@ -105,7 +105,7 @@ def doctor(
     if save is not None:
         baseline.check_writable(save)
     options = DoctorOptions(thorough, as_json, save, baseline.read_baseline(compare) if compare is not None else None)
-    environ = forwarded_environment((), os.environ)
+    environ: dict[str, str] = {}
     loop = EventLoop()
     if hosts is None and hostfile is None:
         for name, value in (("include", include), ("exclude", exclude), ("remote-python", remote_python)):
@@ -113,16 +113,18 @@ def doctor(
                 raise UsageError(f"--{name} works only with --hosts or --hostfile", "--hosts n1,n2")
         if manual:
             return _run_manual(loop, *manual, master_port, join_timeout, options)
-        address, node_commands = _local_command() if nnodes else _slurm_commands() or _local_command()
+        commands = _local_command() if nnodes else _slurm_commands() or _local_command()
     else:
-        all_hosts = read_host_options(hosts, hostfile, include, exclude)
-        address, node_commands = _ssh_commands(all_hosts, remote_python or sys.executable, environ)
-    if master_addr is not None and len(node_commands) < 2:
+        connector = find_host_connector(hosts_option or "--hosts")
+        all_hosts, python = read_host_options(hosts, hostfile, include, exclude), remote_python or sys.executable
+        commands = connector.python_commands(all_hosts, python, NODE_STATEMENT, HEARTBEAT_TIMEOUT_S)
+        environ = connector.environment()
+    if master_addr is not None and len(commands) < 2:
         raise UsageError("--master-addr works only with several nodes", "--hosts n1,n2")
-    raise_fd_limit(len(node_commands))
+    raise_fd_limit_for_hosts(len(commands))
     with _closing_peers() as peers:
-        peers += [CommandPeer(loop, *each) for each in node_commands]
-        return _examine(loop, peers, master_addr or address, master_port, environ, options)
+        peers += [CommandPeer(loop, each) for each in commands]
+        return _examine(loop, peers, master_addr or commands[0].address, master_port, environ, options)
 
 
 doctor.add_command(bisect)
@@ -222,10 +224,10 @@ def _run_manual(
     if node_rank:
         return manual_rendezvous.join(address, port + 1, node_rank, nnodes, token, join_timeout, print_note)
     check_local_address(address)
-    raise_fd_limit(nnodes)
+    raise_fd_limit_for_hosts(nnodes)
     shared_options = f"--master-addr {address} --master-port {port}"
     with _closing_peers() as peers:
-        peers += [CommandPeer(loop, *way) for way in _local_command()[1]]
+        peers += [CommandPeer(loop, command) for command in _local_command()]
         gathering = manual_rendezvous.ManualRendezvous(loop, port + 1, nnodes, token)
         missing = join_names(map(str, gathering.missing_nodes))
         print_note(f"waiting for node {missing} on port {port + 1} (up to {join_timeout:g} s)")
@@ -235,32 +237,15 @@ def _run_manual(
         return _examine(loop, peers, address, port, {}, options)
 
 
-NodeCommands = list[tuple[str, Sequence[str], str]]
-"""Of each node: its name, the command that starts its process, and a command with which users can test the route."""
+def _local_command() -> list[NodeCommand]:
+    return [NodeCommand(host_name(), "", python_command(sys.executable, NODE_STATEMENT))]
 
 
-def _local_command() -> tuple[str, NodeCommands]:
-    return "", [(host_name(), python_command(sys.executable, NODE_STATEMENT), "")]
-
-
-def _ssh_commands(hosts: Sequence[Host], python: str, environ: Mapping[str, str]) -> tuple[str, NodeCommands]:
-    """Return the address of the first host, and the commands of all."""
-    routes = [resolve_ssh_config(host.destination) for host in hosts]
-    return routes[0].address, [
-        (
-            host.name,
-            ssh_command(host.destination, route, python, environ, SSH_HEARTBEAT_TIMEOUT_S, NODE_STATEMENT),
-            f"ssh {host.destination} true",
-        )
-        for host, route in zip(hosts, routes, strict=True)
-    ]
-
-
-def _slurm_commands() -> tuple[str, NodeCommands] | None:
-    """Return the commands for the nodes of the surrounding Slurm job, a step each; None outside of a job."""
+def _slurm_commands() -> list[NodeCommand]:
+    """Return the commands for the nodes of the surrounding Slurm job, a step each; none outside of a job."""
     allocation = slurm_env.allocation(os.environ)
     if allocation is None or len(allocation.hosts) < 2:
-        return None
+        return []
     step = os.environ.get(slurm_env.STEP_ID, "")
     if step.isdigit() and int(step) < slurm_env.FIRST_SPECIAL_STEP:
         raise UsageError(
@@ -269,7 +254,7 @@ def _slurm_commands() -> tuple[str, NodeCommands] | None:
         )
     words = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--quiet")
     python = python_command(sys.executable, NODE_STATEMENT)
-    return allocation.hosts[0], [
-        (host, (*words, f"--nodelist={host}", *python), f"srun --overlap --nodelist={host} true")
+    return [
+        NodeCommand(host, host, (*words, f"--nodelist={host}", *python), f"srun --overlap --nodelist={host} true")
         for host in allocation.hosts
     ]

@@ -6,7 +6,7 @@ from ddplaunch.core.feature import Command, Feature
 
 
 class Doctor(Feature):
-    requires = ("check", "ssh")
+    requires = ("check",)
     commands = (
         Command("doctor", "Check one or many machines for problems that break or slow jobs.", heading="Diagnose"),
     )

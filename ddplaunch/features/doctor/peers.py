@@ -7,16 +7,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.cli.run_locator import NodeCommand
 from ddplaunch.features.doctor.messages import START_MARK, Exit, NodeAnswer, Question, Ready
-from ddplaunch.features.ssh.ssh_session import MAX_QUOTED_CHARS, explain_exit
-from ddplaunch.system.plan.launch_command import START_TIMEOUT_S
+from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, START_TIMEOUT_S, explain_exit
 
 UNREADABLE_REPLY_ERROR = "ddplaunch cannot read the reply of this host"
 
@@ -112,14 +111,16 @@ class DoctorPeer:
 class CommandPeer(DoctorPeer):
     """A node whose process is started by a command, such as ssh or srun, and connected by its stdin and stdout."""
 
-    def __init__(self, loop: EventLoop, name: str, words: Sequence[str], check: str = "") -> None:
-        super().__init__(loop, name)
-        self.check_command = check
+    def __init__(self, loop: EventLoop, command: NodeCommand) -> None:
+        super().__init__(loop, command.host)
+        self.check_command = command.test_command
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._socket, child_socket = socket.socketpair()
         with child_socket:  # a session of its own: at Ctrl-C the doctor closes its stdin, and it exits
             end = child_socket.fileno()
-            self._process = subprocess.Popen(words, stdin=end, stdout=end, stderr=self._stderr, start_new_session=True)
+            self._process = subprocess.Popen(
+                command.words, stdin=end, stdout=end, stderr=self._stderr, start_new_session=True
+            )
         self._tail = b""
         loop.watch_fd(self._socket.fileno(), self._find_mark)
 

@@ -22,7 +22,7 @@ def last_output_line(printed: bytes) -> str:
 
 def last_output_lines(job: ServedJob) -> tuple[tuple[int, str], ...]:
     """Return the last output line of each rank of this node."""
-    return tuple((rank, last_output_line(job.output_tail(rank))) for rank in job.ranks_with_output())
+    return tuple((rank, last_output_line(job.streams.tail(rank))) for rank in job.streams.ranks_in_memory())
 
 
 class JobInspection(TaggedMessage, frozen=True):

@@ -54,6 +54,8 @@ from ddplaunch.features.live.view_state import ViewState, busy_cpus_by_rank, col
 from ddplaunch.features.runs import history_store, run_lookup, sample_file
 from ddplaunch.features.runs.output_request import OutputChunk, TailOutputRequest
 from ddplaunch.features.runs.run_record import RunRecord
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown
+from ddplaunch.features.runs.time_tracker import BreakdownRequest
 from ddplaunch.system.plan.launch_command import python_command
 
 SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again
@@ -84,7 +86,8 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
         return chosen
     path = chosen or find_running(run).path
     if as_json:
-        click.echo(json.dumps(_as_json(_snapshot(path, "")), indent=2))
+        seen, spent = _snapshot(path, ""), client.send_request(path, BreakdownRequest()).spent
+        click.echo(json.dumps(_as_json(seen, spent), indent=2))
         return 0
     client.check_suspended(path)
     if in_terminal:
@@ -93,11 +96,11 @@ def top(run: str | None, ranks: str | None, as_json: bool) -> int:
     return 0
 
 
-def _as_json(seen: ViewState) -> dict[str, object]:
+def _as_json(seen: ViewState, spent: TimeBreakdown) -> dict[str, object]:
     inspection = seen.current.inspection
     ranks = (replace(rank, threads=()) for rank in inspection.ranks)
     return {
-        "status": as_dict(seen.current.status),
+        "status": {**as_dict(seen.current.status), "spent": as_dict(spent)},
         "inspection": replace(inspection, ranks=tuple(ranks)).to_json(),
         "doing": {rank: what.word for rank, what in rank_activities(seen).items()},
         "waits": seen.sentences,

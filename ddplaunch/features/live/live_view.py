@@ -358,7 +358,7 @@ class EmbeddedView(NodeSide):
         self._job.stop(False)
 
     def log(self, rank: int, on_reply: Callable[[str], None]) -> None:
-        on_reply(format_last_lines(rank, self._job.output_tail(rank)))
+        on_reply(format_last_lines(rank, self._job.streams.tail(rank)))
 
     def failures(self, on_reply: Callable[[str], None]) -> None:
         earlier = "".join(render_verdict(each, self._nnodes) for each in self._verdicts)

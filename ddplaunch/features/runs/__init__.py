@@ -1,6 +1,6 @@
 """Runs and batch jobs: ``ps``, ``logs``, ``stop``, ``wait``, ``attach``, ``report``, ``clean``, and the history.
 
 ``history_recorder`` writes the events of a run, ``run_record`` builds its record from them; each command has a file.
-``run_lookup`` and ``job_resolver`` find what a command names; ``goodput`` has the words for the categories of time,
-which are in ``core/control_socket/time_breakdown.py``. The launcher need not be read: all comes from its events.
+``run_lookup`` and ``job_resolver`` find what a command names; ``time_breakdown`` has the categories of time, and
+``goodput`` the words for them. The launcher need not be read: all comes from its events.
 """

@@ -10,7 +10,7 @@ class Runs(Feature):
     requires = ("inspect", "samples")
     options = (History,)
     locators = ("run_lookup",)
-    requests = ("output_request",)
+    requests = ("output_request", "time_tracker")
     commands = (
         Command("stop", "Stop a running job.", module="stop", heading="Run"),
         Command("wait", "Wait for a job to end and return its exit code.", module="stop", heading="Run"),
@@ -23,19 +23,18 @@ class Runs(Feature):
         Command("clean", "Delete the records of finished runs.", module="clean", heading="Housekeeping", place=6),
     )
 
-    def make_node_side(self, context: FeatureContext) -> NodeSide | None:
-        if context.options[History].no_history:
-            return None
-        from ddplaunch.features.runs.history_recorder import HistoryRecorder
-        from ddplaunch.features.runs.sample_file import SampleFile
+    def make_node_side(self, context: FeatureContext) -> NodeSide:
+        from ddplaunch.features.runs import history_recorder, sample_file, time_tracker
         from ddplaunch.features.samples.node import SampleCollector
 
-        job, log = context.job, context.log
-        history = HistoryRecorder(
-            context.plan, job.output_tail, lambda: log.path, context.screen.show_note, job.output_times
+        if context.options[History].no_history:
+            return time_tracker.TimeTracker(context.plan.nnodes)
+        streams, log = context.node.streams, context.log
+        history = history_recorder.HistoryRecorder(
+            context.plan, streams.tail, lambda: log.path, context.screen.show_note, streams.times
         )
         if samples := context.find(SampleCollector):
-            samples.subscribe(context.loop.guard(SampleFile(lambda: history.folder).on_sample))
+            samples.subscribe(context.loop.guard(sample_file.SampleFile(lambda: history.folder).on_sample))
         return history
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ddplaunch.base.text import format_count, format_duration
-from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown, TimeCategory
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown, TimeCategory
 
 MIN_SHOWN_FRACTION = 0.01  # of the wall time: smaller categories are not shown
 

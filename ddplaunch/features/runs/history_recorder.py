@@ -20,11 +20,11 @@ from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
-from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.output.run_log import rank_file, run_names
 from ddplaunch.core.output.times import times_file
 from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs.time_tracker import TimeTracker
 from ddplaunch.system.plan.plan import Plan
 
 SIZE_CHECK_EVERY = 5  # runs with output, about, between two checks of the history's size
@@ -38,8 +38,8 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_HOME_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # no writable home: not worth a note
 
 
-class HistoryRecorder(NodeSide):
-    """Records one node's part of a run, if the user has a home."""
+class HistoryRecorder(TimeTracker):
+    """Records one node's part of a run, if the user has a home; also tracks its time."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class HistoryRecorder(NodeSide):
 
         ``times(rank, count)`` returns the content of the file with the times of the last ``count`` bytes of a rank.
         """
+        super().__init__(plan.nnodes)
         self._plan, self._output_tail, self._log_dir, self._notify = plan, output_tail, log_dir, notify
         self._times = times
-        self._began = time.time()
         self._folder: int | None = None  # this run's, once something is written
         self._file = ""
         self._error: OSError | None = None
@@ -69,6 +69,7 @@ class HistoryRecorder(NodeSide):
         self._output_files: list[str] = []  # of the last attempt that failed
 
     def observe(self, event: Event) -> None:
+        super().observe(event)
         if self._error:
             return self._finish() if isinstance(event, events.JobEnded) else None
         if isinstance(event, events.AttemptPlanned):

@@ -38,14 +38,16 @@ class TailOutputRequest(Request[OutputChunk], frozen=True):
 
     def handle(self, context: RequestContext) -> None:
         context.send(context.job.status())
-        ranks = [rank for rank in context.job.ranks_with_output() if rank in self.ranks or not self.ranks]
+        streams = context.job.streams
+        ranks = [rank for rank in streams.ranks_in_memory() if rank in self.ranks or not self.ranks]
         for rank in ranks:
-            if data := context.job.output_tail(rank, self.since)[-(MAX_BACKLOG_BYTES // len(ranks)) :]:
+            data = streams.tail(rank) if self.since is None else streams.since(rank, self.since)
+            if data := data[-(MAX_BACKLOG_BYTES // len(ranks)) :]:
                 context.send(OutputChunk(rank, last_lines(data, self.lines) if self.lines else data))
         if not self.follow:
             return context.finish()
         subscriber = OutputSubscriber(context, self.ranks)
-        context.job.subscribe_output(subscriber.listener)
+        streams.subscribe(subscriber.listener)
         context.on_job_end(subscriber.stop)
 
 
@@ -79,7 +81,7 @@ class OutputSubscriber:
 
     def stop(self, code: int | None = None) -> None:
         """End the subscription; send how many bytes the client has missed."""
-        self._context.job.unsubscribe_output(self.listener)
+        self._context.job.streams.unsubscribe(self.listener)
         for rank, missed in self._missed.items():
             self._context.send(OutputChunk(rank, b"", missed))
         self._missed.clear()

@@ -13,11 +13,11 @@ from ddplaunch.base.text import format_count, format_duration
 from ddplaunch.base.types import as_dict
 from ddplaunch.cli.option_values import parse_seconds
 from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_goodput, format_percent, lost_times, sum_breakdowns
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 from ddplaunch.features.runs.run_totals import BlamedHost, find_blamed_hosts
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 
 MAX_HOSTS = 10  # shown; --json has all
 MAX_WHY = 70  # characters

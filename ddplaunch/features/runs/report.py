@@ -13,7 +13,6 @@ from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.runs import history_store, rank_logs, run_lookup
 from ddplaunch.features.runs.array_report import page_not_supported
 from ddplaunch.features.runs.array_report import print_array as report_all
@@ -37,6 +36,7 @@ from ddplaunch.features.runs.report_server import serve as serve_page
 from ddplaunch.features.runs.report_text import TimeOfRuns, render_report
 from ddplaunch.features.runs.run_record import RunRecord, record_to_json
 from ddplaunch.features.runs.run_totals import total_time
+from ddplaunch.features.runs.time_tracker import BreakdownRequest
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -119,7 +119,7 @@ def _runs_of_job(word: str) -> list[RunRecord]:
 def _with_live_times(path: str, record: RunRecord) -> RunRecord:
     """Return the record of a running run, with its time breakdown until now if its launcher replies."""
     try:
-        return replace(record, spent=client.send_request(path, StatusQuery(), REPLY_TIMEOUT_S).spent)
+        return replace(record, spent=client.send_request(path, BreakdownRequest(), REPLY_TIMEOUT_S).spent)
     except JobNotResponding as error:
         click.echo("; ".join(filter(None, (error.message, error.hint))), err=True)
         return record

@@ -13,9 +13,9 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_count, format_elapsed, format_size, signal_name
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs.goodput import format_goodput, format_percent
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 
 MAX_ATTEMPTS = 10  # shown: the last ones
 MAX_RANKS = 32  # shown; --json has all

@@ -38,12 +38,12 @@ from ddplaunch.base.types import (
     convert,
 )
 from ddplaunch.core import events
-from ddplaunch.core.control_socket.time_breakdown import TimeAccounting, TimeBreakdown
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.runs import sample_file
+from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
 
 MAX_BYTES = 64 << 20  # of a file of the history
 _DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a torn or hostile line

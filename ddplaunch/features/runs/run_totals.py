@@ -10,11 +10,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_TIMEOUT
-from ddplaunch.core.control_socket.time_breakdown import TimeBreakdown
 from ddplaunch.core.job.restart_policy import is_transient
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import sum_breakdowns
 from ddplaunch.features.runs.run_record import RunRecord
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 
 MIN_BLAMES = 2  # failures on a host in RECENT_S, from which on ``submit`` suggests --exclude
 READ_TIMEOUT_S = 1.0  # for reading the history at each ``submit``

@@ -16,7 +16,7 @@ class Samples(Feature):
 
         side = context.find(InspectSide) if context.config.inspect else None
         inspect = partial(side.inspect, context.loop) if side else None
-        samples = SampleCollector(context.loop, inspect, context.emit)
+        samples = SampleCollector(context.loop, inspect, context.job.emit)
         samples.add_listener(context.tree.report_stopped_zygote)
         return samples
 

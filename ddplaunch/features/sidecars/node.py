@@ -28,6 +28,7 @@ from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import ProgramJob
 from ddplaunch.features.sidecars.programs import Sidecar
 
+TAIL_BYTES = 8192  # of the last output, for the pattern of the URL, and for a message
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most
 
 
@@ -56,7 +57,7 @@ class SidecarRunner(NodeSide):
     """Runs all sidecars; reports one that ends early, while the job continues."""
 
     def __init__(self, context: FeatureContext, sidecars: Sequence[Sidecar]) -> None:
-        self._emit, self._tree = context.emit, context.tree
+        self._emit, self._tree = context.job.emit, context.tree
         self._streams, self._log = context.node.streams, context.log
         self._screen, self._show_note = context.screen, context.screen.show_note
         self._loop = context.loop
@@ -170,7 +171,7 @@ class SidecarRunner(NodeSide):
         self._emit(SidecarExited(sidecar.name, code))
         self._streams.read_pending(sidecar.name)
         if not (self._stopping or self._stop_expected):
-            last = rank_files.last_lines(self._streams.tail(sidecar.name), 1) if code else ()
+            last = rank_files.last_lines(self._streams.tail(sidecar.name, TAIL_BYTES), 1) if code else ()
             words = "".join(f": {line.strip()}" for line in last)
             self._show_note(f"{sidecar.name} {describe_exit(code)}, the job goes on{words}")
         elif self._stopping and code == -signal.SIGKILL and not self._stopped_now:
@@ -181,7 +182,7 @@ class SidecarRunner(NodeSide):
         if sidecar.url_pattern is None or sidecar.name in self._announced or self._stopping:
             return
         title, pattern = sidecar.url_pattern
-        if (found := pattern.search(self._streams.tail(sidecar.name))) is None:
+        if (found := pattern.search(self._streams.tail(sidecar.name, TAIL_BYTES))) is None:
             return
         self._announced.add(sidecar.name)
         self._streams.set_shown(sidecar.name, True)

@@ -67,7 +67,7 @@ class JoinWatcher(NodeSide):
     def _set_missing(self, missing: Sequence[int]) -> None:
         if self._missing is None:
             context = self._context
-            self._missing = MissingNodes(context.loop, os.environ, context.plan, context.send)
+            self._missing = MissingNodes(context.loop, os.environ, context.plan, context.job.send)
         self._missing.set_missing(missing)
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import signal
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, UsageError, sanitize_line
+from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.core.node.launcher_signals import InspectKey
@@ -22,30 +21,17 @@ from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMes
 from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.ssh.connection_limiter import RETRY_DELAY_S, ConnectionLimiter
 from ddplaunch.features.ssh.remote_launcher import GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE, KILL_DELAY_S, SIGNAL_BYTES
-from ddplaunch.features.ssh.ssh_session import MAX_QUOTED_CHARS, SshSession
-from ddplaunch.system.network.kernel_limits import read_rlimit
+from ddplaunch.features.ssh.ssh_session import SshSession
+from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS
 
 HOST_TIMEOUT_S = 60.0  # for a host to connect and reply
 SLOW_HOST_NOTICE_S = 5.0  # then hosts that have not replied are listed
 MAX_PROBLEMS = 20  # listed for one host
 OUTPUT_DRAIN_S = 5.0  # between the end of the first host and SIGTERM for those that still run
-_OTHER_FILES = 40  # descriptors besides the hosts' pipes: the event loop, outputs, an ssh that starts
 _COMPARED_VERSIONS = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
 _JSON_START = JSON_LINE_START.encode()
 _OWN_LINE_STARTS = (b"ddplaunch: ", b"Error: ", _JSON_START)  # of a launcher's own messages
 _SIGNAL_LETTERS = {number: letter for letter, number in SIGNAL_BYTES.items()}
-
-
-def raise_fd_limit(hosts: int) -> None:
-    """Raise the limit on open files to three pipes for each host. Raises UsageError if the hard limit is lower."""
-    needed = 3 * hosts + _OTHER_FILES
-    soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        what = f"{hosts} hosts need {needed} open files, and at most {hard} are allowed (ulimit -Hn)"
-        raise UsageError(what, "start fewer hosts, or ask for a higher limit")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class FleetState(Enum):

@@ -19,8 +19,8 @@ from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.base.record_folder import RecordFolder
 from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.base.tty import is_interactive
-from ddplaunch.cli.run_locator import RemoteJob, RunLocator
-from ddplaunch.features.ssh.ssh_command import interactive_ssh_command
+from ddplaunch.cli.run_locator import HostConnector, RemoteJob, RunLocator
+from ddplaunch.features.ssh.ssh_command import SshConnector, interactive_ssh_command
 from ddplaunch.system.plan.launch_command import python_command
 
 _SSH_FAILED = 255  # ssh's own exit code
@@ -47,6 +47,9 @@ class SshJobLocator(RunLocator):
 
     def list_remote_jobs(self) -> list[RemoteJob]:
         return [*RECORDS.list()]
+
+    def host_connector(self) -> HostConnector:
+        return SshConnector()
 
 
 class HostCommand:

@@ -33,21 +33,18 @@ from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.core.rank.proc_utils import start_ticks
-from ddplaunch.features.ssh.fleet import Fleet, HostProblem, raise_fd_limit
-from ddplaunch.features.ssh.host_spec import Host
-from ddplaunch.features.ssh.host_spec import read_host_options as read_hosts
+from ddplaunch.features.ssh.fleet import Fleet, HostProblem
 from ddplaunch.features.ssh.job_records import SshJob, record_job
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.ssh.remote_launcher import HostJob
-from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
+from ddplaunch.features.ssh.ssh_command import forwarded_variables, resolve_ssh_config, ssh_command
 from ddplaunch.features.ssh.ssh_session import SshSession
+from ddplaunch.system.clusters.host_spec import Host
+from ddplaunch.system.clusters.host_spec import read_host_options as read_hosts
+from ddplaunch.system.network.kernel_limits import raise_fd_limit_for_hosts
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
 from ddplaunch.system.target.target import Target
-
-FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
-FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
-"""The variables that are passed to the hosts by default."""
 
 _PER_NODE_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id"}
 _NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
@@ -95,7 +92,7 @@ class SshLaunch(RunInstead):
 
     def run(self, target: Target, run_id: str) -> int:
         hosts, options = self._hosts, self._options
-        raise_fd_limit(len(hosts))
+        raise_fd_limit_for_hosts(len(hosts))
         environ = forwarded_environment(options[SshHosts].env, os.environ)
         ssh_configs = [resolve_ssh_config(host.destination) for host in hosts]
         address = (options[Nodes].master_addr or ssh_configs[0].address) if len(hosts) > 1 else ""
@@ -206,11 +203,7 @@ def _print_problems(problems: list[HostProblem], hosts: int, code: int) -> None:
 
 def forwarded_environment(env_options: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for the hosts, with those of ``--env``. Raises UsageError if one is invalid or not set."""
-    variables = {
-        name: value
-        for name, value in environ.items()
-        if name in FORWARDED_VARIABLES or name.startswith(FORWARDED_PREFIXES)
-    }
+    variables = forwarded_variables(environ)
     for text in env_options:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from msgspec import Struct, field
@@ -19,8 +19,8 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.output.line_assembler import LineAssembler
 from ddplaunch.features.ssh.remote_launcher import HELLO, HostFacts, HostJob, output_mark
+from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, explain_exit
 
-MAX_QUOTED_CHARS = 300  # of a line from a host, its login shell or ssh, where a message quotes it
 _MAX_KEPT_LINES = 30  # the last lines of stderr; a banner may come before the one that matters
 
 # What ssh prints when another try may help (sshd's MaxStartups, a restart), when none does, and when the line explains
@@ -34,15 +34,6 @@ _PERMANENT_ERROR = re.compile(
 _UNINFORMATIVE = re.compile(
     r"UNKNOWN port|stdio forwarding failed|^(kex|ssh)_exchange_identification|^Warning: Permanently added"
 )
-
-
-def explain_exit(stderr_lines: Sequence[str], last: str, code: int) -> str:
-    """Explain why Python did not start on a host; ``last`` is the last informative line of stderr."""
-    if any(re.search("No module named '?ddplaunch", line) for line in stderr_lines):
-        return "ddplaunch is not installed for the Python on that host (--remote-python selects another)"
-    return (
-        f"{last} (--remote-python selects another Python)" if code in (126, 127) else last
-    )  # of env(1), or of a shell
 
 
 class SessionStream(Struct):

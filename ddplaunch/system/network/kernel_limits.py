@@ -1,4 +1,4 @@
-"""Kernel limits on node 0 in a job of many nodes: raises RLIMIT_NOFILE, reports sysctls that are too low."""
+"""Kernel limits for jobs of many nodes: raises RLIMIT_NOFILE, reports sysctls that are too low."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import resource
 from collections.abc import Iterator
 from contextlib import suppress
 
+from ddplaunch.base.errors import UsageError
+
 LARGE_JOB_NODES = 1000  # with fewer nodes these limits do not matter
+_OTHER_FILES = 40  # descriptors besides the pipes of hosts: the event loop, outputs, an ssh that starts
 _SPARE_DESCRIPTORS = 128  # for other descriptors, neighbours and connections than those of the nodes
 _SYSCTLS = "/proc/sys/net"
 
@@ -27,6 +30,18 @@ def raise_fd_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def raise_fd_limit_for_hosts(hosts: int) -> None:
+    """Raise the limit on open files to three pipes for each host. Raises UsageError if the hard limit is lower."""
+    needed = 3 * hosts + _OTHER_FILES
+    soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        what = f"{hosts} hosts need {needed} open files, and at most {hard} are allowed (ulimit -Hn)"
+        raise UsageError(what, "start fewer hosts, or ask for a higher limit")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:

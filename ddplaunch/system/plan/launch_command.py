@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from ddplaunch.base.text import shell_quote
 from ddplaunch.system.plan.plan import Plan
@@ -17,15 +18,25 @@ PYTHONPATH names the folder.
 """
 
 LAUNCHER_STATEMENT = "from ddplaunch.cli import main; main()"
-REMOTE_STATEMENT = "from ddplaunch.features.ssh.remote_launcher import main; sys.exit(main())"
 
 START_TIMEOUT_S = 60.0
 """For a command to connect and to start Python, possibly from a slow file server."""
+
+MAX_QUOTED_CHARS = 300
+"""Of a line from a host, its login shell or ssh, where a message quotes it."""
 
 
 def python_command(python: str, statement: str = LAUNCHER_STATEMENT) -> list[str]:
     """Return the words that start ddplaunch with a Python (3.10 or newer) in any folder, without its arguments."""
     return [python, "-c", f"{_CWD_LAST}; {statement}"]
+
+
+def explain_exit(stderr_lines: Sequence[str], last: str, code: int) -> str:
+    """Explain why Python did not start on a host; ``last`` is the last informative line of stderr."""
+    if any(re.search("No module named '?ddplaunch", line) for line in stderr_lines):
+        return "ddplaunch is not installed for the Python on that host (--remote-python selects another)"
+    # 126 and 127 are of env(1), or of a shell.
+    return f"{last} (--remote-python selects another Python)" if code in (126, 127) else last
 
 
 def node_command(plan: Plan, node_rank: int, options: Iterable[str]) -> str:

@@ -260,6 +260,7 @@ def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_in_fork
     found = json.loads(run_in_fork("top", "once", "--json").stdout)
     assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
     assert (found["status"]["run_id"], found["status"]["state"]) == ("once", "running")
+    assert found["status"]["spent"]["imports"] > 0 < found["status"]["spent"]["steady"]
     assert found["doing"] == {"0": "running", "1": "running"}
     assert [rank["pid"] for rank in found["inspection"]["ranks"]] == mine.ranks()
     assert found["collectives_per_second"] is None

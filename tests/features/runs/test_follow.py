@@ -78,7 +78,7 @@ class Slow:
     """A client that reads nothing, and the job that it follows."""
 
     def __init__(self, unread: int) -> None:
-        self.job = self
+        self.job = self.streams = self
         self.unsent_bytes = unread
         self.sent: list[object] = []
 
@@ -92,16 +92,16 @@ class Slow:
     def send(self, message: object) -> None:
         self.sent.append(message)
 
-    def ranks_with_output(self) -> list[int]:
+    def ranks_in_memory(self) -> list[int]:
         return [0, 1]
 
-    def output_tail(self, rank: int, since: float | None) -> bytes:
+    def tail(self, rank: int) -> bytes:
         return b"before"
 
-    def subscribe_output(self, on_output) -> None:
+    def subscribe(self, on_output) -> None:
         self.on_output = on_output
 
-    def unsubscribe_output(self, on_output) -> None:
+    def unsubscribe(self, on_output) -> None:
         pass
 
 

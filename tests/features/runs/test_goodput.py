@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.core import events
-from ddplaunch.core.control_socket.time_breakdown import TimeAccounting, TimeBreakdown, TimeCategory
 from ddplaunch.core.events import (
     AttemptsOmitted,
     AttemptStarted,
@@ -29,6 +28,7 @@ from ddplaunch.features.runs.goodput import format_goodput
 from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_job_id
 from ddplaunch.features.runs.run_record import AttemptRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import sample_file_name
+from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown, TimeCategory
 from ddplaunch.features.samples.sample import NodeSample, RankSample
 from tests.conftest import wait_until, write_program
 from tests.features.runs.recorded_events import plan

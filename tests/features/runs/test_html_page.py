@@ -13,7 +13,7 @@ from ddplaunch.cli import client
 from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
-from ddplaunch.features.inspect.request import JobInspection
+from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs.html_report import render_page
 from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
@@ -22,6 +22,8 @@ from ddplaunch.features.runs.html_report.page_run import PageInputs
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown
+from ddplaunch.features.runs.time_tracker import BreakdownReply, BreakdownRequest
 from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample
 from tests.browser import measure_page, needs_browser, open_page, search_page
 from tests.core.output.sample_records import BEGAN, inspection, record
@@ -245,9 +247,11 @@ def test_an_attempt_that_goes_on(monkeypatch):
     kept = replace(whole, attempts=attempts, ended=None, code=None, verdict=None, fate=RunState.RUNNING)
     states = (RankStatus(0, 70, RankState.RUNNING), RankStatus(1, 71, RankState.EXITED, 3))
     now = Status("r", "t.py", whole.pid, 0, 2, BEGAN, BEGAN + 70, 1, JobState.RUNNING, states)
-    monkeypatch.setattr(
-        client, "send_request", lambda path, request, timeout: JobInspection(now, inspection(2, 1, BEGAN + 90))
-    )
+    replies = {
+        InspectJobRequest: JobInspection(now, inspection(2, 1, BEGAN + 90)),
+        BreakdownRequest: BreakdownReply(TimeBreakdown()),
+    }
+    monkeypatch.setattr(client, "send_request", lambda path, request, timeout: replies[type(request)])
     rows = tuple(one(rank, 15) for rank in (0, 1))
     known = PageInputs(([NodeSample(BEGAN + 77, 10.0, 1, rows)],))
     (seen,) = with_live_state(FoundRun("r", RunningJob("door", "r", whole.pid), kept), [kept], known)

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 import ddplaunch
 from ddplaunch.features.ssh.remote_launcher import HostJob
-from ddplaunch.system.plan.launch_command import REMOTE_STATEMENT, python_command
+from ddplaunch.features.ssh.ssh_command import REMOTE_STATEMENT
+from ddplaunch.system.plan.launch_command import python_command
 from tests.conftest import ddplaunch_command, run_command, wait_until, write_program
 from tests.features.doctor.findings import NO_REPLY
 from tests.features.ssh.job import refusal

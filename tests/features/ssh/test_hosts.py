@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.features.ssh.host_spec import Host, filter_hosts, read_hostfile, read_hosts
+from ddplaunch.system.clusters.host_spec import Host, filter_hosts, read_hostfile, read_hosts
 from tests.conftest import ddplaunch_command, wait_until
 from tests.scaled_timeouts import scaled_timeout
 

@@ -68,7 +68,7 @@ class InspectSide(NodeSide):
             ranks,
             self._hangs.straggler_timeout,
             partial(self._inspect_ranks, Detail.STACKS),
-            context.send,
+            context.job.send,
             context.screen.show_note,
         )
         self._start_stall_detector(ranks)
@@ -77,13 +77,13 @@ class InspectSide(NodeSide):
         """Start stall detection, unless this node cannot see all ranks."""
         context = self._context
         if ranks.plan.world_size == 1 and self._hangs.is_strict and not ranks.number:
-            context.emit(NoteAdded("--stall-timeout has no effect in a job of one rank"))
+            context.job.emit(NoteAdded("--stall-timeout has no effect in a job of one rank"))
         if ranks.plan.world_size == 1 or self._is_isolated or not context.config.inspect:
             return
         if self._stall_detector is None:
             inspect = partial(self._inspect_ranks, Detail.STATE)
             self._stall_detector = StallDetector(
-                context.loop, self._hangs, inspect, context.send, context.screen.show_note
+                context.loop, self._hangs, inspect, context.job.send, context.screen.show_note
             )
         self._stall_detector.start_attempt(ranks)
 
@@ -118,7 +118,7 @@ class InspectSide(NodeSide):
                 self._stragglers.start_timers()
             case AttemptSwept():  # before the attempt report, after which node 0 takes no more of this attempt
                 if self._arrivals:
-                    self._context.send(ArrivalsReported(self._ranks.number, tuple(self._arrivals)))
+                    self._context.job.send(ArrivalsReported(self._ranks.number, tuple(self._arrivals)))
 
     def _read_arrivals(self, ranks: NodeRanks, rank: int) -> None:
         path = ranks.rank_file_path(rank, "trace.json")

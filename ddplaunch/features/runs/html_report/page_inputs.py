@@ -19,6 +19,8 @@ from ddplaunch.features.runs.html_report.output_section import MAX_BYTES_PER_RAN
 from ddplaunch.features.runs.html_report.page_run import PageInputs
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown
+from ddplaunch.features.runs.time_tracker import BreakdownRequest
 from ddplaunch.features.samples.sample import average
 
 REPLY_TIMEOUT_S = 5.0  # for the job's launcher: it may be suspended
@@ -72,12 +74,13 @@ def with_live_state(found: FoundRun, shares: Sequence[RunRecord], known: PageInp
         return [*shares]
     try:
         seen = client.send_request(found.running.path, InspectJobRequest(Detail.WAITS), REPLY_TIMEOUT_S)
+        spent = client.send_request(found.running.path, BreakdownRequest(), REPLY_TIMEOUT_S).spent
     except LaunchError:  # it has just ended, or is suspended
         return [*shares]
-    return [_record_from_live(each, seen, known) if each.pid == seen.status.pid else each for each in shares]
+    return [_record_from_live(each, seen, spent, known) if each.pid == seen.status.pid else each for each in shares]
 
 
-def _record_from_live(record: RunRecord, seen: JobInspection, known: PageInputs) -> RunRecord:
+def _record_from_live(record: RunRecord, seen: JobInspection, spent: TimeBreakdown, known: PageInputs) -> RunRecord:
     attempts, number = record.attempts, seen.status.attempt
     if attempts and attempts[-1].number == number:
         stand = {each.rank: each for each in seen.status.ranks}
@@ -89,7 +92,7 @@ def _record_from_live(record: RunRecord, seen: JobInspection, known: PageInputs)
         ranks = (_rank_from_live(each, stand.get(each.rank), *used.get(each.rank, (0, 0.0))) for each in last.ranks)
         attempts = (*attempts[:-1], replace(last, ranks=tuple(ranks)))
     seen_now = (*record.inspections, seen.inspection)
-    return replace(record, attempts=attempts, inspections=seen_now, spent=seen.status.spent)
+    return replace(record, attempts=attempts, inspections=seen_now, spent=spent)
 
 
 def _rank_from_live(rank: RankRecord, stands: RankStatus | None, memory: int, cpu: float) -> RankRecord:

@@ -1,0 +1,43 @@
+"""Tracks the time breakdown of a running job in its launcher; the request for it."""
+
+from __future__ import annotations
+
+import time
+
+from ddplaunch.base.types import TaggedMessage
+from ddplaunch.core.control_socket.request import Request, RequestContext
+from ddplaunch.core.events import Event
+from ddplaunch.core.feature import NodeSide
+from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
+
+
+class TimeTracker(NodeSide):
+    """Applies each event to the time breakdown of this run."""
+
+    def __init__(self, nnodes: int) -> None:
+        self._began = time.time()
+        self._accounting = TimeAccounting(self._began, nnodes)
+
+    def observe(self, event: Event) -> None:
+        self._accounting.on_event(event, time.time())
+
+    def breakdown(self) -> TimeBreakdown:
+        """Return the breakdown of the time until now."""
+        return self._accounting.breakdown(time.time())
+
+
+class BreakdownReply(TaggedMessage, frozen=True):
+    """Where the time went until now."""
+
+    spent: TimeBreakdown
+
+
+class BreakdownRequest(Request[BreakdownReply], frozen=True):
+    """Send the time breakdown."""
+
+    answers = (BreakdownReply,)
+
+    def handle(self, context: RequestContext) -> None:
+        tracker = context.job.find_side(TimeTracker)
+        context.send(BreakdownReply(tracker.breakdown() if tracker else TimeBreakdown()))
+        context.finish()
