@@ -1,6 +1,6 @@
-"""Renders docs/reference.md: commands, exit codes and ``ddplaunch.runtime`` come from the code.
+"""Renders docs/reference.md: commands and ``ddplaunch.runtime`` come from the code.
 
-The tables of variables and of JSON are written by hand, in the page; the tests check that they are complete.
+The tables of variables, exit codes and JSON are written by hand, in the page; the tests check that they are complete.
 """
 
 import ast
@@ -16,7 +16,6 @@ from ddplaunch import runtime
 from ddplaunch.cli.batch_command import BatchCommand
 from ddplaunch.cli.click_commands import cli
 from ddplaunch.cli.run_options import SECTIONS
-from tests.reference import records
 
 PACKAGE = Path(ddplaunch.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "reference.md"
@@ -36,8 +35,7 @@ OF_SCHEDULERS = {
 def page() -> str:
     """Render the whole page."""
     parts = (
-        HEAD, *_commands(), written("## Environment variables", "## Exit codes"), *_exit_codes(),
-        written("## The dry run as JSON", "## ddplaunch.runtime"), *_runtime(),
+        HEAD, *_commands(), written("## Environment variables", "## ddplaunch.runtime"), *_runtime(),
     )  # fmt: skip
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
@@ -218,24 +216,7 @@ def all_caps(path: Path) -> list[str]:
     return sorted(text for text in texts if NAME.fullmatch(text))
 
 
-# -------------------------------------------------------------------------------------------------- codes and runtime
-
-
-def _exit_codes() -> Iterator[str]:
-    yield "## Exit codes\n"
-    yield (
-        "The exit code is that of the first rank that [failed](failures.md), or one of the launcher's, with a name in "
-        "`ddplaunch.base.errors`. All nodes return the same.\n"
-    )
-    ours = {number: (name, text) for name, number, text in records.error_codes()}
-    rows = []
-    for code in sorted({*ours, *records.EXITS}):
-        name, text = ours.get(code, ("", ""))
-        means, after = records.EXITS.get(code, (text, ""))
-        shown = f"{code} + N" if name == "EXIT_SIGNAL" else "1 to 125" if code == 1 else str(code)
-        means = ": ".join(filter(None, [(means or text).rstrip("."), after]))
-        rows.append((shown, f"{means} (`{name}`)" if name else means))
-    yield table(("code", "meaning"), rows)
+# ----------------------------------------------------------------------------------------------------------- runtime
 
 
 def _runtime() -> Iterator[str]:

@@ -39,6 +39,15 @@ def variables(heading: str) -> set[str]:
     return {*found}
 
 
+def test_every_exit_code_of_the_launcher_is_described():
+    codes = re.findall(
+        r"^(EXIT_\w+) = (\d+)$", (PACKAGE / "base" / "errors.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert codes
+    for name, number in codes:
+        assert re.search(rf"^\| {number}( \+ N)? \| .*\(`{name}`\) \|$", section("## Exit codes"), re.MULTILINE), name
+
+
 def test_every_rank_gets_what_the_page_says():
     ranks_get = set(records.plan_environment()) | {"TORCHELASTIC_ERROR_FILE"}
     assert ranks_get == {*variables("What every rank gets"), "DDPLAUNCH_DEVICE"}
