@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ MODULES = (
 )  # fmt: skip
 """Imported before the first request; the others when a command asks for them, as ever."""
 
+
+CONSTANTS = "DDPLAUNCH_TEST_CONSTANTS"
+"""A variable of a command: constants of the package that it changes, as "core.net.link.CONNECT_TIMEOUT_S=0.5 …"."""
 
 _AT_START = ("LD_", "PYTHON")
 """How the variables begin that are read when a process starts: each set of them needs an interpreter of its own."""
@@ -111,14 +115,17 @@ def _run_in_child(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     sys.argv = ["ddplaunch", *request["words"]]
+    for constant in os.environ.pop(CONSTANTS, "").split():
+        name, _, value = constant.partition("=")
+        module, _, attribute = name.rpartition(".")
+        assert isinstance(getattr(import_module(f"ddplaunch.{module}"), attribute), float)
+        setattr(import_module(f"ddplaunch.{module}"), attribute, float(value))
     sys.path.append(os.getcwd())  # where ``python -m ddplaunch`` has it
     main()
 
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder
-    from importlib import import_module
-
     for name in MODULES:
         import_module(f"ddplaunch.{name}")
     with open(os.devnull) as nothing:

@@ -91,7 +91,7 @@ def test_a_class_name_means_one_thing():
     assert_at_most(REPEATED_NAMES, [f"{name}: {', '.join(where)}" for name, where in named.items() if len(where) > 1])
 
 
-def test_first_pages_say_what_need_not_be_read():
+def test_first_pages_name_what_need_not_be_read():
     """Each folder's ``__init__.py``: where a reader is, what may be changed there, and what can be left out."""
     pages = {name: ast.get_docstring(tree) or "" for name, tree in trees().items() if name.endswith("/__init__.py")}
     assert_at_most(0, [name for name, page in pages.items() if "need not be read" not in " ".join(page.split())])

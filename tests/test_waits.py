@@ -23,7 +23,7 @@ def test_a_sleep_is_no_synchronisation():
     assert found == [], "wait_until() in tests/conftest.py waits for a condition"
 
 
-def test_what_is_skipped_says_why():
+def test_every_skip_has_a_reason():
     marks = calls("pytest.mark.skip", "pytest.mark.skipif", "pytest.mark.xfail")
     found = [place for place, node, _ in marks if "reason" not in [keyword.arg for keyword in node.keywords]]
     found += [place for place, node, _ in calls("pytest.skip", "pytest.xfail") if not node.args]

@@ -32,6 +32,8 @@ LINGER_S = 1.0  # for the last message to be delivered
 def notify_other_nodes(error: UsageError, options: Options, listener_socket: socket.socket | None) -> None:
     """Make the other nodes end with this error too, unless stdin is a terminal where the command can be repeated.
 
+    Return when they know it, or after DECLINE_TIMEOUT_S.
+
     A feature that runs the job in place of this launcher does that itself. Nodes that were started one by one are not
     notified either, since this one can be started again; unless node 0's port is taken: then all need another port.
     ``listener_socket`` is on the control port, if this node has opened it.
@@ -47,23 +49,13 @@ def notify_other_nodes(error: UsageError, options: Options, listener_socket: soc
         address, port = locate_store(*given, nnodes=nodes.nnodes[1], here=None, environ=os.environ)
         job_config = read_job_config(options, address.value, int(port.value), cluster_env)
         if job_config.port is not None and address.source != SOURCE_MISSING:
-            _decline_to_join(job_config, nodes.node_rank, host_name(), error, listener_socket)
+            declined = JoinDeclined(nodes.node_rank, host_name(), error.message, error.hint, job_config.run_id)
+            if nodes.node_rank:
+                _notify_node_zero(job_config, declined)
+            else:
+                _notify_other_nodes(job_config, declined, listener_socket)
     except UsageError:
         pass  # the first error has been printed
-
-
-def _decline_to_join(
-    config: JobConfig, node_rank: int, host: str, error: UsageError, listener_socket: socket.socket | None = None
-) -> None:
-    """Notify the job why this node cannot join; return when it knows, or after DECLINE_TIMEOUT_S.
-
-    ``listener_socket`` listens on the control port, if this is node 0 and has opened it.
-    """
-    declined = JoinDeclined(node_rank, host, error.message, error.hint, config.run_id)
-    if node_rank:
-        _notify_node_zero(config, declined)
-    else:
-        _notify_other_nodes(config, declined, listener_socket)
 
 
 def _notify_node_zero(config: JobConfig, declined: JoinDeclined) -> None:

@@ -8,13 +8,16 @@ import sys
 from msgspec.structs import replace
 
 from ddplaunch.base.options import Options
+from ddplaunch.base.text import join_names
 from ddplaunch.cli.console_output import write_text
 from ddplaunch.cli.core_options import DryRun, Nodes
 from ddplaunch.cli.plan_text import plain_lines
 from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
-from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.target.target import TargetKind
+
+MAX_NOTED = 5  # modules that each rank imports itself, in the text; JSON has all
 
 _EXPLICIT_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "module", "no_python"}
 """Options that the command of each node has anyway."""
@@ -31,8 +34,14 @@ def print_plan(plan: Plan, options: Options, alternative_command: str | None, *,
             notes.append("the token is not printed: set DDPLAUNCH_TOKEN on every node")
     choice = plan_zygote(options, plan)
     if not is_remote and plan.target.kind is not TargetKind.PROGRAM:
-        plan = replace(plan, facts=(*plan.facts, choice.to_fact()))
-        notes += choice.excluded_notes()
+        modules = join_names(choice.modules) if choice.forks else ""
+        why = choice.source if choice.forks else choice.unsafe or "each rank is a new interpreter"
+        plan = replace(plan, facts=(*plan.facts, Fact("preloaded", modules or "nothing", why)))
+        noted = [f"{name} ({reason})" for name, reason in choice.excluded[:MAX_NOTED]]
+        if (more := len(choice.excluded) - MAX_NOTED) > 0:
+            noted.append(f"and {more} more")
+        if noted:
+            notes.append(f"imported in each rank: {', '.join(noted)}")
     on_node_zero = choice if plan.node_rank == 0 else plan_zygote(options, replace(plan, node_rank=0))
     plan = replace(plan.with_store(torch=on_node_zero.imports_torch), notes=tuple(notes))
     if options[DryRun].as_json:

@@ -37,7 +37,7 @@ from ddplaunch.core.node_config import NodeConfig, ShowRules
 from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.run_log import RunLog
-from ddplaunch.core.output.screen import Screen, ScreenOptions, make_screen
+from ddplaunch.core.output.screen import Screen, make_screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.network.reserved_port import check_loopback
@@ -109,13 +109,14 @@ class NodeJob:
         Raises:
             UsageError: a port is taken, an interface does not exist, or the folder cannot be created.
         """
-        self._plan, self._config = plan, node_config
+        self._plan = plan
         self._has_ended = False  # then notes go to stderr
-        self._loop = loop = start.loop
+        loop = start.loop
         alone = job_config.port is None
-        speaks = alone or not (job_config.shared_log and plan.node_rank)
         FORMATTER.set_origin(plan, numbered=plan.has_node_rank)
-        self._screen = self._make_screen(options, reports_job=speaks)
+        screens = (feature.make_screen(loop, options, node_config.screen) for _, feature in load_features())
+        self._screen: Screen = next(filter(None, screens), None) or make_screen(loop, node_config.screen)
+        self._screen.reports_job = alone or not (job_config.shared_log and plan.node_rank)
         self._log = RunLog(node_config.log_dir, is_single_node=alone)
         self._status_tracker = StatusTracker(plan)
         starting = StartupNotice(loop, self._screen, node_config.zygote.plan.modules)
@@ -141,15 +142,6 @@ class NodeJob:
         sides.make(context)
         observers.add(sides)
         self._control_socket = ControlSocket(loop, plan.run_id, self)
-
-    def _make_screen(self, options: Options, *, reports_job: bool) -> Screen:
-        config = self._config
-        how = ScreenOptions(config.output_timeout_s, config.quiet_s, config.prefix, config.show.merge)
-        for _, feature in load_features():
-            screen = feature.make_screen(self._loop, options, how, reports_job=reports_job, colour=config.colour)
-            if screen is not None:
-                return screen
-        return make_screen(self._loop, how, reports_job=reports_job, colour=config.colour)
 
     def report_bug(self, text: str) -> None:
         if self._has_ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli.run_locator import (
@@ -81,4 +80,4 @@ def find_host_connector(needed_by: str) -> HostConnector:
 
 
 def _locators() -> Iterator[RunLocator]:
-    return (import_module(module).LOCATOR for module in load_features().locator_modules())
+    return (module.LOCATOR for module in load_features().modules("locators"))

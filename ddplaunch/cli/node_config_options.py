@@ -8,8 +8,9 @@ from ddplaunch.base.options import Options
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.core_options import Logging, Output, Preemption
+from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.node_config import NodeConfig, ShowRules
+from ddplaunch.core.node_config import NodeConfig, ScreenOptions, ShowRules
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
@@ -36,12 +37,15 @@ def read_node_config(
     return NodeConfig(
         zygote=zygote,
         show=show,
+        screen=ScreenOptions(
+            prefix=options[Output].prefix,
+            output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
+            quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
+            colour=is_colour_allowed(),
+            merge=read_merge(options),
+        ),
         stdin=options[Output].stdin,
         log_dir=options[Logging].log_dir,
         inspect=job_config.inspect and plan.target.kind is not TargetKind.PROGRAM,
-        colour=is_colour_allowed(),
-        prefix=options[Output].prefix,
-        output_timeout_s=OUTPUT_TIMEOUT_OVER_SSH_S if by_ssh else READER_TIMEOUT_S,
-        quiet_s=QUIET_WAIT_S if by_ssh or cluster_env is not None else 0.0,
         preempt_forward=options[Preemption].preempt_forward,
     )

@@ -43,7 +43,7 @@ def arrange_groups(own: Iterable[type[OptionGroup]], added: Iterable[type[Option
     return groups
 
 
-GROUPS = tuple(arrange_groups(CORE_GROUPS, load_features().option_groups()))
+GROUPS = tuple(arrange_groups(CORE_GROUPS, (group for _, feature in load_features() for group in feature.options)))
 """All groups, in the order of the help."""
 
 OPTIONS = tuple(option for kind in GROUPS for option in declared_options(kind))

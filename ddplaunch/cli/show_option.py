@@ -24,7 +24,7 @@ def read_show_rules(options: Options, plan: Plan) -> ShowRules:
         options.sources["show"] is not OptionSource.DEFAULT or plan.world_size == 1 or not is_interactive(2)
     )
     output = options[Output]
-    shown = replace(_parse_show(output.show, plan), full_tracebacks=full_tracebacks, merge=read_merge(options))
+    shown = replace(_parse_show(output.show, plan), full_tracebacks=full_tracebacks)
     here = [rank.rank for rank in plan.local_ranks]
     if output.stdin is not None and plan.nnodes == 1 and output.stdin not in here:
         what = f"--stdin {output.stdin}: this node has {format_rank_range(here[0], here[-1])}"

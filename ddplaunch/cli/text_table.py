@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import click
@@ -14,6 +15,15 @@ MIN_COLUMN_WIDTH = 10
 
 MIN_LAST_COLUMN_WIDTH = 24
 """Optional columns are left out to give the last column this width."""
+
+_CALLED = re.compile(r"python \S*\bddplaunch-[^/]+/launch\.py:(\w+)( .*)?")
+
+
+def short_target(target: str) -> str:
+    """Shorten a target for a table: without "python"; for a call from Python, only the function's name."""
+    if called := _CALLED.fullmatch(target):
+        return f"{called[1]}()"
+    return target.removeprefix("python ")
 
 
 def fit_to_width(line: str, limit: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, ClassVar, Protocol
 
 from msgspec import Struct
@@ -34,7 +33,7 @@ from ddplaunch.core.messages import JobStalled as JobStalled
 from ddplaunch.core.messages import NodeLost as NodeLost
 from ddplaunch.core.messages import RanksInspected as RanksInspected
 from ddplaunch.core.messages import Restarting as Restarting
-from ddplaunch.core.output.isolation import describe_bug
+from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.system.plan.plan import Plan
 
 
@@ -172,17 +171,18 @@ class Observer(Protocol):
 
 
 class Observers:
-    """All observers of a job; one added later gets the events that follow, one that raises is removed."""
+    """All observers of a job; one added later gets the events that follow, one that raises gets no more."""
 
     def __init__(self, *first: Observer, report: Callable[[str], object]) -> None:
         """``report`` gets a message with the traceback for each observer that raises."""
-        self._all, self._report = [*first], report
-        self._queue: deque[Event] = (
-            deque()
-        )  # the event that is being delivered, and those that observers emit meanwhile
+        self._report = report
+        self._all: list[Callable[[Event], object]] = []
+        self._queue = deque[Event]()  # the event that is being delivered, and those that observers emit meanwhile
+        for observer in first:
+            self.add(observer)
 
     def add(self, observer: Observer) -> None:
-        self._all.append(observer)
+        self._all.append(Isolation(type(observer).__name__, self._report).guard(observer.observe))
 
     def emit(self, event: Event) -> None:
         """Deliver an event to all observers; one that an observer emits is delivered after it, in the same call."""
@@ -190,17 +190,9 @@ class Observers:
         if len(self._queue) > 1:
             return
         while self._queue:
-            self._deliver(self._queue[0])
+            for observe in [*self._all]:
+                observe(self._queue[0])
             self._queue.popleft()
-
-    def _deliver(self, event: Event) -> None:
-        for observer in [*self._all]:
-            try:
-                observer.observe(event)
-            except Exception as error:
-                self._all.remove(observer)
-                with suppress(Exception):  # it may be the screen that fails
-                    self._report(describe_bug(type(observer).__name__, error))
 
 
 def event_to_json(event: Event, moment: float, **more: float) -> bytes:

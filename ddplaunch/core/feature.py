@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -20,7 +21,7 @@ from ddplaunch.system.schedulers.scheduler_registry import register_scheduler
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
     from ddplaunch.base.options import OptionGroup, Options
-    from ddplaunch.core.control_socket.served_job import ServedJob
+    from ddplaunch.core.control_socket.request import ServedJob
     from ddplaunch.core.deadlines import Now
     from ddplaunch.core.events import Event
     from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
     from ddplaunch.core.node.zygote_process import ZygoteSource
-    from ddplaunch.core.node_config import NodeConfig
+    from ddplaunch.core.node_config import NodeConfig, ScreenOptions
     from ddplaunch.core.output.isolation import IsolatedLoop
     from ddplaunch.core.output.run_log import RunLog
-    from ddplaunch.core.output.screen import Screen, ScreenOptions
+    from ddplaunch.core.output.screen import Screen
     from ddplaunch.core.zygote_plan import ZygotePlan
     from ddplaunch.system.clusters.cluster_env import ClusterEnv
     from ddplaunch.system.plan.plan import Plan
@@ -303,9 +304,7 @@ class Feature:
         """Return what runs the job in place of this launcher; None if the options do not request it."""
         return None
 
-    def make_screen(
-        self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
-    ) -> Screen | None:
+    def make_screen(self, loop: EventLoop, options: Options, how: ScreenOptions) -> Screen | None:
         """Return a screen to use in place of the default one; None if the job does not use the feature."""
         return None
 
@@ -350,10 +349,6 @@ class FeatureRegistry:
     def __iter__(self) -> Iterator[tuple[str, Feature]]:
         return iter(self._features.items())
 
-    def option_groups(self) -> list[type[OptionGroup]]:
-        """List the groups of options of all features."""
-        return [group for _, feature in self for group in feature.options]
-
     def run_instead(self, options: Options) -> RunInstead | None:
         """Return what runs the job in place of this launcher; None if it runs the job itself."""
         return next(filter(None, (feature.run_instead(options) for _, feature in self)), None)
@@ -370,23 +365,16 @@ class FeatureRegistry:
             for command in feature.commands
         }
 
-    def request_modules(self) -> list[str]:
-        """List the full names of all modules with requests."""
-        return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.requests]
-
     def message_types(self, *, from_node_zero: bool) -> list[type[AttemptMessage]]:
         """List the types of messages that node 0 sends, or those that it gets."""
-        names = [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.messages]
-        modules = map(import_module, names)
-        return [kind for each in modules for kind in (each.FROM_NODE_ZERO if from_node_zero else each.FROM_NODE)]
+        attribute = "FROM_NODE_ZERO" if from_node_zero else "FROM_NODE"
+        return [kind for module in self.modules("messages") for kind in getattr(module, attribute)]
 
-    def rpc_modules(self) -> list[str]:
-        """List the full names of all modules with a kind of request to all nodes."""
-        return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.rpc_kinds]
-
-    def locator_modules(self) -> list[str]:
-        """List the full names of all modules that find runs."""
-        return [f"{self._package}.{name}.{module}" for name, feature in self for module in feature.locators]
+    def modules(self, attribute: Literal["requests", "rpc_kinds", "messages", "locators"]) -> Iterator[ModuleType]:
+        """Import and yield the modules that features name in this attribute."""
+        for name, feature in self:
+            for module in getattr(feature, attribute):
+                yield import_module(f"{self._package}.{name}.{module}")
 
 
 @cache

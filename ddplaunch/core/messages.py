@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
-
 from ddplaunch.base.types import (
     CommandText,
     Count,
@@ -30,17 +28,9 @@ from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
+from ddplaunch.system.target.versions import Versions
 
 PROTOCOL_VERSION = 21  # raised whenever a message changes, so that launchers of different versions detect it
-
-
-class Versions(Struct, frozen=True):
-    """Versions that must be equal for ranks to work together; None: unknown or not installed."""
-
-    python: Name  # "3.11", and torch "2.13": patch levels may differ
-    torch: Name | None = None
-    cuda: Name | None = None
-    nccl: Name | None = None
 
 
 # ---------------------------------------------------------------------------------------------- to node 0

@@ -24,10 +24,19 @@ class ShowRules(Struct, frozen=True):
 
     rules: tuple[ShowRule, ...]
     full_tracebacks: bool = True  # also show the tracebacks of secondary failures in a terminal
-    merge: bool | None = False  # whether equal lines of several ranks are merged; None: in a terminal
 
     def streams_for(self, rank: Rank) -> frozenset[int]:
         return next((rule.streams for rule in reversed(self.rules) if rule.matches(rank)), frozenset())
+
+
+class ScreenOptions(Struct, frozen=True):
+    """How a screen shows the output."""
+
+    prefix: str  # before each line of a rank: core/output/prefix.py
+    output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
+    quiet_s: float  # seconds after which a wait for the other nodes is reported
+    colour: bool
+    merge: bool | None = False  # whether equal lines of several ranks are merged; None: in a terminal
 
 
 class NodeConfig(Struct, frozen=True):
@@ -35,11 +44,8 @@ class NodeConfig(Struct, frozen=True):
 
     zygote: ZygoteSettings
     show: ShowRules
+    screen: ScreenOptions
     stdin: int | None  # the rank that reads standard input; None: none, but a single rank does
     log_dir: str | None
     inspect: bool  # whether ranks can be inspected
-    colour: bool
-    prefix: str  # before each line of a rank: core/output/prefix.py
-    output_timeout_s: float  # stop waiting for a reader of the output that reads nothing for so long
-    quiet_s: float  # seconds after which a wait for the other nodes is reported
     preempt_forward: int | None  # the signal that ranks get then, if any

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from ddplaunch.base.text import join_names
 from ddplaunch.core.rank import zygote_messages
-from ddplaunch.system.plan.plan import Fact
-
-MAX_NOTED = 5
-"""At most this many modules that each rank imports itself are in the text of a dry run; JSON has all."""
 
 _NOTHING: zygote_messages.AllowedState = {"top_modules": [], "changed_variables": [], "generators": []}
 
@@ -58,20 +53,6 @@ class ZygotePlan(Struct, frozen=True):
         """Return the part of the plan that ``--dry-run`` and the event ``ready`` show."""
         because, excluded = self.explain(None)
         return {"modules": list(self.modules), "because": because, "excluded": [list(each) for each in excluded]}
-
-    def to_fact(self) -> Fact:
-        """Return the line of the printed plan on preloaded modules."""
-        if not self.forks:
-            return Fact("preloaded", "nothing", self.unsafe or "each rank is a new interpreter")
-        return Fact("preloaded", join_names(self.modules) or "nothing", self.source)
-
-    def excluded_notes(self) -> list[str]:
-        """Return the note of the printed plan on the first modules that each rank imports itself, if there are any."""
-        if not self.excluded:
-            return []
-        first = [f"{name} ({reason})" for name, reason in self.excluded[:MAX_NOTED]]
-        more = [f"and {len(self.excluded) - MAX_NOTED} more"] if len(self.excluded) > MAX_NOTED else []
-        return [f"imported in each rank: {', '.join([*first, *more])}"]
 
     def explain(self, failed: str | None) -> tuple[str | None, tuple[tuple[str, str], ...]]:
         """Return why ``modules`` has not all imports, and ``excluded``; ``failed``: why the fallback was imported."""

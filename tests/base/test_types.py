@@ -10,7 +10,6 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import MAX_COUNT, TailLines, as_dict, convert, decode, encode
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core import messages
-from ddplaunch.core.control_socket.request import all_requests
+from ddplaunch.core.control_socket.server import all_requests
 from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import load_features
@@ -40,15 +39,15 @@ OWN = [kind for kind in typing.get_args(messages.Message) if kind is not message
 KINDS = [*OWN, *TO_NODE_ZERO, *load_features().message_types(from_node_zero=True)]
 """All that nodes ever send."""
 
-RPC_KINDS = [import_module(module).KIND for module in load_features().rpc_modules()]
+RPC_KINDS = [module.KIND for module in load_features().modules("rpc_kinds")]
 """The requests to all nodes, each with the types of its payloads."""
 
-AT_THE_DOOR = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
-"""All that a running job is asked, and answers."""
+CONTROL_SOCKET = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
+"""Requests of the control socket, and their replies."""
 
-OF_THE_DOCTOR = [Exit, *typing.get_args(Question), *typing.get_args(NodeAnswer)]
+DOCTOR = [Exit, *typing.get_args(Question), *typing.get_args(NodeAnswer)]
 
-IN_THE_HISTORY = [RunRecord, *EVENT_TYPES.values()]
+HISTORY = [RunRecord, *EVENT_TYPES.values()]
 """All that is read of a run that is over."""
 
 
@@ -88,7 +87,7 @@ def unbounded(hint: Any) -> bool:
 def test_every_field_has_its_bounds():
     found = {
         f"{each.__name__}.{name}": hint
-        for kind in [*KINDS, *AT_THE_DOOR, *IN_THE_HISTORY, *OF_THE_DOCTOR, *PAYLOADS]
+        for kind in [*KINDS, *CONTROL_SOCKET, *HISTORY, *DOCTOR, *PAYLOADS]
         for each in classes(kind)
         for name, hint in field_types(each).items()
     }
@@ -186,8 +185,8 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *AT_THE_DOOR], ids=lambda kind: kind.__name__)
-def test_a_message_is_understood_or_none(kind):
+@pytest.mark.parametrize("kind", [*KINDS, *CONTROL_SOCKET], ids=lambda kind: kind.__name__)
+def test_random_messages_are_accepted_or_refused(kind):
     maker, understood = Maker(1), 0
     for _ in range(400):
         if understood == 20:
@@ -267,7 +266,7 @@ def test_of_many_last_lines_the_last_are_kept():
     assert convert([*map(str, range(99))], TailLines) == tuple(map(str, range(99 - MAX_TAIL_LINES, 99)))
 
 
-def test_shown_is_one_line():
+def test_escaped_text_is_one_line():
     assert sanitize_line("a\nb") == "a\\nb"
     assert sanitize_line("x" * 500, limit=10) == "x" * 9 + "…"
     assert sanitize_line("Connection closed by peer", limit=16) == "Connection…"

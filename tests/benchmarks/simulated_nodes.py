@@ -24,10 +24,10 @@ from ddplaunch.core.messages import (
     Message,
     NodeHello,
     RpcReply,
-    Versions,
 )
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.target.versions import Versions
 
 RETRY_S = 0.5
 """After which a node that node 0 has dropped calls again."""

@@ -96,7 +96,7 @@ def spellings(line: str, named: frozenset[str] = frozenset()) -> tuple[str, list
         ("--no-python ./prog --nporc 4 -n 3", "--no-python", "./prog", "--nporc 4 -n 3"),
     ],
 )
-def test_one_reading(line, ours, target, program):
+def test_how_a_command_line_is_split(line, ours, target, program):
     assert parts(split(line)) == (tuple(shlex.split(ours)), target, tuple(shlex.split(program)))
 
 
@@ -110,7 +110,7 @@ def test_one_reading(line, ours, target, program):
         ("--no-python ./p -- x", "x"),
     ],
 )
-def test_behind_a_torchrun_line_all_is_the_programs(line, program):
+def test_everything_behind_the_target_of_a_torchrun_line_is_the_programs(line, program):
     """What torchrun itself makes of them: tests/cli/test_torchrun.py asks it."""
     assert split(line, ends_at_target=True).program_args == tuple(shlex.split(program))
 
@@ -131,7 +131,7 @@ def test_behind_a_torchrun_line_all_is_the_programs(line, program):
         ("-m pkg.mod x --dry-run", ("--dry-run -m", "x"), ("-m", "x --dry-run")),
     ],
 )  # fmt: skip
-def test_one_of_the_few_further_on_is_refused_and_both_spellings_work(line, ours, program):
+def test_an_option_behind_arguments_is_refused_with_two_unambiguous_commands(line, ours, program):
     message, read = spellings(line)
     target = next(word for word in shlex.split(line) if word in ("train.py", "pkg.mod"))
     assert re.fullmatch(rf"--[a-z-]+ could be ddplaunch's or an argument of {target}", message)
@@ -147,14 +147,14 @@ def test_one_of_the_few_further_on_is_refused_and_both_spellings_work(line, ours
         ("train.py --nproc=2", "--nproc"),
     ],
 )
-def test_one_that_the_program_names_itself_is_never_swallowed(line, named):
+def test_an_option_that_the_program_has_too_is_refused(line, named):
     message, read = spellings(line, frozenset({named}))
     assert message == f"{named} {AMBIGUOUS}"
     assert parts(read[0]) == parts(split(line))
     assert parts(read[1]) == ((), "train.py", tuple(shlex.split(line)[1:]))
 
 
-def test_further_on_it_is_the_programs_if_that_names_it():
+def test_an_option_behind_arguments_is_the_programs_if_it_has_one():
     found = split("train.py --lr 1 --dry-run --log-dir x", frozenset({"--dry-run", "--log-dir"}))
     assert parts(found) == ((), "train.py", ("--lr", "1", "--dry-run", "--log-dir", "x"))
     assert found.lookalikes == ()
@@ -172,7 +172,7 @@ def test_further_on_it_is_the_programs_if_that_names_it():
         ("--no-python ./p --log-dir x", ("--log-dir",)),
     ],
 )
-def test_what_is_spelled_like_ours_is_noted(line, alike):
+def test_program_options_with_names_of_ddplaunch_are_noted(line, alike):
     assert split(line).lookalikes == alike
 
 
@@ -228,7 +228,7 @@ def test_a_value_is_no_option_that_a_program_could_know():
         ("train.py --name --nproc --json", "--nproc needs a value, and --json looks like an option", None),
     ],
 )
-def test_without_its_value_it_can_only_be_the_programs(line, message, program):
+def test_an_option_without_its_value_is_refused(line, message, program):
     found, read = spellings(line)
     assert found == message
     expected = [((), "train.py", tuple(shlex.split(program or line.partition(" ")[2])))]
@@ -264,7 +264,7 @@ def test_without_its_value_it_can_only_be_the_programs(line, message, program):
         ("--log-dir --foo train.py", "--log-dir needs a value, and --foo looks like an option", "--log-dir=--foo"),
     ],
 )
-def test_errors_whatever_the_program_is(line, message, hint):
+def test_usage_errors_for_any_program(line, message, hint):
     with pytest.raises(UsageError) as refusal:
         split(line)
     assert refusal.value.message == message
@@ -291,7 +291,7 @@ def test_how_a_dry_run_is_passed_on(line, command):
     assert command_with_dry_run_for_program(split(line)) == (command and f"ddplaunch run {command}")
 
 
-def test_what_a_refusal_suggests_makes_sense():
+def test_suggested_commands_are_valid():
     """A flag takes no value; an option that has no place in a command is not suggested."""
     _, read = spellings("train.py x --dry-run=1")
     assert [each.options for each in read] == [("--dry-run",), ()]
@@ -320,7 +320,7 @@ def split_submit(line: str, named: frozenset[str] = frozenset()) -> SplitArgv:
         ("--nodes 2 train.py --help", "--nodes 2", "--help"),
     ],
 )
-def test_submit_has_more_that_may_stand_behind(line, ours, program):
+def test_submit_accepts_more_options_behind_the_target(line, ours, program):
     assert parts(split_submit(line)) == (tuple(shlex.split(ours)), "train.py", tuple(shlex.split(program)))
 
 
@@ -335,7 +335,7 @@ def test_submit_has_more_that_may_stand_behind(line, ours, program):
         ("--nodes 2 train.py --lr 1 --nproc 3", "--nproc"),
     ],
 )
-def test_what_is_guarded_may_not_unless_the_program_names_it(line, option):
+def test_submit_refuses_its_other_options_behind_the_target(line, option):
     with pytest.raises(UsageError, match=f"^{option} {AMBIGUOUS}") as refusal:
         split_submit(line)
     for suggestion in (refusal.value.hint or "").splitlines():
@@ -344,7 +344,7 @@ def test_what_is_guarded_may_not_unless_the_program_names_it(line, option):
 
 
 @pytest.mark.slow
-def test_no_words_are_lost_or_invented():
+def test_every_word_is_in_exactly_one_part():
     """Short command lines of all kinds: one reading with the same words in it, or a refusal whose spellings work."""
     words = ("--nproc", "4", "--json", "train.py", "--lr", "--", "--nprco", "-m")
     lines = [()]

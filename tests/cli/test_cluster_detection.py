@@ -57,7 +57,7 @@ def test_a_slurm_step_of_one_task_a_node_needs_nothing_typed(planned):
     assert plan == planned(SLURM_STEP) | {"run_id": plan["run_id"]}, "the port is the job's, not chance"
 
 
-def test_what_is_typed_goes_before_it(planned):
+def test_options_override_the_cluster(planned):
     plan = planned(SLURM_STEP, "--master-port", "4000", "--master-addr", "10.0.0.9", "--nproc", "3")
     assert (plan["master_addr"], plan["master_port"], plan["world_size"]) == ("10.0.0.9", 4000, 6)
     assert facts(plan)["master port"] == ("4000", "--master-port")
@@ -96,13 +96,13 @@ def test_more_tasks_than_nodes_are_refused(planned, run_in_fork, tmp_path, how):
     assert planned(SLURM_TASKS, "--cluster=none", "--nnodes=2", "--node-rank=1")["node_rank"] == 1
 
 
-def test_variables_go_before_it_too(planned):
+def test_variables_override_the_cluster(planned):
     plan = planned({**SLURM_STEP, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4000"})
     assert (plan["master_addr"], plan["master_port"]) == ("10.0.0.9", 4000)
     assert facts(plan)["master address"] == ("10.0.0.9", "MASTER_ADDR")
 
 
-def test_a_task_that_is_one_rank_already(planned):
+def test_a_task_with_a_rank_starts_one_rank(planned):
     plan = planned(SLURM_TASKS)
     (rank,) = plan["ranks"]
     assert (plan["nnodes"], plan["node_rank"], rank["local_rank"]) == (2, 1, 1), "as people count, not a node each"
@@ -259,7 +259,7 @@ def test_a_project_has_defaults(planned, run_in_fork, tmp_path):
     assert planned({"PET_NPROC_PER_NODE": "2"})["world_size"] == 2
     assert planned({}, "--no-config")["world_size"] == 1
     assert planned(SLURM_STEP, "--master-addr", "n2")["world_size"] == 6, "before what is detected"
-    assert planned(SLURM_TASKS)["world_size"] == 4, "but for ranks that somebody has started"
+    assert planned(SLURM_TASKS)["world_size"] == 4, "but not where another launcher has started the ranks"
     deep = run_in_fork("run", "--dry-run", "../train.py", cwd=tmp_path / "deep")
     assert f"--log-dir {tmp_path}/logs --no-history" in deep.stdout, "beside the file that names it"
 
@@ -293,7 +293,7 @@ def test_a_projects_defaults_are_noted_once_a_run(run_ddplaunch, tmp_path):
         ("nproc =", ("TOML syntax error",)),
     ],
 )
-def test_what_a_project_cannot_set(text, expected, run_in_fork, tmp_path):
+def test_invalid_project_defaults_are_refused(text, expected, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     file = write_program(tmp_path, "pyproject.toml", f"[tool.ddplaunch.run]\n{text}\n")
     assert_refused(run_in_fork("run", "train.py"), *(words.format(file=file) for words in expected), str(file))

@@ -48,7 +48,7 @@ PLAIN = re.compile(r"rank (\d+) +node (\d+) +host (\S+) +local rank (\d+) +devic
 
 
 @pytest.mark.parametrize("line", ["--nproc 3 train.py", "--nnodes 2 --nproc 2,1 --bind numa train.py --lr 1 'a b'"])
-def test_plain_text_says_the_same(plan, run_in_fork, line):
+def test_plain_text_has_the_values_of_the_json_plan(plan, run_in_fork, line):
     made = plan(line)
     done = run_in_fork("run", "--dry-run", *shlex.split(line))
     assert done.returncode == 0

@@ -22,7 +22,7 @@ from tests.features.runs.test_history import keep
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_bare_is_help(run_in_fork, words):
+def test_ddplaunch_without_a_command_shows_help(run_in_fork, words):
     done = run_in_fork(*words)
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: ddplaunch [OPTIONS] ")
@@ -81,7 +81,7 @@ def test_help_of_a_command_and_pages(run_in_fork):
         (("logs", "--quiet"), "ddplaunch logs --help shows more"),
     ],
 )
-def test_a_suggestion_makes_sense_or_is_left_out(run_in_fork, words, hint):
+def test_suggestions_for_unknown_words(run_in_fork, words, hint):
     done = run_in_fork(*words)
     assert done.returncode == 2
     assert done.stderr.splitlines()[1].strip().startswith(hint)
@@ -103,7 +103,7 @@ def test_installed_command_is_the_module():
 
 @pytest.mark.parametrize("columns", ["60", "80", "200"])
 @pytest.mark.parametrize("command", [run, submit, manifest])
-def test_every_option_stands_under_a_heading(run_in_fork, command, columns):
+def test_help_all_lists_every_option_under_a_heading(run_in_fork, command, columns):
     done = run_in_fork(command.name, "--help-all", env={"COLUMNS": columns})
     assert done.returncode == 0
     headings = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
@@ -147,7 +147,7 @@ def test_help_behind_a_target_is_the_targets(run_in_fork, tmp_path, name):
 
 
 @pytest.mark.parametrize("command", [submit, manifest])
-def test_the_options_of_run_travel_or_are_refused(command):
+def test_every_option_of_run_is_accepted_or_refused_with_a_reason(command):
     of_run = {param.opts[-1] for param in run.params}
     own = {param.opts[-1] for param in command.params}
     assert of_run <= own | set(command.refused_options)

@@ -202,7 +202,7 @@ NO_NUMBERS = ("1_0", "٣", "+1", " 1", "1.5", "0x1", MANY)
     ],
     ids=lambda value: value[:60],
 )  # fmt: skip
-def test_values_that_no_user_means(refused, tmp_path, line, expected):
+def test_invalid_and_huge_values_are_refused(refused, tmp_path, line, expected):
     write_program(tmp_path, "two.py", "def main(layers: tuple[int, int], guess=None): pass\n")
     error = refused(line)
     assert expected in error
@@ -216,7 +216,7 @@ def test_a_fifo_without_a_writer_is_not_waited_for(tmp_path, monkeypatch):
         read_hostfile(str(tmp_path / "fifo"))
 
 
-def test_values_are_shown_without_what_they_would_do(refused):
+def test_control_characters_in_values_are_escaped(refused):
     error = refused("run 'a\033[2J\nddplaunch: kept in /\r\u202e.py'")
     assert error.splitlines()[0] == r"Error: no such script: a\x1b[2J\nddplaunch: kept in /\r\u202e.py"
     assert (
@@ -240,7 +240,7 @@ main()
 
 
 @pytest.mark.parametrize("folder", ["kept", "none"])
-def test_a_bug_of_ours_says_so_and_where_the_details_are(tmp_path, folder):
+def test_a_bug_in_ddplaunch_is_reported_with_its_details_file(tmp_path, folder):
     write_program(tmp_path, "train.py", "")
     (tmp_path / "kept").mkdir()
     environ = {**clean_environment(), "TMPDIR": str(tmp_path / folder), "TEMP": "/proc/nowhere", "TMP": "/proc/nowhere"}
@@ -338,7 +338,7 @@ def test_a_directory_that_is_gone(tmp_path):
     assert done.stderr.startswith("Error: the current directory does not exist any more")
 
 
-def test_names_that_are_no_text(run_ddplaunch, tmp_path):
+def test_file_names_that_are_not_utf_8(run_ddplaunch, tmp_path):
     done = run_ddplaunch("run", "no\udcff.py")
     assert done.returncode == 2
     assert done.stderr.startswith("Error: no such script: no")
@@ -347,14 +347,14 @@ def test_names_that_are_no_text(run_ddplaunch, tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_terminals_that_do_not_know_every_letter(run_ddplaunch, tmp_path, encoding):
+def test_terminals_with_other_encodings(run_ddplaunch, tmp_path, encoding):
     write_program(tmp_path, "träin.py", "")
     done = run_ddplaunch("run", "--dry-run", "träin.py", "…", env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"})
     assert done.returncode == 0
     assert "1 rank on 1 node" in done.stdout
 
 
-def test_too_little_memory_is_no_bug(tmp_path):
+def test_too_little_memory_for_the_launcher(tmp_path):
     """Not even the launcher has what it needs."""
     write_program(tmp_path, "t.py", "")
     words = shlex.join(map(str, ddplaunch_command("run", "t.py")))

@@ -41,7 +41,7 @@ def test_two_nodes_of_different_size(start_ddplaunch, tmp_path, mode, late):
         job.assert_nothing_left()
 
 
-def test_a_node_alone_runs_its_ranks_and_ends(run_ddplaunch, tmp_path):
+def test_control_none_runs_the_ranks_of_one_node(run_ddplaunch, tmp_path):
     """Without a control connection, whichever node it is."""
     write_program(tmp_path, "hello.py", "import os; print('rank', os.environ['RANK'])")
     where = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))

@@ -137,7 +137,7 @@ def out_of_sight(tmp_path):
 
 
 @pytest.mark.parametrize("function", ["renamed", "made"])
-def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_sight, function):
+def test_functions_that_are_not_defined_in_the_file_are_called(run_ddplaunch, out_of_sight, function):
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", f"fn.py:{function}", "--steps", "3")
     assert list_rank_lines(done) == ["rank 0 steps 3", "rank 1 steps 3"]
 
@@ -151,9 +151,7 @@ def test_what_the_source_does_not_show_is_called_as_well(run_ddplaunch, out_of_s
         (EXEC, "fn.py:value", "fn.py:value is not a function: it is 2"),
     ],
 )
-def test_what_the_source_does_not_show_is_checked_in_the_ranks_and_reported_once(
-    run_ddplaunch, out_of_sight, mode, words, message
-):
+def test_errors_found_in_the_ranks_are_reported_once(run_ddplaunch, out_of_sight, mode, words, message):
     error = assert_refused(run_ddplaunch("run", *mode, "--nproc", "3", *words.split()))
     assert error.startswith(f"Error: {message}")
     assert len(error.splitlines()) <= 2
@@ -223,8 +221,8 @@ def test_a_dry_run_behind_a_target_says_how_to_pass_it_on(run_in_fork, tmp_path)
     assert done.stderr == f"{line} --json\n"
 
 
-def test_a_parameter_named_like_one_of_ours(run_in_fork, tmp_path):
-    """A function's parameters are known: what is theirs is asked for, what is nobody's is refused."""
+def test_a_parameter_with_the_name_of_an_option(run_in_fork, tmp_path):
+    """A function's parameters are known: an option of both is refused, as is one of neither."""
     write_program(tmp_path, "train.py", "def main(rank, nproc: int = 3, log_dir=None): pass\n")
     done = run_in_fork("run", "--dry-run", "train.py:main", "--nproc", "2")
     assert_refused(done, "--nproc could be ", "argument of train.py:main")

@@ -20,7 +20,7 @@ from ddplaunch.cli.run_command import run
 from ddplaunch.cli.target_command import spellings
 from ddplaunch.cli.torchrun.torchrun_options import FLAGS, VALUES
 from ddplaunch.cli.torchrun.translator import translate
-from tests.conftest import assert_refused, clean_environment, conflict, run_command, write_program
+from tests.conftest import assert_refused, clean_environment, conflict, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.start_modes import EXEC, FORKED, LIGHT
 
@@ -62,7 +62,7 @@ OPTIONS = spellings(run.params)
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_says_what_is_read(row):
+def test_a_row_of_the_page_shows_the_translated_options(row):
     """The words that the other column has, which can be typed; what has no effect is reported, or is the default."""
     if row.refused:
         with pytest.raises(UsageError) as refusal:
@@ -93,9 +93,9 @@ print(json.dumps([
 
 
 @pytest.fixture(scope="module")
-def torch_options():
+def torch_options(torchrun, tmp_path_factory):
     """Of each option of the installed torch.distributed.launch: its names, is it a flag, has it a variable, which."""
-    done = run_command([sys.executable, "-c", PARSER], timeout=100, check=True)
+    done = torchrun("-c", PARSER, cwd=tmp_path_factory.mktemp("parser"))
     return [option for option in json.loads(done.stdout) if "--help" not in option[0]]
 
 
@@ -160,7 +160,7 @@ def words(line: str, **environ: str) -> str:
          "--log-dir d --show local:0/err,1/none train.py"),
     ],
 )  # fmt: skip
-def test_what_goes_before_what(line, environ, read, monkeypatch):
+def test_precedence_of_options_and_variables(line, environ, read, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/t")
     assert re.sub(rf"/t/ddplaunch-logs-{os.getuid()}-[0-9a-f]{{16}}", "TMP", words(line, **environ)) == read
 
@@ -184,7 +184,7 @@ def test_what_goes_before_what(line, environ, read, monkeypatch):
         ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a: expected a list"),
     ],
 )
-def test_what_makes_no_sense(line, environ, message, run_in_fork, tmp_path):
+def test_invalid_torchrun_options_are_refused(line, environ, message, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "print('started')")
     assert_refused(run_in_fork("run", *shlex.split(line), env=environ), message)
 
@@ -210,7 +210,7 @@ def test_options_without_effect_are_reported(line, note, run_in_fork, tmp_path):
         ("train.py --nnodes 2 --node-rank 0 --master-addr h", {"PET_STANDALONE": "1"}, 2),
     ],
 )
-def test_what_is_typed_behind_the_target_goes_before_variables(line, environ, world_size, run_in_fork, tmp_path):
+def test_options_behind_the_target_override_variables(line, environ, world_size, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--dry-run", "--json", *shlex.split(line), env=environ)
     assert json.loads(done.stdout)["world_size"] == world_size, done.stderr
@@ -226,10 +226,10 @@ def test_completion_for_a_shell(shell, run_in_fork):
 
 # --------------------------------------------------------------------------------------------------- what it does
 
-SPEAKS = """
+PRINTS = """
 import os, sys
 rank = os.environ["RANK"]
-print(f"rank {rank} says", flush=True)
+print(f"rank {rank} prints", flush=True)
 print(f"rank {rank} warns", file=sys.stderr, flush=True)
 """
 
@@ -238,7 +238,7 @@ def find_prints(done) -> set[tuple[str, str]]:
     return {
         (name, match)
         for name, text in (("out", done.stdout), ("err", done.stderr))
-        for match in re.findall(r"rank \d (?:says|warns)", text)
+        for match in re.findall(r"rank \d (?:prints|warns)", text)
     }
 
 
@@ -254,14 +254,14 @@ for line in sys.stdin:
         os.dup2(os.open("theirs.out", os.O_WRONLY | os.O_CREAT), 1)
         os.dup2(os.open("theirs.err", os.O_WRONLY | os.O_CREAT), 2)
         try:
-            main(words)
+            exec(words[1]) if words[0] == "-c" else main(words)
             sys.stdout.flush()
             os._exit(0)  # to take torch apart takes a second
         finally:
             sys.exit(1)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
-"""A process that has imported torchrun, and forks for each command line that it reads."""
+"""A process that has imported torchrun, and forks for each command line that it reads, or for ``-c STATEMENTS``."""
 
 
 class Torchrun:
@@ -340,7 +340,7 @@ def test_the_console_shows_what_torchrun_shows(options, missing, run_ddplaunch, 
 
     Lines for eight GPUs are typed on small machines: ours names the ranks that are missing there.
     """
-    write_program(tmp_path, "train.py", SPEAKS)
+    write_program(tmp_path, "train.py", PRINTS)
     line = ["--nproc-per-node", "2", *options.split(), "--log-dir", "logs", "train.py"]
     theirs = torchrun(*line, cwd=tmp_path)
     ours = run_ddplaunch("run", *LIGHT, *line)
@@ -350,23 +350,23 @@ def test_the_console_shows_what_torchrun_shows(options, missing, run_ddplaunch, 
     assert (note in ours.stderr) is (missing is not None)
     for rank in (0, 1):
         (log,) = (tmp_path / "logs").glob(f"*/rank-{rank}.log")
-        assert f"rank {rank} says" in log.read_text()
+        assert f"rank {rank} prints" in log.read_text()
         assert f"rank {rank} warns" in log.read_text()
 
 
-def test_redirects_without_a_folder_say_where_it_went(run_ddplaunch, tmp_path):
-    write_program(tmp_path, "train.py", SPEAKS)
+def test_redirects_without_a_folder_name_the_folder_of_logs(run_ddplaunch, tmp_path):
+    write_program(tmp_path, "train.py", PRINTS)
     done = run_ddplaunch("run", *LIGHT, "--nproc-per-node", "2", "-r", "3", "train.py", env={"TMPDIR": str(tmp_path)})
     assert done.stdout == ""
     (kept,) = re.findall(r"kept in (\S+)", done.stderr)
     assert kept.startswith(f"{tmp_path}/ddplaunch-logs-")
-    assert "rank 1 says" in Path(kept, "rank-1.log").read_text()
+    assert "rank 1 prints" in Path(kept, "rank-1.log").read_text()
 
 
 @pytest.mark.slow
 def test_the_same_id_and_folder_again(run_ddplaunch, tmp_path):
     """Scripts have a fixed --rdzv-id, and are run again."""
-    write_program(tmp_path, "train.py", SPEAKS)
+    write_program(tmp_path, "train.py", PRINTS)
     for name in ("100", "100.2", "100.3"):
         done = run_ddplaunch("run", "--standalone", "--rdzv-id", "100", "--log-dir", "logs", "train.py")
         assert (done.returncode, f"kept in logs/{name}\n" in done.stderr) == (0, True), done.stderr
@@ -388,7 +388,7 @@ print("local rank", typed.local_rank, os.environ["LOCAL_RANK"], typed.lr)
     ("names", "start"),
     [('"--local_rank"', FORKED), ('"--local-rank"', EXEC), ('"--local-rank", "--local_rank"', FORKED)],
 )
-def test_scripts_that_want_the_local_rank(names, start, run_ddplaunch, tmp_path):
+def test_pass_local_rank_to_scripts(names, start, run_ddplaunch, tmp_path):
     """In the form that they declare; with torch.distributed.launch only those with a dash work."""
     write_program(tmp_path, "train.py", PARSES.format(names))
     done = run_ddplaunch("run", "--nproc_per_node", "2", "--pass-local-rank", *start, "train.py", "--lr", "0.5")
@@ -401,7 +401,7 @@ def test_a_function_needs_no_local_rank_passed(run_in_fork, tmp_path):
 
 
 @pytest.mark.slow
-def test_each_rank_alone_with_its_gpu(run_ddplaunch, tmp_path, fake_nvml):
+def test_virtual_local_rank_shows_each_rank_one_gpu(run_ddplaunch, tmp_path, fake_nvml):
     write_program(
         tmp_path,
         "train.py",
@@ -425,7 +425,7 @@ def test_each_rank_alone_with_its_gpu(run_ddplaunch, tmp_path, fake_nvml):
 # ------------------------------------------------------------------------------------------------------- submitting
 
 
-def test_submit_reads_the_same_words(run_in_fork, tmp_path):
+def test_submit_accepts_options_of_torchrun(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     line = ["--nodes", "2", "--nproc_per_node", "4", "--rdzv_id", "j", "-r", "3", "--log_dir", "logs", "train.py"]
     done = run_in_fork("submit", "--dry-run", *line, env={"PET_MAX_RESTARTS": "3"})
@@ -444,6 +444,6 @@ def test_submit_reads_the_same_words(run_in_fork, tmp_path):
         ("-w n1", "did you mean --nodelist?"),
     ],
 )
-def test_submit_refuses_what_slurm_says(option, hint, run_in_fork, tmp_path):
+def test_submit_refuses_options_that_slurm_decides(option, hint, run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     assert_refused(run_in_fork("submit", "--dry-run", *option.split(), "train.py"), hint)

@@ -78,7 +78,7 @@ def test_learns_to_read_however_the_script_joins(trained):
     assert trained["tcp"] == trained["file"] == trained["env"]
 
 
-def test_whose_init_method_it_is(run_in_fork):
+def test_init_method_of_the_program_or_of_ddplaunch(run_in_fork):
     """As the docs show: before the target it is ours, behind it the script's."""
     for words, method in (
         (("--init-method", "file:///tmp/digits", DIGITS), True),
@@ -90,7 +90,7 @@ def test_whose_init_method_it_is(run_in_fork):
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_mnist_is_downloaded_by_one_rank_while_the_others_wait(run_ddplaunch, tmp_path):
+def test_mnist_is_downloaded_by_one_rank(run_ddplaunch, tmp_path):
     """torchvision is played: it belongs to its own torch, which is not the one tested here."""
     write_program(tmp_path, "torchvision/__init__.py", "")
     write_program(tmp_path, "torchvision/datasets.py", TORCHVISION)

@@ -98,7 +98,7 @@ def start_node(start_ddplaunch, program):
     return start
 
 
-def test_a_node_is_lost_and_taken_in_again_at_once(start_node, tmp_path, undisturbed):
+def test_a_lost_node_joins_again_at_once_with_grow(start_node, tmp_path, undisturbed):
     hold, options = {"0": [2, 360], "1": [3, 120]}, ("--nnodes", "2:3", "--grow")
     nodes = [start_node(node_rank, *options, hold=hold) for node_rank in range(3)]
     nodes[0].wait_for("attempt 0 is held")

@@ -30,7 +30,7 @@ def tensors(path: Path) -> list[bytes]:
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
-def test_it_learns_on_two_ranks_with_curves(run_ddplaunch, tmp_path):
+def test_the_template_learns_and_writes_curves(run_ddplaunch, tmp_path):
     words = ("--epochs", "4", "--accumulate", "2", "--workers", "1", "--tensorboard", "curves")
     done = run_ddplaunch("run", "--nproc", "2", TEMPLATE, "--", *words, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr

@@ -61,7 +61,7 @@ def test_trains_under_torchrun_as_under_us(trained, tmp_path):
 
 
 @pytest.mark.ci
-def test_killed_while_it_writes_a_checkpoint_it_goes_on_as_if_never_interrupted(run_ddplaunch, trained, tmp_path):
+def test_killed_during_a_checkpoint_it_resumes(run_ddplaunch, trained, tmp_path):
     """From the one before, of epoch 1; that one, of two ranks, serves three as well."""
     program = write_program(
         tmp_path,

@@ -13,7 +13,7 @@ ON_CPUS = {"ACCELERATE_USE_CPU": "true"}
 
 
 @requires("accelerate")
-def test_accelerate_does_as_under_torchrun_and_as_alone(launchers, tmp_path):
+def test_accelerate_gives_the_results_of_torchrun_and_of_plain_python(launchers, tmp_path):
     """Its own configuration does not count: that is accelerate launch's."""
     write_program(
         tmp_path,

@@ -13,7 +13,7 @@ PRELOAD = ("--preload", "torch,lightning")
 def test_the_trainer_does_as_under_torchrun(launchers):
     ours = reports(launchers.ddplaunch(TRAINER))
     assert ours == reports(launchers.torchrun(TRAINER))
-    assert [report["rank"] for report in ours] == [0, 1]  # two reports: nobody started more
+    assert [report["rank"] for report in ours] == [0, 1]  # two reports: no other process was started
     assert [report["rank before"] for report in ours] == [0, 1]
     for report in ours:
         assert report["world_size"] == 2
@@ -24,7 +24,7 @@ def test_the_trainer_does_as_under_torchrun(launchers):
     assert first["weight"] == second["weight"]
 
 
-def test_preloaded_it_learns_the_same_and_knows_its_rank_at_once(launchers):
+def test_preloaded_lightning_learns_the_same(launchers):
     ours = reports(launchers.ddplaunch(*PRELOAD, f"{TRAINER}:main", "--devices", "2"))
     for when in ("rank before", "rank"):  # there is a trainer: it reads them at its import, which was before the fork
         assert [report[when] for report in ours] == [0, 1]

@@ -134,7 +134,7 @@ def test_a_job_that_is_notified_saves(at, tmp_path):
         at.cluster.wait_until(lambda host=host: not host.find("train.py"), f"{host.name} to have no rank")
 
 
-def test_jobs_are_seen_by_a_shell_that_did_not_submit_them(at, tmp_path):
+def test_jobs_are_listed_in_another_shell(at, tmp_path):
     """One runs to its end, and one is deleted while it waits, of which Grid Engine keeps nothing."""
 
     def states() -> list[str]:

@@ -1,4 +1,7 @@
-"""Three gloo ranks; in the step before the last, rank 2 does what argv[1] says, while the others wait for it."""
+"""Three gloo ranks; in the step before the last, rank 2 does what argv[1] says, while the others wait for it.
+
+argv[1] may have several words, separated by commas: one for each attempt.
+"""
 
 import os
 import signal
@@ -86,12 +89,6 @@ def old():
     sleep()
 
 
-def once():
-    """Hang the first time, and not after a restart."""
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        sleep()
-
-
 def main(what):
     if what == "old":
         del torch._C._distributed_c10d._dump_fr_trace_json
@@ -101,6 +98,8 @@ def main(what):
     print("started", rank, flush=True)
     if what == "idle":
         sleep()
+    if what == "recv":
+        dist.recv(torch.ones(1), src=(rank + 1) % 3)
     for _ in range(12 if what == "steps" else 0):
         time.sleep(0.5)
         dist.all_reduce(torch.ones(6))
@@ -116,9 +115,10 @@ def main(what):
     dist.destroy_process_group()
 
 
-if sys.argv[1] == "torchless":
+what = sys.argv[1].split(",")[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]
+if what == "torchless":
     time.sleep(LONG)
     sys.exit()
-elif sys.argv[1] == "absent" and os.environ["RANK"] == "2":
+elif what == "absent" and os.environ["RANK"] == "2":
     sleep()
-main(sys.argv[1])
+main(what)

@@ -19,7 +19,7 @@ OPTIONS = ("--model", "mlp", "--data", "gated:data", "--epochs", "3", "--batch-s
 
 
 @pytest.mark.timeout(300)
-def test_jobs_that_make_room_go_on_where_they_were(submit, tmp_path):  # noqa: F811
+def test_preempted_jobs_resume_from_their_checkpoint(submit, tmp_path):  # noqa: F811
     """One whose time is up, and one that is preempted.
 
     Slurm looks at its jobs every 30 s: the signal comes up to 30 s early (60, says the manual). The end of the job is

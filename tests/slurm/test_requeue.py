@@ -37,9 +37,9 @@ LIGHTNING = """
 
         def training_step(self, batch, index):
             while index == 3 and "SLURM_RESTART_COUNT" not in os.environ:
-                if not getattr(self, "told", False):
+                if not getattr(self, "has_printed", False):
                     print("waits", flush=True)
-                self.told = True
+                self.has_printed = True
                 time.sleep(0.05)
             return self.layer(batch).sum()
 

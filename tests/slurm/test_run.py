@@ -104,7 +104,7 @@ def test_a_rank_that_fails_ends_the_step_and_is_reported(standing_slurm):
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ours)
     _, err = step.communicate(timeout=scaled_timeout(100))
     assert step.returncode == 7, err
-    assert err.count("ddplaunch: rank 1 exited with code 7") == 1, "told by node 0, for all"
+    assert err.count("ddplaunch: rank 1 exited with code 7") == 1, "reported by node 0 for all"
 
 
 def with_gpus(fake_nvml: FakeNvml, *words: str | Path, **ailments: int) -> list[str]:

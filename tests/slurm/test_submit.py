@@ -88,10 +88,10 @@ def test_what_slurm_refuses_has_a_hint(submit, tmp_path):
 
 SAVES = """
     import os, signal, sys, time
-    told = []
-    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    received = []
+    signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     print("ready", flush=True)
-    while not told or "deaf" in sys.argv:
+    while not received or "deaf" in sys.argv:
         time.sleep(0.1)
     time.sleep(1)
     print("saved", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from enum import Enum
 
@@ -11,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.history_dir import MAX_TARGET_CHARS
 from ddplaunch.base.types import (
     AttemptNumber,
     Count,
@@ -26,17 +26,7 @@ from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.system.plan.plan import Plan
 
-MAX_TARGET_CHARS = 1000  # of the target in a status
 MAX_PENDING_EVENTS = 4096  # of the tracker, before they are applied
-
-_CALLED = re.compile(r"python \S*\bddplaunch-[^/]+/launch\.py:(\w+)( .*)?")
-
-
-def short_target(target: str) -> str:
-    """Shorten a target for a table: without "python"; for a call from Python, only the function's name."""
-    if called := _CALLED.fullmatch(target):
-        return f"{called[1]}()"
-    return target.removeprefix("python ")
 
 
 class JobState(Enum):

@@ -1,51 +1,75 @@
-"""The base class of the requests that a running job answers on its control socket; each has its replies and handler.
+"""The base class of the requests that a running job answers on its control socket, and the job that they are about.
 
-All are plain data, checked as the nodes' messages are. Core's requests and those of the features are accepted.
+Each request has its replies and its handler. All are plain data, checked as the nodes' messages are. Requests of the
+core and of the features are accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
-from importlib import import_module
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.types import TaggedMessage
-from ddplaunch.core.control_socket.served_job import ServedJob
-from ddplaunch.core.feature import load_features
-from ddplaunch.core.output.isolation import IsolatedLoop
+
+if TYPE_CHECKING:
+    from ddplaunch.core.control_socket.job_status import Status
+    from ddplaunch.core.events import Event
+    from ddplaunch.core.messages import FromNode
+    from ddplaunch.core.node.node_rpc import NodeRpc
+    from ddplaunch.core.output.isolation import Isolation
+    from ddplaunch.core.output.streams import Streams
+
+KeepOpen = Callable[[Callable[[int | None], None]], None]
 
 M = TypeVar("M")
+T = TypeVar("T")
 A = TypeVar("A", covariant=True)  # the reply, or the last kind of them
 
 
-class RequestServer(Protocol):
-    """What a request uses of the control socket."""
+class ServedJob(Protocol):
+    """What requests on the control socket, and features, can read and do: this node's launcher."""
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call it in the next step of the event loop, if the control socket is still open then."""
+    @property
+    def rpc(self) -> NodeRpc:
+        """Sends requests to all nodes."""
 
-    def keep_open(self, client: Connection[Request[object]], on_end: Callable[[int | None], None]) -> None:
-        """Keep a client's connection until the job ends or the client disconnects; then call ``on_end``."""
+    @property
+    def streams(self) -> Streams:
+        """The output of the ranks of this node."""
+
+    def status(self) -> Status:
+        """Return the status of this node's part of the job."""
+
+    def emit(self, event: Event) -> None:
+        """Emit an event to all observers."""
+
+    def send(self, message: FromNode) -> None:
+        """Send a control message to node 0."""
+
+    def stop(self, now: bool, command: str = "") -> None:
+        """Stop the job, as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
+
+    def report_bug(self, text: str) -> None:
+        """Show a note on a request or a feature that has raised."""
+
+    def find_side(self, kind: type[T]) -> T | None:
+        """Return the node side of a feature; None if the job has none."""
 
 
 class RequestContext:
     """One client request being handled; passed to ``Request.handle``."""
 
     def __init__(
-        self, connection: Connection[Request[object]], job: ServedJob, isolated: IsolatedLoop, server: RequestServer
+        self, connection: Connection[Request[object]], job: ServedJob, isolated: Isolation, keep_open: KeepOpen
     ) -> None:
         """``isolated`` runs the request's callbacks: an exception in one costs the client its reply, nothing more."""
-        self._connection, self.job, self._server = connection, job, server
+        self._connection, self.job, self._keep_open = connection, job, keep_open
         self.send, self.finish, self.guard = connection.send, connection.shutdown_write, isolated.guard
 
     @property
     def unsent_bytes(self) -> int:
         return self._connection.unsent_bytes
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._server.call_soon(self.guard(callback))
 
     def expect(self, kinds: Iterable[type[M]], on_message: Callable[[M], None], max_bytes: int) -> None:
         """Call ``on_message`` with each further message of the client, in frames of at most ``max_bytes``."""
@@ -55,7 +79,7 @@ class RequestContext:
 
     def on_job_end(self, on_end: Callable[[int | None], None]) -> None:
         """Keep the connection open; call ``on_end`` at the end of the job, or without a code when the client leaves."""
-        self._server.keep_open(self._connection, on_end)
+        self._keep_open(on_end)
 
 
 class Request(TaggedMessage, Generic[A], frozen=True):
@@ -71,11 +95,3 @@ class Request(TaggedMessage, Generic[A], frozen=True):
     def handle(self, context: RequestContext) -> None:
         """Send the replies, now or later."""
         raise NotImplementedError
-
-
-@cache
-def all_requests() -> tuple[type[Request[object]], ...]:
-    """Import the modules of core and of the features that define requests, and return all request types."""
-    for module in (f"{__package__}.status_request", *load_features().request_modules()):
-        import_module(module)
-    return tuple(Request.__subclasses__())

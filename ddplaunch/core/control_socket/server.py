@@ -11,15 +11,16 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.local_sockets import peer_uid
-from ddplaunch.core.control_socket.request import Request, RequestContext, all_requests
-from ddplaunch.core.control_socket.served_job import ServedJob
+from ddplaunch.core.control_socket.request import Request, RequestContext, ServedJob
 from ddplaunch.core.control_socket.socket_dir import listen_in_dir, remove_socket
-from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.core.feature import load_features
+from ddplaunch.core.output.isolation import Isolation
 
 MAX_CLIENTS = 16  # connections at a time; further ones wait in the kernel
 CONNECTION_TIMEOUT_S = 5.0  # from accept to close, but for streaming requests
@@ -28,6 +29,15 @@ MAX_REPLY_BYTES = 64 << 20  # the status of 16,000 ranks fits, and the stacks of
 MAX_STREAMING_CLIENTS = 8  # at a time; their requests last until the job ends
 DRAIN_TIMEOUT_S = 0.5  # at the end of the job, for streaming clients to read the last output
 ACCEPT_PAUSE_S = 0.5  # without accepting, after the system ran out of descriptors
+
+
+@cache
+def all_requests() -> tuple[type[Request[object]], ...]:
+    """Import the modules of core and of the features that define requests, and return all request types."""
+    import_module(f"{__package__}.status_request")
+    for _ in load_features().modules("requests"):
+        pass
+    return tuple(Request.__subclasses__())
 
 
 class ControlSocket:
@@ -65,13 +75,9 @@ class ControlSocket:
         for client in list(self._clients):
             self._close_client(client)
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call it in the next step of the event loop, if the control socket is still open then."""
-        self._loop.call_soon(lambda: callback() if self._socket is not None else None)
-
-    def keep_open(self, client: Connection[Request[object]], on_end: Callable[[int | None], None]) -> None:
+    def _keep_open(self, client: Connection[Request[object]], on_end: Callable[[int | None], None]) -> None:
         """Keep a client's connection until the job ends or the client disconnects; then call ``on_end``."""
-        self._on_job_end[client] = IsolatedLoop(self._loop, "the end of a request", self._job.report_bug).guard(on_end)
+        self._on_job_end[client] = Isolation("the end of a request", self._job.report_bug).guard(on_end)
         self._clients[client].cancel()
 
     def _accept(self) -> None:
@@ -113,9 +119,9 @@ class ControlSocket:
             if client in self._clients:
                 self._close_client(client)
 
-        isolated = IsolatedLoop(self._loop, f"the answer to {type(request).__name__}", self._job.report_bug)
+        isolated = Isolation(f"the answer to {type(request).__name__}", self._job.report_bug)
         isolated.on_error = drop
-        isolated.guard(request.handle)(RequestContext(client, self._job, isolated, self))
+        isolated.call(request.handle, RequestContext(client, self._job, isolated, partial(self._keep_open, client)))
 
     def _close_client(self, client: Connection[Request[object]]) -> None:
         self._clients.pop(client).cancel()

@@ -32,7 +32,7 @@ class StopJobRequest(Request[StopReply], frozen=True):
     def handle(self, context: RequestContext) -> None:
         context.send(StopReply())
         context.finish()
-        context.call_soon(lambda: context.job.stop(self.now, self.command))
+        context.job.stop(self.now, self.command)
 
 
 class JobEndReply(TaggedMessage, frozen=True):

@@ -76,7 +76,6 @@ class JobAttempt(Struct):
     stopping_to_change_nodes: bool = False  # it is being stopped to add a node, or because one leaves
     asked_sides: set[str] = field(default_factory=set)  # features whose request before the stop was sent
     sides_to_reply: set[str] = field(default_factory=set)  # those that the stop of the ranks waits for
-    have_all_replied: bool = False  # whether the last of these has just got its reply
     stops_after_replies: list[tuple[int, float | None]] = field(default_factory=list)  # signals with their graces
     time_limit: TimeLimitExpired | None = None  # that stopped the attempt
     was_reported_early: bool = False  # whether the cause was printed before all ranks had ended

@@ -105,10 +105,7 @@ class JobSides:
         self._call("on_attempt_start", attempt)
 
     def before_stop(self, attempt: JobAttempt) -> bool:
-        """Send the requests that precede a stop, one of each side in an attempt; return whether replies are awaited.
-
-        ``attempt.have_all_replied`` is set with the last reply.
-        """
+        """Send the requests that precede a stop, one of each side in an attempt; return whether replies are awaited."""
         if not attempt.sides_to_reply and not attempt.stopping_to_change_nodes:
             for name, isolation, side in self._sides:
                 call = isolation.call(side.before_stop, attempt)
@@ -125,7 +122,6 @@ class JobSides:
     def _on_stop_reply(self, attempt: JobAttempt, name: str, on_reply: Callable[[Any], None], reply: Any) -> None:
         attempt.sides_to_reply.discard(name)
         on_reply(reply)
-        attempt.have_all_replied = not attempt.sides_to_reply
 
     def explain_failures(self, attempt: JobAttempt) -> FailureReport | None:
         """Return the attempt's failures; sides explain those that only follow from what another rank did."""

@@ -28,7 +28,7 @@ from functools import partial
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
-from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
+from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job import compatibility, job_events
 from ddplaunch.core.job.job_attempt import (
     SECONDARY_FAILURE_DELAY_S,
@@ -83,7 +83,6 @@ class JobMachine:
         self._wait_notices = SlowNodeNotices(nodes, hello.node_spec.kind)
         self._report_timeout = ReportTimeout(self._turn)
         self._checks = NodeChecks(nodes, self._membership)
-        self._previous_failure: FailureReport | None = None  # the result if a node fails the check before the restart
         self._joining = Joining(nodes, hello.node_spec.kind)
         self._signals = SignalDeduplicator()
         self._handlers: dict[str, Callable[[], object]] = {
@@ -141,9 +140,9 @@ class JobMachine:
                 expired = self._sides.expired.popleft()
                 if self.phase is JobPhase.RUNNING:
                     self._on_time_limit(expired)
-            elif self._attempt.have_all_replied:
+            elif self._rpc.deliver_next():
                 self._stop_after_replies()
-            elif not self._rpc.deliver_next():
+            else:
                 return
 
     def _on_deadline(self, name: str) -> None:
@@ -283,7 +282,7 @@ class JobMachine:
 
     def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
         if self.phase is JobPhase.CHECKING or (self._checks.are_required and self.phase is JobPhase.PAUSING):
-            result = self._checks.on_check_failed(node, message, self._previous_failure, first=self._attempt.number < 0)
+            result = self._checks.on_check_failed(node, message, first=self._attempt.number < 0)
             if isinstance(result, JobResult):
                 return self._end(result)
             self._nodes.leave_out(self._remove_node(node.node_rank), result, (result, message.hint))
@@ -424,8 +423,8 @@ class JobMachine:
 
     def _on_preempt_grace_expired(self) -> None:
         if self.phase is JobPhase.RUNNING:
-            text = f"--preempt-grace ({self._config.preempt_grace:g} s) expired: stopping the ranks"
-            self._nodes.broadcast_note(text)
+            seconds = self._config.preempt_grace
+            self._nodes.broadcast_note(f"--preempt-grace ({seconds:g} s) expired: stopping the ranks")
             self._stop_ranks(signal.SIGTERM)
 
     def _stop_ranks(self, signal_number: int, grace_s: float | None = None) -> None:
@@ -449,9 +448,10 @@ class JobMachine:
         self._report_timeout.begin(grace_s)
 
     def _stop_after_replies(self) -> None:
-        """Called when the requests of features that precede the stop of the ranks are answered."""
-        attempt = self._attempt
-        stops, attempt.stops_after_replies, attempt.have_all_replied = attempt.stops_after_replies, [], False
+        """Stop the ranks if that waited for replies to features, and the last of these has come."""
+        if self._attempt.sides_to_reply:
+            return
+        stops, self._attempt.stops_after_replies = self._attempt.stops_after_replies, []
         for signal_number, grace_s in stops:
             self._stop_ranks(signal_number, grace_s)
         self._check_reports()
@@ -480,7 +480,7 @@ class JobMachine:
 
     def _pause(self, pause: Pause) -> None:
         self._set_phase(JobPhase.PAUSING)
-        self._previous_failure = pause.failure
+        self._checks.previous_failure = pause.failure
         self._nodes.clear_assignments()
         self._attempt = JobAttempt(self._attempt.number)
         self._turn.set_deadline("restart", pause.delay_s)

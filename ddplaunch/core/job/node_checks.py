@@ -21,6 +21,7 @@ class NodeChecks:
         self._config, self._nodes, self._membership = nodes.config, nodes, membership
         self._request: AttemptMessage | None = None  # for the latest attempt
         self._unanswered: set[int] = set()  # nodes without a reply; empty if no round of checks is in progress
+        self.previous_failure: FailureReport | None = None  # of the attempt before, if a rank failed then
 
     @property
     def are_required(self) -> bool:
@@ -55,12 +56,10 @@ class NodeChecks:
         self._unanswered.discard(number)
         return was_last
 
-    def on_check_failed(
-        self, node: JoinedNode, error: NodeStartError, previous_failure: FailureReport | None, *, first: bool
-    ) -> JobResult | str:
+    def on_check_failed(self, node: JoinedNode, error: NodeStartError, *, first: bool) -> JobResult | str:
         """Called when a node's check failed: return the job's result, or how it goes on without the node.
 
-        ``previous_failure``: how the previous attempt failed, if it did; ``first``: whether this is the first attempt.
+        ``first``: before the first attempt.
         """
         if self._membership.can_spare(node):
             return f"{node.name} is left out: {error.message}"
@@ -68,8 +67,8 @@ class NodeChecks:
         if node.node_rank and self._config.is_elastic:
             left = self._membership.usable_count - self._membership.is_usable(node)
             text += f"; without it {left} of at least {self._config.min_nodes} nodes are left"
-        if previous_failure is not None:
-            return JobResult(previous_failure.first.shell_exit_code, previous_failure, remark=f"no restart: {text}")
+        if (failure := self.previous_failure) is not None:
+            return JobResult(failure.first.shell_exit_code, failure, remark=f"no restart: {text}")
         if first:
             return JobResult(EXIT_USAGE, usage_error=(text, error.hint))
         return JobResult(EXIT_UNAVAILABLE, remark=f"no restart: {text}")

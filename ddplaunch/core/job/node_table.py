@@ -154,18 +154,12 @@ class NodeTable(dict[int, JoinedNode]):
         self[number] = JoinedNode(number, hello)
 
     def assign_node_rank(self, hello: NodeHello) -> NodeHello:
-        """Return the hello, with a free node rank if it has none."""
-        if hello.has_node_rank:
+        """Return the hello with the lowest free node rank (``max_nodes``: all are taken), if it needs one."""
+        preferred = hello.node_spec.node_rank
+        if hello.has_node_rank or (preferred < self._max and preferred not in self):
             return hello
-        return replace(
-            hello, node_spec=replace(hello.node_spec, node_rank=self.free_node_rank(hello.node_spec.node_rank))
-        )
-
-    def free_node_rank(self, preferred: int) -> int:
-        """Return a free node rank: ``preferred``, else the lowest; ``max_nodes`` if none is free."""
-        if preferred < self._max and preferred not in self:
-            return preferred
-        return next((number for number in range(self._max) if number not in self), self._max)
+        free = next((number for number in range(self._max) if number not in self), self._max)
+        return replace(hello, node_spec=replace(hello.node_spec, node_rank=free))
 
     def rank_refusal(self, hello: NodeHello) -> JoinRefused | None:
         """Return why this hello's node rank is not available; None if it is."""

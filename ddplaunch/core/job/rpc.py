@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from msgspec import Struct, field
@@ -33,8 +32,8 @@ BUG_ERROR = "a bug in ddplaunch, which node 0 has reported, prevents the reply"
 @cache
 def find_kind(name: str) -> Kind:
     """Return the kind of this name; ProtocolError if no feature declares it."""
-    for module in load_features().rpc_modules():
-        kind: Kind = import_module(module).KIND
+    for module in load_features().modules("rpc_kinds"):
+        kind: Kind = module.KIND
         if kind.name == name:
             return kind
     raise ProtocolError("a request of an unknown kind")
@@ -141,7 +140,7 @@ class Rpc:
         if not kind.in_parts:
             pending.replies[number] = part
         elif part is not None:
-            self._reply(pending, part, is_last=False)
+            self._reply(pending, RpcReply(0, kind.name, part, is_last=False))
         if message.is_last:
             del pending.waiting_for[number]
             self._close_if_complete(message.serial)
@@ -157,18 +156,11 @@ class Rpc:
             raise ProtocolError("a reply about ranks that are not its own, or again")
         pending.claimed.update(claimed)
 
-    def _reply(
-        self,
-        pending: _OpenRequest,
-        payload: Any,
-        *,
-        is_last: bool,
-        silent_nodes: tuple[str, ...] = (),
-        refusal: str = "",
-    ) -> None:
+    def _reply(self, pending: _OpenRequest, reply: RpcReply) -> None:
+        """Send a reply to the node that has sent the request, with the serial that it has there."""
         if pending.client is not None:
             number, serial = pending.client
-            self._nodes.send(number, RpcReply(serial, pending.kind.name, payload, is_last, silent_nodes, refusal))
+            self._nodes.send(number, replace(reply, serial=serial))
 
     def on_node_lost(self, number: int) -> None:
         """Called when a node is lost: stop waiting for it, and send it no reply, nor one that joins in its place."""
@@ -203,4 +195,4 @@ class Rpc:
         if pending.client is not None:
             payload = isolation.call(kind.for_client, payload, pending.replies, self._nodes.clock_of, pending.client[0])
             refusal = BUG_ERROR if isolation.failed else ""
-            self._reply(pending, payload, is_last=True, silent_nodes=silent, refusal=refusal)
+            self._reply(pending, RpcReply(serial, kind.name, payload, silent_nodes=silent, refusal=refusal))

@@ -42,19 +42,15 @@ class TimeLimits:
     def on_message(self, node: int, message: FromNode) -> None:
         """Handle a node's message about its ranks in this attempt."""
         match message:
-            case RanksStarted():
-                self.on_ranks_started()
-            case ProgressResumed():
-                self.on_progress_resumed()
+            case RanksStarted() if not self._ranks_started:  # --timeout counts from the first one
+                self._ranks_started = True
+                self._remaining_s = self._timeout_s
+                self._set_timeout()
+            case ProgressResumed() if self.is_stalled and not self._holding:
+                self.is_stalled = False
+                self._nodes.broadcast(ProgressResumed(self._attempt))
             case HoldChanged(is_holding=is_holding):
                 self.on_hold_changed(node, is_holding=is_holding)
-
-    def on_ranks_started(self) -> None:
-        """Called when the first rank of a node has started: --timeout counts from the first one."""
-        if not self._ranks_started:
-            self._ranks_started = True
-            self._remaining_s = self._timeout_s
-            self._set_timeout()
 
     def _set_timeout(self) -> None:
         if self._remaining_s is not None and not self.timeout_expired and not self._holding:
@@ -87,9 +83,3 @@ class TimeLimits:
         """Announce to all nodes that the job makes no progress; ``text`` is the note to print, or ""."""
         self.is_stalled = True
         self._nodes.broadcast(JobStalled(since, text))
-
-    def on_progress_resumed(self) -> None:
-        """Called when the ranks of a node, which had stalled, make progress again."""
-        if self.is_stalled and not self._holding:
-            self.is_stalled = False
-            self._nodes.broadcast(ProgressResumed(self._attempt))

@@ -1,7 +1,8 @@
-"""The control link: this node's connection to the coordinator (in-process on node 0), and its plan for an attempt."""
+"""The control link: this node's connection to the coordinator (in-process on node 0), its hello, and its plan."""
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,14 +10,18 @@ from functools import partial
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import Message, NodeHello, StartAttempt, Versions
+from ddplaunch.core.messages import Message, NodeHello, StartAttempt
 from ddplaunch.core.net.coordinator_client import CoordinatorClient
 from ddplaunch.core.net.coordinator_server import CoordinatorServer
-from ddplaunch.core.net.hello import build_hello
 from ddplaunch.system.network.addresses import is_local_address
 from ddplaunch.system.network.reserved_port import ReservedPort, try_listen
 from ddplaunch.system.plan.node_spec import make_node_spec, with_all_nodes, with_assignment
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.target.target import Target, TargetKind
+from ddplaunch.system.target.versions import Versions, read_versions
+
+MAX_HASHED_BYTES = 64 << 20
+"""Of a target file, for the comparison between nodes; the rest of a larger one is not compared."""
 
 
 def make_link(
@@ -49,6 +54,37 @@ def make_link(
     return CoordinatorServer(
         loop, config, hello, plan.run_id, post_message, listener_socket or _listen_on_control_port(config)
     )
+
+
+def build_hello(plan: Plan, config: JobConfig) -> NodeHello:
+    """Build the hello of this node."""
+    return NodeHello(
+        node_spec=make_node_spec(plan),
+        nnodes=config.nnodes_text,
+        run_id=config.run_id,
+        target=_sanitize(plan.target.text),
+        fingerprint=_fingerprint(plan.target),
+        max_restarts=config.max_restarts,
+        versions=read_versions(torch=plan.target.kind is not TargetKind.PROGRAM),
+        gpus=tuple(dict.fromkeys(map(_sanitize, plan.gpus))),
+        has_node_rank=plan.has_node_rank,
+    )
+
+
+def _sanitize(text: str) -> str:
+    """Replace characters that may not be sent or printed by "?"."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _fingerprint(target: Target) -> str | None:
+    path = target.source or target.path
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read(MAX_HASHED_BYTES)).hexdigest()[:12]
+    except OSError:
+        return None
 
 
 def _listen_on_control_port(config: JobConfig) -> socket.socket:

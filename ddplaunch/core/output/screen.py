@@ -10,13 +10,12 @@ import os
 import time
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.text import format_count
 from ddplaunch.base.tty import is_interactive, window_size
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, JobStalled, NoteAdded, Restarting
 from ddplaunch.core.failures import FailureReport
+from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.line_merger import HOLD_S, LineMerger
 from ddplaunch.core.output.log_message import FORMATTER, LogMessage, MessageKind
 from ddplaunch.core.output.prefix import add_prefix, format_for_ranks, make_prefixes
@@ -36,20 +35,9 @@ _TRACEBACK = "Traceback (most recent call last)"
 TRACEBACK_S = 2.0  # a traceback is held for the failure report; if other ranks stop later than this, it is shown
 
 
-class ScreenOptions(Struct, frozen=True):
-    """How a screen shows the ranks' output; fields as in ``NodeConfig``."""
-
-    output_timeout_s: float
-    quiet_s: float
-    prefix: str
-    merge: bool | None
-
-
-def make_screen(loop: EventLoop, options: ScreenOptions, *, reports_job: bool, colour: bool) -> Screen:
+def make_screen(loop: EventLoop, options: ScreenOptions) -> Screen:
     """Make the screen for the launcher's stdout and stderr: a ``TerminalScreen`` if one is a terminal."""
-    if is_interactive(1) or is_interactive(2):
-        return TerminalScreen(loop, options, reports_job=reports_job, colour=colour)
-    return Screen(loop, options, reports_job=reports_job)
+    return (TerminalScreen if is_interactive(1) or is_interactive(2) else Screen)(loop, options)
 
 
 class Screen:
@@ -58,9 +46,9 @@ class Screen:
     reads_keys = False
     """Whether it reads the keys of the terminal, so that no rank gets them without ``--stdin``."""
 
-    def __init__(self, loop: EventLoop, options: ScreenOptions, *, reports_job: bool) -> None:
-        """``reports_job``: show messages about the whole job; only node 0 does if all nodes print into one log."""
-        self._loop, self.reports_job = loop, reports_job
+    def __init__(self, loop: EventLoop, options: ScreenOptions) -> None:
+        self._loop = loop
+        self.reports_job = True  # whether it shows what concerns the job: only on node 0 if all print into one log
         self._stdout = Sink(loop, 1, options.output_timeout_s)
         self._stderr = self._stdout if _same_file(1, 2) else Sink(loop, 2, options.output_timeout_s)
         self.terminal = self._stdout.is_terminal
@@ -226,10 +214,10 @@ class Screen:
 class TerminalScreen(Screen):
     """A screen on a terminal: the bottom row is the progress bar of the lowest rank that draws one, or the footer."""
 
-    def __init__(self, loop: EventLoop, options: ScreenOptions, *, reports_job: bool, colour: bool) -> None:
-        super().__init__(loop, options, reports_job=reports_job)
+    def __init__(self, loop: EventLoop, options: ScreenOptions) -> None:
+        super().__init__(loop, options)
         self._home = self._stderr if self._stderr.is_terminal else self._stdout
-        self._colour = colour
+        self._colour = options.colour
         self._bars: dict[tuple[bool, Source, int], bytes] = {}
         self._footer_row = b""
         self._drawn = False  # a bottom row

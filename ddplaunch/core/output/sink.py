@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
 from ddplaunch.base.tty import is_interactive
@@ -22,7 +23,8 @@ class Sink:
     """
 
     def __init__(self, loop: EventLoop, fd: int, timeout_s: float = READER_TIMEOUT_S) -> None:
-        self._loop, self._fd, self._timeout_s = loop, _reopen(fd), timeout_s
+        self._loop, self._timeout_s = loop, timeout_s
+        self._fd, self._is_file = _reopen(fd)
         self._unwritten = bytearray()
         self._timer: Timer | None = None
         self._retry: Timer | None = None  # for files
@@ -32,7 +34,6 @@ class Sink:
         self.error = "not read"  # why lines are missing
         self.on_drained: Callback = lambda: None  # called whenever there may be room again
         self.is_terminal = is_interactive(fd)
-        self._is_file = not (os.isatty(fd) or _is_pipe(self._fd))
 
     @property
     def is_full(self) -> bool:
@@ -135,27 +136,22 @@ class Sink:
         self._timer = self._retry = None
 
 
-def _is_pipe(fd: int) -> bool:
-    try:
-        mode = os.fstat(fd).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
-def _reopen(fd: int) -> int:
+def _reopen(fd: int) -> tuple[int, bool]:
     """Reopen the pipe or terminal behind ``fd``: O_NONBLOCK belongs to the open file, which other processes share.
 
-    A file never blocks, and its offset must stay shared, so it is used as it is.
+    A file never blocks, and its offset must stay shared, so it is used as it is. Return also whether it is one.
     """
     try:
         mode = os.fstat(fd).st_mode
-        if stat.S_ISFIFO(mode) or os.isatty(fd):
-            return os.open(f"/dev/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        if stat.S_ISSOCK(mode):
-            copy = os.dup(fd)
-            os.set_blocking(copy, False)
-            return copy
     except OSError:
-        pass
-    return fd
+        return fd, True
+    is_socket = stat.S_ISSOCK(mode)
+    if not (is_socket or stat.S_ISFIFO(mode) or os.isatty(fd)):
+        return fd, True
+    with suppress(OSError):
+        if not is_socket:
+            return os.open(f"/dev/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), False
+        copy = os.dup(fd)
+        os.set_blocking(copy, False)
+        return copy, False
+    return fd, False

@@ -26,32 +26,22 @@ DRAIN_TIMEOUT_S = 1.0  # for output after all ranks are dead: a process that can
 
 
 class TailBuffer:
-    """Ring buffer of the last ``limit`` bytes of a stream, with a count of all bytes; data is copied once."""
+    """The last ``limit`` bytes of a stream, with a count of all bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.total = 0  # bytes added so far
-        self._ring = bytearray()  # grows to the limit
-        self._next = 0  # index of the next byte, and of the oldest once the ring is full
+        self._data = bytearray()  # up to a quarter more than the limit, so that few additions move it
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
-        view = memoryview(data)[-self.limit :]
-        if room := self.limit - len(self._ring):
-            self._ring += view[:room]
-            view = view[room:]
-        while view:
-            count = min(len(view), self.limit - self._next)
-            self._ring[self._next : self._next + count] = view[:count]
-            self._next = (self._next + count) % self.limit
-            view = view[count:]
+        self._data += data
+        if len(self._data) > self.limit + self.limit // 4:
+            del self._data[: -self.limit]
 
     def last(self, count: int) -> bytes:
-        """The last ``count`` bytes, or as many as there are."""
-        count = min(count, len(self._ring))
-        if count <= self._next:
-            return bytes(self._ring[self._next - count : self._next])
-        return bytes(self._ring[len(self._ring) - (count - self._next) :] + self._ring[: self._next])
+        """The last ``count`` bytes, or as many as there are, at most ``limit``."""
+        return bytes(self._data[max(0, len(self._data) - min(count, self.limit)) :])
 
     @property
     def line_start_offset(self) -> int:

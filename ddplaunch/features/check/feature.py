@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddplaunch.core.feature import Feature, FeatureContext, JobContext, JobSide, NodeSide
 from ddplaunch.features.check.options import Checking
+
+if TYPE_CHECKING:
+    from ddplaunch.features.check.messages import CheckNode
+
+
+class CheckJob(JobSide):
+    """Requests the check of every node before each attempt."""
+
+    def __init__(self, gpu_memory_timeout: float) -> None:
+        self._gpu_memory_timeout = gpu_memory_timeout
+
+    def before_start(self, attempt: int) -> CheckNode:
+        from ddplaunch.features.check.messages import CheckNode
+
+        return CheckNode(attempt, self._gpu_memory_timeout)
 
 
 class Check(Feature):
@@ -18,11 +35,7 @@ class Check(Feature):
 
     def make_job_side(self, context: JobContext) -> JobSide | None:
         checking = context.options[Checking]
-        if not checking.check:
-            return None
-        from ddplaunch.features.check.job import CheckJob
-
-        return CheckJob(checking.gpu_memory_timeout_s)
+        return CheckJob(checking.gpu_memory_timeout_s) if checking.check else None
 
 
 FEATURE = Check()

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
 import click
+import psutil
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name, sanitize_line
@@ -63,7 +65,9 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
         return _run_in_job_step(batch_job, ["debug", batch_job.run, *more])
     job = find_running(run)
     if rank is not None and (host := _host_of_rank(job.path, rank)):
-        environ = _launcher_environment(job.pid)
+        environ: dict[str, str] = {}
+        with suppress(psutil.Error):
+            environ = psutil.Process(job.pid).environ()
         words = ["debug", job.run_id, *more]
         if OVER_SSH_VARIABLE in environ:
             return _run_on_host(host, words, f"rank {rank} on {host}")
@@ -80,16 +84,6 @@ def _host_of_rank(path: str, rank: int) -> str:
         return ""
     found = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection.by_number.get(rank)
     return "" if found is None or found.host == host_name() else found.host
-
-
-def _launcher_environment(pid: int) -> dict[str, str]:
-    """Read the environment of a launcher of this user."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = (os.fsdecode(each).partition("=") for each in file.read().split(b"\0"))
-            return {name: value for name, _, value in pairs}
-    except OSError:
-        return {}
 
 
 def _choose_host(text: str, run: str | None, rank: int | None) -> str:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ddplaunch.base.connection import Connection
-from ddplaunch.base.event_loop import Callback
-from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, listen_unix, peer_uid
+from ddplaunch.base.local_sockets import listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
 from ddplaunch.core.node.launcher_signals import is_caught
@@ -24,22 +23,8 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.features.debug import messages
 from ddplaunch.features.debug.debuggee import Debuggee, DebugUser
-from ddplaunch.features.debug.messages import (
-    EOF_LINE,
-    FROM_DEBUGGER,
-    MAX_LINE_CHARS,
-    AttachUser,
-    CompletionRequest,
-    DebuggerOutput,
-    DetachUser,
-    FromDebugger,
-    LineInput,
-    QuitRequested,
-    RankResumed,
-    RankStopped,
-    TerminalRequest,
-)
 from ddplaunch.features.debug.rank_terminal import RankTerminal
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
@@ -69,14 +54,14 @@ class DebugServer:
 
         ``send`` sends a control message; ``notify`` shows a message.
         """
-        self._loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
+        self.loop, self._folder, self._idle_timeout_s = loop, folder, idle_timeout_s
         self.on_stop_unattended: Callable[[], object] = lambda: None
         """Called when a rank stops and no user is attached; it may call ``attach_user``."""
         self._rpc, self._notify, self._send = rpc, notify, send
         self._ranks: NodeRanks | None = None
         self._socket: socket.socket | None = None
         self._known: dict[int, Debuggee] = {}
-        self._connections: set[Connection[FromDebugger]] = set()
+        self._connections: set[Connection[messages.FromDebugger]] = set()
         self._users: list[DebugUser] = []
         self._pausing: set[int] = set()  # ranks that a user has requested to stop
         self._withdrawn: set[int] = set()  # such ranks whose user has left since
@@ -85,7 +70,7 @@ class DebugServer:
 
     def _inspect(self, on_done: Callable[[Inspection], None]) -> None:
         """Inspect all ranks and find out what they wait for."""
-        inspect_job(self._rpc, Detail.WAITS, self._loop.guard(on_done))
+        inspect_job(self._rpc, Detail.WAITS, self.loop.guard(on_done))
 
     def start_attempt(self, ranks: NodeRanks) -> None:
         """Serve the ranks of a new attempt."""
@@ -100,8 +85,8 @@ class DebugServer:
         path = os.path.join(self._folder.path, "debugger")
         if self._socket is None:
             try:
-                self._socket = _listen_unix(self._folder.path, path)
-                self._loop.watch_fd(self._socket.fileno(), self._accept_rank)
+                self._socket = _listen_at(path)
+                self.loop.watch_fd(self._socket.fileno(), self._accept_rank)
             except OSError as error:
                 self._notify(f"ranks cannot be debugged: {path}: {error.strerror or error}")
         return path if self._socket is not None else ""
@@ -121,7 +106,7 @@ class DebugServer:
             return
         self._withdrawn, self._pausing = self._withdrawn | self._pausing, set()
         for rank, each in list(self._known.items()):
-            each.connection.send(DetachUser(rank))
+            each.connection.send(messages.DetachUser(rank))
             self._on_rank_disconnect(rank, each)
 
     def close(self) -> None:
@@ -130,7 +115,7 @@ class DebugServer:
         for connection in self._connections:
             connection.close()
         if self._socket is not None:
-            self._loop.unwatch_fd(self._socket.fileno())
+            self.loop.unwatch_fd(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
@@ -153,18 +138,22 @@ class DebugServer:
                     self._on_rank_disconnect(rank, each)
                     del self._known[rank]
 
-        connection = Connection[FromDebugger](
-            self._loop, sock, FROM_DEBUGGER, lambda message: self._on_rank_message(connection, message), on_lost
+        connection = Connection[messages.FromDebugger](
+            self.loop,
+            sock,
+            messages.FROM_DEBUGGER,
+            lambda message: self._on_rank_message(connection, message),
+            on_lost,
         )
         self._connections.add(connection)
 
-    def _on_rank_message(self, connection: Connection[FromDebugger], message: FromDebugger) -> None:
+    def _on_rank_message(self, connection: Connection[messages.FromDebugger], message: messages.FromDebugger) -> None:
         rank = message.rank
         each = self._known.get(rank)
         if each is None or each.connection is not connection:
             each = self._known[rank] = Debuggee(connection)
         match message:
-            case RankStopped():
+            case messages.RankStopped():
                 if each.detached and not message.error:
                     if message.tool:  # it checked for messages before ``DetachUser`` came, and does not check again
                         each.stopped, each.tool = message, message.tool
@@ -172,11 +161,11 @@ class DebugServer:
                     return None
                 if rank in self._withdrawn or (message.error and self._left_failed):
                     self._withdrawn.discard(rank)
-                    return connection.send(DetachUser(rank))
+                    return connection.send(messages.DetachUser(rank))
                 if not self._users:
                     self.on_stop_unattended()
                 if not self.is_active:
-                    self._loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
+                    self.loop.call_later(TIMEOUT_CHECK_DELAY_S, partial(self._inspect_timeouts, message))
                 each.stopped, each.tool, each.output = message, message.tool, b""
                 each.detached, each.is_leaving, each.is_arriving = False, False, True
                 if not each.is_stepping:
@@ -185,12 +174,12 @@ class DebugServer:
                     each.prompt, each.is_arriving = _PROMPT_FORMAT.format(rank), False
                 self._pausing.discard(rank)
                 self._start_idle_timer(rank, each)
-            case TerminalRequest():
-                connection.send(TerminalRequest(rank, self._open_terminal(rank, each)))
-            case DebuggerOutput(data=data, prompt=prompt):
+            case messages.TerminalRequest():
+                connection.send(messages.TerminalRequest(rank, self._open_terminal(rank, each)))
+            case messages.DebuggerOutput(data=data, prompt=prompt):
                 each.output, each.prompt = (each.output + data)[-SCROLLBACK_BYTES:], prompt
                 each.is_arriving &= not prompt
-            case RankResumed(is_stepping=steps):
+            case messages.RankResumed(is_stepping=steps):
                 self._left_failed |= bool(each.stopped and each.stopped.error)
                 if each.terminal:
                     each.terminal.read_output()
@@ -199,7 +188,7 @@ class DebugServer:
                 each.set_running(steps=steps and not each.detached)
                 if rank in self._pausing:
                     self.pause_rank(rank)
-            case QuitRequested():
+            case messages.QuitRequested():
                 self._on_quit(rank)
         self._call_user(lambda user: user.on_message(message))
         each.is_stepping &= each.stopped is None
@@ -213,7 +202,7 @@ class DebugServer:
         """Return the path of the rank's pseudo-terminal, "" if there is none."""
         try:
             each.terminal = each.terminal or RankTerminal(
-                self._loop, lambda data: self._call_user(lambda user: user.on_terminal_output(rank, data))
+                self.loop, lambda data: self._call_user(lambda user: user.on_terminal_output(rank, data))
             )
             return each.terminal.path
         except OSError as error:
@@ -222,14 +211,14 @@ class DebugServer:
 
     def _resume_rank(self, rank: int, each: Debuggee) -> None:
         """Resume a rank whose user has left; interrupt a debugger that ignores its terminal's end of file."""
-        each.connection.send(DetachUser(rank))
+        each.connection.send(messages.DetachUser(rank))
         each.is_leaving = each.stopped is not None
         if each.terminal:
             each.end_terminal()
             each.prompt = ""
-            self._loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
+            self.loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
 
-    def _interrupt(self, rank: int, stopped: RankStopped | None) -> None:
+    def _interrupt(self, rank: int, stopped: messages.RankStopped | None) -> None:
         each, channel = self._known.get(rank), self._ranks and self._ranks.channels.get(rank)
         process = self._ranks and self._ranks.processes.get(rank)
         if not stopped or not each or each.stopped is not stopped or not process or not channel:
@@ -237,7 +226,7 @@ class DebugServer:
         if is_caught(process.pid, number := channel.signals.get("debug", 0)):
             process.send(number)
 
-    def _announce_stop(self, stopped: RankStopped) -> None:
+    def _announce_stop(self, stopped: messages.RankStopped) -> None:
         assert self._ranks is not None
         rank, plan, attach = stopped.rank, self._ranks.plan, ""
         if not self._users:
@@ -253,7 +242,7 @@ class DebugServer:
         """Restart the timer of a rank that waits for input."""
         if each.timer:
             each.timer.cancel()
-        each.timer = self._loop.call_later(self._idle_timeout_s, partial(self._on_idle_timeout, rank, each))
+        each.timer = self.loop.call_later(self._idle_timeout_s, partial(self._on_idle_timeout, rank, each))
 
     def _on_idle_timeout(self, rank: int, each: Debuggee) -> None:
         if each.stopped:
@@ -267,7 +256,7 @@ class DebugServer:
         each.end_terminal()
         if each.is_active:
             each.set_running(steps=False)
-            self._call_user(lambda user: user.on_message(RankResumed(rank)))
+            self._call_user(lambda user: user.on_message(messages.RankResumed(rank)))
             self._report_active()
 
     def _report_active(self) -> None:
@@ -277,12 +266,12 @@ class DebugServer:
                 self._send(HoldChanged(self._ranks.number, self._reported_active))
                 self._ranks.set_holding(self._reported_active)
 
-    def _inspect_timeouts(self, stopped: RankStopped) -> None:
+    def _inspect_timeouts(self, stopped: messages.RankStopped) -> None:
         """Find out when collectives of the waiting ranks time out."""
         if any(each.stopped is stopped for each in self._known.values()):
             self._inspect(partial(self._report_time_left, stopped))
 
-    def _report_time_left(self, stopped: RankStopped, inspection: Inspection) -> None:
+    def _report_time_left(self, stopped: messages.RankStopped, inspection: Inspection) -> None:
         waits = [
             (each.entered + each.timeout - time.time(), each.operation)
             for rank in inspection.ranks
@@ -295,7 +284,7 @@ class DebugServer:
         advice = "" if left < TIMEOUT_WARNING_S else "; run --debug sets 24 hours"
         self._notify(f"{operation} of the other ranks times out in {format_elapsed(left)} (torch's timeout){advice}")
         if left > 2 * TIMEOUT_WARNING_S:
-            self._loop.call_later(left - TIMEOUT_WARNING_S, partial(self._inspect_timeouts, stopped))
+            self.loop.call_later(left - TIMEOUT_WARNING_S, partial(self._inspect_timeouts, stopped))
 
     # ------------------------------------------------------------------------------------------------------------ users
 
@@ -306,7 +295,7 @@ class DebugServer:
         for each in before:
             each.guard(each.on_taken_over)()
         for rank, debuggee in self._known.items():
-            debuggee.connection.send(AttachUser(rank))
+            debuggee.connection.send(messages.AttachUser(rank))
             debuggee.detached = False
         self._call_user(lambda user: user.on_attached())
 
@@ -332,9 +321,6 @@ class DebugServer:
             return {}
         return {rank: each for rank, each in sorted(self._known.items()) if each.is_active and not each.is_leaving}
 
-    def call_later(self, seconds: float, callback: Callback) -> None:
-        self._loop.call_later(seconds, callback)
-
     def _call_user(self, call: Callable[[DebugUser], None]) -> None:
         """Call a method of the user in control."""
         if self._users:
@@ -350,14 +336,14 @@ class DebugServer:
         if each.tool:
             return self._run_command(rank, each, line.strip(" "), prompt)
         self._start_idle_timer(rank, each)
-        each.connection.send(LineInput(rank, line))
+        each.connection.send(messages.LineInput(rank, line))
 
     def request_completions(self, rank: int, line: str) -> bool:
         """Request completions of the last word of a line; return whether they will come."""
         each = self._known.get(rank)
-        if each is None or not each.prompt or each.tool or len(line) > MAX_LINE_CHARS:
+        if each is None or not each.prompt or each.tool or len(line) > messages.MAX_LINE_CHARS:
             return False
-        each.connection.send(CompletionRequest(rank, line))
+        each.connection.send(messages.CompletionRequest(rank, line))
         return True
 
     def write_terminal(self, rank: int, data: bytes) -> None:
@@ -378,13 +364,15 @@ class DebugServer:
 
     def _run_command(self, rank: int, each: Debuggee, line: str, prompt: str) -> None:
         """Run a command line while the rank is in a debugger that takes keys only."""
-        if line in ("detach", EOF_LINE):
+        if line in ("detach", messages.EOF_LINE):
             return self._resume_rank(rank, each)
         if line in ("q", "quit", "exit"):
             return self._on_quit(rank)
         text = f"rank {rank} is in {each.tool}, which needs a terminal; commands here: detach, q, @RANK\n"
         each.prompt = prompt
-        self._call_user(lambda user: user.on_message(DebuggerOutput(rank, f"ddplaunch: {text}".encode(), prompt)))
+        self._call_user(
+            lambda user: user.on_message(messages.DebuggerOutput(rank, f"ddplaunch: {text}".encode(), prompt))
+        )
 
     def pause_rank(self, rank: int) -> None:
         """Stop a running rank; if it does not stop soon, show where it is."""
@@ -414,7 +402,7 @@ class DebugServer:
             each.detached = False
         self._withdrawn.discard(rank)
         process.send(number)
-        self._loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))
+        self.loop.call_later(STOP_TIMEOUT_S, partial(self._explain_delay, rank))
 
     def _report_busy_rank(self, rank: int, inspection: Inspection) -> None:
         assert self._ranks is not None
@@ -435,11 +423,9 @@ class DebugServer:
             self._call_user(lambda user: user.show_note(text))
 
 
-def _listen_unix(folder: str, path: str) -> socket.socket:
-    """Listen at ``path``; through a descriptor of the folder if it is too long for a Unix socket."""
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        return listen_unix(path)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _listen_at(path: str) -> socket.socket:
+    """Listen at ``path`` through a descriptor of its folder, as it may be too long for a Unix socket."""
+    fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         return listen_unix(f"/proc/self/fd/{fd}/{os.path.basename(path)}")
     finally:

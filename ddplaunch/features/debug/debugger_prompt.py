@@ -13,20 +13,10 @@ from collections.abc import Callable
 from ddplaunch.base.errors import EXIT_USAGE
 from ddplaunch.base.text import describe_all_ranks, format_ranks
 from ddplaunch.base.tty import ENTER, KeyDecoder
-from ddplaunch.core.output.isolation import IsolatedLoop
-from ddplaunch.core.output.screen import TerminalScreen
+from ddplaunch.features.debug import messages
 from ddplaunch.features.debug.debug_server import SCROLLBACK_BYTES, DebugServer
 from ddplaunch.features.debug.debuggee import Debuggee
 from ddplaunch.features.debug.line_editor import LineEditor
-from ddplaunch.features.debug.messages import (
-    EOF_LINE,
-    MAX_LINE_CHARS,
-    Completions,
-    DebuggerOutput,
-    FromDebugger,
-    RankResumed,
-    RankStopped,
-)
 from ddplaunch.features.debug.user_terminals import ESCAPE_KEY, LocalTerminal, RemoteTerminal
 
 HELP = (
@@ -106,10 +96,10 @@ class DebuggerPrompt:
         self.show_note("another terminal has taken over the debugger")
         self._update()
 
-    def on_message(self, message: FromDebugger) -> None:
+    def on_message(self, message: messages.FromDebugger) -> None:
         rank, ranks = message.rank, self._ranks
         match message:
-            case RankStopped():
+            case messages.RankStopped():
                 self._waits_for_stop = False
                 self._held_output.pop(rank, None)
                 if not ranks[rank].is_stepping:
@@ -117,11 +107,11 @@ class DebuggerPrompt:
                 if self._current is None:
                     self._current = rank
                 self._show_help(rank)
-            case DebuggerOutput(data=data, prompt=prompt):
+            case messages.DebuggerOutput(data=data, prompt=prompt):
                 self._on_output(rank, data)
                 if prompt:
                     self._on_reply(rank)
-            case RankResumed():
+            case messages.RankResumed():
                 if rank not in ranks:
                     self._held_output.pop(rank, None)
                     if rank == self._current:
@@ -129,7 +119,7 @@ class DebuggerPrompt:
                         if ranks:
                             self._select_rank(min(ranks.keys() - self._awaited or ranks))
                 self._on_reply(rank)
-            case Completions(begin=begin, words=words) if self._is_completing:
+            case messages.Completions(begin=begin, words=words) if self._is_completing:
                 self._is_completing = False
                 if choices := self._editor.complete(begin, [*words]):
                     self._terminal.show("  ".join(choices) + "\n")
@@ -191,7 +181,7 @@ class DebuggerPrompt:
         """Called when the size of the terminal has changed, or its row is to be drawn again."""
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._server.call_later(TURN_S, self.guard(self._on_turn))
+            self._server.loop.call_later(TURN_S, self.guard(self._on_turn))
 
     def _on_turn(self) -> None:
         self._turn_is_due = False
@@ -216,15 +206,15 @@ class DebuggerPrompt:
         self._partial_line += last
         if self._input_ended and (self._partial_line or self._dropped_chars):
             self._add_line(self._partial_line)
-        if len(self._partial_line) > MAX_LINE_CHARS:
+        if len(self._partial_line) > messages.MAX_LINE_CHARS:
             self._dropped_chars += len(self._partial_line)
             self._partial_line = ""
 
     def _add_line(self, text: str) -> None:
         """Queue a line of input: it is sent when the ranks have answered the lines before."""
         size, self._dropped_chars = self._dropped_chars + len(text), 0
-        if size > MAX_LINE_CHARS:  # a cut line would be another statement
-            return self.show_note(f"not sent: this line has {size:,} characters, of {MAX_LINE_CHARS:,}")
+        if size > messages.MAX_LINE_CHARS:  # a cut line would be another statement
+            return self.show_note(f"not sent: this line has {size:,} characters, of {messages.MAX_LINE_CHARS:,}")
         self._lines.append(text)
 
     def _on_key(self, key: str) -> None:
@@ -233,10 +223,10 @@ class DebuggerPrompt:
             self._add_line(editor.take_line())
         elif key == "\t" and (before := editor.text[: editor.cursor]).strip():
             self._is_completing = self._current is not None and self._server.request_completions(self._current, before)
-        elif key == EOF_LINE:
+        elif key == messages.EOF_LINE:
             if not editor.text and self._current is not None:
-                self._add_line(EOF_LINE)
-        elif len(editor.text) <= MAX_LINE_CHARS or not (key.isprintable() or key == "\t"):
+                self._add_line(messages.EOF_LINE)
+        elif len(editor.text) <= messages.MAX_LINE_CHARS or not (key.isprintable() or key == "\t"):
             editor.handle_key(key)
 
     def _update(self) -> None:
@@ -257,7 +247,7 @@ class DebuggerPrompt:
         for _ in range(STEPS_PER_TURN):
             if prompt := self._line_prompt():
                 text = self._lines.popleft()
-                self._terminal.show(f"{prompt}{'^D' if text == EOF_LINE else text}\n")
+                self._terminal.show(f"{prompt}{'^D' if text == messages.EOF_LINE else text}\n")
                 self._run_line(text)
             elif self._keys and not self._is_completing:
                 self._on_key(self._keys.popleft())
@@ -355,15 +345,6 @@ class DebuggerPrompt:
         if each.terminal:
             self._terminal.draw(each.terminal.scrollback)
         return True
-
-
-def attach_terminal(server: DebugServer, loop: IsolatedLoop, screen: TerminalScreen) -> LocalTerminal:
-    """Give control to the user at the launcher's own terminal."""
-    terminal = LocalTerminal(loop, screen)
-    prompt = DebuggerPrompt(server, terminal, loop.guard)
-    terminal.on_input, terminal.on_resize = prompt.on_input, prompt.on_resize
-    server.attach_user(prompt)
-    return terminal
 
 
 def group_replies(replies: dict[int, str]) -> str:

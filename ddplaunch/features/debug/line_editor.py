@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ddplaunch.base.text import display_width
 from ddplaunch.base.tty import BACKSPACE
 
@@ -9,6 +11,20 @@ _LEFT, _RIGHT = ("\x1b[D", "\x1bOD", "\x02"), ("\x1b[C", "\x1bOC", "\x06")
 _UP, _DOWN = ("\x1b[A", "\x1bOA", "\x10"), ("\x1b[B", "\x1bOB", "\x0e")
 _HOME, _END = ("\x1b[H", "\x1bOH", "\x1b[1~", "\x01"), ("\x1b[F", "\x1bOF", "\x1b[4~", "\x05")
 _DELETE, _TO_END, _TO_BEGIN, _WORD = ("\x1b[3~",), ("\x0b",), ("\x15",), ("\x17", "\x1b\x7f")
+
+_EDITS: dict[str, Callable[[str, str], tuple[str, str]]] = {
+    **dict.fromkeys(_LEFT, lambda before, after: (before[:-1], before[-1:] + after)),
+    **dict.fromkeys(_RIGHT, lambda before, after: (before + after[:1], after[1:])),
+    **dict.fromkeys(_HOME, lambda before, after: ("", before + after)),
+    **dict.fromkeys(_END, lambda before, after: (before + after, "")),
+    **dict.fromkeys(_DELETE, lambda before, after: (before, after[1:])),
+    **dict.fromkeys(_TO_END, lambda before, after: (before, "")),
+    **dict.fromkeys(_TO_BEGIN, lambda before, after: ("", after)),
+    **dict.fromkeys(_WORD, lambda before, after: (before.rstrip()[: before.rstrip().rfind(" ") + 1], after)),
+    BACKSPACE: lambda before, after: (before[:-1], after),
+    "\t": lambda before, after: (before + "    ", after),
+}
+"""The keys that change the line or move the cursor, by the text before and after the cursor."""
 
 MAX_HISTORY_LINES = 1000
 
@@ -35,34 +51,12 @@ class LineEditor:
     def handle_key(self, key: str) -> None:
         """Apply a key; unknown keys do nothing."""
         before, after = self.text[: self.cursor], self.text[self.cursor :]
-        match key:
-            case _ if key in _LEFT:
-                self.cursor = max(0, self.cursor - 1)
-            case _ if key in _RIGHT:
-                self.cursor = min(len(self.text), self.cursor + 1)
-            case _ if key in _HOME:
-                self.cursor = 0
-            case _ if key in _END:
-                self.cursor = len(self.text)
-            case _ if key in _UP:
-                self._show_history(self._index - 1)
-            case _ if key in _DOWN:
-                self._show_history(self._index + 1)
-            case _ if key == BACKSPACE:
-                self._set_line(before[:-1], after)
-            case _ if key in _DELETE:
-                self._set_line(before, after[1:])
-            case _ if key in _TO_END:
-                self._set_line(before)
-            case _ if key in _TO_BEGIN:
-                self._set_line("", after)
-            case _ if key in _WORD:
-                stripped = before.rstrip()
-                self._set_line(stripped[: stripped.rfind(" ") + 1], after)
-            case "\t":
-                self._set_line(before + "    ", after)
-            case _ if len(key) == 1 and key.isprintable():
-                self._set_line(before + key, after)
+        if key in _UP or key in _DOWN:
+            self._show_history(self._index + (1 if key in _DOWN else -1))
+        elif edit := _EDITS.get(key):
+            self._set_line(*edit(before, after))
+        elif len(key) == 1 and key.isprintable():
+            self._set_line(before + key, after)
 
     def complete(self, begin: int, words: list[str]) -> list[str]:
         """Insert the common prefix of these words at ``begin``; return the words if that adds nothing."""

@@ -17,13 +17,18 @@ MAX_INPUT_FRAME_BYTES = 2 * MAX_INPUT_BYTES  # of a message with it, as JSON
 # ---------------------------------------------------------------------------------------------- a rank and its launcher
 
 
-class RankStopped(TaggedMessage, frozen=True):
+class RankMessage(TaggedMessage, frozen=True):
+    """A message from or to the debugger of a rank."""
+
+    rank: Count
+
+
+class RankStopped(RankMessage, frozen=True):
     """The rank is stopped in its debugger at this line; ``error``: the exception that has ended its program there.
 
     ``tool``: the name of a debugger that uses a pseudo-terminal; input lines are then commands for the launcher.
     """
 
-    rank: Count
     file: TextLine
     line: Number
     function: TextLine
@@ -36,66 +41,54 @@ class RankStopped(TaggedMessage, frozen=True):
         return f"{self.file}:{self.line}" + (f", in {self.function}" if self.function else "")
 
 
-class DebuggerOutput(TaggedMessage, frozen=True):
+class DebuggerOutput(RankMessage, frozen=True):
     """Output of the debugger; with a ``prompt``, it waits for a line."""
 
-    rank: Count
     data: bytes
     prompt: TextLine = ""
 
 
-class Completions(TaggedMessage, frozen=True):
+class Completions(RankMessage, frozen=True):
     """Completions of the word that starts at ``begin``."""
 
-    rank: Count
     begin: Count
     words: tuple[TextLine, ...]
 
 
-class RankResumed(TaggedMessage, frozen=True):
+class RankResumed(RankMessage, frozen=True):
     """The rank runs on; ``is_stepping``: to stop again soon."""
 
-    rank: Count
     is_stepping: bool = False
 
 
-class QuitRequested(TaggedMessage, frozen=True):
+class QuitRequested(RankMessage, frozen=True):
     """The user has quit the debugger of this rank: end the job."""
 
-    rank: Count
 
-
-class TerminalRequest(TaggedMessage, frozen=True):
+class TerminalRequest(RankMessage, frozen=True):
     """A debugger in the rank needs a pseudo-terminal; as a reply, the path of one, or "" if none is available."""
 
-    rank: Count
     path: Path = ""
 
 
-class LineInput(TaggedMessage, frozen=True):
+class LineInput(RankMessage, frozen=True):
     """An input line for the debugger."""
 
-    rank: Count
     line: str
 
 
-class CompletionRequest(TaggedMessage, frozen=True):
+class CompletionRequest(RankMessage, frozen=True):
     """Request completions of the last word of this line."""
 
-    rank: Count
     line: str
 
 
-class DetachUser(TaggedMessage, frozen=True):
+class DetachUser(RankMessage, frozen=True):
     """No user is attached any more: resume, and ignore breakpoints."""
 
-    rank: Count
 
-
-class AttachUser(TaggedMessage, frozen=True):
+class AttachUser(RankMessage, frozen=True):
     """A user is attached: stop at breakpoints again."""
-
-    rank: Count
 
 
 FromDebugger = RankStopped | DebuggerOutput | Completions | RankResumed | QuitRequested | TerminalRequest

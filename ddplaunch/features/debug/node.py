@@ -49,11 +49,14 @@ class DebugSide(NodeSide):
         self.server.start_attempt(ranks)
 
     def _attach_terminal(self) -> None:
-        from ddplaunch.features.debug.debugger_prompt import attach_terminal
+        from ddplaunch.features.debug import debugger_prompt, user_terminals
 
-        screen = self._context.screen
+        screen, loop = self._context.screen, self._context.loop
         if self.server is not None and isinstance(screen, TerminalScreen) and not screen.reads_keys:
-            self._terminal = attach_terminal(self.server, self._context.loop, screen)
+            terminal = self._terminal = user_terminals.LocalTerminal(loop, screen)
+            prompt = debugger_prompt.DebuggerPrompt(self.server, terminal, loop.guard)
+            terminal.on_input, terminal.on_resize = prompt.on_input, prompt.on_resize
+            self.server.attach_user(prompt)
 
     def make_rank_side(self, ranks: NodeRanks, rank: Rank) -> RankSide | None:
         settings = {

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.types import TaggedMessage
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, MeasureCollective, PrepareDevices
 from ddplaunch.features.doctor.connectivity import (
@@ -42,7 +43,7 @@ _CLOCK_READINGS = 5
 _MAX_CLOCK_ROUND_TRIP_S = 1.0  # a slower reply says too little about a clock
 _REPLY_MARGIN_S = 10.0  # added to the time that a node may take for a reply
 
-A = TypeVar("A", bound=messages.NodeAnswer)
+A = TypeVar("A", bound=TaggedMessage)
 
 
 class ExaminedNode(Struct, frozen=True):

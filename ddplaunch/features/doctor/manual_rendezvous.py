@@ -29,7 +29,6 @@ from ddplaunch.core.messages import (
     JoinRefused,
     Message,
     NodeHello,
-    Versions,
     Welcome,
 )
 from ddplaunch.core.net import token_auth
@@ -41,6 +40,7 @@ from ddplaunch.system.network.addresses import resolve, unresolvable_error
 from ddplaunch.system.network.reserved_port import listen_on_all_interfaces
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.target.versions import Versions
 
 RETRY_DELAY_S = 0.3  # between two attempts to connect
 GREETING_TIMEOUT_S = 5.0  # for each message of the handshake

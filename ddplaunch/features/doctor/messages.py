@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ddplaunch.base.types import Count, ExitCode, Name, TaggedMessage, TextLine, Timestamp
-from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
-from ddplaunch.features.doctor.connectivity import ConnectResult, ListenReply, PingResult, StreamResult
-from ddplaunch.features.doctor.node_facts import NodeFacts, RouteToNodeZero
+from ddplaunch.features.doctor.benchmark import DeviceThroughput, MeasureCollective, PrepareDevices
+from ddplaunch.features.doctor.connectivity import ConnectResult, StreamResult
+from ddplaunch.features.doctor.node_facts import RouteToNodeZero
 
 START_MARK = b"\x1eddplaunch doctor\x1e"
 """Marks the start of the first frame on stdout: a login shell may have printed something before."""
@@ -99,16 +99,4 @@ Question = (
     | SendStream
     | PrepareDevices
     | MeasureCollective
-)
-NodeAnswer = (
-    Ready
-    | NodeFacts
-    | RouteReply
-    | TimeReply
-    | ListenReply
-    | ConnectReply
-    | PingResult
-    | StreamReply
-    | PrepareReply
-    | CollectiveTimes
 )

@@ -13,8 +13,9 @@ from ddplaunch import __version__
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.types import TaggedMessage
 from ddplaunch.cli.run_locator import NodeCommand
-from ddplaunch.features.doctor.messages import START_MARK, Exit, NodeAnswer, Question, Ready
+from ddplaunch.features.doctor.messages import START_MARK, Exit, Question, Ready
 from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, START_TIMEOUT_S, explain_exit
 
 UNREADABLE_REPLY_ERROR = "ddplaunch cannot read the reply of this host"
@@ -37,7 +38,7 @@ class DoctorPeer:
         self.name = name
         self.check_command = ""  # a command with which users can test the route
         self.error = error  # why it does not answer any more, for the user
-        self.answer: NodeAnswer | None = None  # the reply to the last request
+        self.answer: TaggedMessage | None = None  # the reply to the last request
         self.sent = self.took = 0.0  # wall-clock time of the last request, and how long the reply took
         self._loop = loop
         self._connection: Connection[Any] | None = None
@@ -84,7 +85,7 @@ class DoctorPeer:
         self.sent, self._began = time.time(), time.monotonic()
         self._connection.send(self._question)
 
-    def _on_message(self, message: NodeAnswer) -> None:
+    def _on_message(self, message: TaggedMessage) -> None:
         assert self._connection
         self._connection.set_accepted_types(())  # it may only send replies
         if not isinstance(message, Ready):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.types import Count, TaggedMessage, TextLine
 from ddplaunch.core.control_socket.job_status import Status
-from ddplaunch.core.control_socket.request import Request, RequestContext
-from ddplaunch.core.control_socket.served_job import ServedJob
+from ddplaunch.core.control_socket.request import Request, RequestContext, ServedJob
 from ddplaunch.core.messages import RpcReply
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.rpc import KIND, read_inspection

@@ -28,12 +28,12 @@ from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
 from ddplaunch.cli.run_locator import job_at
-from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.control_socket.job_status import JobState, Status, short_target
+from ddplaunch.cli.text_table import format_table, short_target
+from ddplaunch.core.control_socket.job_status import JobState, Status
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
-from ddplaunch.core.output.screen import ScreenOptions
+from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
 from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
@@ -198,8 +198,7 @@ class SocketJobSource:
 
 
 def _make_screen(loop: EventLoop) -> LiveScreen:
-    options = ScreenOptions(READER_TIMEOUT_S, 0.0, "", False)
-    return LiveScreen(loop, options, reports_job=True, colour=is_colour_allowed())
+    return LiveScreen(loop, ScreenOptions("", READER_TIMEOUT_S, 0.0, is_colour_allowed()))
 
 
 class JobChooser:

@@ -11,7 +11,8 @@ from ddplaunch.features.live.options import LiveDisplay
 if TYPE_CHECKING:
     from ddplaunch.base.event_loop import EventLoop
     from ddplaunch.base.options import Options
-    from ddplaunch.core.output.screen import Screen, ScreenOptions
+    from ddplaunch.core.node_config import ScreenOptions
+    from ddplaunch.core.output.screen import Screen
     from ddplaunch.system.plan.plan import Plan
 
 
@@ -24,14 +25,12 @@ class Live(Feature):
         why = _why_no_live_view() if options[LiveDisplay].ui else None
         return (f"--ui has no effect: {why}",) if why else ()
 
-    def make_screen(
-        self, loop: EventLoop, options: Options, how: ScreenOptions, *, reports_job: bool, colour: bool
-    ) -> Screen | None:
+    def make_screen(self, loop: EventLoop, options: Options, how: ScreenOptions) -> Screen | None:
         if not options[LiveDisplay].ui or _why_no_live_view():
             return None
         from ddplaunch.features.live.live_screen import LiveScreen
 
-        return LiveScreen(loop, how, reports_job=reports_job, colour=colour)
+        return LiveScreen(loop, how)
 
     def make_node_side(self, context: FeatureContext) -> NodeSide | None:
         if not context.options[LiveDisplay].ui:

@@ -8,7 +8,8 @@ from itertools import groupby
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_size, group_consecutive
-from ddplaunch.core.control_socket.job_status import JobState, short_target
+from ddplaunch.cli.text_table import short_target
+from ddplaunch.core.control_socket.job_status import JobState
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.live.rank_table import TableRow, render_table, sort_rows
 from ddplaunch.features.live.styled_rows import Row, StyledText, flow_parts, truncate_row, wrap_text

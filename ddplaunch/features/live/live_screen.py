@@ -18,8 +18,9 @@ from ddplaunch.base.event_loop import Callback, EventLoop
 from ddplaunch.base.text import display_width
 from ddplaunch.base.tty import Keyboard, KeyDecoder, in_foreground, window_size
 from ddplaunch.core.events import Event, JobEnded
+from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.log_message import LogMessage
-from ddplaunch.core.output.screen import ScreenOptions, TerminalScreen
+from ddplaunch.core.output.screen import TerminalScreen
 from ddplaunch.core.output.sink import HIGH_WATER_BYTES, Sink
 from ddplaunch.features.inspect.stacks_text import STACKS
 from ddplaunch.features.live.styled_rows import Row, render_row, row_width
@@ -40,8 +41,8 @@ class LiveScreen(TerminalScreen):
 
     reads_keys = True
 
-    def __init__(self, loop: EventLoop, how: ScreenOptions, *, reports_job: bool, colour: bool) -> None:
-        super().__init__(loop, how, reports_job=reports_job, colour=colour)
+    def __init__(self, loop: EventLoop, how: ScreenOptions) -> None:
+        super().__init__(loop, how)
         self._fd = 2 if self._stderr.is_terminal else 1
         self._render_rows: RenderRows | None = None
         self._rows: tuple[Row, ...] = ()

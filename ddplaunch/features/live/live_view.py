@@ -14,7 +14,7 @@ from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.base.tty import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core.control_socket.job_status import JobState, Status
-from ddplaunch.core.control_socket.served_job import ServedJob
+from ddplaunch.core.control_socket.request import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import NodeSide
@@ -207,7 +207,7 @@ class LiveView:
             self._snapshot = self._snapshot and mark_suspended(self._snapshot)
             self._screen.refresh()
         elif now - self._request_at > 2 * REFRESH_INTERVAL_S:
-            self._note, self._suspended = f"no on_reply for {now - self._request_at:.0f} s", False
+            self._note, self._suspended = f"no answer for {now - self._request_at:.0f} s", False
             self._screen.refresh()
 
     # --------------------------------------------------------------------------------------------------- the picture

@@ -1,21 +1,13 @@
-"""The table of ranks in the live view: chooses the columns that fit, sorts the ranks, and renders it with rich."""
+"""The table of ranks in the live view: chooses the columns that fit, sorts the ranks, and renders it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from io import StringIO
 from typing import NamedTuple
-
-from rich.color import ColorSystem
-from rich.console import Console
-from rich.style import Style
-from rich.table import Table
-from rich.text import Text
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.features.inspect.diagnosis.inspection import RankInspection
-from ddplaunch.features.live.styled_rows import Row, StyledText
+from ddplaunch.features.live.styled_rows import Row, StyledText, row_width, truncate_row
 from ddplaunch.features.live.view_state import RankActivity
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
@@ -119,34 +111,30 @@ def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = 
         return gap.join(parts)
 
     wide = len("starting") if in_words else 1
-    table = Table(box=None, padding=(0, len(gap), 0, 0), pad_edge=False, expand=True, width=limit, header_style="dim")
     widths = [max(COLUMNS[name].width, len(name)) for name in chosen]
     heads = [name.rjust(width) for name, width in zip(chosen, widths, strict=True)]
-    table.add_column(fixed("rank", "is".ljust(wide) if in_words else " ", "host", heads), no_wrap=True)
-    table.add_column("does", ratio=1, no_wrap=True)
-    if outputs := any(one.last_line for one in lines) and left >= _MIN_WORD_MODE_COLUMNS - 8:
-        table.add_column("last line", ratio=1, no_wrap=True)
+    head = fixed("rank", "is".ljust(wide) if in_words else " ", "host", heads) + gap
+    room = max(0, limit - len(head))
+    outputs = any(one.last_line for one in lines) and left >= _MIN_WORD_MODE_COLUMNS - 8
+    half = max(0, -(-room // 2) - len(gap)) if outputs else room
+
+    def texts(location: str, last_line: str) -> Row:
+        shown = truncate_row((StyledText(location),), half)
+        if not outputs:
+            return shown
+        blank = " " * (half - row_width(shown)) + gap
+        return (*shown, StyledText(blank), *truncate_row((StyledText(last_line),), room - half - len(gap)))
+
+    rows: list[Row] = [tuple(span._replace(style="2") for span in (StyledText(head), *texts("does", "last line")))]
     for one in lines:
         cells = [COLUMNS[name].text(one).rjust(width) for name, width in zip(chosen, widths, strict=True)]
         what = (one.activity.word if in_words else one.activity.sign).ljust(wide)
-        first = Text(fixed(str(one.rank.rank), what, one.rank.host, cells))
-        first.stylize(_to_rich_style(one.activity.style), number + len(gap), number + len(gap) + wide)
-        texts = [first, Text(one.location), *([Text(one.last_line)] if outputs else [])]
-        table.add_row(*texts, style="reverse" if one.rank.rank == cursor else "")
-    console = Console(file=StringIO(), width=limit, force_terminal=True, color_system="standard", legacy_windows=False)
-    rendered = console.render_lines(table, console.options.update(width=limit), pad=False)
-    return [tuple(StyledText(segment.text, _from_rich_style(segment.style)) for segment in line) for line in rendered]
-
-
-@cache
-def _to_rich_style(sgr: str) -> Style:
-    """Convert the parameters of SGR to a style of rich."""
-    spans = Text.from_ansi(f"\x1b[{sgr}mx\x1b[0m").spans
-    return Style.parse(str(spans[0].style)) if spans else Style.null()
-
-
-@cache
-def _from_rich_style(style: Style | None) -> str:
-    """Convert a style of rich to the parameters of SGR."""
-    text = style.render("x", color_system=ColorSystem.STANDARD) if style else "x"
-    return text.partition("m")[0].removeprefix("\x1b[") if text.startswith("\x1b") else ""
+        first = fixed(str(one.rank.rank), what, one.rank.host, cells) + gap
+        at = number + len(gap)
+        parts = (StyledText(first[:at]), StyledText(what, one.activity.style), StyledText(first[at + wide :]))
+        row: Row = (*parts, *texts(one.location, one.last_line))
+        if one.rank.rank == cursor:
+            row = (*row, StyledText(" " * (limit - row_width(row))))
+            row = tuple(span._replace(style=f"{span.style};7".lstrip(";")) for span in row)
+        rows.append(row)
+    return [truncate_row(row, limit) for row in rows]

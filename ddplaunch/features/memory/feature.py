@@ -21,7 +21,7 @@ class Memory(Feature):
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
         if not options[MemoryReport].oom_report:
             return ()
-        from ddplaunch.core.net.hello import cpu_only_torch
+        from ddplaunch.system.target.versions import cpu_only_torch
 
         if plan.target.kind is TargetKind.PROGRAM:
             raise UsageError("--oom-report works only with Python", "leave --oom-report out, or name a Python program")

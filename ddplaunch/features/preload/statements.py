@@ -24,11 +24,16 @@ class Certainty(IntEnum):
         return outer.as_conditional() if self is Certainty.CONDITIONAL else min(self, outer)
 
 
-class Import(Struct, frozen=True):
-    """``import module``, or ``from module import names``; ``level``: the number of dots of a relative import."""
+class SourceLine(Struct, frozen=True):
+    """Where a statement is, and how certainly it runs."""
 
     where: str
     certainty: Certainty
+
+
+class Import(SourceLine, frozen=True):
+    """``import module``, or ``from module import names``; ``level``: the number of dots of a relative import."""
+
     module: str
     names: tuple[str, ...] = ()
     level: int = 0
@@ -44,7 +49,7 @@ class Import(Struct, frozen=True):
         return [base, *(f"{base}.{each}".strip(".") for each in self.names if each != "*")]
 
 
-class Assignment(Struct, frozen=True):
+class Assignment(SourceLine, frozen=True):
     """Sets an environment variable.
 
     Attributes:
@@ -56,8 +61,6 @@ class Assignment(Struct, frozen=True):
         before_imports: runs certainly before any import from outside the standard library.
     """
 
-    where: str
-    certainty: Certainty
     name: str | None = None
     value: str | None = None
     default: bool = False
@@ -70,17 +73,14 @@ class Assignment(Struct, frozen=True):
         return f"sets {self.name or 'variables'}"
 
 
-class SideEffect(Struct, frozen=True):
+class SideEffect(SourceLine, frozen=True):
     """A statement that may have any effect: no import, no definition of a function, no constant."""
-
-    where: str
-    certainty: Certainty
 
 
 CALLS, CHANGES, PASSES, CONFIGURES = "calls", "changes", "passes on", "may configure the logger"
 
 
-class Use(Struct, frozen=True):
+class Use(SourceLine, frozen=True):
     """Uses an imported object in a way that may change it: calls it, assigns to it, or passes it on.
 
     Attributes:
@@ -89,8 +89,6 @@ class Use(Struct, frozen=True):
         source: the import that it came from; of a logger: an import of the module with its name.
     """
 
-    where: str
-    certainty: Certainty
     verb: str
     target: str
     source: Import
@@ -100,19 +98,15 @@ class Use(Struct, frozen=True):
         return f"{self.verb} {self.target}"
 
 
-class PathEntry(Struct, frozen=True):
+class PathEntry(SourceLine, frozen=True):
     """Adds a folder to ``sys.path``."""
 
-    where: str
-    certainty: Certainty
     path: str
 
 
-class Barrier(Struct, frozen=True):
+class Barrier(SourceLine, frozen=True):
     """May change later imports in a way that the source does not show; ``hook``: changes how modules are found."""
 
-    where: str
-    certainty: Certainty
     reason: str
     hook: bool = False
 

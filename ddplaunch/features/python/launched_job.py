@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import inspect
 import json
 import keyword
@@ -165,7 +164,7 @@ class LaunchedJob:
         self.folder = tempfile.mkdtemp(prefix=f"{dot}ddplaunch-", dir=parent)
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = f"{os.path.basename(self.folder)}."
-        self._printer, self._flushes = OutputPrinter(output, self._mark), 0
+        self.printer, self._flushes = OutputPrinter(output, self._mark), 0
         self._control_socket: str | None = None
         # Whether the results of all ranks are in this folder.
         single_node = {"node_rank": (None,), "nnodes": (None, 1, "1"), "cluster": (None, "none")}
@@ -208,17 +207,17 @@ class LaunchedJob:
             self._ended.set()
             self._started.set()
             return
-        self._printer.stop = self._process.terminate
+        self.printer.stop = self._process.terminate
         self._started.set()
         assert self._process.stdout
         assert self._process.stderr
         args = (self._process.stdout, "stdout")
-        printing = threading.Thread(target=self._printer.print_stream, args=args, daemon=True)
+        printing = threading.Thread(target=self.printer.print_stream, args=args, daemon=True)
         printing.start()
-        self._printer.print_stream(self._process.stderr, "stderr")
+        self.printer.print_stream(self._process.stderr, "stderr")
         printing.join()
         code = self._process.wait()
-        self._result = _parse_result(code, self._printer.messages)
+        self._result = _parse_result(code, self.printer.messages)
         self._ended.set()
         self._end_writer.close()
 
@@ -253,15 +252,7 @@ class LaunchedJob:
 
     def set_note_handler(self, on_note: Callable[[int, str], bool]) -> None:
         """Set a handler for the launcher's notes, with its pid; a note is not printed if it returns True."""
-        self._printer.on_note = lambda text: on_note(self._process.pid if self._process else 0, text)
-
-    def print(self, text: str) -> None:
-        """Print a message of ddplaunch to where the ranks' stderr goes."""
-        self._printer.print(text, "stderr")
-
-    def capture_context(self) -> None:
-        """Direct the ranks' output from now on to the caller of this: the cell of a notebook."""
-        self._printer.context = contextvars.copy_context()
+        self.printer.on_note = lambda text: on_note(self._process.pid if self._process else 0, text)
 
     def flush(self) -> None:
         """Wait until all output of the ranks so far has been printed; raises an exception of the stream ``output``."""
@@ -272,13 +263,13 @@ class LaunchedJob:
         with suppress(client.JobNotResponding):  # the job is ending
             while self._control_socket and not self.has_ended:
                 client.send_request(self._control_socket, FlushRequest(f"{self._mark}{self._flushes}"))
-                if self._printer.wait_for_mark(self._flushes, _MARK_TIMEOUT_S):
+                if self.printer.wait_for_mark(self._flushes, _MARK_TIMEOUT_S):
                     break
         self._raise_output()
 
     def _raise_output(self) -> None:
-        if self._printer.error is not None:
-            raise self._printer.error
+        if self.printer.error is not None:
+            raise self.printer.error
 
     def describe_waits(self) -> str:
         """Describe which ranks wait for which, as ``ddplaunch stacks`` does; "" if that fails."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import selectors
 import signal
@@ -158,7 +159,7 @@ class _SessionRanks:
         """Run the prepared call; ``request``: CALL, CALL_QUIETLY or CALL_OR_END of call_loop.py."""
         __tracebackhide__ = True
         number = self._calls
-        self._job.capture_context()
+        self._job.printer.context = contextvars.copy_context()  # output goes to the caller: the cell of a notebook
         if not self._connections:
             self._job.start()
             self._accept_ranks()
@@ -186,7 +187,7 @@ class _SessionRanks:
 
     def print(self, text: str) -> None:
         """Print a message of ddplaunch to where the ranks' stderr goes."""
-        self._job.print(f"ddplaunch: {text}\n")
+        self._job.printer.print(f"ddplaunch: {text}\n", "stderr")
 
     def _accept_ranks(self) -> None:
         """Accept the connections of all ranks; each sends its rank and the world size."""

@@ -19,8 +19,8 @@ from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding, advice_to_continue
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.run_locator import RemoteJob, RunningJob
-from ddplaunch.cli.text_table import fit_to_width, format_table
-from ddplaunch.core.control_socket.job_status import Status, short_target
+from ddplaunch.cli.text_table import fit_to_width, format_table, short_target
+from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs import history_store

@@ -111,7 +111,7 @@ class MissingNodes:
         environ = {
             name: value
             for name, value in self._environ.items()
-            if name in _SLURM_VARIABLES or not _is_slurm_variable(name)
+            if name in _SLURM_VARIABLES or not name.startswith(("SLURM_", "SRUN_", "PMI"))
         }
         count, job = len(hosts), self._environ[JOB_ID]
         where = [f"--nodelist={','.join(hosts)}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
@@ -167,7 +167,3 @@ def parse_listpids(listed: str, count: int) -> set[int] | None:
         elif task := re.fullmatch(r"\d+: \d+ +\S+ +\S+ +\S+ +(\d+) *", line):
             found.add(int(task[1]))
     return found if len(answered) == count else None
-
-
-def _is_slurm_variable(name: str) -> bool:
-    return name.startswith(("SLURM_", "SRUN_", "PMI"))

@@ -30,7 +30,29 @@ class SshJob(RemoteJob, frozen=True):
     """A job that was started over SSH; ssh knows its hosts by their names."""
 
     def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
-        return HostCommand(self, words, stdin=stdin).wait
+        host = self.hosts[0]
+        click.echo(
+            f"ddplaunch: {self.run_id} runs on {join_names(self.hosts)}; connecting to {host} over SSH", err=True
+        )
+        terminal = stdin and os.isatty(0) and is_interactive(1)
+        argv = interactive_ssh_command(host, [*python_command(self.python), *words], os.environ, terminal=terminal)
+        process = subprocess.Popen(argv, stdin=None if stdin else subprocess.DEVNULL)
+
+        def wait() -> int:
+            try:
+                code = process.wait()
+            except BaseException:
+                process.kill()
+                raise
+            if code == _SSH_FAILED:
+                error = LaunchError(
+                    f"ssh cannot connect to {host}", f"log in there and run: {self.format_command(words)}"
+                )
+                error.exit_code = EXIT_UNAVAILABLE
+                raise error
+            return code
+
+        return wait
 
     def format_command(self, words: Sequence[str]) -> str:
         return f"ssh {self.hosts[0]} {shell_quote(['ddplaunch', *words])}"
@@ -50,32 +72,6 @@ class SshJobLocator(RunLocator):
 
     def host_connector(self) -> HostConnector:
         return SshConnector()
-
-
-class HostCommand:
-    """A ddplaunch command that runs on the first host of a job."""
-
-    def __init__(self, job: RemoteJob, words: Sequence[str], *, stdin: bool = True) -> None:
-        """``stdin``: the command reads this process's stdin, which only one command at a time can."""
-        host, self._job, self._words = job.hosts[0], job, words
-        click.echo(f"ddplaunch: {job.run_id} runs on {join_names(job.hosts)}; connecting to {host} over SSH", err=True)
-        terminal = stdin and os.isatty(0) and is_interactive(1)
-        argv = interactive_ssh_command(host, [*python_command(job.python), *words], os.environ, terminal=terminal)
-        self._process = subprocess.Popen(argv, stdin=None if stdin else subprocess.DEVNULL)
-
-    def wait(self) -> int:
-        """Wait for its end and return its exit code. Raises LaunchError if ssh cannot connect to the host."""
-        try:
-            code = self._process.wait()
-        except BaseException:
-            self._process.kill()
-            raise
-        if code == _SSH_FAILED:
-            hint = f"log in there and run: {self._job.format_command(self._words)}"
-            error = LaunchError(f"ssh cannot connect to {self._job.hosts[0]}", hint)
-            error.exit_code = EXIT_UNAVAILABLE
-            raise error
-        return code
 
 
 @contextmanager

@@ -32,16 +32,14 @@ from ddplaunch.base.errors import (
     escape_control_chars,
 )
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.inherited_signals import AT_START
-from ddplaunch.base.types import as_dict, parse
+from ddplaunch.base.types import as_dict
 from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.core.messages import Versions
-from ddplaunch.core.net.hello import read_versions
 from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.network.addresses import machine_id, resolve
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.target.target import find_target
+from ddplaunch.system.target.versions import Versions, read_versions
 
 _OUTPUT_MARK = b"\x1eddplaunch "
 
@@ -90,14 +88,6 @@ class HostFacts(Struct, frozen=True):
     problems: tuple[str, ...]
     versions: Versions
     machine: str = ""  # equal for two names of one machine; "" if unknown
-
-    @classmethod
-    def read(cls, text: bytes) -> HostFacts:
-        """Decode the report of a host. Raises ValueError if it is not JSON, or a field is missing or wrong."""
-        try:
-            return parse(text, cls)
-        except ProtocolError as error:
-            raise ValueError(str(error)) from None
 
 
 GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE = b"G", b".", b"?"

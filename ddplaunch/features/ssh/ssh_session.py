@@ -17,6 +17,8 @@ from msgspec import Struct, field
 from ddplaunch import __version__
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import parse
 from ddplaunch.core.output.line_assembler import LineAssembler
 from ddplaunch.features.ssh.remote_launcher import HELLO, HostFacts, HostJob, output_mark
 from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS, explain_exit
@@ -238,10 +240,10 @@ class SshSession:
         """Called with a line of ``remote_launcher``: its facts on stdout, the exit code of its launcher on stderr."""
         try:
             if number == 1:
-                self.facts = HostFacts.read(text)
+                self.facts = parse(text, HostFacts)
             else:
                 self.code = int(text) & 255
-        except ValueError:
+        except (ProtocolError, ValueError):
             self.give_up("ddplaunch cannot read the reply of this host")
         else:
             if number == 1:

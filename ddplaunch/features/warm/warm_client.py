@@ -109,7 +109,7 @@ def query_all(*, stop: bool = False) -> list[WarmStatus | str]:
 
 
 def receive_reply(guardian_socket: socket.socket, seconds: float) -> Any:
-    """Receive the one message of a guardian or a warm zygote, a ``FromWarm``; None if it does not come in time."""
+    """Receive the one message of a guardian or a warm zygote; None if it does not come in time."""
     poll = select.poll()
     poll.register(guardian_socket, select.POLLIN)
     if not poll.poll(seconds * 1000):

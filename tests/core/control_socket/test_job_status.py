@@ -32,7 +32,7 @@ def test_the_beginning():
     assert status.ranks == ()
 
 
-def test_events_are_folded_at_a_request_or_when_there_are_too_many():
+def test_events_are_folded_on_request():
     watch = StatusTracker(PLAN)
     watch.observe(PLANNED)
     for event in STARTED:
@@ -87,7 +87,7 @@ def test_ranks():
     ]
 
 
-def test_an_end_that_is_seen_after_the_sweep():
+def test_an_exit_that_arrives_after_the_sweep():
     status = folded(PLANNED, *STARTED, events.AttemptSwept((), ()), events.RankExited(1, 101, -9, 0))
     assert [each.state for each in status.ranks] == [RankState.EXITED] * 3
     assert [each.code for each in status.ranks] == [None, -9, None]
@@ -98,7 +98,7 @@ def test_a_rank_of_the_attempt_before_changes_nothing():
     assert folded(PLANNED, *STARTED, *again, events.RankExited(0, 100, -9, 0)).ranks == folded(again[1]).ranks
 
 
-def test_any_order_of_events_is_understood():
+def test_any_order_of_events_gives_a_status():
     """An observer may raise nothing. What is certain: between two attempts is a sweep."""
     chance = random.Random(1)
     for _ in range(100):

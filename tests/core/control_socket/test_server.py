@@ -48,7 +48,7 @@ def run(start_ddplaunch, runtime) -> Run:
         words = ("run", "--run-id", run_id, *options, "--no-python", "sh", "-c", program)
         job = start_ddplaunch(*words, env={"XDG_RUNTIME_DIR": str(runtime), **environ})
         job.wait_for("up", 2)
-        job.path = door(job)
+        job.path = find_socket_path(job)
         return job
 
     return begin
@@ -63,27 +63,27 @@ def asked(tmp_path_factory) -> Iterator[BackgroundJob]:
         job = BackgroundJob(tmp_path_factory.mktemp("asked"), words, {"XDG_RUNTIME_DIR": runtime})
         try:
             job.wait_for("up", 2)
-            job.path = door(job)
-            show(job)
+            job.path = find_socket_path(job)
+            wait_for_status(job)
             yield job
         finally:
             job.signal(signal.SIGTERM)
             job.wait()
 
 
-def door(job: BackgroundJob) -> str:
-    """The path of a job's door."""
+def find_socket_path(job: BackgroundJob) -> str:
+    """The path of a job's control socket."""
     found: list[str] = []
 
     def there() -> bool:
         found[:] = [path for path in socket_dir.list_sockets() if path.endswith(f".{job.process.pid}")]
         return bool(found)
 
-    wait_until(there, "its door")
+    wait_until(there, "its control socket")
     return found[0]
 
 
-def show(job: BackgroundJob, state: JobState = JobState.RUNNING, attempt: int = 0) -> Status:
+def wait_for_status(job: BackgroundJob, state: JobState = JobState.RUNNING, attempt: int = 0) -> Status:
     """Its status, once it is that far."""
     found: list[Status] = []
 
@@ -102,7 +102,7 @@ def call(path: str) -> socket.socket:
     return sock
 
 
-def doors(runtime: Path) -> list[str]:
+def list_own_sockets(runtime: Path) -> list[str]:
     """Those of the test; other runs of this user may have theirs elsewhere."""
     return [path for path in socket_dir.list_sockets() if path.startswith(str(runtime))]
 
@@ -110,7 +110,7 @@ def doors(runtime: Path) -> list[str]:
 def test_the_status_while_ranks_run_and_after_a_restart(run):
     name = "a-b.c_7" + "x" * 93  # longer than a socket's path may be
     job = run(name)
-    status = show(job)
+    status = wait_for_status(job)
     assert (status.run_id, status.pid) == (name, job.process.pid)
     assert stat.S_IMODE(os.stat(job.path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(job.path)).st_mode) == 0o700
@@ -120,7 +120,7 @@ def test_the_status_while_ranks_run_and_after_a_restart(run):
     assert all(is_alive(rank.pid) for rank in status.ranks)
     assert abs(status.since - time.time()) < scaled_timeout(20)
     os.kill(status.ranks[1].pid, signal.SIGKILL)
-    again = show(job, attempt=1)
+    again = wait_for_status(job, attempt=1)
     assert again.restarts == 1
     assert not {rank.pid for rank in status.ranks} & {rank.pid for rank in again.ranks}
     assert all(is_alive(rank.pid) for rank in again.ranks)
@@ -130,7 +130,7 @@ def test_stop(run, runtime):
     """With the grace of the job, which these ranks use up; then without."""
     job = run(program=STUBBORN)
     client.send_request(job.path, StopJobRequest())
-    assert all(is_alive(rank.pid) for rank in show(job, JobState.STOPPING).ranks)
+    assert all(is_alive(rank.pid) for rank in wait_for_status(job, JobState.STOPPING).ranks)
     client.send_request(job.path, StopJobRequest(now=True))
     assert job.wait() == 130
     job.assert_nothing_left()
@@ -155,7 +155,7 @@ def test_another_user_is_refused(run, runtime):
             each.chmod(0o777)
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == 7 or "BrokenPipeError" in done.stderr or "ConnectionReset" in done.stderr
-    assert show(job).state is JobState.RUNNING
+    assert wait_for_status(job).state is JobState.RUNNING
 
 
 GARBAGE = [
@@ -170,7 +170,7 @@ GARBAGE = [
 ]
 
 
-def test_garbage_is_dropped_and_a_connection_is_for_one_request(asked):
+def test_invalid_requests_are_dropped(asked):
     for sent in (*GARBAGE, encode(StatusQuery()) + encode(StopJobRequest())):
         with call(asked.path) as sock:
             sock.sendall(sent)
@@ -179,11 +179,11 @@ def test_garbage_is_dropped_and_a_connection_is_for_one_request(asked):
                     assert sent not in GARBAGE
             except ConnectionResetError:
                 pass  # it was closed before all was read
-        assert show(asked).state is JobState.RUNNING
+        assert wait_for_status(asked).state is JobState.RUNNING
 
 
 @pytest.mark.slow
-def test_silent_clients_do_not_keep_others_out_for_long(asked):
+def test_silent_clients_are_disconnected(asked):
     silent = [call(asked.path) for _ in range(MAX_CLIENTS)]
     began = time.monotonic()
     assert client.send_request(asked.path, StatusQuery(), scaled_timeout(30)).state is JobState.RUNNING
@@ -193,13 +193,13 @@ def test_silent_clients_do_not_keep_others_out_for_long(asked):
         each.close()
 
 
-def test_one_job_beside_another(run, runtime):
+def test_two_jobs_have_two_control_sockets(run, runtime):
     first, second = run("a"), run("b")
-    assert {client.send_request(path, StatusQuery()).run_id for path in doors(runtime)} == {"a", "b"}
+    assert {client.send_request(path, StatusQuery()).run_id for path in list_own_sockets(runtime)} == {"a", "b"}
     client.send_request(first.path, StopJobRequest())
     assert first.wait() == 130
-    assert [client.send_request(path, StatusQuery()).run_id for path in doors(runtime)] == ["b"]
-    assert show(second).state is JobState.RUNNING
+    assert [client.send_request(path, StatusQuery()).run_id for path in list_own_sockets(runtime)] == ["b"]
+    assert wait_for_status(second).state is JobState.RUNNING
 
 
 def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
@@ -219,15 +219,15 @@ def test_a_process_that_has_a_killed_launchers_pid_now_does_not_keep_its_socket(
     job.signal(signal.SIGKILL)
     job.wait()
     os.rename(job.path, job.path.rpartition(".")[0] + ".1")
-    assert doors(runtime) == []
+    assert list_own_sockets(runtime) == []
     assert not list(runtime.rglob("*.1")), "a client removes what is left"
 
 
-def test_a_client_that_does_not_read_and_a_stopped_launcher_delay_no_other(asked):
+def test_slow_clients_and_a_suspended_launcher(asked):
     with call(asked.path) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         sock.sendall(encode(StatusQuery()))
-        assert show(asked).state is JobState.RUNNING
+        assert wait_for_status(asked).state is JobState.RUNNING
     os.kill(asked.process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(JobNotResponding, match=r"is suspended \(PID \d+\)"):
@@ -242,7 +242,7 @@ def test_without_a_home_or_a_runtime_folder(run, monkeypatch, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert job.path in socket_dir.list_sockets()
-    assert show(job).state is JobState.RUNNING
+    assert wait_for_status(job).state is JobState.RUNNING
     job.signal(signal.SIGTERM)  # it removes its folder of files, which is in /tmp without a TMPDIR
     job.wait()
 
@@ -263,7 +263,7 @@ def in_the_way(kind: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "open", "foreign"])
-def test_a_folder_that_is_not_ours_alone_is_left_alone(runtime, kind):
+def test_a_folder_of_another_user_is_not_used(runtime, kind):
     if kind == "foreign" and os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     in_the_way(kind, runtime / "ddplaunch")
@@ -276,14 +276,14 @@ def test_a_folder_that_is_not_ours_alone_is_left_alone(runtime, kind):
     socket_dir.remove_socket(path)
 
 
-def test_no_folder_no_door(monkeypatch):
+def test_without_a_folder_there_is_no_control_socket(monkeypatch):
     monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: ["/proc/ddplaunch"])
-    door = ControlSocket(EventLoop(), "x", None)  # type: ignore[arg-type]
-    assert door.path is None
-    door.close()
+    control = ControlSocket(EventLoop(), "x", None)  # type: ignore[arg-type]
+    assert control.path is None
+    control.close()
 
 
-def test_more_than_it_takes_at_a_time(asked):
+def test_requests_beyond_the_limit_wait(asked):
     """All places are taken, and all that the kernel has for those who wait: the next waits for its turn."""
     others = []
     while len(others) < 500:

@@ -38,7 +38,7 @@ def found(serial, *ranks):
     return RpcReply(serial, "inspect", Inspection(0.0, each, len(ranks)))
 
 
-def test_no_rank_is_stopped_before_all_were_looked_at(job):
+def test_ranks_are_stopped_after_the_inspection_of_all(job):
     job.fail(1, 2)
     assert [number for number, _ in asked(job)] == [0, 1]
     assert stops(job) == []
@@ -61,7 +61,7 @@ def test_a_node_that_does_not_answer_is_not_waited_for(job):
     assert kept.inspection.silent == ("node 0 (n0)", "node 1 (n1)")
 
 
-def test_a_second_ctrl_c_skips_it(job):
+def test_a_second_ctrl_c_skips_the_inspection(job):
     job.send(1, messages.StopRequested(signal.SIGINT))
     assert asked(job)
     assert stops(job) == []
@@ -69,7 +69,7 @@ def test_a_second_ctrl_c_skips_it(job):
     assert [message.grace_s for _, message in job.sent if isinstance(message, messages.StopAttempt)] == [0.0, 0.0]
 
 
-def test_ranks_that_make_room_are_not_looked_at(job):
+def test_preempted_ranks_are_not_inspected(job):
     job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
     job.wait(100)
     assert stops(job)
@@ -77,7 +77,7 @@ def test_ranks_that_make_room_are_not_looked_at(job):
 
 
 @pytest.mark.parametrize("rules", [{"grace": 4.0}, {"inspect": False}])
-def test_a_short_grace_leaves_no_time_for_it(rules):
+def test_no_inspection_with_a_short_grace(rules):
     job = Job(min_nodes=2, **{"inspect": True, **rules})
     job.join(1)
     job.fail(1, 2)
@@ -85,14 +85,14 @@ def test_a_short_grace_leaves_no_time_for_it(rules):
     assert not asked(job)
 
 
-def test_it_is_closer_where_ranks_only_waited(job):
+def test_secondary_failures_are_inspected_in_more_detail(job):
     job.fail(1, 2, message="RuntimeError: Connection closed by peer")
     assert {message.payload for _, message in asked(job)} == {Detail.WAITS}
     job.fail(0, 1, message="ValueError: no such class")
     assert len(asked(job)) == 2, "once an attempt"
 
 
-def test_an_attempt_that_ends_meanwhile_waits_for_it(job):
+def test_an_ended_attempt_waits_for_its_inspection(job):
     """Its verdict is to name whom the others waited for."""
     for number in (0, 1):
         job.fail(number, 2 * number, message="RuntimeError: Connection closed by peer")
@@ -105,7 +105,7 @@ def test_an_attempt_that_ends_meanwhile_waits_for_it(job):
     assert [message.outcome.code for _, message in job.sent if isinstance(message, messages.EndJob)] == [3, 3]
 
 
-def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
+def test_an_inspection_does_not_wait_for_a_lost_node(job):
     job.fail(0, 0)
     job.send(0, found(asked(job)[0][1].serial, 0, 1))
     job.lose(1)
@@ -113,7 +113,7 @@ def test_a_node_that_is_lost_meanwhile_is_not_waited_for(job):
     assert stops(job) == [0]
 
 
-def test_the_loss_that_ends_the_look_is_judged_with_it(job):
+def test_a_node_that_is_lost_during_an_inspection_is_the_cause(job):
     """A rank's complaint that its connection closed is no match for the node that went."""
     job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
     job.send(0, found(asked(job)[0][1].serial, 0, 1))

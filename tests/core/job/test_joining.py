@@ -29,6 +29,14 @@ print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "at", os.envir
       "run", os.environ["TORCHELASTIC_RUN_ID"])
 """
 
+WAITS_FOR_GATE = """
+    import os, time
+
+    print("world", os.environ["WORLD_SIZE"], flush=True)
+    while not os.path.exists("gate"):
+        time.sleep(0.01)
+"""
+
 
 class Nodes:
     """Launchers of one job on this machine, which differ in their node rank."""
@@ -61,7 +69,7 @@ def nodes(start_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-def test_in_any_order_and_of_any_size(nodes):
+def test_nodes_of_any_size_join_in_any_order(nodes):
     job = nodes(3)
     launchers = {node: job.start(node, *(("--nproc", "3") if node == 0 else ())) for node in (2, 1, 0)}
     for launcher in launchers.values():
@@ -73,7 +81,7 @@ def test_in_any_order_and_of_any_size(nodes):
     assert len({launcher.stdout().split()[-1] for launcher in launchers.values()}) == 1, "one run id"
 
 
-def test_a_log_shows_the_wait_when_something_changes(nodes):
+def test_a_log_shows_the_wait_for_nodes_when_it_changes(nodes):
     job = nodes(3, "--join-timeout", "60")
     first = job.start(0)
     wait_until(lambda: "1/3 nodes joined, waiting for node 1, 2 (00:00)" in first.stderr(), "the account")
@@ -94,7 +102,7 @@ BY_MPIRUN = {
 
 
 @pytest.mark.slow
-def test_the_note_comes_later_where_a_cluster_starts_all_nodes_at_once(start_ddplaunch, tmp_path):
+def test_the_wait_for_nodes_is_shown_later_under_a_cluster(start_ddplaunch, tmp_path):
     """Some are up seconds before the others."""
     assert QUIET_WAIT_S == 5
     sooner = launcher_with_constant(tmp_path, "cli.node_config_options.QUIET_WAIT_S", 2.0)
@@ -111,7 +119,7 @@ def test_the_note_comes_later_where_a_cluster_starts_all_nodes_at_once(start_ddp
     assert "waiting for" not in launchers[1].stderr()
 
 
-def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):
+def test_a_terminal_shows_the_wait_for_nodes_in_one_line(nodes, tmp_path):
     """The line is drawn over itself, each second."""
     job = nodes(2)
     ours, theirs = pty.openpty()
@@ -132,7 +140,7 @@ def test_a_terminal_shows_one_line_that_counts(nodes, tmp_path):
     os.close(ours)
 
 
-def test_no_peer_comes(nodes):
+def test_join_timeout(nodes):
     job = nodes(2, "--join-timeout", "1.5")
     first, second = job.start(0), nodes(2, "--join-timeout", "1.5").start(1)
     assert (first.wait(20), second.wait(20)) == (69, 69)
@@ -144,7 +152,7 @@ def test_no_peer_comes(nodes):
     assert "connection refused" in second.stderr()
 
 
-def test_another_version_answers(nodes):
+def test_another_protocol_version_is_refused(nodes):
     job = nodes(2)
     with socket.create_server(("127.0.0.1", job.port + 1)) as server:
         launcher = job.start(1)
@@ -193,7 +201,7 @@ def test_another_python_is_an_error_unless_allowed(nodes, tmp_path):
 
 
 @pytest.mark.slow
-def test_who_does_not_know_the_token_stays_outside(nodes):
+def test_launchers_with_a_wrong_token_are_refused(nodes):
     """And does the job no harm: the right one comes later. The token itself never travels."""
     job = nodes(2)
     right = {"DDPLAUNCH_TOKEN": "s3cret"}
@@ -297,10 +305,9 @@ def test_node_0_waits_for_its_own_name(start_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, run_in_fork):
+def test_a_node_that_joins_again_is_in_the_same_record(nodes, tmp_path, run_in_fork):
     """As a spare is that takes the place of a lost node, where homes are shared."""
-    waits = "import os, time\nprint('world', os.environ['WORLD_SIZE'], flush=True)\n"
-    write_program(tmp_path, "waits.py", waits + "while not os.path.exists('gate'):\n    time.sleep(0.01)\n")
+    write_program(tmp_path, "waits.py", WAITS_FOR_GATE)
     job = nodes("1:2", "--grow", "--grace", "10", "--run-id", "again", "--log-dir", "logs")
     first, second = (job.start(number, target="waits.py") for number in range(2))
     for launcher in (first, second):
@@ -323,3 +330,22 @@ def test_a_node_that_comes_again_is_in_the_same_record(nodes, tmp_path, run_in_f
     assert "again: succeeded" in report
     assert len([line for line in report if line.startswith("1 ") and "exit code 0" in line]) == 1
     assert [row.split()[0] for row in run_in_fork("ps", "--all").stdout.splitlines() if "again" in row] == ["again"]
+
+
+def test_sigterm_on_one_node_of_an_elastic_job_lets_the_others_continue(nodes, tmp_path):
+    """As a scheduler does that takes back one machine."""
+    write_program(tmp_path, "waits.py", WAITS_FOR_GATE)
+    job = nodes("1:2")
+    first, second = (job.start(number, target="waits.py") for number in range(2))
+    for launcher in (first, second):
+        launcher.wait_for("world 2")
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 143
+    first.wait_for("world 1")
+    host = os.uname().nodename
+    leaves = f"ddplaunch: SIGTERM on node 1 ({host}): it leaves the job; stopping the ranks, to go on without it\n"
+    assert leaves in first.stderr()
+    write_program(tmp_path, "gate", "")
+    assert first.wait() == 0, first.stderr()
+    for launcher in (first, second):
+        launcher.assert_nothing_left()

@@ -29,10 +29,11 @@ from ddplaunch.core.job.joining import FIRST_NOTICE_S, REPORT_TIMEOUT_S
 from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import Message, NodeHello, Versions
+from ddplaunch.core.messages import Message, NodeHello
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.target.versions import Versions
 
 CHECKED = Options({Checking: Checking(check=True)}, {})
 """The options of a job whose nodes check their machines."""
@@ -162,7 +163,7 @@ def test_all_start_when_the_last_has_joined():
     assert [share.node_rank for share in starts[0].node_specs] == [0, 1, 2]
 
 
-def test_the_account_of_who_is_missing():
+def test_missing_nodes_are_in_the_join_status():
     job = joined(1, min_nodes=4)
     job.wait(1)
     status = job.take(messages.JoinStatus, 1)[-1]
@@ -196,7 +197,7 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ),
     ],
 )
-def test_disagreement_ends_the_job_for_all_who_are_there(changed, expected):
+def test_nodes_with_different_settings_end_the_job(changed, expected):
     job = Job(min_nodes=2)
     assert expected in job.refusal(job.hello(1, **changed)).message
     outcome = job.outcome(0).outcome
@@ -287,7 +288,7 @@ def test_moments_are_compared_on_one_clock():
     assert job.outcome(0).outcome.verdict.first.rank == 0
 
 
-def test_a_restart_is_everybodys():
+def test_all_nodes_restart_together():
     job = joined(1, max_restarts=1, min_uptime=0.0)
     job.take(messages.StartAttempt)
     job.drain(1, job.fail(1, 2))
@@ -341,7 +342,7 @@ def test_a_failure_just_before_the_loss(number, fields, code):
     assert job.outcome(0).outcome.code == code
 
 
-def test_a_signal_on_every_node_at_once_is_no_impatience():
+def test_a_signal_on_every_node_at_once_counts_as_one():
     """Slurm and Kubernetes send theirs to all: the grace is for saving."""
     job = joined(1)
     job.send(0, messages.StopRequested(signal.SIGTERM))
@@ -351,7 +352,7 @@ def test_a_signal_on_every_node_at_once_is_no_impatience():
     assert {stop.grace_s for stop in job.take(messages.StopAttempt)} == {0.0}
 
 
-def test_a_node_that_has_done_its_work_may_go():
+def test_a_node_may_leave_after_its_ranks_have_ended():
     job = joined(1)
     job.send(1, messages.RanksFinished(0))
     job.drain(1)
@@ -372,7 +373,7 @@ def test_a_node_that_finishes_early_gets_a_note_about_the_others():
     assert not job.take(messages.NoteMessage)
 
 
-def test_a_failure_after_some_have_finished_reaches_them():
+def test_a_failure_is_sent_to_nodes_that_have_finished():
     job = joined(1)
     job.send(1, messages.RanksFinished(0))
     job.drain(1)
@@ -426,7 +427,7 @@ def test_ctrl_c_ends_the_wait_before_a_restart():
     assert job.outcome(0).outcome.code == 130
 
 
-def test_an_elastic_job_waits_a_while_for_more():
+def test_an_elastic_job_waits_for_more_nodes_during_the_join_window():
     job = Job(min_nodes=2, max_nodes=4, join_window=30.0)
     job.wait(100)
     job.join(3)
@@ -453,7 +454,7 @@ def test_the_window_begins_anew_when_too_few_are_left():
     assert job.take(messages.StartAttempt)
 
 
-def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
+def test_an_elastic_job_continues_with_fewer_nodes_and_adds_new_ones():
     job = joined(1, 2, min_nodes=2, max_nodes=3, min_uptime=0.0, max_restarts=1)
     job.take(messages.StartAttempt)
     job.lose(1)
@@ -471,7 +472,7 @@ def test_an_elastic_job_goes_on_with_fewer_and_takes_in_who_comes():
     assert starts[0].attempt == 2
 
 
-def test_a_membership_change_is_no_restart():
+def test_a_membership_change_does_not_use_a_restart():
     job = joined(1, min_nodes=1, max_nodes=2, max_restarts=0, max_membership_changes=1)
     job.lose(1)
     job.drain(0)
@@ -514,7 +515,7 @@ def test_membership_changes_are_counted():
     assert "limit reached (--max-membership-changes 1)" in outcome.remark
 
 
-def test_too_few_are_left():
+def test_an_elastic_job_ends_with_too_few_nodes():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
     job.lose(1)
     job.lose(2)
@@ -540,7 +541,7 @@ def test_nodes_without_a_rank_get_the_lowest_that_is_free():
     assert job.refusal(asking[0]).message == "the job is running already, without this a"
 
 
-def test_a_node_that_comes_again_gets_the_rank_that_it_had():
+def test_a_node_that_joins_again_keeps_its_node_rank():
     for wanted, given in ((3, 3), (1, 1), (2, 1)):
         job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
         job.lose(1)
@@ -548,13 +549,13 @@ def test_a_node_that_comes_again_gets_the_rank_that_it_had():
     assert "node rank 2 is used twice" in job.refusal(job.hello(2)).message, "a typed one stands"
 
 
-def test_one_more_than_an_elastic_job_has_places_for():
+def test_more_nodes_than_the_maximum_are_refused():
     job = joined(1, min_nodes=1, max_nodes=2)
     assert job.refusal(job.hello(1, has_node_rank=False)).message == "all 2 nodes of the job have joined already"
     assert job.refusal(job.hello(2)).message.startswith("node rank 2 is out of range")
 
 
-def test_a_warning_reaches_all_nodes_once():
+def test_a_preemption_notice_reaches_all_nodes_once():
     """Slurm warns every node, and some sooner than others; what a scheduler says anywhere is meant for the job."""
     job = joined(1, 2)
     job.send(1, messages.PreemptionNotice(signal.SIGUSR2))
@@ -588,7 +589,7 @@ def test_after_a_preemption_notice_a_failure_stops_no_rank_until_the_grace_is_ov
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["while joining", "between attempts"])
-def test_a_warning_while_nothing_runs(joined):
+def test_a_preemption_notice_while_no_rank_runs(joined):
     job = Job(min_nodes=2, max_restarts=1, restart_backoff=60)
     if joined:
         job.join(1)
@@ -601,7 +602,7 @@ def test_a_warning_while_nothing_runs(joined):
     assert (outcome.code, outcome.remark) == (75, "preempted by SIGUSR2 on node 0 (n0): no rank was running")
 
 
-def test_a_signal_after_a_warning_decides():
+def test_a_stop_signal_after_a_preemption_notice_sets_the_exit_code():
     job = Job()
     job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
     job.send(0, messages.StopRequested(signal.SIGTERM))
@@ -621,7 +622,7 @@ def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
 
 
 @pytest.mark.parametrize("message", ["RuntimeError: connection closed by peer", "OSError: a word that we do not know"])
-def test_a_zygote_that_was_lost_before_is(message):
+def test_a_zygote_that_was_lost_before_a_failure_is_the_cause(message):
     """An exception elsewhere, right after, may be a word for it."""
     job = joined(1)
     lost = time.time()
@@ -651,7 +652,7 @@ def test_a_zygote_that_was_lost_uses_a_restart(restart_on):
     assert outcome.remark == "the zygote (pid 7) was ended by SIGKILL (on n1); no restarts left (--max-restarts 1)"
 
 
-def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
+def test_a_node_without_an_attempt_report_is_lost():
     job = joined(1, 2, grace=7.0)
     job.send(0, messages.StopRequested(signal.SIGINT))
     job.drain(0)
@@ -667,7 +668,7 @@ def test_a_node_that_never_says_that_its_ranks_have_ended_is_given_up():
     assert "37 s" in note
 
 
-def test_one_that_never_says_so_after_all_have_done_their_work():
+def test_a_node_without_an_attempt_report_is_lost_after_success_too():
     job = joined(1)
     for number in (0, 1):
         job.send(number, messages.RanksFinished(0))
@@ -678,7 +679,7 @@ def test_one_that_never_says_so_after_all_have_done_their_work():
     assert outcome.remark == "node 1 (n1) was lost: it did not report the end of its ranks within 60 s"
 
 
-def test_a_node_that_ends_its_ranks_in_time_is_not_given_up_later():
+def test_the_report_timeout_ends_with_the_report():
     job = joined(1, max_restarts=1)
     failure = job.fail(1, 2)
     job.drain(0)
@@ -697,7 +698,7 @@ def checking(*numbers: int, **rules: object) -> Job:
 LACK = messages.NodeStartError("12 MiB free in /dev/shm (64 MiB needed)", "remove something")
 
 
-def test_the_ranks_start_when_every_node_has_what_they_need():
+def test_ranks_start_after_the_checks_of_all_nodes():
     job = checking(1, min_nodes=2)
     assert [check.attempt for check in job.take(CheckNode)] == [0, 0]
     job.send(0, messages.CheckPassed(0))
@@ -706,14 +707,14 @@ def test_the_ranks_start_when_every_node_has_what_they_need():
     assert len(job.take(messages.StartAttempt)) == 2
 
 
-def test_who_is_slow_to_check_itself_is_named():
+def test_a_slow_check_of_a_node_is_noted():
     job = checking(1, min_nodes=2)
     job.send(0, messages.CheckPassed(0))
     job.wait(SLOW_NODE_NOTICE_S)
     assert job.take(messages.NoteMessage, 0)[-1].text == "waiting for the check of node 1 (n1)"
 
 
-def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
+def test_an_elastic_job_leaves_out_a_node_with_a_failed_check():
     job = checking(1, 2, min_nodes=2, max_nodes=3)
     for number in (0, 2):
         job.send(number, messages.CheckPassed(0))
@@ -727,7 +728,7 @@ def test_an_elastic_job_leaves_out_a_node_that_lacks_something():
     assert not job.take(CheckNode), "it is asked at the next start"
 
 
-def test_too_few_have_what_their_ranks_need():
+def test_too_few_nodes_pass_their_checks():
     job = checking(1, min_nodes=2, max_nodes=3)
     job.wait(job.rules.join_window)
     job.send(1, LACK)
@@ -737,7 +738,7 @@ def test_too_few_have_what_their_ranks_need():
     assert not job.take(messages.StartAttempt)
 
 
-def test_a_node_that_lacks_something_before_a_restart():
+def test_a_failed_check_before_a_restart():
     job = checking(1, min_nodes=2, max_restarts=1)
     for number in (0, 1):
         job.send(number, messages.CheckPassed(0))
@@ -751,7 +752,7 @@ def test_a_node_that_lacks_something_before_a_restart():
     assert outcome.remark == "no restart: node 1 (n1): 12 MiB free in /dev/shm (64 MiB needed)"
 
 
-def test_a_node_that_is_lost_while_it_checks_itself():
+def test_a_node_that_is_lost_during_its_check():
     job = checking(1, 2, min_nodes=2, max_nodes=3)
     for number in (0, 2):
         job.send(number, messages.CheckPassed(0))
@@ -759,7 +760,7 @@ def test_a_node_that_is_lost_while_it_checks_itself():
     assert len(job.take(messages.StartAttempt)) == 2
 
 
-def test_a_node_that_joins_while_others_check_themselves_is_waited_for():
+def test_a_node_that_joins_during_checks_is_checked_too():
     job = checking(1, min_nodes=2, max_nodes=3)
     job.wait(job.rules.join_window)
     job.join(2)
@@ -770,7 +771,7 @@ def test_a_node_that_joins_while_others_check_themselves_is_waited_for():
     assert len(job.take(messages.StartAttempt)) == 3
 
 
-def test_a_node_interrupts_the_ranks_only_when_it_can_take_part():
+def test_a_new_node_interrupts_the_ranks_after_its_check():
     job = checking(min_nodes=1, max_nodes=2, grow=True)
     job.wait(job.rules.join_window)
     job.send(0, messages.CheckPassed(0))
@@ -791,7 +792,7 @@ def test_a_node_interrupts_the_ranks_only_when_it_can_take_part():
     assert len(job.take(messages.StartAttempt)) == 2
 
 
-def test_a_node_that_lacks_something_when_the_ranks_have_failed_meanwhile():
+def test_a_new_node_with_a_failed_check_while_the_ranks_fail():
     """It was asked as it joined; the others start when they were to, and after a check of their own."""
     job = checking(min_nodes=1, max_nodes=2, grow=True, max_restarts=1, restart_backoff=5.0)
     job.wait(job.rules.join_window)
@@ -809,7 +810,7 @@ def test_a_node_that_lacks_something_when_the_ranks_have_failed_meanwhile():
     assert len(job.take(messages.StartAttempt)) == 1
 
 
-def test_a_lost_node_and_another_that_lacks_something():
+def test_a_lost_node_and_a_failed_check_of_another():
     job = checking(1, 2, min_nodes=2, max_nodes=3)
     for number in (0, 1, 2):
         job.send(number, messages.CheckPassed(0))
@@ -888,7 +889,7 @@ def test_ctrl_c_on_a_node_that_leaves_ends_the_job_with_the_grace():
     assert {(stop.signal, stop.grace_s) for stop in job.take(messages.StopAttempt)} == {(signal.SIGINT, 30.0)}
 
 
-def test_nodes_leave_while_others_are_awaited_checked_or_restarted():
+def test_nodes_leave_during_joining_checks_and_restarts():
     job = joined(1, min_nodes=2, max_nodes=3, options=CHECKED, max_restarts=1, restart_backoff=5.0)
     terminate(job, 1)
     assert notes_of(job) == ["node 1 (n1) has left: SIGTERM"]
@@ -938,7 +939,7 @@ def test_a_node_that_has_left_gets_one_result_and_may_come_back():
     assert job.outcome(1).outcome.code == 143
 
 
-def test_a_node_that_goes_away_before_its_ranks_have_ended_is_not_awaited():
+def test_a_leaving_node_that_is_lost_is_not_waited_for():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
     terminate(job, 1)
     job.drain(0)

@@ -38,7 +38,7 @@ from ddplaunch.core.job.job_events import (
 )
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import NodeHello, RpcReply, RpcRequest, Versions
+from ddplaunch.core.messages import NodeHello, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
@@ -46,6 +46,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, 
 from ddplaunch.features.inspect.messages import ArrivalsReported, StallSuspected, StragglersFound
 from ddplaunch.features.inspect.options import Hangs
 from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.target.versions import Versions
 
 HISTORIES = int(os.environ.get("DDPLAUNCH_HISTORIES", "2500"))
 STEPS = 150

@@ -41,7 +41,7 @@ def test_a_restart_succeeds(run_ddplaunch, tmp_path, mode, how):
     assert "attempt 1" in (folder / "rank-1.attempt-1.log").read_text()
 
 
-def test_descendants_of_one_attempt_do_not_live_into_the_next(start_ddplaunch, tmp_path):
+def test_descendants_are_killed_before_a_restart(start_ddplaunch, tmp_path):
     script = tmp_path / "leaves.py"
     script.write_text(
         "import os, subprocess, sys, time\n"

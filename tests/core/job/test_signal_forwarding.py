@@ -20,16 +20,16 @@ USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
         ([(1, USR1, 0.0), (1, USR1, 0.1)], 2),  # to one node, twice
         ([(0, USR1, 0.0), (0, USR1, 0.1), (1, USR1, 0.2), (1, USR1, 0.3)], 2),  # to all, twice
         ([(0, USR1, 0.0), (1, USR2, 0.1)], 2),  # another one
-        ([(1, USR1, 0.0), (0, USR1, DUPLICATE_WINDOW_S + 0.1)], 2),  # somebody's, later
+        ([(1, USR1, 0.0), (0, USR1, DUPLICATE_WINDOW_S + 0.1)], 2),  # another one, later
     ],
 )
-def test_each_is_passed_on_once(came, passed_on):
+def test_a_signal_on_several_nodes_is_forwarded_once(came, passed_on):
     relay = SignalDeduplicator()
     taken = [relay.should_forward(*each) for each in came]
     assert taken.count(True) == passed_on
 
 
-def test_one_that_came_to_the_ranks_by_itself_is_not_passed_on_once():
+def test_a_signal_that_the_ranks_got_is_not_forwarded():
     direct = BroadcastSignalFilter()
     direct.record(USR1, 0.0)
     assert [direct.was_seen(USR1, 0.1), *(direct.consume(number, 0.1) for number in (USR2, USR1, USR1))] == [
@@ -42,5 +42,5 @@ def test_one_that_came_to_the_ranks_by_itself_is_not_passed_on_once():
     assert not direct.consume(USR1, 10 * DUPLICATE_WINDOW_S)
 
 
-def test_the_zygote_gets_those_that_are_for_ranks():
+def test_the_zygote_knows_the_forwarded_signals():
     assert zygote.FORWARDED_SIGNALS == FORWARDED_SIGNALS

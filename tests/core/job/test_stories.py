@@ -136,7 +136,7 @@ def test_several_ranks_fail_at_once() -> None:
     story.at(11, reported(0), "all: end, 4")
 
 
-def test_a_consequence_comes_before_its_cause() -> None:
+def test_a_secondary_failure_arrives_before_its_cause() -> None:
     story = Story(min_nodes=2).joined(1)
     story.at(10, failed(0, 0, at=10, message="RuntimeError: Connection closed by peer"))
     story.at(10.5, failed(1, 2, at=9.8, sent=10.5, exit_code=None, signal=9), "all: stop, SIGTERM, 30 s")

@@ -20,7 +20,7 @@ from tests.core.job.test_machine import Job
 from tests.features.inspect.diagnosis.test_stall import rank
 
 
-def test_the_time_of_a_job_is_over():
+def test_timeout_stops_the_ranks():
     job = Job(timeout=60.0)
     job.wait(59)
     assert not job.take(messages.StopAttempt)
@@ -31,7 +31,7 @@ def test_the_time_of_a_job_is_over():
     assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")
 
 
-def test_it_counts_from_the_start_of_the_first_rank():
+def test_timeout_counts_from_the_start_of_the_first_rank():
     """Not from the import of torch, nor anew after a restart; where no rank ever starts it is over, too."""
     job = Job(timeout=60.0, max_restarts=1)
     job.wait(50)
@@ -45,7 +45,7 @@ def test_it_counts_from_the_start_of_the_first_rank():
     assert job.take(messages.StopAttempt, 0)[-1] == messages.StopAttempt(1, signal.SIGTERM, 30.0)
 
 
-def test_it_stands_still_while_a_rank_is_in_a_debugger():
+def test_timeout_is_paused_while_a_rank_is_in_a_debugger():
     job = Job(timeout=60.0)
     job.wait(50)
     job.send(0, messages.HoldChanged(0, True))
@@ -57,7 +57,7 @@ def test_it_stands_still_while_a_rank_is_in_a_debugger():
     assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
 
 
-def test_only_others_are_other_ranks_that_were_stopped():
+def test_the_stalled_rank_does_not_count_as_another_stopped_rank():
     """Rank 0's program had ended, but its process had not: the others needed its store."""
     failure = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
     attempt = JobAttempt(
@@ -67,7 +67,7 @@ def test_only_others_are_other_ranks_that_were_stopped():
     assert attempt.failure_report.stopped == 1
 
 
-def test_it_runs_on_over_restarts():
+def test_timeout_includes_restarts():
     job = Job(timeout=60.0, max_restarts=9)
     job.wait(50)
     job.drain(0, job.fail(0, 1))
@@ -79,7 +79,7 @@ def test_it_runs_on_over_restarts():
     assert job.outcome(0).outcome.code == 124
 
 
-def test_it_ends_while_a_restart_waits():
+def test_timeout_expires_during_the_restart_backoff():
     job = Job(timeout=60.0, max_restarts=9, restart_backoff=50.0)
     job.wait(30)
     job.drain(0, job.fail(0, 1))
@@ -87,7 +87,7 @@ def test_it_ends_while_a_restart_waits():
     assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")
 
 
-def test_no_restart_follows_it():
+def test_no_restart_after_the_timeout():
     """A rank had failed, and the others were being stopped."""
     job = Job(timeout=60.0, max_restarts=9)
     job.wait(55)
@@ -107,14 +107,14 @@ def test_a_job_that_ends_in_time():
     assert not job.take(messages.EndJob)
 
 
-def test_all_nodes_may_suspect_a_stall_at_once():
+def test_stalls_suspected_by_all_nodes_are_one_inspection():
     """They are asked once for all of them, and once more for those that come late."""
     job = Job(min_nodes=8, max_nodes=8)
     job.join(*range(1, 8))
     for number in range(8):
         job.send(number, StallSuspected(0))
     assert len(job.take(messages.RpcRequest)) == 8
-    job.wait(3 + STALL_CHECK_INTERVAL_S)  # nobody answers
+    job.wait(3 + STALL_CHECK_INTERVAL_S)  # no node replies
     assert len(job.take(messages.RpcRequest)) == 8
     job.wait(600)
     assert not job.take(messages.RpcRequest)
@@ -165,7 +165,7 @@ class Waiting:
             self.job.send(0, messages.RpcReply(question.serial, "inspect", Inspection(0.0, tuple(ranks), 2)))
 
 
-def test_ranks_that_wait_are_reported_soon():
+def test_a_stall_is_reported_once():
     waiting = Waiting()
     (found,) = waiting.suspect(24.0)
     assert found.startswith("no progress for 24s: rank 0 waits in all_reduce #5 of default_pg")
@@ -174,7 +174,7 @@ def test_ranks_that_wait_are_reported_soon():
     assert not waiting.suspect(300.0), "once"
 
 
-def test_the_bar_is_ten_times_the_usual_gap():
+def test_a_stall_is_ten_times_the_usual_gap():
     waiting = Waiting()
     waiting.gap = 5.0
     assert not waiting.suspect(24.0)
@@ -185,7 +185,7 @@ def test_the_bar_is_ten_times_the_usual_gap():
     assert found.startswith("no progress for 50s: ")
 
 
-def test_a_wait_that_ended_by_itself_raises_the_bar_of_its_place():
+def test_a_long_wait_that_ended_raises_the_threshold_at_its_place():
     """As at each checkpoint."""
     waiting = Waiting()
     assert waiting.suspect(24.0)
@@ -196,7 +196,7 @@ def test_a_wait_that_ended_by_itself_raises_the_bar_of_its_place():
     assert waiting.suspect(300.0), "as without a bar"
 
 
-def test_it_is_a_note_where_a_stall_timeout_ends_the_job():
+def test_a_stall_is_noted_before_the_stall_timeout():
     waiting = Waiting(stall_timeout=60.0, on_stall="stop")
     assert waiting.suspect(24.0)
     assert not waiting.job.take(messages.StopAttempt)
@@ -219,7 +219,7 @@ def test_a_rank_that_only_prints_ends_no_stall():
     """Its node cannot know: node 0 counts the time as stalled again, from where it began, and says no more of it."""
     waiting = Waiting()
     assert waiting.suspect(24.0)
-    for seconds in (70.0, 330.0):  # as told early, and after the stall timeout
+    for seconds in (70.0, 330.0):  # as announced early, and after the stall timeout
         waiting.job.send(0, messages.ProgressResumed(0))
         waiting.job.take(messages.JobStalled)
         waiting.job.wait(STALL_CHECK_INTERVAL_S)

@@ -76,7 +76,7 @@ class World:
 
 @pytest.mark.parametrize("ahead", [0.0, 0.003, -7.5, 86400.0])
 @pytest.mark.parametrize(("there", "back"), [(1e-4, 1e-4), (0.03, 0.03), (0.001, 0.08), (5.0, 1.0)])
-def test_both_sides_know_it_after_two_beats(ahead, there, back):
+def test_both_sides_know_the_clock_offset_after_two_heartbeats(ahead, there, back):
     world = World(ahead, there=there, back=back)
     world.go_on(0.5)
     assert world.ends[1].offset is UNKNOWN or there > 0.1

@@ -87,7 +87,7 @@ def test_frames_in_pieces_and_many_at_once():
         (struct.pack("!I", 100) + b"half a", "its connection closed"),
     ],
 )
-def test_who_speaks_otherwise_is_dropped(sent, why):
+def test_invalid_frames_close_the_connection(sent, why):
     pair = Pair()
     pair.other.sendall(sent)
     pair.other.shutdown(socket.SHUT_WR)
@@ -96,7 +96,7 @@ def test_who_speaks_otherwise_is_dropped(sent, why):
     assert not pair.connection.is_open
 
 
-def test_a_peer_that_reads_nothing_is_lost_in_the_end():
+def test_a_peer_that_does_not_read_is_lost():
     pair = Pair()
     message = messages.NoteMessage("x" * (1 << 20))
     for _ in range(200):
@@ -106,7 +106,7 @@ def test_a_peer_that_reads_nothing_is_lost_in_the_end():
     assert pair.lost == ["it does not read"]
 
 
-def test_last_words_arrive_before_the_end():
+def test_unsent_messages_arrive_before_the_end():
     pair = Pair()
     message = messages.NoteMessage("x" * (8 << 20))
     pair.connection.send(message)

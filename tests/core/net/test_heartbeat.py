@@ -35,7 +35,7 @@ class Machines:
         self._waiting: dict[int, int] = {0: 0, 1: 0}
         monkeypatch.setattr(heartbeat_monitor.time, "monotonic", lambda: self.now)
         self.heartbeats = [self._make(0)]
-        self.go_on(self.now + 0.7)  # nobody joins when node 0's own beat is due
+        self.go_on(self.now + 0.7)  # no node joins when node 0's own heartbeat is due
         self.heartbeats.append(self._make(1))
         for each in (0, 1):
             self.heartbeats[each].record(1 - each)
@@ -83,7 +83,7 @@ class Machines:
 
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 1.9, 2.1, 3.0, 30.0])
 @pytest.mark.parametrize("apart", [0.0, 0.4])
-def test_all_stand_still_at_any_moment(monkeypatch, seconds, apart):
+def test_nodes_that_are_suspended_together_are_not_lost(monkeypatch, seconds, apart):
     """Gang scheduling, or a snapshot of virtual machines; the second one goes on a little after the first."""
     for phase in range(41):
         machines = Machines(monkeypatch)
@@ -98,7 +98,7 @@ def test_all_stand_still_at_any_moment(monkeypatch, seconds, apart):
         assert machines.lost == [], phase
 
 
-def test_one_that_dies_is_found_out_in_time(monkeypatch):
+def test_a_silent_peer_is_lost_after_the_timeout(monkeypatch):
     machines = Machines(monkeypatch)
     machines.go_on(machines.now + 3.1)
     machines.stopped = {1}
@@ -109,7 +109,7 @@ def test_one_that_dies_is_found_out_in_time(monkeypatch):
     assert TIMEOUT * 3 / 4 - 0.02 <= machines.now - died <= TIMEOUT + 5 * LAG
 
 
-def test_one_that_dies_is_found_out_on_a_machine_that_is_always_late(monkeypatch):
+def test_a_silent_peer_is_lost_on_a_busy_machine_too(monkeypatch):
     machines = Machines(monkeypatch)
     machines.stopped = {1}
     for _ in range(10):

@@ -81,7 +81,7 @@ def decode_message(op: str, body: dict, accepted) -> object:
         ("RpcRequest", {"serial": 1, "kind": "os", "timeout_s": 1.0, "payload": "system"}),  # not a node's to ask
     ],
 )
-def test_what_a_node_cannot_mean_makes_it_a_lost_one(started, op, body):
+def test_a_node_that_sends_impossible_values_is_lost(started, op, body):
     launcher, peer = started()
     peer.send(op, {"attempt": 0, "clock": 1e9, **body})
     assert peer.ended()
@@ -121,7 +121,7 @@ def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
         )
 
 
-def test_a_warning_by_a_signal_without_a_name(started):
+def test_a_preemption_notice_by_a_signal_without_a_name(started):
     launcher, peer = started("--preempt-grace", "0")
     peer.send("PreemptionNotice", signal=40)
     assert peer.receive("PreemptRanks")
@@ -131,7 +131,7 @@ def test_a_warning_by_a_signal_without_a_name(started):
 
 
 @pytest.mark.slow
-def test_so_many_and_so_long_texts_are_not_kept(started):
+def test_long_texts_of_a_node_are_cut(started):
     """Each of its ranks may fail once an attempt, and its words are cut when they come."""
     launcher, peer = started(node_spec=make_node_spec(1, ranks=25))
     for rank in range(1, 26):
@@ -140,7 +140,7 @@ def test_so_many_and_so_long_texts_are_not_kept(started):
             "FailureReported", attempt=0, failure=make_failure(rank, message=f"E: {rank}", traceback=text), clock=1e9
         )
     peer.send("StopRequested", signal=2)
-    wait_until(lambda: "Ctrl-C on node 1" in launcher.stderr(), "that all was heard")
+    wait_until(lambda: "Ctrl-C on node 1" in launcher.stderr(), "the last message to be read")
     import psutil
 
     assert psutil.Process(launcher.process.pid).memory_info().rss < 90 << 20
@@ -198,7 +198,7 @@ def test_a_run_id_stays_inside_the_log_folder(node_zero, tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith("node-")]
 
 
-def test_a_node_zero_that_cannot_be(node_zero):
+def test_impossible_values_of_node_0_before_the_start(node_zero):
     false, launcher = node_zero()
     for changed in ({"heartbeat_timeout_s": 1e308}, {"heartbeat_timeout_s": 0.01}, {"node_rank": 1}):
         assert false.meet(**changed).ended()
@@ -226,7 +226,7 @@ def test_a_node_zero_that_cannot_be(node_zero):
         ("RpcRequest", {"serial": 1, "kind": "inspect", "timeout_s": 1.0, "payload": "all"}),
     ],
 )
-def test_what_node_zero_cannot_mean_makes_it_a_lost_one(node_zero, op, body):
+def test_node_0_with_impossible_messages_is_lost(node_zero, op, body):
     false, launcher = node_zero()
     peer = false.meet()
     peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
@@ -254,7 +254,7 @@ def test_an_impossible_message_of_node_0_is_a_protocol_error(op, body):
         decode_message(op, body, FROM_NODE_ZERO)
 
 
-def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):
+def test_node_0_decides_the_exit_code(node_zero):
     """Also where it asks something of a node that was interrupted and has drained."""
     false, launcher = node_zero()
     peer = false.meet()
@@ -270,7 +270,7 @@ def test_how_the_job_ended_is_for_node_zero_to_say(node_zero):
     assert launcher.wait(20) == 143
 
 
-def test_a_node_that_leaves_before_it_has_joined_says_why(node_zero):
+def test_a_node_that_is_stopped_while_it_joins_notifies_node_0(node_zero):
     """The answer to its hello may be on its way: node 0 then counts it as joined."""
     false, launcher = node_zero()
     peer = false.greet()

@@ -42,7 +42,7 @@ def settings(folder: Path, **changed: int) -> str:
         ),
     ],
 )
-def test_what_is_too_low(tmp_path, monkeypatch, changed, expected):
+def test_low_kernel_limits_are_listed(tmp_path, monkeypatch, changed, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (9999, 9999))
     text = find_low_limits(2000, settings(tmp_path, **changed))
     lines = (text or "").splitlines()[1:]
@@ -57,13 +57,13 @@ def test_open_files(tmp_path, monkeypatch):
     assert find_low_limits(2000, settings(tmp_path)) is None
 
 
-def test_a_kernel_that_says_nothing(tmp_path, monkeypatch):
+def test_unreadable_kernel_limits_are_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (9999, 9999))
     assert find_low_limits(2000, str(tmp_path)) is None
 
 
 @pytest.mark.skipif(find_low_limits(60_000) is None, reason="this kernel's limits are high enough for 60,000 nodes")
-def test_it_is_printed_before_the_nodes_join(start_ddplaunch, tmp_path):
+def test_low_kernel_limits_are_shown_before_nodes_join(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "")
     where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank", "0", "--nproc", "1")
     job = start_ddplaunch("run", *LIGHT, "--nnodes", "60000", *where, "train.py")

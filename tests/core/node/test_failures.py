@@ -29,7 +29,7 @@ FAILS = PROGRAMS / "fails.py"
         (FORKED, "bus", 135, "rank 1 was ended by SIGBUS"),
     ],
 )
-def test_reason_and_exit_code(run_ddplaunch, mode, how, code, headline):
+def test_the_report_names_the_reason_and_the_exit_code(run_ddplaunch, mode, how, code, headline):
     done = run_ddplaunch("run", *mode, "--nproc", "3", FAILS, how, "1")
     assert done.returncode == code
     report = done.stderr[done.stderr.index("ddplaunch: ") :]
@@ -156,11 +156,11 @@ def test_a_rank_that_timed_out_is_reported_before_ranks_that_lost_their_connecti
         ("TimeoutError: the operation timed out", False),
     ],
 )
-def test_in_all_of_torchs_words_a_rank_only_waited(message, waited):
+def test_timeouts_of_torch_are_secondary_failures(message, waited):
     assert _failure(0, 0.0, message).is_secondary is waited
 
 
-def test_the_lowest_of_ranks_that_failed_alike_is_named():
+def test_of_equal_failures_the_lowest_rank_is_named():
     verdict = find_first_cause(
         [_failure(rank, 5.0 - rank, "KeyError: 'x'") for rank in (3, 1, 2)], stopped=0, world_size=4
     )
@@ -168,7 +168,7 @@ def test_the_lowest_of_ranks_that_failed_alike_is_named():
     assert verdict.alike == (2, 3)
 
 
-def test_last_lines_show_a_bar_as_it_last_was():
+def test_last_lines_show_the_last_state_of_a_progress_bar():
     assert last_lines(b"a\n\r 1%\r 2%\r 3%\n\nlast") == ("a", " 3%", "last")
 
 

@@ -22,7 +22,7 @@ def failure(rank: int, message: str) -> RankFailure:
     return RankFailure(rank, rank, "h", 1, 0, 1, None, message, "Traceback", float(rank), None)
 
 
-def test_ranks_that_failed_alike_after_the_first_share_a_line():
+def test_equal_failures_after_the_first_share_a_line():
     """Also where only the address of the peer differs."""
     peers = [
         failure(rank, f"RuntimeError: Connection closed by peer [10.0.0.{rank}]:{9000 + rank}") for rank in (1, 2, 4)
@@ -46,7 +46,7 @@ def test_a_message_is_cut_between_words():
     assert line.endswith((" It…", " may…", " have…", " ended…"))
 
 
-def test_a_failure_with_a_slow_stop_has_its_traceback_twice(run_ddplaunch, tmp_path):
+def test_a_failure_with_a_slow_stop_is_reported_early(run_ddplaunch, tmp_path):
     """As the rank prints it, and in the report: messages meanwhile are lines of their own."""
     script = write_program(
         tmp_path,
@@ -69,7 +69,7 @@ def test_a_failure_with_a_slow_stop_has_its_traceback_twice(run_ddplaunch, tmp_p
     assert "ddplaunch: waiting up to 30 s (--grace)" in done.stderr
 
 
-def test_a_peer_that_ended_well_before_a_lost_connection_is_named(run_ddplaunch, tmp_path):
+def test_a_rank_that_ended_with_0_before_a_lost_connection_is_named(run_ddplaunch, tmp_path):
     script = write_program(
         tmp_path,
         "loses_peer.py",
@@ -119,7 +119,7 @@ def test_a_keyboard_interrupt_of_one_rank_has_its_traceback(run_ddplaunch, tmp_p
 
 
 @pytest.mark.slow
-def test_a_hint_names_what_the_program_lacks(run_ddplaunch, tmp_path):
+def test_hints_for_stdin_and_for_another_environment(run_ddplaunch, tmp_path):
     """The terminal, which --stdin gives, and the environment that is active in the shell."""
     script = write_program(tmp_path, "reads.py", "import os\nif os.environ['RANK'] == '1':\n    input()\n")
     assert "  stdin of this rank is empty; with --stdin 1 it reads the launcher's stdin\n" in run_ddplaunch(
@@ -145,7 +145,7 @@ def test_an_empty_name_is_refused_and_a_number_with_a_dash_is_no_part(monkeypatc
 
 
 @pytest.mark.parametrize("name", ["logs", "report", "wait", "stop", "clean"])
-def test_an_empty_variable_is_not_the_newest_run(run_in_fork, name):
+def test_an_empty_run_name_is_refused(run_in_fork, name):
     refused = run_in_fork(name, "")
     assert refused.returncode == 2
     assert "name of the run" in refused.stderr
@@ -153,7 +153,7 @@ def test_an_empty_variable_is_not_the_newest_run(run_in_fork, name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to name the machine")
-def test_a_host_name_of_any_bytes_reaches_no_terminal(tmp_path):
+def test_control_characters_of_the_host_name_are_escaped(tmp_path):
     """And the record of the run can be read."""
     library, name = ctypes.CDLL(None), b"a\x1b[31mred\x07\nddplaunch: fake\xff\xfe"
 

@@ -73,7 +73,7 @@ def test_lines_lost_to_a_full_disk_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["ps", "--all"], ["run", "--dry-run", "train.py"]])
-def test_a_command_says_that_the_disk_is_full(tmp_path, words):
+def test_a_full_disk_is_an_error_of_a_command(tmp_path, words):
     write_program(tmp_path, "train.py", "")
     with open("/dev/full", "w") as full:
         done = subprocess.run(

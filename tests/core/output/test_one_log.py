@@ -17,7 +17,7 @@ WAITS = """
     import os
 
     print("up", flush=True)
-    open("gate").close()  # a pipe: until somebody writes
+    open("gate").close()  # a pipe: until a test writes
     assert os.environ["RANK"] == "0", "only rank 0 does well"
 """
 
@@ -55,7 +55,7 @@ def test_the_failure_report_is_shown_once(nodes, tmp_path):
     assert (tmp_path / "logs/a/node-1/failure.json").exists(), "its own files have all of it"
 
 
-def test_ctrl_c_is_answered_once(nodes):
+def test_ctrl_c_on_all_nodes_is_reported_once(nodes):
     for node in nodes:
         node.process.send_signal(signal.SIGINT)
     assert [node.wait() for node in nodes] == [130, 130]

@@ -84,7 +84,7 @@ def test_lines_are_whole_and_in_order(run_ddplaunch, printer):
 
 
 @pytest.mark.slow
-def test_any_bytes_pass(tmp_path, printer):
+def test_output_of_any_bytes_is_shown(tmp_path, printer):
     """Invalid UTF-8, null bytes, a last line without newline and a very long line reach the console and the file."""
     script = printer(
         """
@@ -227,7 +227,7 @@ def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
 
 
 @pytest.mark.slow
-def test_a_stuck_reader_does_not_hang_the_job(tmp_path, printer):
+def test_a_reader_that_stops_reading_does_not_hang_the_job(tmp_path, printer):
     """stdout is not read: after a timeout the job continues, its files are complete, and the lost lines are counted."""
     assert sink.READER_TIMEOUT_S == 10
     script = printer("for i in range(200_000): print('line', i, 'x' * 60)\nopen(f'done{rank}', 'w')")
@@ -332,7 +332,7 @@ meet()
 
 
 @pytest.mark.slow
-def test_secondary_failures_are_one_line_each(run_ddplaunch, start_in_terminal, tmp_path):
+def test_secondary_failures_have_one_line_each_in_a_terminal(run_ddplaunch, start_in_terminal, tmp_path):
     """In a terminal the report alone has the cause's traceback; the log folder and an explicit --show have all."""
     write_program(tmp_path, "train.py", FALLS)
     words = (*LIGHT, "--nproc", "3", "--grace", "20", "--log-dir", "logs")

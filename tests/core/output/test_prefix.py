@@ -31,7 +31,7 @@ def test_templates(template, lines, run_ddplaunch, script):
     assert sorted(done.stdout.splitlines()) == lines, done.stderr
 
 
-def test_shorter_ones_are_padded(run_ddplaunch, script):
+def test_short_prefixes_are_padded(run_ddplaunch, script):
     done = run_ddplaunch("run", *LIGHT, "--nproc", "11", "--prefix", "rank {rank}", "--show", "9,10", script)
     assert sorted(done.stdout.splitlines()) == ["rank 10 hello", "rank 9  hello"]
 
@@ -41,7 +41,7 @@ def test_the_prefix_variable(run_ddplaunch, script):
     assert sorted(done.stdout.splitlines()) == ["<0> hello", "<1> hello"]
 
 
-def test_torchrun_s_option_and_variable(run_ddplaunch, script):
+def test_the_torchrun_option_and_variable(run_ddplaunch, script):
     words = ("run", *LIGHT, "--nproc", "2")
     done = run_ddplaunch(*words, "--log-line-prefix-template", "${hostname}:${rank}: ", script)
     assert sorted(done.stdout.splitlines()) == [f"{HOST}:{rank}: hello" for rank in (0, 1)]
@@ -79,7 +79,7 @@ def test_invalid_templates_are_refused(words, message, hint, run_in_fork, script
 
 
 @pytest.mark.slow
-def test_in_a_terminal_it_has_the_rank_s_colour(start_in_terminal, tmp_path):
+def test_in_a_terminal_it_has_the_colour_of_the_rank(start_in_terminal, tmp_path):
     script = write_program(tmp_path, "train.py", "import time\nprint('\\rbar', end='', flush=True)\ntime.sleep(0.5)\n")
     terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "{rank}@{host}", script)
     assert terminal.end() == 0

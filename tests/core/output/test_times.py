@@ -14,7 +14,7 @@ from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.start_modes import LIGHT
 
 
-def test_marks_of_the_bytes_that_are_in_memory():
+def test_times_of_the_output_in_memory():
     times = OutputTimes()
     times.begin(0, None)
     for offset, at in ((0, 10.0), (100, 11.5), (200, 13.0), (300, 20.0)):
@@ -64,7 +64,7 @@ def test_times_that_users_type(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "-5m", "yesterday", "2099-01-01", "25:00"])
-def test_times_that_are_none(text):
+def test_invalid_times_are_refused(text):
     with pytest.raises(UsageError, match="expected a time in the past, like 10m, 14:30 or 2026-11-26 14:30"):
         parse_moment(text, time.time())
 

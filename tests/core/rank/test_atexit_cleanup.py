@@ -66,7 +66,7 @@ def test_shared_folders_live_as_long_as_the_job(run_ddplaunch, tmp_path):
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_what_cannot_be_forked_leaves_nothing_either(run_ddplaunch, tmp_path):
+def test_an_unsafe_preload_removes_its_temporary_files(run_ddplaunch, tmp_path):
     """The zygote starts over then, as another program; its imports are undone before."""
     write_program(tmp_path, "shared.py", SHARED)
     write_program(
@@ -88,7 +88,7 @@ ARROW = """
 
 
 @pytest.mark.parametrize("theirs", [None, "background_thread:true"])
-def test_libraries_start_no_threads_where_they_can_be_asked_not_to(run_ddplaunch, tmp_path, theirs):
+def test_monitor_threads_of_libraries_are_disabled(run_ddplaunch, tmp_path, theirs):
     """And ranks do not see how they were asked."""
     write_program(tmp_path, "arrow.py", ARROW)
     script = write_program(tmp_path, "train.py", "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))")

@@ -1,7 +1,7 @@
 """Tests that a program ends under the launcher as under plain ``python``: same exit code, same last output.
 
-A fork of the zygote ends by our own hand and not the interpreter's (rank_runner.py, ``Life.leave``), so it is the one
-that needs watching; what the zygote has imported matters little to that, so most cases preload next to nothing.
+A fork of the zygote ends by code of ddplaunch instead of the interpreter's (rank_runner.py). What the zygote has
+imported matters little to that, so most cases run in the ranks of one zygote that preloads next to nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import SLOW_START, clean_environment, ddplaunch_command, write_program
+from tests.core.rank.zygote_driver import ZygoteDriver
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC, FORKED
 
@@ -278,7 +280,7 @@ LAST_STEPS = {
     """,
     "output without a newline": "print('no end', end=''); import sys; sys.stderr.write('nor here')",
     "a closed stdout": "import sys; print('before'); sys.stdout.close()",
-    "a closed stderr": "import sys; sys.stderr.close(); raise ValueError('nobody hears')",
+    "a closed stderr": "import sys; sys.stderr.close(); raise ValueError('not shown')",
     "stdout replaced": """
         import io, sys
         sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="latin-1")
@@ -319,12 +321,16 @@ MODULES = {
 IN_BOTH = {"KeyboardInterrupt", "exit in a thread", "atexit after an exception", "files are flushed", "a closed stderr"}
 """Last steps that are tried in a new interpreter too."""
 
-QUICK_LOOK = {"exit 3", "exception", "KeyboardInterrupt", "files are flushed"}
-"""What any Python is tried with."""
+BY_LAUNCHER = ("exit 3", "exception", "KeyboardInterrupt", "files are flushed")
+"""Endings that are tried with a whole launcher too, and with any Python."""
 
-forked_and_exec = pytest.mark.parametrize("start", [FORKED, EXEC], ids=["forked", "exec"])
+MODES = {"forked": FORKED, "exec": EXEC}
+
+forked_and_exec = pytest.mark.parametrize("start", MODES)
 
 REPORT = re.compile(r"^ddplaunch: rank 0 .*", re.MULTILINE | re.DOTALL)
+
+ENVIRON = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 Done = subprocess.CompletedProcess[str]
 
@@ -336,6 +342,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def zygotes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ZygoteDriver]]:
+    """A zygote for each start mode, whose ranks run in one folder."""
+    folder = tmp_path_factory.mktemp("endings")
+    for name, text in MODULES.items():
+        write_program(folder, name, text)
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(ZygoteDriver(folder, words, ENVIRON)) for name, words in MODES.items()}
+
+
 def run(words: Sequence[str], folder: Path, **options: Any) -> Done:
     given = {
         "stdin": subprocess.DEVNULL,
@@ -344,7 +360,7 @@ def run(words: Sequence[str], folder: Path, **options: Any) -> Done:
         "timeout": scaled_timeout(90),
         **options,
     }
-    environment = clean_environment({"PYTHONIOENCODING": "utf-8:backslashreplace"})
+    environment = clean_environment(ENVIRON)
     return subprocess.run(words, cwd=folder, env=environment, encoding="utf-8", errors="surrogateescape", **given)
 
 
@@ -366,55 +382,70 @@ def comparable(text: str) -> str:
 
 
 def assert_same(rank: Done, program: Done) -> None:
-    """The rank printed what the plain program printed, and the launcher returned the exit code of a shell."""
+    """The rank printed what the plain program printed, and ended in the same way."""
     assert comparable(rank.stdout or "") == comparable(program.stdout or "")
-    assert comparable(REPORT.sub("", rank.stderr)) == comparable(program.stderr)
-    code = program.returncode
-    assert rank.returncode == (code if code >= 0 else 128 - code)
-    assert bool(REPORT.search(rank.stderr)) == (code != 0)
+    assert comparable(rank.stderr) == comparable(program.stderr)
+    assert rank.returncode == program.returncode
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [pytest.param(name, marks=[pytest.mark.smoke] * (name in QUICK_LOOK)) for name in (*ENDINGS, *LAST_STEPS)],
-)
-def test_ends_as_under_python(ending: str, folder: Path) -> None:
-    write_program(folder, "train.py", {**ENDINGS, **LAST_STEPS}[ending])
-    kept = folder / "kept.txt"
-    program = plain(folder, "train.py")
-    expected = kept.read_text() if kept.exists() else None
-    for start in (FORKED, EXEC) if ending in {*ENDINGS, *IN_BOTH} else (FORKED,):
+def assert_same_with_report(job: Done, program: Done) -> None:
+    """As ``assert_same``, but the launcher reports a failure, and returns the exit code of a shell."""
+    assert bool(REPORT.search(job.stderr)) == (program.returncode != 0)
+    job.stderr = REPORT.sub("", job.stderr)
+    if program.returncode < 0:
+        program.returncode = 128 - program.returncode
+    assert_same(job, program)
+
+
+@pytest.mark.parametrize("ending", [*ENDINGS, *LAST_STEPS])
+def test_ends_as_under_python(ending: str, zygotes: dict[str, ZygoteDriver]) -> None:
+    for start in MODES if ending in {*ENDINGS, *IN_BOTH} else ("forked",):
+        folder = zygotes[start].folder
+        kept = folder / "kept.txt"
+        write_program(folder, "train.py", {**ENDINGS, **LAST_STEPS}[ending])
+        program = plain(folder, "train.py")
+        expected = kept.read_text() if kept.exists() else None
         kept.unlink(missing_ok=True)
-        assert_same(ours(folder, *start, "train.py"), program)
+        assert_same(zygotes[start].run(), program)
         assert (kept.read_text() if kept.exists() else None) == expected, start
+        kept.unlink(missing_ok=True)
+
+
+@pytest.mark.smoke
+@forked_and_exec
+@pytest.mark.parametrize("ending", BY_LAUNCHER)
+def test_a_job_ends_as_under_python(ending: str, start: str, folder: Path) -> None:
+    write_program(folder, "train.py", {**ENDINGS, **LAST_STEPS}[ending])
+    assert_same_with_report(ours(folder, *MODES[start], "train.py"), plain(folder, "train.py"))
 
 
 @forked_and_exec
 @pytest.mark.parametrize("ending", ODD)
-def test_odd_exits_have_the_same_code(ending: str, start: tuple[str, ...], folder: Path) -> None:
-    write_program(folder, "train.py", ODD[ending])
-    rank, program = ours(folder, *start, "train.py"), plain(folder, "train.py")
+def test_odd_exits_have_the_same_code(ending: str, start: str, zygotes: dict[str, ZygoteDriver]) -> None:
+    write_program(zygotes[start].folder, "train.py", ODD[ending])
+    rank, program = zygotes[start].run(), plain(zygotes[start].folder, "train.py")
     assert (rank.returncode, rank.stdout) == (program.returncode, "")
     assert "ddplaunch/core/rank" not in rank.stderr
 
 
 @forked_and_exec
-@pytest.mark.parametrize("ending", ["exit 3", "exception", "error in an imported module"])
-def test_a_module_ends_as_under_python(ending: str, start: tuple[str, ...], folder: Path) -> None:
-    write_program(folder, "package/train.py", ENDINGS[ending])
-    assert_same(ours(folder, *start, "-m", "package.train"), plain(folder, "-m", "package.train"))
+def test_a_module_ends_as_under_python(start: str, folder: Path) -> None:
+    write_program(folder, "package/train.py", ENDINGS["error in an imported module"])
+    job = ours(folder, *MODES[start], "-m", "package.train")
+    assert_same_with_report(job, plain(folder, "-m", "package.train"))
 
 
 @forked_and_exec
 @pytest.mark.parametrize("fault", BY_FAULT)
-def test_a_fault_is_reported_as_by_faulthandler(fault: str, start: tuple[str, ...], folder: Path) -> None:
+def test_a_fault_is_reported_as_by_faulthandler(fault: str, start: str, zygotes: dict[str, ZygoteDriver]) -> None:
     """Which is what differs from a plain program: faulthandler is enabled, and the last frame that it shows is ours."""
+    folder = zygotes[start].folder
     write_program(folder, "train.py", BY_FAULT[fault])
-    rank, program = ours(folder, *start, "train.py"), plain(folder, "-X", "faulthandler", "train.py")
+    rank, program = zygotes[start].run(), plain(folder, "-X", "faulthandler", "train.py")
     extra = re.compile(r'^  File ".*/ddplaunch/core/rank/.*\n|^Extension modules: .*\n|^\n', re.MULTILINE)
     assert program.stderr.startswith("Fatal Python error: ")
-    assert comparable(extra.sub("", REPORT.sub("", rank.stderr))) == comparable(extra.sub("", program.stderr))
-    assert rank.returncode == 128 - program.returncode
+    assert comparable(extra.sub("", rank.stderr)) == comparable(extra.sub("", program.stderr))
+    assert rank.returncode == program.returncode
 
 
 BY_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True)\n"
@@ -422,24 +453,24 @@ BY_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True)\n"
 
 
 @forked_and_exec
-def test_a_full_disk_is_reported(start: tuple[str, ...], folder: Path) -> None:
+def test_a_full_disk_is_reported(start: str, zygotes: dict[str, ZygoteDriver]) -> None:
+    folder = zygotes[start].folder
     write_program(folder, "train.py", BY_LINES + "print('lost')")
     with open("/dev/full", "w") as full:
-        assert_same(ours(folder, *start, "train.py", stdout=full), plain(folder, "train.py", stdout=full))
+        assert_same(zygotes[start].run(full), plain(folder, "train.py", stdout=full))
 
 
 @forked_and_exec
 @pytest.mark.parametrize(
     "text", ["print('lost')", "import sys; print('lost'); sys.exit(3)", "while True: print('more')"]
 )
-def test_output_without_a_reader(text: str, start: tuple[str, ...], folder: Path) -> None:
+def test_output_without_a_reader(text: str, start: str, zygotes: dict[str, ZygoteDriver]) -> None:
+    folder = zygotes[start].folder
     write_program(folder, "train.py", BY_LINES + text)
     read, pipe = os.pipe()
     os.close(read)
-    try:
-        assert_same(ours(folder, *start, "train.py", stdout=pipe), plain(folder, "train.py", stdout=pipe))
-    finally:
-        os.close(pipe)
+    with os.fdopen(pipe, "wb") as closed:
+        assert_same(zygotes[start].run(closed), plain(folder, "train.py", stdout=closed))
 
 
 @pytest.mark.ci
@@ -451,13 +482,13 @@ def test_output_without_a_reader(text: str, start: tuple[str, ...], folder: Path
 def test_ends_as_under_python_with_torch(ending: str, folder: Path) -> None:
     """The interpreter's own end in a fork, with all that torch has registered, and ours instead of it."""
     write_program(folder, "train.py", "import torch, numpy\n" + textwrap.dedent({**ENDINGS, **LAST_STEPS}[ending]))
-    assert_same(ours(folder, "--start", "zygote", "train.py"), plain(folder, "train.py"))
+    assert_same_with_report(ours(folder, "--start", "zygote", "train.py"), plain(folder, "train.py"))
 
 
 @forked_and_exec
-def test_tracebacks_of_a_function_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
+def test_tracebacks_of_a_function_begin_with_it(start: str, folder: Path) -> None:
     train = write_program(folder, "train.py", "def main():\n    raise ValueError('boom')\n")
-    done = ours(folder, *start, "train.py:main")
+    done = ours(folder, *MODES[start], "train.py:main")
     assert REPORT.sub("", done.stderr) == (
         f'Traceback (most recent call last):\n  File "{train}", line 2, in main\n'
         "    raise ValueError('boom')\nValueError: boom\n"
@@ -466,17 +497,17 @@ def test_tracebacks_of_a_function_begin_with_it(start: tuple[str, ...], folder: 
 
 
 @forked_and_exec
-def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: tuple[str, ...], folder: Path) -> None:
+def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: str, folder: Path) -> None:
     write_program(folder, "train.py", "import os\nos.unlink(__file__)\nraise SystemExit(3)\n")
-    done = ours(folder, *start, "--max-restarts", "1", "train.py")
+    done = ours(folder, *MODES[start], "--max-restarts", "1", "train.py")
     assert done.returncode == 1
     assert re.search(r'^  File ".*rank_runner.py", line \d+, in _find_script$', done.stderr, re.MULTILINE), done.stderr
 
 
 @forked_and_exec
-def test_tracebacks_of_a_functions_module_begin_with_it(start: tuple[str, ...], folder: Path) -> None:
+def test_tracebacks_of_a_functions_module_begin_with_it(start: str, folder: Path) -> None:
     train = write_program(folder, "train.py", "import holder\nholder.missing\ndef main():\n    pass\n")
-    done = ours(folder, *start, "train.py:main")
+    done = ours(folder, *MODES[start], "train.py:main")
     assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{train}", line 2, in <module>\n')
 
 
@@ -512,7 +543,7 @@ def test_a_failure_after_rank_0_has_ended_is_the_jobs(folder: Path) -> None:
 
 
 @forked_and_exec
-def test_output_at_exit_is_shown(start: tuple[str, ...], folder: Path) -> None:
+def test_output_at_exit_is_shown(start: str, folder: Path) -> None:
     write_program(
         folder,
         "train.py",
@@ -526,7 +557,7 @@ def test_output_at_exit_is_shown(start: tuple[str, ...], folder: Path) -> None:
         print("main")
         """,
     )
-    done = run(ddplaunch_command("run", "--nproc", "3", *start, "train.py"), folder)
+    done = run(ddplaunch_command("run", "--nproc", "3", *MODES[start], "train.py"), folder)
     assert done.returncode == 0
     for rank in range(3):
         lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")]
@@ -534,7 +565,7 @@ def test_output_at_exit_is_shown(start: tuple[str, ...], folder: Path) -> None:
 
 
 @forked_and_exec
-def test_short_lived_multiprocessing_helpers_are_not_reported(start: tuple[str, ...], folder: Path) -> None:
+def test_short_lived_multiprocessing_helpers_are_not_reported(start: str, folder: Path) -> None:
     """A forkserver and a resource tracker notice for themselves that the program has gone."""
     write_program(
         folder,
@@ -550,5 +581,5 @@ def test_short_lived_multiprocessing_helpers_are_not_reported(start: tuple[str, 
         """,
     )
     write_program(folder, "late.py", "import atexit, time\natexit.register(time.sleep, 1)  # as on a busy machine\n")
-    done = ours(folder, *start, "train.py")
+    done = ours(folder, *MODES[start], "train.py")
     assert (done.stdout, done.stderr, done.returncode) == ("child\n", "", 0)

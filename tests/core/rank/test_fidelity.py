@@ -166,7 +166,7 @@ def ignore(*numbers: signal.Signals) -> Callable[[], None]:
     return prepare
 
 
-def tighten() -> None:
+def lower_limits() -> None:
     os.umask(0o027)
     os.nice(3)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -176,22 +176,19 @@ def tighten() -> None:
 PROBE = (str(PROGRAMS / "probe.py"),)
 
 SCENES = {
-    "C locale": Scene(PROBE, {"LC_ALL": "C"}),
+    "C locale, in the background": Scene(
+        PROBE, {"LC_ALL": "C"}, prepare=ignore(signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
+    ),
     "POSIX locale, nothing coerced": Scene(PROBE, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}),
-    "other encoding": Scene(PROBE, {"PYTHONIOENCODING": "latin-1:replace"}),
-    "UTF-8 mode": Scene(PROBE, {"PYTHONUTF8": "1", "LC_ALL": "C"}),
-    "unbuffered": Scene(PROBE, {"PYTHONUNBUFFERED": "1"}),
-    "safe path": Scene(PROBE, {"PYTHONSAFEPATH": "1"}),
+    "other encoding, under nohup": Scene(PROBE, {"PYTHONIOENCODING": "latin-1:replace"}, prepare=ignore(signal.SIGHUP)),
+    "UTF-8 mode, low limits": Scene(PROBE, {"PYTHONUTF8": "1", "LC_ALL": "C"}, prepare=lower_limits),
+    "unbuffered, safe path": Scene(PROBE, {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}),
     "flags": Scene(
         PROBE,
         {"PYTHONOPTIMIZE": "2", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error", "PYTHONPATH": "."},
     ),
-    "as under nohup": Scene(PROBE, prepare=ignore(signal.SIGHUP)),
-    "as in the background": Scene(PROBE, prepare=ignore(signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)),
-    "tight limits": Scene(PROBE, prepare=tighten),
-    "relative path": Scene(("./nested/../nested/probe.py", "x")),
+    "relative path without .py": Scene(("./nested/../nested/program", "x")),
     "symbolic link": Scene(("./linked.py",)),
-    "script without .py": Scene(("./nested/program",)),
     "compiled": Scene(("./compiled.pyc", "x")),
     "folder": Scene(("./nested/../nested/", "x")),
     "folder, safe path": Scene(("nested",), {"PYTHONSAFEPATH": "1"}),
@@ -199,7 +196,10 @@ SCENES = {
     "module": Scene(("-m", "package.module", "x", "--y")),
     "package": Scene(("-m", "package")),
     "single": Scene(PROBE, nproc=1),
-}  # fmt: skip
+}
+
+BY_INTERPRETER = ("C locale, in the background", "other encoding, under nohup", "unbuffered, safe path")
+"""What a new interpreter reads from its environment by itself, so that ``--start exec`` cannot differ."""
 
 
 @pytest.fixture(scope="module")
@@ -225,18 +225,17 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_surroundings_reach_the_program(scene: str, stage: Path) -> None:
+def test_environment_signals_and_limits_reach_the_program(scene: str, stage: Path) -> None:
     plain = SCENES[scene].plain(stage)
-    for start in ("forked", "exec"):
+    for start in ("forked", "exec") if scene not in BY_INTERPRETER else ("forked",):
         # What the light zygote has imported, and with it of warnings and atexit, is no more than the probe imports.
         assert_same(SCENES[scene].ranks(stage, start)[-1], plain)
 
 
-@forked_and_exec
-def test_a_coerced_locale(start: str, stage: Path) -> None:
+def test_a_coerced_locale(stage: Path) -> None:
     """Where Python replaces the C locale it does so in the launcher already: only ``sys.flags.utf8_mode`` shows it."""
     scene = Scene(PROBE, {"LANG": "C", "LC_ALL": "", "LC_CTYPE": ""})
-    plain, rank = scene.plain(stage), scene.ranks(stage, start)[-1]
+    plain, rank = scene.plain(stage), scene.ranks(stage, "forked")[-1]
     assert plain["environ"]["LC_CTYPE"] == "C.UTF-8"
     assert_same(rank, plain, but=("interpreter",))
     assert_same(rank["interpreter"], plain["interpreter"], but=("flags",))
@@ -270,7 +269,7 @@ def test_a_single_rank_has_the_launchers_terminal(start: str, tmp_path: Path) ->
 
 
 @forked_and_exec
-def test_output_of_several_ranks_is_for_readers(start: str, tmp_path: Path) -> None:
+def test_several_ranks_have_pipes_that_show_each_line_at_once(start: str, tmp_path: Path) -> None:
     """They have pipes, no terminal; their lines come at once, as on one."""
     master, slave = pty.openpty()
     options = {"stdin": slave, "stdout": slave, "stderr": slave}
@@ -295,31 +294,23 @@ def test_a_function_has_the_same_process(start: str, stage: Path) -> None:
     assert not rank["main"]["is ours"]
 
 
-def test_a_program_has_what_it_would_have_without_us(tmp_path: Path) -> None:
+def test_a_program_has_the_signals_and_umask_of_a_plain_start(tmp_path: Path) -> None:
     shows = write_program(
         tmp_path, "shows", "#!/bin/sh\ngrep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; echo \"$0|$#|$2\"; umask\n"
     )
     shows.chmod(0o755)
     words = ["./shows", "one", "two three"]
-    options: dict[str, Any] = {
-        "cwd": tmp_path,
-        "capture_output": True,
-        "timeout": scaled_timeout(60),
-        "env": clean_environment(),
-    }
-    plain = subprocess.run(words, **options)
-    run = ddplaunch_command(
-        "run", "--no-python", "--nproc", "1", "--preempt-signal", "none", words[0], "--", *words[1:]
-    )
-    ours = subprocess.run(run, **options)
+    plain = run_command(words, tmp_path)
+    options = ("--no-python", "--nproc", "1", "--preempt-signal", "none")
+    ours = run_command(ddplaunch_command("run", *options, words[0], "--", *words[1:]), tmp_path)
     assert _without_libc_signals(ours.stdout) == _without_libc_signals(plain.stdout)
     assert ours.returncode == 0
 
 
-def _without_libc_signals(status: bytes) -> list[str]:
+def _without_libc_signals(status: str) -> list[str]:
     """posix_spawn(3) of glibc leaves its own two signals, 32 and 33, ignored; no program can see that but in /proc."""
     lines = []
-    for line in status.decode().splitlines():
+    for line in status.splitlines():
         name, tab, mask = line.partition(":\t")
         lines.append(f"{name} {int(mask, 16) & ~(3 << 31):x}" if tab else line)
     return lines
@@ -328,16 +319,7 @@ def _without_libc_signals(status: bytes) -> list[str]:
 # ---------------------------------------------------------------------------------------------- names of the user's
 
 SHADOWS = (
-    "csv",
-    "json",
-    "worker",
-    "zygote",
-    "channel",
-    "processes",
-    "arguments",
-    "click",
-    "inspect",
-    "traceback",
+    *("csv", "json", "worker", "zygote", "channel", "processes", "arguments", "click", "inspect", "traceback"),
     "ctypes",
 )
 HARMLESS = ("worker", "zygote", "channel", "processes", "arguments", "click", "launcher", "errors", "plan")
@@ -362,7 +344,7 @@ def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("start", "names", "how"),
     [("zygote", SHADOWS, "fresh"), ("forked", HARMLESS, "forked"), ("exec", SHADOWS, "fresh")],
 )
-def test_files_beside_the_script_are_what_it_imports(
+def test_files_beside_the_script_go_before_modules_of_the_launcher(
     start: str, names: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
     for name in names:
@@ -376,15 +358,10 @@ def test_files_beside_the_script_are_what_it_imports(
 
 
 @forked_and_exec
-def test_a_function_may_have_such_files_beside_it(start: str, tmp_path: Path) -> None:
-    names = (
-        "click",
-        "plan",
-        "errors",
-        "arguments",
-        "ddplaunch",
-        *(("inspect", "dataclasses", "typing") * (start == "exec")),
-    )
+def test_files_beside_a_function_go_before_modules_of_the_launcher(start: str, tmp_path: Path) -> None:
+    names = ["click", "plan", "errors", "arguments", "ddplaunch"]
+    if start == "exec":
+        names += ["inspect", "dataclasses", "typing"]
     for name in names:
         write_program(tmp_path, f"{name}.py", f"MINE = {name!r}\n")
     write_program(
@@ -406,8 +383,7 @@ def test_a_function_may_have_such_files_beside_it(start: str, tmp_path: Path) ->
     assert (done.stdout, done.returncode) == ("1.0 0 []\n", 0), done.stderr
 
 
-@forked_and_exec
-@pytest.mark.parametrize("name", ["json", "two.dots"])
+@pytest.mark.parametrize(("name", "start"), [("json", "forked"), ("two.dots", "exec")])
 def test_a_function_may_be_in_a_file_of_any_name(name: str, start: str, tmp_path: Path) -> None:
     write_program(
         tmp_path,
@@ -442,7 +418,7 @@ def test_what_programs_can_do(tmp_path: Path) -> None:
     plain = scene.plain(tmp_path)
     assert not [each for each in FEATURES if "Error" in str(plain[each]) and each != "traceback"]
     assert plain["stack"] == ["main", "<module>"]
-    for rank in (*scene.ranks(tmp_path, "zygote"), *scene.ranks(tmp_path, "exec")):
+    for rank in (*scene.ranks(tmp_path, "forked"), *scene.ranks(tmp_path, "exec")):
         assert {each: rank[each] for each in FEATURES} == {each: plain[each] for each in FEATURES}
         assert rank["stack"] == ["main", "<module>", "run_program", "<module>"]  # two frames of ours are below
 
@@ -523,7 +499,9 @@ def test_what_differs_is_documented(tmp_path: Path) -> None:
 
 
 @forked_and_exec
-def test_a_fork_ends_only_what_is_the_programs_own(start: str, tmp_path: Path, run_ddplaunch: Launch) -> None:
+def test_a_fork_skips_the_end_of_modules_that_the_zygote_has_imported(
+    start: str, tmp_path: Path, run_ddplaunch: Launch
+) -> None:
     write_program(
         tmp_path,
         "train.py",

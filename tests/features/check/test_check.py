@@ -4,11 +4,12 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
+from ddplaunch.features.check import node
 from tests.conftest import assert_refused, free_port, wait_until, write_program
+from tests.constant_override import launcher_with_constant, write_launcher
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.start_modes import FORKED, LIGHT
 
@@ -17,7 +18,7 @@ NEWNS, PRIVATE = 0x20000, 1 << 18 | 1 << 14  # CLONE_NEWNS; MS_PRIVATE with MS_R
 
 
 def with_small(*folders):
-    """What a process does first so that these folders are small file systems, for itself and what it starts."""
+    """A ``preexec_fn`` that makes these folders small file systems, for the process and its children."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def mount():
@@ -32,7 +33,7 @@ def with_small(*folders):
 
 @pytest.fixture
 def small(tmp_path):
-    """The function above, where it works."""
+    """``with_small``, where this user may mount."""
     if os.geteuid() != 0 or subprocess.run(["true"], preexec_fn=with_small(tmp_path)).returncode:
         pytest.skip("needs root and the right to mount")
     return with_small
@@ -40,7 +41,7 @@ def small(tmp_path):
 
 @pytest.fixture
 def gpu(fake_nvml, tmp_path):
-    """A machine with one GPU, of whose memory 40 GiB are in use while a file is there: that file, the variables."""
+    """A machine with one GPU of whose memory 40 GiB are in use while a file exists: the file, and the environment."""
     held = tmp_path / "held"
     environ = fake_nvml.environ(1, busy=[(0, 1, 40 << 10)])
     return held, {**environ, "FAKE_NVML_BUSY_WHILE": str(held), "HELD": str(held)}
@@ -68,7 +69,7 @@ def test_memory_of_gpus_is_waited_for_before_a_restart(start_ddplaunch, tmp_path
     job.assert_nothing_left()
 
 
-def test_no_restart_where_it_stays_in_use(start_ddplaunch, tmp_path, gpu):
+def test_no_restart_while_memory_of_gpus_stays_in_use(start_ddplaunch, tmp_path, gpu):
     """The failure is reported, and its exit code is the job's."""
     _, environ = gpu
     write_program(tmp_path, "train.py", FAILS_ONCE)
@@ -96,16 +97,17 @@ def test_ctrl_c_ends_the_wait(start_ddplaunch, tmp_path, gpu):
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (signal.SIGSTOP, "the GPU driver did not answer in 5 s"),
+        (signal.SIGSTOP, "the GPU driver did not answer in 2 s"),
         (signal.SIGKILL, "the check of this machine ended unexpectedly at the GPU driver"),
     ],
 )
-def test_a_check_that_hangs(start_ddplaunch, tmp_path, gpu, number, expected):
-    """The launcher does not wait for a check that hangs."""
+def test_a_check_that_hangs_or_is_killed_ends_the_job(start_ddplaunch, tmp_path, gpu, number, expected):
     held, environ = gpu
+    assert node.STEP_TIMEOUT_S == 5
+    sooner = launcher_with_constant(tmp_path, "features.check.node.STEP_TIMEOUT_S", 2.0)
     held.touch()
     write_program(tmp_path, "train.py", "print('started')")
-    job = start_ddplaunch("run", "--check", "train.py", env=environ)
+    job = start_ddplaunch("run", "--check", "train.py", env=environ, executable=sooner)
     wait_until(lambda: "waiting for GPU 0" in job.stderr(), "the wait")
     (child,) = job.find("features.check.machine_check")
     os.kill(child, number)
@@ -130,7 +132,7 @@ def test_without_the_option_gpus_are_not_checked(run_ddplaunch, tmp_path, gpu):
         ("tmp", "8 MiB free in TMPDIR ({tmp}) (50 MiB needed)"),
     ],
 )
-def test_what_a_node_lacks(start_ddplaunch, tmp_path, small, which, expected):
+def test_too_little_free_space_ends_the_job(start_ddplaunch, tmp_path, small, which, expected):
     write_program(tmp_path, "train.py", "print('started')")
     folders = {name: tmp_path / name for name in ("logs", "tmp")}
     for folder in folders.values():
@@ -144,10 +146,9 @@ def test_what_a_node_lacks(start_ddplaunch, tmp_path, small, which, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nnodes", ["2", "1:2"])
-@pytest.mark.parametrize("bad", [0, 1])
-def test_one_of_two_nodes(start_ddplaunch, tmp_path, small, nnodes, bad):
-    """A job of fixed size ends before a rank starts, and so does one whose node 0 lacks something; else it goes on."""
+@pytest.mark.parametrize(("nnodes", "bad"), [("2", 1), ("1:2", 0), ("1:2", 1)])
+def test_a_node_that_lacks_something(start_ddplaunch, tmp_path, small, nnodes, bad):
+    """The job ends before a rank starts, unless it is elastic and may go on without this node."""
     write_program(tmp_path, "train.py", "import os; print('of', os.environ['WORLD_SIZE'])")
     port = str(free_port())
     words = ("run", "--check", "--nnodes", nnodes, "--master-addr", "127.0.0.1", "--master-port", port, *FORKED)
@@ -168,66 +169,38 @@ def test_one_of_two_nodes(start_ddplaunch, tmp_path, small, nnodes, bad):
     assert f"Error: node 1 ({HOST}) is left out: {lack}\n" in jobs[1].stderr()
 
 
-def test_the_wait_belongs_to_the_check(run_in_fork, tmp_path):
+def test_the_gpu_memory_timeout_needs_the_check(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--gpu-memory-timeout", "60", "train.py")
     assert_refused(done, "Error: --gpu-memory-timeout 60 works only with --check\n  add --check\n")
 
 
-CANNOT_START = f"""
-#!{sys.executable}
-import sys
-import ddplaunch.features.check.node as check
-from ddplaunch.cli import main
-
-def fail(*arguments, **more):
-    raise BlockingIOError(11, "Resource temporarily unavailable")
-
-check.HelperProcess = fail
-del sys.argv[1:3]
-main()
-"""
-
-
-def test_a_check_that_cannot_start_ends_the_job(start_ddplaunch, tmp_path):
-    program = write_program(tmp_path, "broken", CANNOT_START)
-    program.chmod(0o755)
-    write_program(tmp_path, "train.py", "print('started')")
-    job = start_ddplaunch("run", "--check", *LIGHT, "train.py", executable=program)
-    assert (job.wait(), job.stdout()) == (2, "")
-    assert job.stderr() == "Error: the check of this machine cannot start: Resource temporarily unavailable\n"
-
-
-BROKEN = """
-#!{python}
-import sys
-import ddplaunch.features.check.node as check
-from ddplaunch.core.job.machine import JobMachine
-from ddplaunch.cli import main
-
-def fail(*arguments):
-    raise RuntimeError("broken")
-
-{function} = fail
-del sys.argv[1:3]
-main()
-"""
-
-
 @pytest.mark.parametrize(
-    ("function", "code", "output", "error"),
+    ("name", "error", "code", "output", "message"),
     [
-        ("check.NodeCheck._on_output", 0, "started\n", "the check of this machine failed and is left out"),
-        ("JobMachine._on_check_passed", 70, "", "RuntimeError: broken"),
+        ("check.HelperProcess", BlockingIOError(11, "Resource temporarily unavailable"), 2, "",
+         "Error: the check of this machine cannot start: Resource temporarily unavailable\n"),
+        ("check.NodeCheck._on_output", RuntimeError("broken"), 0, "started\n",
+         "bug in ddplaunch: the check of this machine failed and is left out"),
+        ("JobMachine._on_check_passed", RuntimeError("broken"), 70, "", "bug in ddplaunch: RuntimeError: broken"),
     ],
-)
-def test_a_bug_in_the_check_is_left_out_and_one_in_the_job_ends_it(
-    start_ddplaunch, tmp_path, function, code, output, error
-):
-    """Neither waits for a reply that does not come."""
-    program = write_program(tmp_path, "broken", BROKEN.format(python=sys.executable, function=function))
-    program.chmod(0o755)
+    ids=["cannot start", "bug on a node", "bug in the job"],
+)  # fmt: skip
+def test_an_error_in_the_check(start_ddplaunch, tmp_path, name, error, code, output, message):
+    """A check that cannot start ends the job, a bug in it is left out; the job waits for no reply after either."""
+    broken = write_launcher(
+        tmp_path,
+        f"""
+        import ddplaunch.features.check.node as check
+        from ddplaunch.core.job.machine import JobMachine
+
+        def fail(*arguments, **more):
+            raise {error!r}
+
+        {name} = fail
+        """,
+    )
     write_program(tmp_path, "train.py", "print('started')")
-    job = start_ddplaunch("run", "--check", *LIGHT, "train.py", executable=program)
+    job = start_ddplaunch("run", "--check", *LIGHT, "train.py", executable=broken)
     assert (job.wait(), job.stdout()) == (code, output)
-    assert job.stderr().count(f"bug in ddplaunch: {error}") == 1
+    assert job.stderr().count(message) == 1

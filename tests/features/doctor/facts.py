@@ -1,5 +1,9 @@
-"""The facts of a machine without problems, for tests that change a part of them."""
+"""The facts of a machine without problems, and the findings about machines, for tests that change a part of them."""
 
+from typing import Any
+
+from ddplaunch.features.doctor.examination import DoctorResults, ExaminedNode
+from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.node_facts import NodeFacts, ProcessLimits, RouteToNodeZero, TorchInfo
 
 GIB = 1 << 30
@@ -27,3 +31,10 @@ FACTS = NodeFacts(
     loopback=None,
     clock_synchronised=None,
 )
+
+
+def describe_findings(*facts: NodeFacts | None, **results: Any) -> list[str]:
+    """Return the findings about nodes n0, n1, … with these facts (None: unknown) and ``results`` of the examination."""
+    nodes = tuple(ExaminedNode(f"n{node}", each) for node, each in enumerate(facts))
+    found = DoctorResults(nodes, (29500, 29501), **results)
+    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]

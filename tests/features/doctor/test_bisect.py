@@ -17,18 +17,8 @@ case "$1" in *n1:4*n6:4*) kill -9 $$;; esac
 @pytest.mark.slow
 def test_a_bad_host_and_two_that_fail_together(run_in_fork, tmp_path):
     check = write_program(tmp_path, "check.sh", CHECK)
-    done = run_in_fork(
-        "doctor",
-        "bisect",
-        "--hosts",
-        "n[0-7]:4",
-        "--",
-        "sh",
-        check,
-        "{hosts}",
-        "{nnodes}",
-        env={"TMPDIR": str(tmp_path)},
-    )
+    words = ("doctor", "bisect", "--hosts", "n[0-7]:4", "--", "sh", check, "{hosts}", "{nnodes}")
+    done = run_in_fork(*words, env={"TMPDIR": str(tmp_path)})
     assert (done.returncode, done.stdout) == (1, "--exclude=n3,n6\n")
     lines = re.sub(r" \(\d.*s\)$", "", done.stderr, flags=re.MULTILINE).splitlines()
     assert lines[:5] == [
@@ -63,9 +53,8 @@ def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_in_fork, tmp_
 @pytest.mark.slow
 def test_what_passes_is_skipped_or_fails_everywhere(run_in_fork, tmp_path):
     def bisect(program):
-        done = run_in_fork(
-            "doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}", env={"TMPDIR": str(tmp_path)}
-        )
+        words = ("doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}")
+        done = run_in_fork(*words, env={"TMPDIR": str(tmp_path)})
         return done.returncode, done.stdout, done.stderr.splitlines()[-2]
 
     assert bisect(["true"]) == (0, "", "ddplaunch: all 2 hosts pass together")
@@ -97,7 +86,7 @@ def test_ctrl_c_shows_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path
     wait_until(lambda: "Ctrl-C again" in job.stderr(), "the note")
     job.signal(signal.SIGINT)
     assert job.wait() == 130
-    assert not job.left()
+    wait_until(lambda: not job.left(), "the end of what it started")
     assert job.stdout() == "--exclude=n0\n"
     assert "ddplaunch: n0 is bad: " in job.stderr()
     assert "ddplaunch: stopped: unknown whether the other hosts pass together\n" in job.stderr()
@@ -107,14 +96,13 @@ def test_a_run_takes_too_long(start_ddplaunch):
     hangs = ("--", "sh", "-c", "setsid sleep 600 & sleep 600")
     job = start_ddplaunch("doctor", "bisect", "--hosts", "a", "--timeout", "0.2", *hangs)
     assert job.wait() == 1
-    assert not job.left()
+    wait_until(lambda: not job.left(), "the end of what it started")
     assert len(re.findall(r": failed, timeout after 0\.2s \(", job.stderr())) == 3
 
 
 def test_killed_it_leaves_nothing(start_ddplaunch, tmp_path):
-    job = start_ddplaunch(
-        "doctor", "bisect", "--hosts", "a", "--", "sh", "-c", "touch began; setsid sleep 600 & sleep 600"
-    )
+    hangs = ("--", "sh", "-c", "touch began; setsid sleep 600 & sleep 600")
+    job = start_ddplaunch("doctor", "bisect", "--hosts", "a", *hangs)
     wait_until((tmp_path / "began").exists, "the run")
     job.signal(signal.SIGKILL)
     job.wait()

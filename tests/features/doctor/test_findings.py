@@ -10,7 +10,7 @@ from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.node_facts import RouteToNodeZero, TorchInfo
 from ddplaunch.system.devices.gpu_health import GpuHealth
 from ddplaunch.system.plan.hardware import LostGpu
-from tests.features.doctor.facts import FACTS
+from tests.features.doctor.facts import FACTS, describe_findings
 from tests.features.doctor.findings import CPU_LIMIT, ITSELF, NO_GPU_ANSWER, NO_LOOPBACK
 
 TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4)
@@ -18,12 +18,6 @@ TORCH = TorchInfo("2.13.0", cuda="13.0", nccl="2.28", cuda_works=True, devices=4
 
 def gpus(*indices):
     return tuple(GpuHealth(index, "H100", "570.86.15", None, None, ()) for index in indices)
-
-
-def describe_findings(*facts, powers=(), speeds=()):
-    nodes = tuple(ExaminedNode(f"n{node}", each) for node, each in enumerate(facts))
-    found = DoctorResults(nodes, (), powers=powers, speeds=speeds)
-    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
 
 
 def measured(slow, count=3):

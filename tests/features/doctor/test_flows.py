@@ -5,9 +5,9 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.features.doctor.examination import DoctorResults, ExaminedNode, PathResult
-from ddplaunch.features.doctor.findings import find_all
+from ddplaunch.features.doctor.examination import PathResult
 from ddplaunch.features.doctor.flows import Flow, nodes_to_skip
+from tests.features.doctor.facts import describe_findings
 from tests.features.doctor.findings import LARGE_LOST, TOO_FAR
 
 SOUND = Flow(0, 1, 10_000, seconds=1e-4, sent=301, lost=0, rate=8e8)
@@ -16,11 +16,8 @@ FAR = replace(SOUND, seconds=0.1)
 SLOW = replace(SOUND, rate=1.2e6)
 
 
-def describe_findings(flows, count=4, ways=()):
-    found = DoctorResults(
-        tuple(ExaminedNode(f"n{node}") for node in range(count)), (29500, 29501), ways=ways, flows=flows
-    )
-    return [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)]
+def describe_paths(flows, count=4, ways=()):
+    return describe_findings(*[None] * count, ways=ways, flows=flows)
 
 
 def flows(count, faulty):
@@ -53,7 +50,7 @@ def flows(count, faulty):
     ],
 )
 def test_a_way(flow, text):
-    assert describe_findings((flow,), 2) == ([text] if text else [])
+    assert describe_paths((flow,), 2) == ([text] if text else [])
 
 
 def test_latency_and_bandwidth_are_two_findings():
@@ -74,20 +71,20 @@ def test_latency_and_bandwidth_are_two_findings():
     ],
 )
 def test_the_node_is_named_rather_than_its_ways(count, pairs, named):
-    found = describe_findings(flows(count, dict.fromkeys(pairs, SLOW)), count)
+    found = describe_paths(flows(count, dict.fromkeys(pairs, SLOW)), count)
     assert [each.partition(":")[0].removeprefix("error ") for each in found] == named
 
 
 def test_of_many_ways_a_few_are_named():
     pairs = [(node, node + 1) for node in range(0, 12, 2)]
-    found = describe_findings(flows(12, dict.fromkeys(pairs, LOSSY)), 12)
+    found = describe_paths(flows(12, dict.fromkeys(pairs, LOSSY)), 12)
     few = ["error n0 to n1", "error n2 to n3", "error n4 to n5", "error 3 more paths"]
     assert [each.partition(":")[0] for each in found] == few
 
 
 def test_effects_of_loss_are_not_reported():
     ways = (PathResult(0, 1, 29500, "silent", None), PathResult(1, 0, 29501, "stranger", None))
-    assert describe_findings((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
+    assert describe_paths((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
 
 
 def test_a_faulty_node_is_given_up_and_one_that_met_it_is_not():

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import BackgroundJob, ddplaunch_command, free_port, is_alive, run_command, wait_until, write_program
 from tests.constant_override import launcher_with_constant
-from tests.features.inspect.diagnosis.clauses import ALONE, CYCLE, HOLDS_GIL, NO_SIGNAL, NOT_PYTHON, ONLY_STACKS
+from tests.features.inspect.diagnosis.clauses import CYCLE, HOLDS_GIL, NO_SIGNAL, NOT_PYTHON
 from tests.start_modes import EXEC, FORKED, LIGHT
 
 INSPECTOR = "features.inspect.node.rank_inspector"
@@ -22,9 +22,10 @@ HANG = """
     def build():
         time.sleep(600)  # build
 
-    # One word for each rank from the third on, or for all.
+    # An argument for each attempt: a word for each rank from the third on, or for all.
     number = int(os.environ["RANK"])
-    what = sys.argv[1] if len(sys.argv) == 2 else [*sys.argv[1:], "", ""][number - 2]
+    words = sys.argv[1 + int(os.environ["TORCHELASTIC_RESTART_COUNT"])].split()
+    what = words[0] if len(words) == 1 else [*words, "", ""][number - 2]
     if what == "before" and number == 2:
         build()
     import torch, torch.distributed as dist
@@ -68,13 +69,11 @@ HANG = """
 
     print("before", flush=True)
     if what == "roots":
-        dist.broadcast(tensor, rank)  # roots
+        dist.broadcast(tensor, min(rank, 1))  # roots
     if rank >= 2:
         step()
     dist.all_reduce(tensor)  # reduce
-    if what == "longer" and rank == 2:
-        dist.all_reduce(tensor)  # more
-    time.sleep(600)  # end
+    time.sleep(600)
 """
 
 WAIT = "ranks 0, 1 wait in all_reduce #4 of default_pg (float32[6]), entered at {reduce}"
@@ -85,11 +84,9 @@ SENTENCES = {
     "ending loader gone": f"{WAIT}; rank 2 is ending; rank 3 has not entered it: it waits for its DataLoader, step at "
     "{{loader}} (a worker: __getitem__ at {{item}}); rank 4 has not entered it: it waits for its DataLoader, step at "
     "{{gone}} (worker pid N has ended: exit code 0)".replace("{{", "{").replace("}}", "}"),
-    "longer": "rank 2 waits in all_reduce #5 of default_pg (float32[6]), entered at {more}, "
-    f"{ALONE}; ranks 0, 1 have not entered it: {{end}}",
+    "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}) and broadcast from rank 1 on rank 1 "
+    "({roots}): " + CYCLE,
     "before": "ranks 0, 1 wait in init_process_group, called at {init}; rank 2 has not called it: build at {build}",
-    "roots": "#4 of default_pg is broadcast from rank 0 on rank 0 ({roots}), broadcast from rank 1 on rank 1 ({roots}) "
-    "and broadcast from rank 2 on rank 2 ({roots}): " + CYCLE,
 }
 
 
@@ -101,7 +98,7 @@ def sentence(what: str) -> str:
 
 @pytest.fixture
 def found(run_in_fork):
-    """Ask a job until it has that to say; its answer."""
+    """Inspect a job until a sentence is among its answer; return that."""
 
     def ask(job, sentence: str, *words: str):
         seen = [{}]
@@ -122,25 +119,26 @@ def found(run_in_fork):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [each for each in SENTENCES if each not in ("sleep", "before")])
-def test_the_ranks_that_the_others_wait_for(start_ddplaunch, tmp_path, found, what):
-    """Also one of those that are started one by one."""
-    how, ranks = EXEC if what == "longer" else (), 2 + len(what.split())
-    script = write_program(tmp_path, "train.py", HANG)
-    job = start_ddplaunch("run", *how, "--nproc", str(ranks), script, *what.split())
-    found(job, sentence(what))
+def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, found):
+    """A job that hangs in another way in each attempt, until a rank is killed."""
+    script, hangs = write_program(tmp_path, "train.py", HANG), [*SENTENCES][1:4]
+    options = ("--max-restarts", "2", "--restart-on", "always", "--min-uptime", "0", "--grace", "0", "--nproc", "5")
+    job = start_ddplaunch("run", *options, script, *hangs)
+    for what in hangs:
+        found(job, sentence(what))
+        os.kill(job.ranks()[0], signal.SIGKILL)
     job.process.kill()
     job.wait()
     job.assert_nothing_left()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [pytest.param("sleep", marks=pytest.mark.smoke), "before"])
-def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_path, found, what):
-    """Also one of which torch keeps no record: in init_process_group. What ranks did is kept."""
+@pytest.mark.parametrize(("what", "mode"), [pytest.param("sleep", (), marks=pytest.mark.smoke), ("before", EXEC)])
+def test_a_hang_is_reported_when_the_job_is_stopped(start_ddplaunch, run_in_fork, tmp_path, found, what, mode):
+    """Also one of new interpreters in init_process_group, of which torch keeps no record. The stacks are kept."""
     script = write_program(tmp_path, "train.py", HANG)
     sooner = launcher_with_constant(tmp_path, "features.inspect.job.inspect_job.LONG_WAIT_S", 0.1)
-    words = ("--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
+    words = (*mode, "--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
     job = start_ddplaunch("run", *words, executable=sooner)
     found(job, sentence(what))
     job.signal(signal.SIGINT)
@@ -153,25 +151,23 @@ def test_a_hang_that_is_stopped_is_reported(start_ddplaunch, run_in_fork, tmp_pa
     assert kept["ranks"][2]["threads"][0]["frames"][0]["function"] == inside
 
 
-@pytest.mark.slow
-def test_without_torchs_recorder_the_report_has_stacks_only(start_ddplaunch, tmp_path, found):
-    job = start_ddplaunch(
-        "run", "--nproc", "3", write_program(tmp_path, "train.py", HANG), "sleep", env={"TORCH_FR_BUFFER_SIZE": "0"}
-    )
-    expected = (
-        sentence("sleep").replace(" #4 of default_pg (float32[6]), entered", ", called").replace("entered", "called")
-    )
-    result = found(job, expected)
-    assert result["notes"] == [ONLY_STACKS]
+RESTARTED = """
+    import os, sys, time, torch, torch.distributed as dist
 
+    is_elastic, attempt = len(sys.argv) > 1, os.environ["TORCHELASTIC_RESTART_COUNT"]
 
-AGAIN = """
-    import os, time, torch, torch.distributed as dist
+    def begin(name):
+        store = dist.FileStore(os.path.abspath(name + attempt), 3)
+        dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=3)
 
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(6))
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 0:
+    dist.init_process_group("gloo") if is_elastic else begin("first")
+    for _ in range(3):
+        dist.all_reduce(torch.ones(6))
+    if attempt == "0" and dist.get_rank() == 0:
         raise SystemExit(1)
+    if not is_elastic:
+        dist.destroy_process_group()
+        begin("second")
     if dist.get_rank() == 2:
         time.sleep(600)
     dist.all_reduce(torch.ones(6))
@@ -180,30 +176,27 @@ AGAIN = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "elastic", [pytest.param(False, id="restart"), pytest.param(True, id="elastic", marks=pytest.mark.ci)]
-)
-def test_after_a_restart(start_ddplaunch, tmp_path, found, elastic):
-    """On one node, and on two of an elastic job, asked at either."""
-    script = write_program(tmp_path, "train.py", AGAIN)
-    if elastic:
+@pytest.mark.parametrize("is_elastic", [pytest.param(True, id="elastic", marks=pytest.mark.ci), False])
+def test_collectives_are_counted_from_the_restart_or_the_new_group(start_ddplaunch, tmp_path, found, is_elastic):
+    """On one node, with a process group that replaces another; and on both nodes of an elastic job."""
+    script = write_program(tmp_path, "train.py", RESTARTED)
+    if is_elastic:
         port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-        words = ("--nnodes", "2:3", *port, "--join-window", "0", "--nproc", "2", "--max-restarts", "1", script)
+        words = ("--nnodes", "2:3", *port, "--join-window", "0", "--nproc", "2", "--max-restarts", "1", script, "x")
         jobs = [start_ddplaunch("run", "--node-rank", rank, *words) for rank in "01"]
     else:
         jobs = [start_ddplaunch("run", "--nproc", "3", "--max-restarts", "1", script)]
-    others = "ranks 0, 1, 3" if elastic else "ranks 0, 1"
+    waiting = "ranks 0, 1, 3 wait in all_reduce #4" if is_elastic else "ranks 0, 1 wait in all_reduce #1"
     for job in jobs:
         found(
             job,
-            f"{others} wait in all_reduce #2 of default_pg (float32[6]), entered at train.py:9; "
-            "rank 2 has not entered it: train.py:8",
+            f"{waiting} of default_pg (float32[6]), entered at train.py:19; rank 2 has not entered it: train.py:18",
         )
 
 
 @pytest.mark.slow
 def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
-    """torch counts the groups of a mesh in each rank for itself; by their names they are the same, however many."""
+    """torch numbers the groups of a mesh in each rank by itself; by their names they are the same, however many."""
     text = """
         import time, torch, torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -218,7 +211,6 @@ def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
             time.sleep(600)
         dist.all_reduce(torch.ones(4), group=tp)
         dist.all_reduce(torch.ones(4), group=dp)
-        time.sleep(600)
     """
     job = start_ddplaunch("run", "--nproc", "4", write_program(tmp_path, "train.py", text))
     result = found(
@@ -231,32 +223,6 @@ def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
         "rank 2 has not entered it: it waits in all_reduce #2 of mesh_tp, train.py:12"
     )
     assert len(result["sentences"]) == 3
-
-
-@pytest.mark.slow
-def test_groups_that_were_made_anew(start_ddplaunch, tmp_path, found):
-    text = """
-        import os, time, torch, torch.distributed as dist
-
-        def begin(name):
-            store = dist.FileStore(os.path.abspath(name), 2)
-            dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
-
-        begin("first")
-        for _ in range(3):
-            dist.all_reduce(torch.ones(4))
-        dist.destroy_process_group()
-        begin("second")
-        if dist.get_rank() == 1:
-            time.sleep(600)
-        dist.all_reduce(torch.ones(4))
-    """
-    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", text))
-    found(
-        job,
-        "rank 0 waits in all_reduce #1 of default_pg (float32[4]), entered at train.py:14; "
-        "rank 1 has not entered it: train.py:13",
-    )
 
 
 EACH = """
@@ -325,8 +291,8 @@ EACH = """
 WHAT = ("threads", "awaits", "gathers", "busy", "catches one", "catches all", "closes")
 
 
-class Asked(NamedTuple):
-    """A job whose ranks do one of these things each, after they were asked for their stacks."""
+class Inspected(NamedTuple):
+    """A job whose ranks do one of WHAT each, and its inspection."""
 
     job: BackgroundJob
     ranks: dict[str, Any]
@@ -334,17 +300,17 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=[FORKED, pytest.param(EXEC, marks=pytest.mark.slow)], ids=["fork", "exec"])
-def asked(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("asked")
-    patient = launcher_with_constant(folder, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
+def inspected(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inspected")
+    long = launcher_with_constant(folder, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
     script = write_program(folder, "train.py", EACH)
     words = ("run", *request.param, "--nproc", str(len(WHAT)), script, *WHAT)
-    job = BackgroundJob(folder, words, None, executable=patient)
+    job = BackgroundJob(folder, words, None, executable=long)
     try:
         job.wait_for("there", len(WHAT))
         page, *_, last = (run_command(ddplaunch_command("stacks", str(job.process.pid), *more)).stdout
                           for more in ((), ("--json",), ("--json",)))  # fmt: skip
-        yield Asked(job, dict(zip(WHAT, json.loads(last)["ranks"], strict=True)), page)
+        yield Inspected(job, dict(zip(WHAT, json.loads(last)["ranks"], strict=True)), page)
     finally:
         job.process.kill()
         job.assert_nothing_left()
@@ -356,40 +322,40 @@ def functions(rank, *, own: bool = True) -> list[list[str]]:
     return [[frame["function"] for frame in each["frames"] if frame["own"] or not own] for each in threads]
 
 
-def test_threads_of_a_rank(asked):
-    rank = asked.ranks["threads"]
+def test_threads_of_a_rank(inspected):
+    rank = inspected.ranks["threads"]
     main, other = functions(rank, own=False)
     assert main == ["load_batch", "on_train_epoch_end", "<module>"]
     assert "send" in other
     assert (rank["condition"], rank["threads"][0]["frames"][0]["file"]) == ("alive", "train.py")
 
 
-def test_where_tasks_wait_and_not_the_loop(asked):
-    """The one that is run, with what it awaits; others beside it. One that is at work is on the stack already."""
+def test_stacks_of_waiting_tasks(inspected):
+    """The one that the loop runs, with what it awaits; others beside it. A busy task is on the stack already."""
     for each in ("awaits", "gathers"):
-        assert functions(asked.ranks[each]) == [["leaf", "fetch", "main", "<module>"], ["feed"]]
-    assert functions(asked.ranks["busy"]) == [["leaf", "fetch", "<module>"]]
-    assert [thread["name"] for thread in asked.ranks["awaits"]["threads"]] == ["", "task fee  der"]
+        assert functions(inspected.ranks[each]) == [["leaf", "fetch", "main", "<module>"], ["feed"]]
+    assert functions(inspected.ranks["busy"]) == [["leaf", "fetch", "<module>"]]
+    assert [thread["name"] for thread in inspected.ranks["awaits"]["threads"]] == ["", "task fee  der"]
     line = EACH.splitlines().index("        await asyncio.sleep(600)")
-    assert f"leaf at train.py:{line} (running)" in asked.page
-    assert "  another task fee  der:\n" in asked.page
+    assert f"leaf at train.py:{line} (running)" in inspected.page
+    assert "  another task fee  der:\n" in inspected.page
 
 
-def test_signals_that_the_program_catches(asked):
-    """One that is left is taken; where none is left the program gets one of each kind, whatever the inspections."""
-    assert asked.ranks["catches one"]["threads"]
-    assert asked.ranks["catches all"]["no_stack"] == NO_SIGNAL
-    assert "catches one caught" not in asked.job.stdout()
-    assert asked.job.stdout().count("catches all caught") == 2
+def test_signals_that_the_program_catches(inspected):
+    """A free signal is used; where none is left the program gets one of each kind, whatever the inspections."""
+    assert inspected.ranks["catches one"]["threads"]
+    assert inspected.ranks["catches all"]["no_stack"] == NO_SIGNAL
+    assert "catches one caught" not in inspected.job.stdout()
+    assert inspected.job.stdout().count("catches all caught") == 2
 
 
-def test_a_program_that_closes_its_descriptors(asked):
-    assert asked.ranks["closes"]["no_stack"] == "the program has closed the file for stacks"
-    assert (asked.job.out.parent / "victim").read_text() == ""
+def test_a_program_that_closes_its_descriptors(inspected):
+    assert inspected.ranks["closes"]["no_stack"] == "the program has closed the file for stacks"
+    assert (inspected.job.out.parent / "victim").read_text() == ""
 
 
-def test_inspections_do_not_disturb_the_job(asked):
-    assert (asked.job.process.poll(), asked.job.stderr()) == (None, "")
+def test_inspections_print_nothing_and_the_job_goes_on(inspected):
+    assert (inspected.job.process.poll(), inspected.job.stderr()) == (None, "")
 
 
 def stacks(answer, job):
@@ -406,8 +372,8 @@ def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork)
     assert job.stderr() == ""
 
 
-def test_no_inspect_prepares_nothing(start_ddplaunch, run_in_fork, tmp_path):
-    """No signal, descriptor or thread; the same program beside it has them."""
+def test_no_inspect_installs_no_signal_handler(start_ddplaunch, run_in_fork, tmp_path):
+    """No signal and no descriptor; the same program without the option has them."""
     text = """
         import os, time
         caught = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("SigCgt"))
@@ -430,61 +396,45 @@ def test_no_inspect_is_shown_by_the_dry_run(run_in_fork, tmp_path):
     assert "--no-inspect: `ddplaunch stacks` will not work" in output
 
 
-TAKES_ALL = """
-    import signal, sys, time
+HANDLERS = """
+    import os, signal, time
     import torch.distributed as dist
     dist.init_process_group("gloo")
-    for number in range(signal.SIGRTMIN + (sys.argv[-1] == "second"), signal.SIGRTMAX + 1):
-        signal.signal(number, lambda number, frame: print("caught", flush=True))
+    dist.barrier()
+    rank = int(os.environ["RANK"])
+    if rank < 2:
+        for number in range(signal.SIGRTMIN + rank, signal.SIGRTMAX + 1):
+            signal.signal(number, lambda number, frame: print("caught", flush=True))
+    else:
+        dist.destroy_process_group()
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
     print("there", flush=True)
     time.sleep(600)
 """
 
 
 @pytest.mark.slow
-def test_with_torch_a_program_that_handles_all_signals_gets_none(start_ddplaunch, run_in_fork, tmp_path):
-    """A thread of ours answers. What the program prints of our signals would look like progress."""
-    patient = launcher_with_constant(tmp_path, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
-    script = write_program(tmp_path, "train.py", TAKES_ALL)
-    job = start_ddplaunch("run", "--nproc", "2", script, executable=patient)  # the thread may have to wait for a core
-    job.wait_for("there", 2)
-    for _ in range(3):
-        assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NO_SIGNAL}
-    assert "caught" not in job.stdout()
+def test_with_torch_the_signal_handlers_of_a_program_are_not_called(start_ddplaunch, run_in_fork, tmp_path):
+    """Rank 0 handles all signals, so a thread of ddplaunch replies; rank 1 leaves one, which is enough.
 
-
-@pytest.mark.slow
-def test_the_first_signal_is_enough_for_one_that_python_comes_to(start_ddplaunch, run_in_fork, tmp_path):
-    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", TAKES_ALL), "second")
-    job.wait_for("there", 2)
-    for _ in range(3):
-        assert all(rank["threads"] for rank in stacks(run_in_fork, job)["ranks"])
-    assert "caught" not in job.stdout()
-
-
-@pytest.mark.slow
-def test_a_rank_that_forks_after_its_last_group_still_shows_its_stack(start_ddplaunch, run_in_fork, tmp_path):
-    """The thread that replies ends before such a fork; the signals stay."""
-    text = """
-        import os, time
-        import torch.distributed as dist
-        dist.init_process_group("gloo")
-        dist.barrier()
-        dist.destroy_process_group()
-        if os.fork() == 0:
-            os._exit(0)
-        os.wait()
-        print("there", flush=True)
-        time.sleep(600)
+    The thread of rank 2 ended before it forked, after its last process group; its signals stay.
     """
-    job = start_ddplaunch("run", "--nproc", "2", write_program(tmp_path, "train.py", text))
-    job.wait_for("there", 2)
-    for rank in stacks(run_in_fork, job)["ranks"]:
-        assert [frame["function"] for frame in rank["threads"][0]["frames"]] == ["<module>"]
+    long = launcher_with_constant(tmp_path, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
+    script = write_program(tmp_path, "train.py", HANDLERS)
+    job = start_ddplaunch("run", "--nproc", "3", script, executable=long)  # the thread may have to wait for a core
+    job.wait_for("there", 3)
+    for _ in range(3):
+        first, second, third = stacks(run_in_fork, job)["ranks"]
+        assert first["no_stack"] == NO_SIGNAL
+        assert second["threads"]
+        assert [frame["function"] for frame in third["threads"][0]["frames"]] == ["<module>"]
+    assert "caught" not in job.stdout()
 
 
 @pytest.mark.slow
-def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
+def test_an_inspection_waits_for_the_exit_code_of_a_rank(start_ddplaunch, tmp_path):
     """The kernel shows the end of a rank before its zygote has reported the exit code."""
     text = """
         import os, signal
@@ -509,14 +459,8 @@ def test_how_a_rank_ended_is_awaited(start_ddplaunch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "headline"),
-    [
-        ("timeout", r"rank 2 did not enter all_reduce #4, which 2 ranks waited for until the timeout (3 s): late at"),
-        ("early", "rank 2 ended (exit code 0) and did not enter all_reduce"),
-    ],
-)
-def test_a_rank_that_waited_is_not_the_culprit(run_ddplaunch, tmp_path, what, headline):
+def test_the_rank_that_others_waited_for_is_the_culprit(run_ddplaunch, tmp_path):
+    """In the first attempt it ends early, in the second the others wait until their timeout."""
     text = """
         import datetime, sys, time, os
 
@@ -528,15 +472,19 @@ def test_a_rank_that_waited_is_not_the_culprit(run_ddplaunch, tmp_path, what, he
         for _ in range(3):
             dist.all_reduce(torch.ones(6))
         if dist.get_rank() == 2:
-            if sys.argv[1] == "early":
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
                 sys.exit(0)
             late()
         dist.all_reduce(torch.ones(6))
     """
-    done = run_ddplaunch("run", "--nproc", "3", write_program(tmp_path, "train.py", text), what)
+    script = write_program(tmp_path, "train.py", text)
+    done = run_ddplaunch("run", "--nproc", "3", "--max-restarts", "1", "--min-uptime", "0", script)
     assert done.returncode == 1
-    report = done.stderr[done.stderr.index("ddplaunch: ") :]
-    assert report.startswith(f"ddplaunch: {headline}"), report
+    first, second = done.stderr.split("ddplaunch: restart 1 of 1\n")
+    assert "ddplaunch: rank 2 ended (exit code 0) and did not enter all_reduce" in first
+    report = second[second.index("ddplaunch: ") :]
+    expected = "rank 2 did not enter all_reduce #4, which 2 ranks waited for until the timeout (3 s): late at"
+    assert report.startswith(f"ddplaunch: {expected}"), report
     assert "then rank" in report.splitlines()[1]
     assert "Traceback" in report
 
@@ -563,10 +511,3 @@ def test_ctrl_backslash_shows_stacks_and_twice_stops(at_terminal, tmp_path):
     each.type("\x1c\x1c")
     each.until("stopping 2 ranks")
     assert each.end() == 128 + signal.SIGQUIT
-
-
-def test_sigquit_without_a_terminal_stops(start_ddplaunch, tmp_path):
-    job = start_ddplaunch("run", *LIGHT, "--nproc", "2", write_program(tmp_path, "train.py", SLEEPS))
-    job.wait_for("there", 2)
-    job.signal(signal.SIGQUIT)
-    assert job.wait() == 128 + signal.SIGQUIT

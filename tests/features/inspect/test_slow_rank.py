@@ -12,6 +12,8 @@ from ddplaunch.features.inspect.node import inspect_side
 from ddplaunch.features.inspect.request import InspectJobRequest
 from tests.conftest import free_port, wait_until, write_program
 from tests.constant_override import launcher_with_constant
+from tests.debugger_fixtures import debug_socket
+from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.skewed_clock import skewed_environment
 
 pytestmark = pytest.mark.slow
@@ -64,7 +66,7 @@ def run(start_ddplaunch, tmp_path):
     [
         pytest.param((), id="fork"),
         pytest.param(("--start", "exec"), id="exec", marks=pytest.mark.ci),
-        pytest.param(("--backend", "gloo"), id="backend"),
+        pytest.param(("--backend", "gloo"), id="backend", marks=pytest.mark.ci),
     ],
 )
 def test_the_slow_rank_is_named(run, how, tmp_path):
@@ -81,15 +83,12 @@ def test_the_slow_rank_is_named(run, how, tmp_path):
     assert waited > 50
 
 
-def test_a_short_run_has_no_report_of_slow_ranks(run):
-    assert run("1", "0.03", "40", long=60.0) == ""
+@pytest.mark.parametrize(("long", "options"), [(60.0, ()), (0.5, ("--no-inspect",))], ids=["short", "no inspect"])
+def test_a_short_run_and_one_without_inspection_have_no_report(run, long, options):
+    assert run("1", "0.03", "20", long=long, options=options) == ""
 
 
-def test_nothing_is_measured_with_no_inspect(run):
-    assert run("1", "0.03", "40", options=["--no-inspect"]) == ""
-
-
-SPOILS = {
+OBSTACLES = {
     "a full disk": "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))",
     "another's file": "open(trace, 'w').write('{\"entries\": [[[')",
     "a link": "os.symlink('/etc/passwd', trace)",
@@ -102,12 +101,12 @@ SPOILS = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("three", [list(SPOILS)[:3], list(SPOILS)[3:6], list(SPOILS)[6:]], ids="; ".join)
-def test_what_spoils_the_trace_harms_nothing(run, three):
-    """A spoil for each rank."""
+@pytest.mark.parametrize("three", [list(OBSTACLES)[:3], list(OBSTACLES)[3:6], list(OBSTACLES)[6:]], ids="; ".join)
+def test_a_trace_that_cannot_be_written_or_read_is_ignored(run, three):
+    """An obstacle for each rank."""
     trace = "trace = os.environ['TORCHELASTIC_ERROR_FILE'].replace('.json', '.trace.json')"
-    spoils = dict(enumerate(SPOILS[each] for each in three))
-    assert run("1", "0.03", "40", f"{trace}; exec({spoils}.get(int(os.environ['RANK']), ''))") == ""
+    obstacles = dict(enumerate(OBSTACLES[each] for each in three))
+    assert run("1", "0.03", "40", f"{trace}; exec({obstacles}.get(int(os.environ['RANK']), ''))") == ""
 
 
 def nodes(start, folder, *words, heartbeat="2", **environ):
@@ -151,41 +150,18 @@ while True:
 """
 
 
-@pytest.fixture
-def short(tmp_path_factory):
-    """A short path: those of sockets are."""
-    return tmp_path_factory.mktemp("r")
-
-
-def test_a_running_job_names_its_slow_rank(start_ddplaunch, tmp_path, short):
-    """At the door of either node."""
+def test_a_running_job_names_its_slow_rank(start_ddplaunch, tmp_path, runtime_dir):
     write_program(tmp_path, "forever.py", FOREVER)
-    shared = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    jobs = [
-        start_ddplaunch("run", *shared, "--node-rank", number, "--heartbeat-timeout", "2", "--grace", "1", "forever.py",
-              env={"XDG_RUNTIME_DIR": str(private(short, number))})
-        for number in "01"
-    ]  # fmt: skip
-    for number in "01":
-        folder = short / number / "ddplaunch"
-        wait_until(lambda folder=folder: [*folder.glob("*")], "a door")
-        (door,) = map(str, folder.iterdir())
-        wait_until(lambda door=door: "rank 1 was last in" in "".join(pace(door)), "it")
-        found = send_request(door, InspectJobRequest()).inspection
-        assert found.pace == ()
-        assert len(found.ranks) == 2
-    jobs[0].signal(signal.SIGINT)
-    assert [job.wait() for job in jobs] == [130, 130]
+    job = start_ddplaunch("run", "--run-id", "demo", "--nproc", "2", "--grace", "1", "forever.py")
+    wait_until(debug_socket, "its control socket")
 
+    def names_it() -> bool:
+        with suppress(JobNotResponding):  # before the launcher listens
+            return "rank 1 was last in" in "".join(send_request(debug_socket(), PACE).inspection.pace)
+        return False
 
-def pace(door):
-    with suppress(JobNotResponding):  # it is there before somebody listens
-        return send_request(door, PACE).inspection.pace
-    return ()
-
-
-def private(folder, name):
-    """A folder for a door."""
-    path = folder / name
-    path.mkdir(mode=0o700)
-    return path
+    wait_until(names_it, "the slow rank")
+    found = send_request(debug_socket(), InspectJobRequest()).inspection
+    assert (found.pace, len(found.ranks)) == ((), 2)
+    job.signal(signal.SIGINT)
+    assert job.wait() == 130

@@ -84,7 +84,7 @@ def node(monkeypatch):
     return Node(monkeypatch, Hangs())
 
 
-def test_a_stall_is_reported_to_node_0_soon_and_after_five_minutes_without_output(node):
+def test_a_stall_is_reported_to_node_0_at_growing_intervals(node):
     """Each time the silence has doubled, by two inspections; then once in five minutes."""
     node.wait(300)
     assert node.inspections == [1020, 1024, 1040, 1044, 1080, 1084, 1160, 1164, 1240, 1300]
@@ -100,7 +100,7 @@ def test_with_a_shorter_stall_timeout_there_is_no_earlier_inspection(monkeypatch
     assert node.sent == [(1020, StallSuspected(0))]
 
 
-def test_what_ranks_print_wakes_the_launcher_every_five_minutes(node):
+def test_ranks_that_print_are_inspected_every_five_minutes(node):
     """Ranks that wait are stuck although they print, for ranks whose collectives change it is no news."""
     for step in range(1000):
         node.collectives = (step + 1, step), (step, step)
@@ -125,23 +125,20 @@ def test_what_ranks_print_wakes_the_launcher_every_five_minutes(node):
 
 
 def test_silent_ranks_that_make_progress_are_inspected_once_in_five_minutes(node):
+    """Until one waits in a call that is no collective."""
     node.collectives = (4, 4), (4, 4)
     node.wait(300)
     assert node.inspections == [1020, 1040, 1080, 1160, 1240]
     node.wait(3000)
     assert len(node.inspections) == 15
     assert not node.sent
-
-
-def test_what_a_rank_waits_in_counts_without_a_collective(node):
-    node.collectives = (4, 4), (4, 4)
     node.fields = {"inside": ActiveCall("recv", "recv", 1)}
-    node.wait(25)
-    assert node.sent == [(1024, StallSuspected(0))]
+    node.wait(600)
+    assert node.sent
 
 
 def test_at_most_one_inspection_in_20_seconds(node):
-    """Also where silence begins anew each time."""
+    """Also where ranks print after each."""
     node.collectives = (4, 4), (4, 4)
     for _ in range(100):
         node.wait(21)
@@ -149,28 +146,26 @@ def test_at_most_one_inspection_in_20_seconds(node):
     assert len(node.inspections) <= 100
 
 
-def test_a_rank_that_works_is_left_alone(node):
+def test_a_busy_rank_or_a_collective_is_progress(node):
     for _ in range(600):
         node.wait(10)
         node.cpu += 1.0
+    for step in range(6000):
+        node.collectives = (step + 1, step), (step, step)
+        node.wait(1.5)
     assert not node.sent
     node.wait(900)
     assert node.sent
 
 
-def test_collectives_are_progress(node):
-    for step in range(6000):
-        node.collectives = (step + 1, step), (step, step)
-        node.wait(1.5)
-    assert not node.sent
-
-
-def test_a_delayed_inspection_is_discarded(node):
+def test_a_delayed_inspection_is_discarded(node, monkeypatch):
     """The launcher was stopped, with all of its ranks."""
     node.now += 3600
     node.wait(0)
     assert not node.inspections
-    node.wait(23)
+    node.wait(22)
+    monkeypatch.setattr(stall_detector.time, "time", lambda: node.now + 2e9)  # the wall clock is set
+    node.wait(1)
     assert not node.sent
     node.wait(1)
     assert len(node.sent) == 1
@@ -181,13 +176,6 @@ def test_before_init_process_group_ranks_are_not_inspected(node):
         channel.has_thread = False
     node.wait(3600)
     assert not node.inspections
-
-
-def test_the_wall_clock_may_be_set(node, monkeypatch):
-    node.wait(22)
-    monkeypatch.setattr(stall_detector.time, "time", lambda: node.now + 2e9)
-    node.wait(2)
-    assert [moment for moment, _ in node.sent] == [1024]
 
 
 def test_runtime_working_counts_as_output(node):
@@ -202,7 +190,7 @@ def test_runtime_working_counts_as_output(node):
 
 @pytest.mark.parametrize("how", ["prints", "enters a collective"])
 def test_progress_after_a_stall_is_reported_once(node, how):
-    """By the next line, or where none is printed by the next look."""
+    """By the next line, or without output by the next inspection."""
     node.wait(50)
     node.clock.observe(events.JobStalled(1000.0, "no progress"))
     node.clock.reset()  # as after Ctrl-Z, which is no progress
@@ -219,7 +207,7 @@ def test_progress_after_a_stall_is_reported_once(node, how):
 
 
 @pytest.mark.parametrize("broken", ["_silence_s", "_add_measurements"])
-def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broken):
+def test_an_exception_in_the_detector_is_reported_once(node, monkeypatch, broken):
     def fail(*arguments):
         raise RuntimeError("the stall clock")
 
@@ -231,7 +219,7 @@ def test_a_clock_that_raises_is_reported_once_and_stops(node, monkeypatch, broke
 
 
 @pytest.mark.parametrize("called", ["begin", "restart", "printed", "noting", "complete"])
-def test_an_exception_in_it_does_not_reach_its_callers(node, monkeypatch, called):
+def test_an_exception_in_the_detector_does_not_reach_its_callers(node, monkeypatch, called):
     def fail(*arguments):
         raise RuntimeError("the stall clock")
 

@@ -26,7 +26,7 @@ REPORT = (*SOON, "--on-stall", "report")
 
 @pytest.fixture
 def elsewhere():
-    """The port of a server outside the job, which takes all and says nothing."""
+    """The port of a server outside the job, which reads all and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -44,32 +44,37 @@ def elsewhere():
         server.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize(
-    ("what", "blame"),
-    [
-        ("sleep", r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
-        ("stop", r"rank 2 was stopped \(SIGSTOP\) and did not enter all_reduce #2, which 2 ranks waited for"),
-        ("absent", r"rank 2 did not call init_process_group, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
-        ("old", r"rank 2 did not call all_reduce, which 2 ranks waited for: sleep at .*stalls.py:\d+"),
-        ("idle", r"all ranks are idle: ranks 0 to 2: sleep at .*stalls.py:\d+"),
-        ("reply", r"rank 2 .* 2 ranks waited for: it waits for a reply from 127.0.0.1:\d+, reply at .*stalls.py:\d+"),
-    ],
-)
-def test_a_rank_that_others_wait_for_is_named(run_ddplaunch, tmp_path, elsewhere, what, blame):
-    done = run_ddplaunch("run", *SOON, "--log-dir", "logs", "--nproc", "3", PROGRAM, what, elsewhere)
+CULPRITS = {
+    "stop": r"rank 2 was stopped \(SIGSTOP\) and did not enter all_reduce #2, which 2 ranks waited for",
+    "absent": r"rank 2 did not call init_process_group, which 2 ranks waited for: sleep at .*stalls.py:\d+",
+    "old": r"rank 2 did not call all_reduce, which 2 ranks waited for: sleep at .*stalls.py:\d+",
+    "idle": r"all ranks are idle: ranks 0 to 2: sleep at .*stalls.py:\d+",
+    "recv": r"ranks 0 to 2 waited for each other, 0 → 1 → 2 → 0: ranks 0 to 2 in recv",
+    "reply": r"rank 2 .* 2 ranks waited for: it waits for a reply from 127.0.0.1:\d+, reply at .*stalls.py:\d+",
+    "sleep": r"rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at .*stalls.py:\d+",
+}
+
+
+def test_each_stalled_attempt_is_stopped_and_its_culprit_reported(run_ddplaunch, tmp_path, elsewhere):
+    """A job that stalls in another way in each attempt, until no restart is left."""
+    restarts = len(CULPRITS) - 1
+    options = ("--on-stall", "restart", "--max-restarts", str(restarts), "--restart-on", "always", "--min-uptime", "0")
+    words = (*SOON, *options, "--log-dir", "logs", "--nproc", "3", PROGRAM, ",".join(CULPRITS), elsewhere)
+    done = run_ddplaunch("run", *words)
     assert done.returncode == 124, done.stderr
-    ours = next(line for line in done.stderr.splitlines() if not line.startswith("["))  # torch speaks as rank 0 goes
-    assert re.fullmatch(rf"ddplaunch: no progress for \d\.\ds \(--stall-timeout\): {blame}", ours), done.stderr
+    reports = re.findall(r"ddplaunch: no progress for \d+\.\ds \(--stall-timeout\): (.*)", done.stderr)
+    for report, expected in zip(reports[:restarts], CULPRITS.values(), strict=False):
+        assert re.fullmatch(expected, report), done.stderr
+    assert re.fullmatch(CULPRITS["sleep"], reports[-1]), done.stderr
+    assert f"ddplaunch: restart {restarts} of {restarts}\n" in done.stderr
     assert "2 other ranks were stopped" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert not re.search(r"^Traceback", done.stderr, re.MULTILINE), "ranks that are stopped print some"
     hint = "  if the ranks were busy, raise --stall-timeout or call ddplaunch.runtime.working()\n"
-    assert (hint in done.stderr) == (what != "stop")
-    if what == "sleep":
-        assert 'stalls.py", line' in done.stderr
-        (stacks,) = tmp_path.glob("logs/*/stacks.json")
-        assert [rank["rank"] for rank in json.loads(stacks.read_text())["ranks"]] == [0, 1, 2]
-        (failure,) = tmp_path.glob("logs/*/failure.json")
-        assert json.loads(failure.read_text())["first"]["rank"] == 2
+    assert hint in done.stderr
+    assert 'stalls.py", line' in done.stderr
+    (failure,) = tmp_path.glob("logs/*/failure.json")
+    assert json.loads(failure.read_text())["first"]["rank"] == 2
+    assert [*tmp_path.rglob("stacks*.json")]
 
 
 @pytest.mark.ci
@@ -91,28 +96,28 @@ def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, run_in_fork,
 
     Seconds for which a rank was stopped are not effective.
     """
-    options = ("--notify", "sh -c 'cat >> told'", "--metrics", "job.prom")
+    options = ("--notify", "sh -c 'cat >> events'", "--metrics", "job.prom")
     job = start_ddplaunch("run", *REPORT, *options, "--nproc", "3", PROGRAM, "stop")
     expected = (
         r"ddplaunch: no progress for \d\.\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 is stopped \(SIGSTOP\); "
     )
-    wait_until(job.stderr, "a word on the stall")
+    wait_until(job.stderr, "a report of the stall")
     assert re.fullmatch(expected + r"for details: ddplaunch stacks \S+\n", job.stderr()), job.stderr()
-    time.sleep(5)  # the thing tested is that nothing more is said
+    time.sleep(2.5)  # the thing tested is that nothing more is reported
     assert job.stderr().count("\n") == 1
     stopped = [pid for pid in job.ranks() if is_alive(pid) and "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()]
     assert re.match(r"goodput \d+ %: .* stalled", run_in_fork("report", str(job.process.pid)).stdout), "while it lasts"
-    let_go = time.time()
+    resumed_at = time.time()
     os.kill(stopped[0], signal.SIGCONT)
     assert job.wait() == 0
     job.assert_nothing_left()
-    events = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     assert [each["event"] for each in events] == ["starts", "stalls", "ends"]
     assert events[0]["time"] < events[1]["since"] < events[1]["time"] - 1.5
     assert "rank 2 is stopped (SIGSTOP)" in events[1]["text"]
     assert re.search(r"^ddplaunch_stalls_total\{.*\} 1$", (tmp_path / "job.prom").read_text(), re.MULTILINE)
     (found,) = history_store.read_all_records()
-    assert let_go - events[1]["since"] <= found.spent.stalled <= found.ended - events[1]["since"]
+    assert resumed_at - events[1]["since"] <= found.spent.stalled <= found.ended - events[1]["since"]
     assert found.spent.wall_s == pytest.approx(found.ended - found.began, abs=1e-3)
 
 
@@ -124,15 +129,7 @@ def test_a_job_of_one_rank_has_no_stall_detection(run_ddplaunch, tmp_path):
     assert (done.returncode, done.stderr) == (0, expected)
 
 
-def test_a_restart_mends_it(run_ddplaunch):
-    done = run_ddplaunch("run", *SOON, "--on-stall", "restart", "--max-restarts", "1", "--nproc", "3", PROGRAM, "once")
-    assert done.returncode == 0, done.stderr
-    lines, restart = done.stderr.splitlines()
-    assert "rank 2 did not enter all_reduce #2, which 2 ranks waited for: sleep at" in lines
-    assert restart == "ddplaunch: restart 1 of 1"
-
-
-def test_the_rank_may_be_on_another_node(start_ddplaunch):
+def test_a_culprit_on_another_node_is_reported(start_ddplaunch):
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = ("run", *SOON, "--nnodes", "2", *address)
     job = start_ddplaunch(*words, "--node-rank", "0", "--nproc", "2", PROGRAM, "sleep")
@@ -161,7 +158,7 @@ def test_the_launcher_sleeps_while_ranks_wait(start_ddplaunch):
         time.sleep(3)  # the thing measured is that nothing happens for a while
         now = switches()
     assert now == before
-    wait_until(job.stderr, "a word on the stall")
+    wait_until(job.stderr, "a report of the stall")
     expected = (
         r"ddplaunch: no progress for \d\ds: ranks 0, 1 wait in all_reduce #2 .*; rank 2 has not entered it: sleep at "
     )

@@ -22,23 +22,17 @@ WAITS_FOR_PIPE = """
 
     print(os.environ["RANK"], os.getpid(), flush=True)
     if os.environ["RANK"] in ("0", "3"):
-        open("end").close()  # a pipe: until somebody writes
+        open("end").close()  # a pipe: until it has a writer
 """
 
 
-def test_those_that_still_run_are_named_once(start_ddplaunch, tmp_path):
+def test_stragglers_are_named_once(start_ddplaunch, tmp_path):
     assert straggler_monitor.NAME_DELAY_S == 30
     os.mkfifo(tmp_path / "end")
     script = write_program(tmp_path, "train.py", WAITS_FOR_PIPE)
-    job = start_ddplaunch(
-        "run",
-        *LIGHT,
-        "--nproc",
-        "4",
-        script,
-        executable=launcher_with_constant(tmp_path, STRAGGLING, scaled_timeout(2)),
-    )
-    wait_until(job.stderr, "a word on the ranks that still run")
+    sooner = launcher_with_constant(tmp_path, STRAGGLING, scaled_timeout(1))
+    job = start_ddplaunch("run", *LIGHT, "--nproc", "4", script, executable=sooner)
+    wait_until(job.stderr, "a note on the ranks that still run")
     pids = dict(line.split()[1:] for line in job.stdout().splitlines())
     assert job.stderr() == (
         f"ddplaunch: the other ranks are done; waiting for rank 0 (pid {pids['0']}): train.py:5; "
@@ -48,26 +42,6 @@ def test_those_that_still_run_are_named_once(start_ddplaunch, tmp_path):
     assert job.wait() == 0
     assert job.stderr().count("\n") == 1
     job.assert_nothing_left()
-
-
-def test_with_several_nodes_its_host_is_named(start_ddplaunch, tmp_path):
-    """Ranks 0 and 3 still run, one on each of two nodes."""
-    address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    os.mkfifo(tmp_path / "end")
-    script = write_program(tmp_path, "train.py", WAITS_FOR_PIPE)
-    words = ("--nnodes", "2", *address, *LIGHT, "--nproc", "2")
-    sooner = launcher_with_constant(tmp_path, STRAGGLING, scaled_timeout(2))
-    nodes = [start_ddplaunch("run", *words, "--node-rank", rank, script, executable=sooner) for rank in "01"]
-    here = f"the other ranks on {socket.gethostname()} are done; waiting for rank"
-
-    def are_named() -> bool:
-        return all(f"{here} {rank} (pid" in node.stderr() for node, rank in zip(nodes, "03", strict=True))
-
-    wait_until(are_named, "a word on ranks 0 and 3")
-    (tmp_path / "end").open("w").close()
-    assert [node.wait() for node in nodes] == [0, 0]
-    for node in nodes:
-        node.assert_nothing_left()
 
 
 RUNS_ON = """
@@ -82,7 +56,7 @@ RUNS_ON = """
 """
 
 
-def test_they_can_be_ended(run_ddplaunch, tmp_path):
+def test_the_straggler_timeout_ends_the_job(run_ddplaunch, tmp_path):
     script = write_program(tmp_path, "train.py", RUNS_ON)
     done = run_ddplaunch("run", *LIGHT, "--straggler-timeout", "2", "--nproc", "3", script)
     assert done.returncode == 124
@@ -91,16 +65,18 @@ def test_they_can_be_ended(run_ddplaunch, tmp_path):
     assert trace == ["  it was at", '    File "train.py", line 8, in <module>', '    File "train.py", line 5, in save']
 
 
-@pytest.mark.parametrize("nproc", ["2", "1"], ids=["beside one that has ended", "alone on its node"])
-def test_they_can_be_ended_on_another_node(start_ddplaunch, tmp_path, nproc):
+@pytest.mark.parametrize("nproc", ["2", pytest.param("1", marks=pytest.mark.ci)], ids=["beside another", "alone"])
+def test_a_straggler_on_another_node_is_named_with_its_host_and_ended(start_ddplaunch, tmp_path, nproc):
     address = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     script = write_program(tmp_path, "train.py", RUNS_ON)
     words = ("run", *LIGHT, "--start", "zygote", "--straggler-timeout", "2", "--nnodes", "2", *address)
+    sooner = launcher_with_constant(tmp_path, STRAGGLING, 0.5)
     node_0 = start_ddplaunch(*words, "--nproc", "2", "--node-rank", "0", script)
-    node_1 = start_ddplaunch(*words, "--nproc", nproc, "--node-rank", "1", script)
+    node_1 = start_ddplaunch(*words, "--nproc", nproc, "--node-rank", "1", script, executable=sooner)
     assert [node.wait() for node in (node_0, node_1)] == [124, 124]
-    expected = STRAGGLER
-    assert f"{expected} (on {socket.gethostname()})" in node_0.stderr()
+    assert f"{STRAGGLER} (on {socket.gethostname()})" in node_0.stderr()
+    if nproc == "2":
+        assert f"the other ranks on {socket.gethostname()} are done; waiting for rank 2 (pid" in node_1.stderr()
     for node in (node_0, node_1):
         node.assert_nothing_left()
 

@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,13 +19,13 @@ from tests.features.inspect.diagnosis.clauses import CHILD_WAIT, CYCLE, LOCK_WAI
 from tests.start_modes import LIGHT
 
 PROGRAM = """
-import fcntl, sys, time, types
+import fcntl, os, sys, time, types
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 dist.barrier()
-rank, what = dist.get_rank(), sys.argv[1]
+rank, what = dist.get_rank(), sys.argv[1 + int(os.environ["TORCHELASTIC_RESTART_COUNT"])]
 deep = types.ModuleType("deep")
 source = "import time\\ndef call(n):\\n    call(n - 1) if n else time.sleep(600)"
 exec(compile(source, "/lib/python3/site-packages/deep.py", "exec"), deep.__dict__)
@@ -46,7 +47,7 @@ if what == "new_group":
     for members in ([0, 1], [1, 2])[: 1 if rank == 2 else 2]:
         dist.new_group(members)  # group
 if what == "local_group" and rank == 1:  # its backend makes no connections, as NCCL's does not
-    import os, torch.testing._internal.distributed.fake_pg
+    import torch.testing._internal.distributed.fake_pg
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     dist.new_group([1, 2], backend="fake", use_local_synchronization=True)  # local
 if what == "flock":
@@ -76,35 +77,24 @@ SENTENCES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", SENTENCES)
-def test_a_hang_outside_collectives_is_named(start_ddplaunch, run_in_fork, tmp_path, what):
-    lines = {}
-    for number, line in enumerate(PROGRAM.splitlines()):
-        text, mark, name = line.rpartition("# ")
-        if mark and (name != "stuck" or ("deep" in text) == (what == "deep")):
-            lines[name] = f"train.py:{number}"
-    job = start_ddplaunch("run", "--nproc", "3", write_program(tmp_path, "train.py", PROGRAM), what)
-    wanted = SENTENCES[what].format_map(lines)
-    wait_until(lambda: wanted in run_in_fork("stacks", str(job.process.pid)).stdout, wanted, 20)
+def test_stacks_name_hangs_outside_collectives(start_ddplaunch, run_in_fork, tmp_path):
+    """A job that hangs in another way in each attempt, until a rank is killed."""
+    options = ("--max-restarts", str(len(SENTENCES)), "--restart-on", "always", "--min-uptime", "0", "--grace", "0")
+    job = start_ddplaunch("run", *options, "--nproc", "3", write_program(tmp_path, "train.py", PROGRAM), *SENTENCES)
+    for what, sentence in SENTENCES.items():
+        lines = {}
+        for number, line in enumerate(PROGRAM.splitlines()):
+            text, mark, name = line.rpartition("# ")
+            if mark and (name != "stuck" or ("deep" in text) == (what == "deep")):
+                lines[name] = f"train.py:{number}"
+        wanted = sentence.format_map(lines)
+        wait_until(lambda wanted=wanted: wanted in run_in_fork("stacks", str(job.process.pid)).stdout, wanted, 20)
+        os.kill(job.ranks()[0], signal.SIGKILL)
     job.process.kill()
-    job.wait()
+    job.assert_nothing_left()
 
 
-@pytest.mark.slow
-def test_a_hang_in_recv_is_announced(run_ddplaunch, tmp_path):
-    """Each rank receives from the other; also where the job is stopped for it, the sentence is the same."""
-    program = """
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    dist.barrier()
-    dist.recv(torch.ones(1), src=1 - dist.get_rank())
-    """
-    words = ("--stall-timeout", "4", "--on-stall", "report", "--timeout", "12", "--nproc", "2")
-    done = run_ddplaunch("run", *words, write_program(tmp_path, "ring.py", program))
-    assert re.search(r"no progress for \d.*: ranks 0, 1 wait in recv .*, called at ring.py:4", done.stderr), done.stderr
-
-
-def test_what_the_kernel_knows_of_a_sleeping_process(tmp_path):
+def test_system_calls_in_which_a_process_sleeps(tmp_path):
     path = write_program(tmp_path, "lock", "")
     held = os.open(path, os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -132,7 +122,7 @@ def test_what_the_kernel_knows_of_a_sleeping_process(tmp_path):
         os.close(held)
 
 
-def test_the_cpu_time_of_gloos_threads_is_no_work():
+def test_the_cpu_time_of_gloos_threads_is_not_counted():
     """The threads of idle groups wake up all the time."""
 
     def spin(name: bytes) -> None:

@@ -28,8 +28,7 @@ STOPS = (
 
 @pytest.fixture
 def job(start_ddplaunch, tmp_path, runtime_dir):
-    """A job of two ranks, of which one has stopped itself where that is asked for."""
-
+    """Start a job of two ranks, by default, and wait until they have printed a line."""
     begun = []
 
     def begin(run_id: str, program: str = WAITS, ranks: int = 2, *words: str):
@@ -49,11 +48,6 @@ def top(at_terminal, runtime_dir):
     return lambda *words, **options: at_terminal(ddplaunch_command("top", *words), **options)
 
 
-def name(job) -> str:
-    """Its name, which no job of another test has."""
-    return str(job.process.pid)
-
-
 def opened(each: TerminalEmulator) -> bool:
     """Whether the view fills the screen."""
     return bool(each.rows) and each.rows[-1].startswith("? help  q leave  s stacks  l log")
@@ -69,12 +63,12 @@ while time.monotonic() < until:
 
 
 @pytest.mark.slow
-def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
+def test_keys_for_the_debugger_and_a_profile(start_ddplaunch, tmp_path, runtime_dir, top):
     """Another command has the terminal, and Ctrl-C, until the user leaves it."""
     write_program(tmp_path, "train.py", BUSY)
     mine = start_ddplaunch("run", "--debug", "--nproc", "2", *LIGHT, "train.py")
     mine.wait_for("up", 2)
-    each = top(name(mine))
+    each = top(str(mine.process.pid))
     each.until(lambda each: opened(each) and "train.py" in "".join(each.rows))
     each.type("jjd")
     each.until("(rank 1)")
@@ -94,9 +88,10 @@ def test_the_debugger_of_the_chosen_rank_and_a_profile(start_ddplaunch, tmp_path
     mine.assert_nothing_left()
 
 
-def test_a_look_and_away(job, top):
+@pytest.mark.slow
+def test_the_table_of_ranks_and_one_frame_without_a_terminal(job, top, run_in_fork):
     mine = job("mine")
-    each = top(name(mine))
+    each = top(str(mine.process.pid))
     each.until(lambda each: opened(each) and re.search(r"\d+M .* train.py:3 +up$", each.rows[6]))
     assert each.rows[0] == "mine: train.py"
     assert re.fullmatch(r"running \d\d:\d\d \| \d+ MiB", each.rows[1])
@@ -109,13 +104,29 @@ def test_a_look_and_away(job, top):
     assert each.is_restored
     assert each.rows[-1] == "0 .."
     assert each.raw.endswith(b"\n")
-    assert mine.process.poll() is None
-    assert mine.stderr() == ""
+    for ranks in ("1", "running", ""):
+        done = run_in_fork("top", "mine", *(("--ranks", ranks) if ranks else ()))
+        assert (done.returncode, done.stderr) == (0, "")
+        first, *others = done.stdout.splitlines()
+        assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
+        assert others == ([". running: rank 1"] if ranks == "1" else [". running: 2 ranks", "0 .."])
+    dumb = top("mine", env={"TERM": "dumb"})
+    assert dumb.end() == 0
+    assert dumb.rows[-1] == "0 .."
+    assert b"\x1b" not in dumb.raw
+    found = json.loads(run_in_fork("top", "mine", "--json").stdout)
+    assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
+    assert (found["status"]["run_id"], found["status"]["state"]) == ("mine", "running")
+    assert found["status"]["spent"]["imports"] > 0 < found["status"]["spent"]["steady"]
+    assert found["doing"] == {"0": "running", "1": "running"}
+    assert [rank["pid"] for rank in found["inspection"]["ranks"]] == mine.ranks()
+    assert found["collectives_per_second"] is None
+    assert found["memory"]["0"] > 1 << 20
+    assert (mine.process.poll(), mine.stderr()) == (None, "")
 
 
 @pytest.mark.slow
-def test_keys(job, top):
-    """What they print is shown in place of the table; Esc brings that back."""
+def test_keys_show_pages_in_place_of_the_table(job, top):
     mine = job("keys")
     each = top("keys")
     each.until(opened)
@@ -149,9 +160,9 @@ def test_keys(job, top):
 
 
 @pytest.mark.slow
-def test_who_is_stopped(job, top):
-    mine = job("stopped", STOPS + WAITS)
-    each = top("stopped")
+def test_a_stopped_rank_and_a_suspended_launcher(job, top):
+    mine = job("stops", STOPS + WAITS)
+    each = top("stops")
     each.until(lambda each: any(re.match(r" +1 stopped ", row) for row in each.rows))
     each.type("z")
     each.until("T stopped: rank 1   . running: rank 0   ? help")
@@ -161,12 +172,7 @@ def test_who_is_stopped(job, top):
     assert "T stopped: rank 1   ? help" in each.rows
     os.kill(mine.ranks()[1], signal.SIGCONT)
     each.until("no rank matches the filter")
-
-
-@pytest.mark.slow
-def test_a_launcher_that_is_suspended_and_ends(job, top):
-    mine = job("suspended")
-    each = top("suspended")
+    each.type("/\rz")
     each.until(opened)
     pids = [*mine.ranks(), mine.process.pid]
     for pid in pids:
@@ -184,42 +190,41 @@ def test_a_launcher_that_is_suspended_and_ends(job, top):
     each.until(lambda each: opened(each) and each.rows[1].startswith("running "))
     mine.signal(signal.SIGINT)
     assert each.end() == 0
-    assert each.rows[-1] == "ddplaunch: suspended has ended, exit code 130"
+    assert each.rows[-1] == "ddplaunch: stops has ended, exit code 130"
     assert each.is_restored
 
 
-def test_a_client_that_the_door_has_dropped_asks_again(tmp_path):
-    """A launcher that was suspended drops the client of before; only one that is gone has ended."""
-    path, answers, ends = f"{tmp_path}/again.{os.getpid()}", [], []
+def test_a_dropped_connection_is_opened_again(tmp_path):
+    """A suspended launcher drops its clients; only where the socket is gone has the job ended."""
+    path, answers, ends = f"{tmp_path}/socket.{os.getpid()}", [], []
     loop = EventLoop()
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(path)
-        door.listen()
-        door.settimeout(0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.settimeout(0)
         SocketJobSource(loop, path, lambda: ends.append("lost")).inspect(Detail.STATE, answers.append)
-        door.accept()[0].close()
-        asked = []
-        while not asked:
+        listener.accept()[0].close()
+        connections = []
+        while not connections:
             loop.run_once()
             with suppress(BlockingIOError):
-                asked.append(door.accept()[0])
+                connections.append(listener.accept()[0])
         assert not ends
         os.unlink(path)
-        asked[0].close()
+        connections[0].close()
         while not ends:
             loop.run_once()
     assert (answers, ends) == ([], ["lost"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("full", [False, True])
-def test_signals_give_the_terminal_back(job, top, full):
-    """However the viewer ends, the job goes on."""
-    mine = job("signals")
-    for number in (signal.SIGINT, signal.SIGTERM) if full else (signal.SIGHUP, signal.SIGQUIT):
-        each = top("signals")
+def test_a_viewer_that_ends_leaves_the_terminal_and_the_job_as_before(job, top):
+    """By a signal, by SIGKILL, or with its terminal. Then the launcher is as idle as without a viewer."""
+    mine = job("viewed", WAITS, 2, "--no-history")  # without samples for its history
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        each = top("viewed")
         each.until(opened)
-        if not full:
+        if number in (signal.SIGHUP, signal.SIGQUIT):
             each.type("z")
             each.until(lambda each: each.shows_frame)
         if number == signal.SIGINT:
@@ -229,51 +234,36 @@ def test_signals_give_the_terminal_back(job, top, full):
         assert each.end() == 128 + number
         assert each.is_restored
         assert each.raw.count(b"\x1b[?1049h") == 1
-    killed = top("signals")
+    killed = top("viewed")
     killed.until(opened)
     killed.process.kill()
     killed.process.wait()
-    assert mine.process.poll() is None
-    assert all(map(is_alive, mine.ranks()))
-    closed = top("signals")
+    closed = top("viewed")
     closed.until(opened)
     os.close(closed.master)
     os.close(closed._slave)
     wait_until(lambda: closed.process.poll() is not None, "its end")
     closed.master, closed._slave = os.openpty()
     assert mine.process.poll() is None
+    assert all(map(is_alive, mine.ranks()))
+
+    def switches() -> int:
+        text = Path(f"/proc/{mine.process.pid}/status").read_text()
+        return sum(int(count) for count in re.findall(r"ctxt_switches:\t(\d+)", text))
+
+    time.sleep(0.5)  # not as synchronisation: in this time nothing may happen
+    before = switches()
+    time.sleep(2)  # likewise
+    assert switches() - before <= 1
 
 
 @pytest.mark.slow
-def test_elsewhere_than_in_a_terminal_one_frame_is_printed(job, top, run_in_fork):
-    mine = job("once")
-    for ranks in ("1", "running", ""):
-        done = run_in_fork("top", "once", *(("--ranks", ranks) if ranks else ()))
-        assert (done.returncode, done.stderr) == (0, "")
-        first, *others = done.stdout.splitlines()
-        assert re.match(r"running \d\d:\d\d \| CPU \d+ % \| \d+ MiB", first)
-        assert others == ([". running: rank 1"] if ranks == "1" else [". running: 2 ranks", "0 .."])
-    dumb = top("once", env={"TERM": "dumb"})
-    assert dumb.end() == 0
-    assert dumb.rows[-1] == "0 .."
-    assert b"\x1b" not in dumb.raw
-    found = json.loads(run_in_fork("top", "once", "--json").stdout)
-    assert list(found) == ["status", "inspection", "doing", "waits", "collectives_per_second", "cpus", "memory"]
-    assert (found["status"]["run_id"], found["status"]["state"]) == ("once", "running")
-    assert found["status"]["spent"]["imports"] > 0 < found["status"]["spent"]["steady"]
-    assert found["doing"] == {"0": "running", "1": "running"}
-    assert [rank["pid"] for rank in found["inspection"]["ranks"]] == mine.ranks()
-    assert found["collectives_per_second"] is None
-    assert found["memory"]["0"] > 1 << 20
-
-
-@pytest.mark.slow
-def test_which_job(job, top, run_in_fork):
+def test_the_list_of_jobs(job, top, run_in_fork):
     for run in ("first", "second"):
-        job(run, WAITS, 2, "--no-history")  # the history may be written to in another order
+        job(run, WAITS, 1, "--no-history")  # the history may be written to in another order
     assert_refused(run_in_fork("top"), " jobs are running: name one\n", "second")  # other tests' jobs too
     assert_refused(run_in_fork("top", "third"), "no run is called third")
-    assert run_in_fork("top", "sec").stdout.endswith("0 ..\n")
+    assert run_in_fork("top", "sec").stdout.endswith(". running: rank 0\n")
     each = top()
     each.until(lambda each: each.rows and each.rows[-1].startswith("Up, Down"))
     assert each.rows[0].split() == ["RUN", "STATE", "AGE", "RANKS", "TARGET"]
@@ -284,22 +274,3 @@ def test_which_job(job, top, run_in_fork):
     each.type("q")
     assert each.end() == 0
     assert each.is_restored
-
-
-@pytest.mark.slow
-def test_without_a_viewer_it_costs_nothing(job, top):
-    """The launcher has the switches of a job that is not watched, once the viewer has gone."""
-    mine = job("idle", WAITS, 2, "--no-history")  # for which it looks itself
-
-    def switches() -> int:
-        text = Path(f"/proc/{mine.process.pid}/status").read_text()
-        return sum(int(count) for count in re.findall(r"ctxt_switches:\t(\d+)", text))
-
-    each = top("idle")
-    each.until(opened)
-    each.type("q")
-    each.end()
-    time.sleep(0.5)  # not as synchronisation: in this time nothing may happen
-    before = switches()
-    time.sleep(2)  # likewise
-    assert switches() - before <= 1

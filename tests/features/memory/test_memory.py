@@ -66,12 +66,12 @@ def group() -> Iterator[Callable[..., Path]]:
 
 
 def joining(path: Path) -> Callable[[], object]:
-    """What a process does between fork and exec to be in a group."""
+    """A ``preexec_fn`` that moves a process into a group."""
     return lambda: (path / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def report(job) -> list[str]:
-    """The lines that say how the job ended."""
+    """The lines of the failure report."""
     lines = job.stderr().splitlines()
     return lines[next(number for number, line in enumerate(lines) if line.startswith("ddplaunch: rank")) :]
 
@@ -96,7 +96,7 @@ def test_the_report_of_a_rank_killed_for_memory_has_the_limit_and_the_usage(grou
 @limited
 @cold
 @pytest.mark.parametrize("where", ["elsewhere", pytest.param("in the same group", marks=needs_kernel_log)])
-def test_the_kill_of_another_process_is_not_taken_for_the_ranks(group, start_ddplaunch, tmp_path, where):
+def test_the_kill_of_another_process_is_not_confused_with_that_of_a_rank(group, start_ddplaunch, tmp_path, where):
     ours, theirs = group(300), group(32)
     os.mkfifo(tmp_path / "gate")
     program = """
@@ -119,7 +119,7 @@ def test_the_kill_of_another_process_is_not_taken_for_the_ranks(group, start_ddp
 
 @limited
 @cold
-def test_a_child_that_was_killed_is_named_with_what_it_had(group, start_ddplaunch, tmp_path):
+def test_a_killed_child_is_named_with_its_memory(group, start_ddplaunch, tmp_path):
     program = """
         import os, signal
 
@@ -146,7 +146,7 @@ def test_a_child_that_was_killed_is_named_with_what_it_had(group, start_ddplaunc
 @pytest.mark.ci
 @limited
 @cold
-def test_torchs_own_words_about_a_killed_worker_are_understood(group, start_ddplaunch, tmp_path):
+def test_a_killed_dataloader_worker_is_recognised(group, start_ddplaunch, tmp_path):
     """What the rank itself sees of it differs from run to run: "is killed by signal", or no more than an EOFError."""
     program = """
         from torch.utils.data import DataLoader, Dataset
@@ -174,7 +174,7 @@ def test_torchs_own_words_about_a_killed_worker_are_understood(group, start_ddpl
 
 
 @limited
-def test_a_group_that_comes_near_its_limit_wakes_us(group, monkeypatch):
+def test_a_group_near_its_limit_raises_the_alarm(group, monkeypatch):
     """Each time after a while without a wake-up: what has happened meanwhile counts."""
     monkeypatch.setattr(memory_alarm, "MIN_QUIET_S", 0.02)
     path, loop, woken = group(100), EventLoop(), []
@@ -199,7 +199,7 @@ def test_a_group_that_comes_near_its_limit_wakes_us(group, monkeypatch):
 
 
 @pytest.mark.skipif(not os.access(V2, os.W_OK), reason="needs a writable cgroup v2")
-def test_a_change_of_version_2s_events_wakes_us(tmp_path):
+def test_a_change_of_the_events_of_version_2_raises_the_alarm(tmp_path):
     """No memory controller of version 2 is here, and the kernel reports a change of any such file in the same way."""
     path = V2 / f"ddplaunch-test-{uuid4()}"
     path.mkdir()
@@ -219,7 +219,7 @@ def test_a_change_of_version_2s_events_wakes_us(tmp_path):
         path.rmdir()
 
 
-def test_where_control_groups_are(tmp_path):
+def test_folders_of_control_groups(tmp_path):
     """Version 2 may stand beside version 1; a line that is neither is passed over."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     write_program(tmp_path, "proc/self/cgroup", "4:cpu,memory:/a/b\n3:pids:/a\n\nodd\n0::/x\n")
@@ -244,11 +244,25 @@ def tree(root: Path, groups: str, **files: str) -> str:
     return str(root)
 
 
+@pytest.fixture
+def rank_memory() -> Iterator[Callable[..., RankMemory]]:
+    """Make a RankMemory that reads below a root; it is closed at the end."""
+    made: list[RankMemory] = []
+
+    def make(root: str, ranks: Callable[[], dict[int, int]] = dict) -> RankMemory:
+        made.append(RankMemory(EventLoop(), ranks, root))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
 def events(root: Path, path: str, **counts: int) -> None:
     (root / path).write_text("".join(f"{name} {count}\n" for name, count in counts.items()))
 
 
-def test_of_version_2_the_limit_of_a_group_above_counts(tmp_path):
+def test_version_2_with_a_limit_in_a_parent_group(rank_memory, tmp_path):
     """There oom_kill rises in the group of the process, and oom in that of the limit."""
     job, step = "sys/fs/cgroup/slurm/job_42", "sys/fs/cgroup/slurm/job_42/step_0"
     root = tree(tmp_path, "0::/slurm/job_42/step_0\n", **{
@@ -259,7 +273,7 @@ def test_of_version_2_the_limit_of_a_group_above_counts(tmp_path):
         f"{job}/memory.events": "max 7\noom 0\noom_kill 1\n",
         f"{job}/memory.events.local": "max 7\noom 0\noom_kill 0\n",
     })  # fmt: skip
-    memory = RankMemory(EventLoop(), dict, root)
+    memory = rank_memory(root)
     assert memory.explain_kill(signal.SIGKILL, "", 1, NO_PID, 60 << 30) is None  # that one was before
     events(tmp_path, f"{step}/memory.events", oom=0, oom_kill=2)
     events(tmp_path, f"{job}/memory.events.local", oom=1, oom_kill=0)
@@ -271,10 +285,9 @@ def test_of_version_2_the_limit_of_a_group_above_counts(tmp_path):
         "or ask for more memory (sbatch --mem)",
     ]
     assert memory.explain_kill(signal.SIGTERM, "", 1, NO_PID, 0) is None
-    memory.close()
 
 
-def test_of_version_1_as_well_and_a_container_sees_its_own_group_as_the_root(tmp_path):
+def test_version_1_in_a_container(rank_memory, tmp_path):
     top = "sys/fs/cgroup/memory"
     root = tree(tmp_path, "4:memory:/docker/abc\n0::/\n", **{
         f"{top}/memory.limit_in_bytes": str(8 << 30),
@@ -283,7 +296,7 @@ def test_of_version_1_as_well_and_a_container_sees_its_own_group_as_the_root(tmp
         f"{top}/memory.stat": "cache 1\ntotal_cache 3145728\ntotal_shmem 1048576\n",
         "proc/vmstat": "oom_kill 9\n",
     })  # fmt: skip
-    memory = RankMemory(EventLoop(), dict, root)
+    memory = rank_memory(root)
     events(tmp_path, "proc/vmstat", oom_kill=10)
     assert memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None  # on the machine, but not of ours
     events(tmp_path, f"{top}/memory.oom_control", oom_kill=1)
@@ -291,11 +304,10 @@ def test_of_version_1_as_well_and_a_container_sees_its_own_group_as_the_root(tmp
     what, who, _ = (memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 5 << 30) or "").splitlines()
     assert "control group / had used its 8.0 GiB (memory.limit_in_bytes); oom_kill rose from 0 to 1" in what
     assert who == "rank 0 had 5.0 GiB, shared memory 1 MiB, page cache 2 MiB"
-    memory.close()
 
 
-def test_the_kernels_log_names_what_it_ended(tmp_path, monkeypatch):
-    """Lines of Linux 6.18 and, as it was for some time, one without the group."""
+def test_kills_in_the_kernel_log(tmp_path, monkeypatch):
+    """Lines of Linux 6.18, with and without a group."""
     monkeypatch.setattr(memory, "_INIT_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
     log = tree(tmp_path, "", **{"dev/kmsg": "Killed process 1 (old) total-vm:1kB, anon-rss:1kB, file-rss:1kB, "})
     kernel = KernelLog(log)
@@ -318,7 +330,7 @@ def test_the_kernels_log_names_what_it_ended(tmp_path, monkeypatch):
     kernel.close()
 
 
-def test_in_a_container_the_log_is_of_others_whose_numbers_may_be_those_of_ranks(tmp_path, monkeypatch):
+def test_the_kernel_log_is_ignored_in_a_container(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_INIT_PID_NAMESPACE", 0)
     log = tree(tmp_path, "", **{"dev/kmsg": ""})
     kernel = KernelLog(log)
@@ -342,17 +354,16 @@ LOADER = '  File "torch/utils/data/dataloader.py"'
         ("mine is killed by signal: Killed (pid 1,2 , 99999999999)", True),
     ],
 )
-def test_only_the_loss_of_a_worker_is_looked_into(tmp_path, text, lost):
+def test_exceptions_that_may_be_a_killed_worker(rank_memory, tmp_path, text, lost):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n"})
-    memory = RankMemory(EventLoop(), dict, root)
+    memory = rank_memory(root)
     events(tmp_path, "proc/vmstat", oom_kill=4)
     assert bool(memory.explain_kill(0, text, 0, NO_PID, 0)) is lost
-    memory.close()
 
 
-def test_the_machines_count_is_for_where_no_group_counts(tmp_path):
+def test_kills_on_the_machine_count_without_a_control_group(rank_memory, tmp_path):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
-    memory = RankMemory(EventLoop(), dict, root)
+    memory = rank_memory(root)
     assert memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None
     events(tmp_path, "proc/vmstat", oom_kill=4)
     found = memory.explain_kill(signal.SIGKILL, "", 0, NO_PID, 5 << 30) or ""
@@ -361,11 +372,10 @@ def test_the_machines_count_is_for_where_no_group_counts(tmp_path):
     assert is_transient(RankFailure(0, 0, "h", 1, 0, 1, None, "EOFError", None, 1.0, found))
     killed = RankFailure(0, 0, "h", 1, 0, None, signal.SIGKILL, None, None, 1.0, found)
     assert killed.reason == "was ended by SIGKILL (probably out of memory)"
-    memory.close()
 
 
-def test_proportional_sizes_are_read_by_one_thread_at_a_time_and_not_for_much_memory(tmp_path, monkeypatch):
-    """Caches of files fill the limit of a group, and wake us, all the time."""
+def test_proportional_sizes_are_read_by_one_thread(rank_memory, tmp_path, monkeypatch):
+    """Page caches fill the limit of a group, so alarms are frequent. Sizes of much memory are not read."""
     asked, answer, held = [], threading.Event(), [1]
 
     def anonymous(pid: int, file: str, field: str) -> int:
@@ -375,29 +385,27 @@ def test_proportional_sizes_are_read_by_one_thread_at_a_time_and_not_for_much_me
         return held[0]
 
     monkeypatch.setattr(memory, "_read_counter_bytes", anonymous)
-    looking = RankMemory(EventLoop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
-    looking._on_alarm()
-    looking._on_alarm()
+    usage = rank_memory(tree(tmp_path, "0::/\n"), lambda: {0: os.getsid(0)})
+    usage._on_alarm()
+    usage._on_alarm()
     assert len(asked) == 1
     answer.set()
-    wait_until(lambda: not looking._pss_lock.locked(), "the reader")
+    wait_until(lambda: not usage._pss_lock.locked(), "the reader")
     asked.clear()
     held[0] = 64 << 30
-    looking._on_alarm()
+    usage._on_alarm()
     assert not asked
-    looking.close()
 
 
-def test_without_a_free_descriptor_there_is_no_sample_and_no_exception(tmp_path):
-    looking = RankMemory(EventLoop(), lambda: {0: os.getsid(0)}, tree(tmp_path, "0::/\n"))
+def test_without_a_free_descriptor_there_is_no_sample_and_no_exception(rank_memory, tmp_path):
+    usage = rank_memory(tree(tmp_path, "0::/\n"), lambda: {0: os.getsid(0)})
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
-        looking._on_alarm()
-        assert looking.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None
+        usage._on_alarm()
+        assert usage.explain_kill(signal.SIGKILL, "", 0, NO_PID, 1) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    looking.close()
 
 
 def point(moment, own, children=0, shared=0, cache=0):
@@ -418,7 +426,7 @@ def point(moment, own, children=0, shared=0, cache=0):
         ([], None, "reduce host"),
     ],
 )
-def test_who_grew_and_what_helps(points, grew, advice):
+def test_growth_and_advice(points, grew, advice):
     lines = explain_oom(OutOfMemory(3, MemoryLimit(64 << 30, "/kubepods/pod7", "memory.max"), 0, 1), points)
     assert advice in lines[-1]
     assert lines[-1].endswith("; or raise resources.limits.memory of the pod")
@@ -427,7 +435,7 @@ def test_who_grew_and_what_helps(points, grew, advice):
 
 
 def test_older_points_show_growth_over_minutes():
-    """Unless they show nothing: what forks copy of what they had in common shows only in their parts."""
+    """Unless they show no growth: pages that forks copy appear only in the growth of the children."""
     shortage = OutOfMemory(3, MemoryLimit(64 << 30), 0, 1)
     near = [point(590, 1, 20), point(600, 1, 22)]
     found = explain_oom(shortage, near, [point(60, 1, 4), point(600, 1, 30)])
@@ -442,7 +450,7 @@ def test_older_points_show_growth_over_minutes():
     )
 
 
-def test_a_sample_has_the_memory_of_a_rank_and_its_children(tmp_path):
+def test_a_sample_has_the_memory_of_a_rank_and_its_children(rank_memory, tmp_path):
     root = tree(tmp_path, "0::/\n", **{"proc/vmstat": "oom_kill 3\n", "proc/meminfo": "MemTotal: 16777216 kB\n"})
     program = (
         "import os, sys\nif os.fork():\n os.wait()\nfor _ in sys.stdin: held = bytearray(90 << 20); print(flush=True)"
@@ -450,7 +458,7 @@ def test_a_sample_has_the_memory_of_a_rank_and_its_children(tmp_path):
     rank = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
-    memory = RankMemory(EventLoop(), lambda: {0: rank.pid}, root)
+    memory = rank_memory(root, lambda: {0: rank.pid})
     wait_until(lambda: Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text(), "its child")
     memory.sample()
     rank.stdin.write(b"\n")
@@ -460,5 +468,4 @@ def test_a_sample_has_the_memory_of_a_rank_and_its_children(tmp_path):
     events(tmp_path, "proc/vmstat", oom_kill=4)
     found = memory.explain_kill(signal.SIGKILL, "", 0, rank.pid, 1 << 20) or ""
     rank.communicate()
-    memory.close()
     assert re.search(r"in the last \S+ its child processes grew from \d+ MiB to (9|1\d)\d MiB", found), found

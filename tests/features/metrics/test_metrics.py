@@ -33,7 +33,7 @@ def series(text):
     return found
 
 
-def test_figures_of_ranks_go_at_the_end(tmp_path):
+def test_metrics_of_ranks_are_removed_at_the_end(tmp_path):
     notes = []
     path = tmp_path / "job.prom"
     file = PrometheusFile(str(path), lambda: STATUS, notes.append)
@@ -68,7 +68,7 @@ def test_figures_of_ranks_go_at_the_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_writes_it(run_ddplaunch, tmp_path):
+def test_a_run_writes_the_file(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "print(open('job.prom').read())")
     job = run_ddplaunch("run", "--no-history", "--run-id", "a", "--metrics", "job.prom", "t.py")
     assert (job.returncode, job.stderr) == (0, "")
@@ -85,7 +85,7 @@ def test_a_run_writes_it(run_ddplaunch, tmp_path):
         ("dir.prom", "is a folder, not a file"),
     ],
 )
-def test_what_is_refused(run_in_fork, tmp_path, path, expected):
+def test_refused_values_of_metrics(run_in_fork, tmp_path, path, expected):
     write_program(tmp_path, "t.py", "")
     (tmp_path / "dir.prom").mkdir()
     assert_refused(run_in_fork("run", "--metrics", path, "t.py"), expected)

@@ -46,21 +46,16 @@ def test_each_event_runs_the_command_once(run_ddplaunch, tmp_path):
     assert (end["code"], end["world_size"]) == (1, 2)
 
 
-def test_a_command_that_fails_is_reported_once(run_ddplaunch, tmp_path):
+def test_a_failed_command_is_reported_once_and_its_children_are_killed(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "")
-    job = run_ddplaunch("run", "--notify", "sh -c 'yes | head -c 9000000; echo; echo no mail here; exit 3'", "t.py")
+    command = "setsid sleep 600 & echo $! >> pids; yes | head -c 9000000; echo; echo no mail here; exit 3"
+    job = run_ddplaunch("run", "--notify", shlex.join(["sh", "-c", command]), "t.py")
     assert (job.returncode, job.stderr.count("--notify")) == (0, 1)
     assert "exited with code 3: no mail here; the job goes on" in job.stderr
-
-
-def test_nothing_stays_of_a_command(run_ddplaunch, tmp_path):
-    write_program(tmp_path, "t.py", "")
-    job = run_ddplaunch("run", "--notify", "sh -c 'setsid sleep 600 & echo $! >> pids'", "t.py")
-    assert (job.returncode, job.stderr) == (0, "")
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-DEAF = """
+IGNORES_SIGTERM = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -69,39 +64,39 @@ time.sleep(600)
 """
 
 
-def pid(tmp_path):
+def wait_for_pid(tmp_path):
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command")
     return int((tmp_path / "pid").read_text())
 
 
 @pytest.mark.ci
-def test_the_end_waits_for_a_bounded_time(run_ddplaunch, tmp_path):
+def test_the_job_waits_for_a_command_for_a_bounded_time(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "")
     began = time.monotonic()
-    job = run_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
+    job = run_ddplaunch("run", "--notify", python(tmp_path, IGNORES_SIGTERM), "t.py")
     assert job.returncode == 0
     assert (
         f"--notify: killed commands that were still running {node.FINAL_TIMEOUT_S:g} s after the end of the job"
         in job.stderr
     )
     assert time.monotonic() - began >= node.FINAL_TIMEOUT_S
-    assert not is_alive(pid(tmp_path))
+    assert not is_alive(wait_for_pid(tmp_path))
 
 
 def test_a_launcher_that_is_killed_leaves_no_command(start_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "import time; time.sleep(600)")
-    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
-    command = pid(tmp_path)
+    job = start_ddplaunch("run", "--notify", python(tmp_path, IGNORES_SIGTERM), "t.py")
+    command = wait_for_pid(tmp_path)
     job.signal(signal.SIGKILL)
     job.wait()
     wait_until(lambda: not is_alive(command), "the end of the command")
     job.assert_nothing_left()
 
 
-def test_ctrl_c_does_not_reach_it_but_ends_the_wait_for_it(start_ddplaunch, tmp_path):
+def test_a_second_ctrl_c_ends_the_wait_for_a_command(start_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "import time; print('ready', flush=True); time.sleep(600)")
-    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py", start_new_session=True)
-    command = pid(tmp_path)
+    job = start_ddplaunch("run", "--notify", python(tmp_path, IGNORES_SIGTERM), "t.py", start_new_session=True)
+    command = wait_for_pid(tmp_path)
     job.wait_for("ready")
     os.killpg(job.process.pid, signal.SIGINT)
     wait_until(lambda: "ended with exit code 130" in job.stderr() or "stopping" in job.stderr(), "the end of the rank")
@@ -112,10 +107,10 @@ def test_ctrl_c_does_not_reach_it_but_ends_the_wait_for_it(start_ddplaunch, tmp_
     job.assert_nothing_left()
 
 
-def test_its_process_is_killed(start_ddplaunch, tmp_path):
+def test_a_killed_helper_process_disables_the_option(start_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
-    job = start_ddplaunch("run", "--notify", python(tmp_path, DEAF), "t.py")
-    command = pid(tmp_path)
+    job = start_ddplaunch("run", "--notify", python(tmp_path, IGNORES_SIGTERM), "t.py")
+    command = wait_for_pid(tmp_path)
     with open(f"/proc/{command}/stat") as file:
         os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
     wait_until(lambda: "--notify disabled" in job.stderr(), "the message")

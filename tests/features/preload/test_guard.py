@@ -1,52 +1,126 @@
-"""Tests that a zygote starts again with torch alone if a package does what the table does not say."""
+"""Tests of the import auditor, and of zygotes that start again with torch alone: a package does more than is known."""
+
+import sys
+from collections.abc import Callable
+from subprocess import CompletedProcess
 
 import pytest
 
-from tests.conftest import read_events, write_program
+from tests.conftest import read_events, run_command, write_program
 from tests.features.preload.table import Installation
 
 RANDOM = "an import keeps a random generator, a Random"
+HIDDEN = "import random\nclass A:\n  def __init__(self): self.r = [random.Random(1)]\nX = {'a': A()}"
 
-CHANGED = {
-    "environment": ("import os\nos.environ['NEW'] = '1'", "importing changed changes the variable NEW;"),
-    "folder": ("import os\nos.chdir('/')", "importing changed changes the working folder"),
+VIOLATIONS = {
+    "environment": ("import os\nos.environ['NEW'] = '1'", "importing environment changes the variable NEW"),
+    "folder": ("import os\nos.chdir('/')", "importing folder changes the working folder"),
     "handler": ("import signal\nsignal.signal(signal.SIGUSR1, print)", "changes the handlers of signals"),
     "alarm": ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 1000)", "changes the handlers of signals"),
     "umask": ("import os\nos.umask(0o27)", "changes the umask"),
     "file": ("import os\nF = open(os.devnull)", "changes open files"),
+    "stranger": ("import unknown", "unknown was imported, which is not a known package"),
+    "generator": ("import random\nR = random.Random()", RANDOM),
+    "hidden": (HIDDEN, RANDOM),
+    "missing": ("try: import optional_part\nexcept ImportError: pass", "optional_part has the name of"),
+    "harmless": ("import json\nX = json.dumps({})", "None"),
+}
+"""Modules, each with what the auditor says of its import."""
+
+AUDITS = """
+import importlib, os, sys
+from ddplaunch.core.rank.rank_runner import load_private_module
+
+preload = "features/preload/rank/"
+auditor_type = load_private_module(preload + "import_auditor").ImportAuditor
+fork_fixups = load_private_module(preload + "fork_fixups")
+sys.path.remove("")  # the folder is searched by ranks alone
+allowed = {"top_modules": sys.argv[1:], "changed_variables": [], "generators": []}
+config = {"allowed": allowed, "sys_path_0": os.getcwd(), "import_dirs": []}
+for name in sys.argv[1:]:
+    if os.fork() == 0:
+        auditor = auditor_type(config, frozenset(sys.modules), fork_fixups, lambda: [])
+        importlib.import_module(name)
+        auditor.check_import(name)
+        auditor.finish()
+        print(name, auditor.violation, sep="\\t", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_what_the_import_auditor_finds(tmp_path):
+    for name, (source, _) in VIOLATIONS.items():
+        write_program(tmp_path, f"site/{name}.py", source)
+    write_program(tmp_path, "site/unknown.py", "")
+    (tmp_path / "here" / "optional_part").mkdir(parents=True)
+    done = run_command(
+        [sys.executable, "-c", AUDITS, *VIOLATIONS], tmp_path / "here", {"PYTHONPATH": f"{tmp_path}/site"}
+    )
+    found = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert found.keys() == VIOLATIONS.keys(), done.stderr
+    assert {name: text for name, text in found.items() if VIOLATIONS[name][1] not in text} == {}
+
+
+RunTwo = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def installed(tmp_path) -> Installation:
+    return Installation(tmp_path)
+
+
+@pytest.fixture
+def run_two(installed, tmp_path) -> RunTwo:
+    """Run a program in two ranks, with the packages that are installed."""
+
+    def run(program: str, *words: str, **options: str) -> CompletedProcess[str]:
+        write_program(tmp_path, "train.py", program)
+        done = installed.run(tmp_path, "run", "--nproc", "2", *words, "train.py", **options)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+STATE = """
+import os, signal
+os.environ["NEW"] = "1"
+os.chdir("/")
+os.umask(0o27)
+signal.signal(signal.SIGUSR1, print)
+"""
+
+CHANGED = {
+    "state": (STATE, "importing changed changes the variable NEW;"),
     "child": ("import subprocess\nP = subprocess.Popen(['sleep', '1000'])", "changes child processes"),
     "prints": ("print('as it is imported')", "importing changed prints"),
     "fails": ("raise KeyError", "importing changed failed: KeyError"),
-    "thread": (
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
-        "2 threads run after importing",
-    ),
-    "stranger": ("import stranger", "stranger was imported, which is not a known package"),
-    "random": ("import random\nR = random.Random()", RANDOM),
-    "hidden": (
-        "import random\nclass A:\n  def __init__(self): self.r = [random.Random(1)]\nX = {'a': A()}",
-        RANDOM,
-    ),
-    "looks": ("try: import optional_part\nexcept ImportError: pass", "optional_part has the name of"),
+    "thread": (THREAD, "2 threads run after importing"),
+    "unknown": ("import unknown", "unknown was imported, which is not a known package"),
 }
+
+SHOWS_STATE = """
+import os, signal, sys
+import torch
+os.umask(umask := os.umask(0))
+state = os.getcwd() != "/", umask != 0o27, signal.getsignal(signal.SIGUSR1)
+print("changed" in sys.modules, "NEW" in os.environ, *state)
+try: import changed
+except KeyError: pass
+"""
 
 
 @pytest.mark.parametrize("what", CHANGED)
-def test_a_package_that_does_more_than_the_table_says(tmp_path, what):
+def test_a_package_that_does_more_than_the_table_says(installed, run_two, what):
+    """Torch alone is preloaded, and nothing of the import is left for the ranks."""
     source, reason = CHANGED[what]
-    made = Installation(tmp_path)
-    made.add("stranger", known=False)
-    made.add("changed", source)
-    (tmp_path / "optional_part").mkdir()
-    plain = "except KeyError: pass" if what == "fails" else "finally: pass"
-    write_program(
-        tmp_path,
-        "train.py",
-        f"import sys\nimport torch\nprint('changed' in sys.modules)\ntry: import changed\n{plain}\n",
-    )
-    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if "imported" not in line) == ["[0] False", "[1] False"]
+    installed.add("unknown", known=False)
+    installed.add("changed", source)
+    done = run_two(SHOWS_STATE)
+    shown = sorted(line for line in done.stdout.splitlines() if "imported" not in line)
+    assert shown == [f"[{rank}] False False True True 0" for rank in range(2)]
     assert done.stdout.count("as it is imported") == (2 if what == "prints" else 0)
     (note,) = [line for line in done.stderr.splitlines() if "preloading failed" in line]
     assert "preloading failed, only torch was preloaded: " in note
@@ -54,71 +128,52 @@ def test_a_package_that_does_more_than_the_table_says(tmp_path, what):
     assert note.endswith("; --preload torch avoids the attempt")
 
 
-def test_a_package_that_does_nothing_else(tmp_path):
-    made = Installation(tmp_path)
-    made.add("part")
-    made.add(
-        "changed",
-        "import os, random, part\nos.environ['NEW'] = '1'\nR = random.SystemRandom()\nG = random.Random()\n",
-        loads=["part"],
-        sets=["NEW"],
-        generators=["changed.G"],
-    )
-    write_program(tmp_path, "train.py", "import sys\nprint('changed' in sys.modules)\nimport changed\n")
-    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] True", "[1] True"]), done.stderr
+def test_a_package_that_does_what_the_table_says(installed, run_two):
+    installed.add("part")
+    source = "import os, random, part\nos.environ['NEW'] = '1'\nR = random.SystemRandom()\nG = random.Random()\n"
+    installed.add("changed", source, loads=["part"], sets=["NEW"], generators=["changed.G"])
+    done = run_two("import sys\nprint('changed' in sys.modules)\nimport changed\n")
+    assert sorted(done.stdout.splitlines()) == ["[0] True", "[1] True"]
     assert "note" not in done.stderr
 
 
-def test_what_a_package_may_set_goes_where_it_is_given_up(tmp_path):
-    """Also where the doubt comes last: a thread is seen by the zygote, not by the guard."""
-    made = Installation(tmp_path)
-    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
-    made.add("changed", f"import os\nos.environ['NEW'] = '1'\n{thread}", sets=["NEW"])
-    write_program(tmp_path, "train.py", "import os\nprint(os.environ.get('N' + 'EW'))\nimport changed\n")
-    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] None", "[1] None"]), done.stderr
+def test_a_variable_that_a_package_may_set_is_removed_when_the_zygote_starts_again(installed, run_two):
+    """Also where the reason comes last: a thread is seen by the zygote, not by the auditor."""
+    installed.add("changed", f"import os\nos.environ['NEW'] = '1'\n{THREAD}", sets=["NEW"])
+    done = run_two("import os\nprint(os.environ.get('N' + 'EW'))\nimport changed\n")
+    assert sorted(done.stdout.splitlines()) == ["[0] None", "[1] None"]
     assert "2 threads run after importing" in done.stderr
 
 
-def test_an_import_sees_no_terminal_and_reads_nothing_of_what_is_for_a_rank(tmp_path):
+def test_an_import_sees_no_terminal_and_none_of_the_input_for_a_rank(installed, run_two):
     """The ranks of a job of several write into pipes, the launcher perhaps to a terminal."""
-    made = Installation(tmp_path)
-    made.add("changed", "import os, sys\nX = os.isatty(1), os.isatty(2), os.fstat(1).st_size, sys.stdin.read()")
-    write_program(tmp_path, "train.py", "import os, changed\nprint(changed.X, os.read(0, 9))\n")
-    done = made.run(tmp_path, "run", "--nproc", "2", "--stdin", "1", "train.py", stdin="typed")
+    installed.add("changed", "import os, sys\nX = os.isatty(1), os.isatty(2), os.fstat(1).st_size, sys.stdin.read()")
+    done = run_two("import os, changed\nprint(changed.X, os.read(0, 9))\n", "--stdin", "1", stdin="typed")
     sees = (False, False, 0, "")
     assert sorted(done.stdout.splitlines()) == [f"{sees} b'typed'", f"[0] {sees} b''"], done.stderr
 
 
-def test_what_the_log_shows(tmp_path):
-    made = Installation(tmp_path)
-    made.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
-    write_program(tmp_path, "train.py", "import torch, changed, yaml\n")
-    done = made.run(tmp_path, "run", "--nproc", "2", "--log-dir", "logs", "--run-id", "x", "train.py")
-    assert done.returncode == 0, done.stderr
+def test_the_log_has_what_was_preloaded(installed, run_two, tmp_path):
+    installed.add("changed", "import os; open(f'by-{os.getpid()}', 'w').close()")
+    run_two("import torch, changed, yaml\n", "--log-dir", "logs", "--run-id", "x")
     assert len(list(tmp_path.glob("by-*"))) == 1
     (ready,) = read_events(tmp_path / "logs", "ready")
     assert (ready["modules"], ready["because"]) == (["torch", "changed"], None)
     assert ready["excluded"] == [["yaml", "not in the table"]]
 
 
-def test_a_file_of_the_users_that_the_table_knows_nothing_of(tmp_path):
-    """The zygote has the last word."""
-    made = Installation(tmp_path)
-    made.add("other", "where = 'installed'")
-    made.add("changed", "import other")
+def test_a_file_of_the_user_hides_a_package_that_another_imports(installed, run_two, tmp_path):
+    """The table does not know of that import; the zygote finds it."""
+    installed.add("other", "where = 'installed'")
+    installed.add("changed", "import other")
     write_program(tmp_path, "other.py", "where = 'mine'")
-    write_program(tmp_path, "train.py", "import changed, torch, other\nprint(other.where)\n")
-    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    done = run_two("import changed, torch, other\nprint(other.where)\n")
     assert sorted(done.stdout.splitlines()) == ["[0] mine", "[1] mine"], done.stderr
 
 
-def test_dill_has_the_programs_main(tmp_path):
+def test_dill_has_the_main_module_of_the_program(installed, run_two):
     """It keeps that from its import on, and distinguishes a program's own functions by it."""
-    made = Installation(tmp_path)
-    made.add("dill", "import dill._dill", modules={"dill": [], "dill._dill": []})
-    write_program(made.site, "dill/_dill.py", "import __main__ as _main_module")
-    write_program(tmp_path, "train.py", "import sys, dill\nprint(dill._dill._main_module is sys.modules['__main__'])\n")
-    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    installed.add("dill", "import dill._dill", modules={"dill": [], "dill._dill": []})
+    write_program(installed.site, "dill/_dill.py", "import __main__ as _main_module")
+    done = run_two("import sys, dill\nprint(dill._dill._main_module is sys.modules['__main__'])\n")
     assert sorted(done.stdout.splitlines()) == ["[0] True", "[1] True"], done.stderr

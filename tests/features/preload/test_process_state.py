@@ -1,6 +1,5 @@
 """Tests of the process state in forked ranks, where a program or a library changes or reads it."""
 
-import json
 import sys
 
 import pytest
@@ -91,26 +90,6 @@ def test_a_program_sees_what_plain_python_shows(name, run_ddplaunch, tmp_path):
     )
     assert forked.returncode == 0, forked.stderr
     assert (tmp_path / "forked0").read_text() == (tmp_path / "plain0").read_text()
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("os.environ['TMPDIR'] = os.path.abspath('x' + os.environ['RANK'])", "TMPDIR"),
-        ("os.environ['TEMP'] = os.environ['TMP'] = os.getcwd()", "TEMP"),
-        ("os.environ['USER'] = 'u' + os.environ['RANK']", "USER"),
-        ("os.environ['LOGNAME'] = 'u' + os.environ['RANK']", "LOGNAME"),
-        ("os.environ['TORCHINDUCTOR_CACHE_DIR'] = os.path.abspath('x')", "TORCHINDUCTOR_CACHE_DIR"),
-    ],
-)
-@pytest.mark.parametrize("package", ["transformers", "accelerate"])
-def test_what_reads_a_variable_of_torch_dynamo_comes_after_it(package, source, reason, run_in_fork, tmp_path):
-    pytest.importorskip(package)
-    write_program(tmp_path, "train.py", f"import os\n{source}\nimport torch\nfrom {package} import X\n")
-    done = run_in_fork("run", "--dry-run", "--json", "--nproc", "2", "train.py")
-    found = json.loads(done.stdout)["preload"]
-    assert not {package, "torch._dynamo"} & {*found["modules"]}
-    assert reason in json.dumps(found)
 
 
 def test_torch_is_imported_in_each_rank_where_it_loads_a_backend(run_in_fork, tmp_path):

@@ -202,48 +202,41 @@ def test_variables_that_it_sets(tmp_path, source, expected):
     assert settings(program(tmp_path, source)) == expected
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '"""Text."""',
-        "from __future__ import annotations",
-        "import json, torch",
-        "def train(x: int, y: dict[str, int] = {}, *, z=(1, 'a')) -> None: print(x)",
-        "X = 1",
-        "X: int = -3",
-        "X, Y = 1, {'a': [2, 3 * 4]}",
-        "try: import a\nexcept ImportError: a = None",
-        "if TYPE_CHECKING: import a",
-        "if __name__ == '__main__': X = 1",
-        "import os\nos.environ['HF_HOME'] = '/x'",
-        "pass",
-    ],
-)
-def test_what_has_no_effect(tmp_path, line):
-    assert events(program(tmp_path, line), SideEffect) == []
+EFFECTS = """
+'Text.'
+from __future__ import annotations
+import json, os, torch
+def train(x: int, y: dict[str, int] = {}, *, z=(1, 'a')) -> None: print(x)
+X: int = -3
+X, Y = 1, {'a': [2, 3 * 4]}
+try: import a
+except ImportError: a = None
+if TYPE_CHECKING: import a
+if __name__ == '__main__': X = 1
+os.environ['HF_HOME'] = '/x'
+pass
+print()  # effect
+X = f()  # effect
+X = torch.float64  # effect
+@decorate
+def f(): pass  # effect
+def f(x=g()): pass  # effect
+def f(x: g()): pass  # effect
+class A: pass  # effect
+if x: pass  # effect
+for x in y: pass  # effect
+with x: pass  # effect
+try: import a
+except Exception: pass  # effect
+assert x  # effect
+os.environ['HF_HOME'] = str(1)  # effect
+X += f(1)  # effect
+""".lstrip()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "print()",
-        "X = f()",
-        "X = torch.float64",
-        "@decorate\ndef f(): pass",
-        "def f(x=g()): pass",
-        "def f(x: g()): pass",
-        "class A: pass",
-        "if x: pass",
-        "for x in y: pass",
-        "with x: pass",
-        "try: import a\nexcept Exception: pass",
-        "assert x",
-        "import os\nos.environ['HF_HOME'] = str(1)",
-        "X = 1\nX += f(1)",
-    ],
-)
-def test_what_has_an_effect(tmp_path, line):
-    assert events(program(tmp_path, line), SideEffect)
+def test_which_statements_have_an_effect(tmp_path):
+    expected = [f"train.py:{n}" for n, line in enumerate(EFFECTS.splitlines(), 1) if line.endswith("# effect")]
+    assert events(program(tmp_path, EFFECTS), SideEffect) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def request(serial):
 
 @pytest.fixture
 def job():
-    """Two nodes with two ranks each, at work; node 1 has asked for a profile."""
+    """Two nodes with two running ranks each; node 1 has requested a profile."""
     made = Job(min_nodes=2)
     made.join(1)
     made.sent.clear()
@@ -32,7 +32,7 @@ def serial(job):
     return found
 
 
-def test_one_at_a_time(job):
+def test_only_one_profile_at_a_time(job):
     job.send(0, request(1))
     assert answers(job, 0) == [RpcReply(1, "profile", refusal=KIND.busy_error)]
     for node in (0, 1):
@@ -42,7 +42,7 @@ def test_one_at_a_time(job):
     assert [number for number, _ in job.sent] == [0, 1]
 
 
-def test_ranks_of_others_and_contradictions_are_protocol_errors(job):
+def test_malformed_profiles_are_refused(job):
     with pytest.raises(ProtocolError):
         job.send(1, RpcReply(serial(job), "profile", RankProfile(0, "n0"), is_last=False))
     with pytest.raises(ValueError, match="contradicts"):

@@ -95,7 +95,7 @@ def nested(trace) -> bool:
 
 
 def test_a_known_hot_function(job, run_in_fork, tmp_path):
-    """No process group, no torch: the ranks are asked by signals alone."""
+    """Without torch: the ranks are profiled by signals."""
     begun = job(*LIGHT, ranks=3)
     done = run_in_fork("profile", str(begun.process.pid), "--seconds", "2")
     assert done.returncode == 0, done.stderr
@@ -129,7 +129,7 @@ def test_a_line_calls_the_collective_and_not_the_decorator_around_it():
 
 
 def profiling(tmp_path, begun, seconds: str) -> "subprocess.Popen[str]":
-    """A client at work; the caller reads from it."""
+    """A running ``ddplaunch profile``."""
     return subprocess.Popen(
         ddplaunch_command("profile", str(begun.process.pid), "--seconds", seconds),
         cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -137,12 +137,12 @@ def profiling(tmp_path, begun, seconds: str) -> "subprocess.Popen[str]":
 
 
 def heeds(pid: int) -> bool:
-    """Whether a rank catches the last signal of all: it has begun."""
+    """Whether a rank handles the highest signal: its profile has begun."""
     caught = re.search(r"^SigCgt:\t(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(caught) and bool(int(caught[1], 16) >> 63)
 
 
-def test_a_client_that_is_killed_and_a_launcher(job, run_in_fork, tmp_path):
+def test_a_killed_client_and_a_killed_launcher(job, run_in_fork, tmp_path):
     begun = job(*LIGHT)
     with profiling(tmp_path, begun, "1") as client:
         wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
@@ -203,7 +203,7 @@ def test_ranks_that_cannot_be_profiled(job, run_in_fork):
 
 
 def test_py_spy_records_ranks_too(job, run_ddplaunch, run_in_fork, tmp_path):
-    """The real one, which needs leave to trace processes."""
+    """The real py-spy, which needs the right to trace processes."""
     begun = job(*LIGHT)
     words = (str(begun.process.pid), "--seconds", "1")
     done = run_ddplaunch("profile", *words, "--py-spy", "1")
@@ -223,7 +223,7 @@ def test_py_spy_records_ranks_too(job, run_ddplaunch, run_in_fork, tmp_path):
     begun.assert_nothing_left()
 
 
-def test_wrong_words(run_in_fork):
+def test_refused_arguments(run_in_fork):
     for words, expected in (
         (("--seconds", "0"), "--seconds 0: expected 0.1 to 60"),
         (("--torch", "--seconds", "6"), "--seconds 6: expected 0.1 to 5 with --torch"),
@@ -251,8 +251,8 @@ def train(seconds):
             for each in model.parameters():
                 each -= 0.01 * each.grad
                 each.grad = None
-    told = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
-    print("result", hashlib.sha256(told).hexdigest(), flush=True)
+    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+    print("result", hashlib.sha256(weights).hexdigest(), flush=True)
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -302,7 +302,7 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start_ddplaunch, run_in_fo
         begins = [each["ts"] for each in of_torch if each["name"] == "c10d::allreduce_"]
         ours = [each["ts"] for each in calls if each["pid"] == rank]
         same = [each for each in ours if min(abs(each - begin) for begin in begins) < 1_000]
-        assert len(same) > len(ours) / 2  # microseconds: both tell the same times
+        assert len(same) > len(ours) / 2  # microseconds: both have the same times
     waited = {rank: median(each["dur"] for each in calls if each["pid"] == rank) for rank in range(3)}
     assert min(waited[0], waited[2]) > 2 * waited[1], "the late rank waits least, in most collectives"
 
@@ -333,7 +333,7 @@ print("fine", flush=True)
 
 @pytest.mark.ci
 def test_a_profiler_of_the_programs_own_comes_first(job, run_in_fork, tmp_path, monkeypatch):
-    """torch has room for one: ours ends when the program starts its own."""
+    """torch supports one at a time: that of ddplaunch ends when the program starts its own."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     begun = job(program=OWN)
 

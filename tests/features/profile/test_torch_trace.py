@@ -50,5 +50,5 @@ def test_threads_and_streams_are_tracks_of_the_rank(tmp_path):
     ["", "[1]", "{", {}, {"baseTimeNanoseconds": "x"}, {"baseTimeNanoseconds": 1, "traceEvents": [7]},
      {"baseTimeNanoseconds": 1, "traceEvents": [{"pid": 1}]}],
 )  # fmt: skip
-def test_a_file_that_makes_no_sense(tmp_path, content):
+def test_malformed_files_have_no_events(tmp_path, content):
     assert events(tmp_path, content) == []

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,35 +13,8 @@ from ddplaunch.cli.run_options import OPTIONS
 from ddplaunch.features.python import launched_job
 from ddplaunch.features.python.keywords import Keywords
 from tests.conftest import clean_environment, run_command, wait_until, write_program
+from tests.features.python.conftest import HEAD, Python
 from tests.scaled_timeouts import scaled_timeout
-
-HEAD = """
-import os, signal, sys, threading, time
-from functools import partial
-from ddplaunch import LaunchError, RankFailed, Session, launch, launch_async
-
-def rank():
-    return int(os.environ["RANK"])
-"""
-
-Python = Callable[..., str]
-
-
-@pytest.fixture
-def python(tmp_path: Path) -> Python:
-    """Run a program to its end; return what it prints on stdout. Nothing of it may stay."""
-    made = tmp_path / ("tmp" + 100 * "x")  # longer than the address of a Unix socket may be
-    made.mkdir()
-
-    def run(body: str, *, fails: bool = False, **variables: str) -> str:
-        script = write_program(tmp_path, "program.py", HEAD + body)
-        done = run_command([sys.executable, script], tmp_path, {"TMPDIR": str(made), **variables}, timeout=100)
-        assert (done.returncode != 0) is fails, done.stderr
-        assert list(made.iterdir()) == []
-        return done.stderr if fails else done.stdout
-
-    return run
-
 
 RETURNS = """
 class Point:
@@ -328,23 +300,19 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_rank_may_launch(python: Python):
-    """Its own variables are not for the ranks below it."""
+    """Ranks get the variables that they are given, and none that places the caller in a job of its own."""
     body = """
 def outer():
-    return rank(), launch(rank, nproc=2, preload="threading")
+    return rank(), os.environ["SIZE"], launch(rank, nproc=2, preload="threading")
 
 if __name__ == "__main__":
-    print(launch(outer, nproc=2, preload="threading"))
+    print(launch(outer, nproc=2, preload="threading", env={"SIZE": "big"}))
 """
-    assert python(body).splitlines()[-1] == "[(0, [0, 1]), (1, [0, 1])]"
+    lines = python(body, RANK="7", WORLD_SIZE="9", SLURM_JOB_ID="4").splitlines()
+    assert lines[-1] == "[(0, 'big', [0, 1]), (1, 'big', [0, 1])]"
 
 
-def test_variables_reach_the_ranks(python: Python):
-    body = "print(launch(lambda: os.environ['SIZE'], env={'SIZE': 'big'}, nproc=2, preload='threading'))\n"
-    assert python(body, RANK="7", WORLD_SIZE="9", SLURM_JOB_ID="4") == "['big', 'big']\n"
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_the_caller(tmp_path: Path, number: signal.Signals):
     made = tmp_path / "tmp"
     made.mkdir()

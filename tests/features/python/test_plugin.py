@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_command, write_program
-from tests.features.python.test_attached import QUIET
+from tests.features.python.test_pytest_debugger import QUIET
 
 HEAD = "import os, time, pytest\n\n"
 
@@ -29,6 +29,11 @@ def ended(output: str) -> str:
 def test_bodies_run_in_ranks(tmp_path: Path):
     """With what each rank has of its own, other fixtures, parameters and classes; all of them in the same ranks."""
     body = """
+def test_nothing_is_imported_before_it_is_needed():
+    import sys
+    late = ("torch", "cloudpickle", "ddplaunch.features.python.session", "click")
+    assert not [name for name in late if name in sys.modules]
+
 @pytest.fixture
 def numbers():
     return [1, 2]
@@ -70,7 +75,7 @@ def test_here(tmp_path):
         assert len(lines) == 3 and len(set(lines)) == 1 and lines[0] != str(os.getpid())
 """
     output = run(tmp_path, body)
-    assert ended(output) == "4 passed, 1 skipped, 2 xfailed"
+    assert ended(output) == "5 passed, 1 skipped, 2 xfailed"
     assert "not today" in output
 
 
@@ -177,7 +182,7 @@ async def test_async(): assert False
 class TestCase(unittest.TestCase):
     def test_case(self): pass
 
-@pytest.mark.ranks(2, timeout=2)
+@pytest.mark.ranks(2, timeout=0.5)
 def test_hang(): time.sleep(99)
 
 def test_no_marker(rank): pass
@@ -242,13 +247,3 @@ def test_the_next_test_runs_after_any_outcome(tmp_path: Path):
     assert "\nFailed: Timeout" in printed or "\nTimeout (>2.0s)" in printed
     assert "\nFailed: DID NOT RAISE" in printed
     assert "session.py:" not in printed
-
-
-def test_nothing_is_imported_before_it_is_needed(tmp_path: Path):
-    body = """
-def test_here():
-    import sys
-    late = ("torch", "cloudpickle", "ddplaunch.features.python.session", "click")
-    assert not [name for name in late if name in sys.modules]
-"""
-    assert ended(run(tmp_path, body)) == "1 passed"

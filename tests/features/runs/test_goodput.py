@@ -22,7 +22,7 @@ from ddplaunch.core.events import (
     Restarting,
 )
 from ddplaunch.core.failures import FailureReport, RankFailure
-from ddplaunch.features.checkpoint.node import MIN_AGE_S, find_newest_checkpoint
+from ddplaunch.features.checkpoint.node import find_newest_checkpoint
 from ddplaunch.features.runs import history_store, run_totals
 from ddplaunch.features.runs.goodput import format_goodput
 from ddplaunch.features.runs.history_recorder import HistoryRecorder, scheduler_job_id
@@ -31,11 +31,11 @@ from ddplaunch.features.runs.sample_file import sample_file_name
 from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown, TimeCategory
 from ddplaunch.features.samples.sample import NodeSample, RankSample
 from tests.conftest import wait_until, write_program
+from tests.constant_override import launcher_with_constant
 from tests.features.runs.recorded_events import plan
 from tests.start_modes import LIGHT
 
-RUN = f"stalls-{os.getpid()}"
-"""Other tests of this user run theirs at the same time, and commands see them all."""
+RUN = "stalls"
 
 RANKS = ((0, "n0"), (1, "n1"))
 AGAIN = Restarting(1, 0.0, "again", None)
@@ -220,10 +220,12 @@ def test_a_kill_and_what_it_costs(start_ddplaunch, tmp_path, state):
     folder.mkdir()
     began = time.time()
     words = ("--nproc", "2", "--max-restarts", "1", "--checkpoint", "ckpt/*", *LIGHT)
-    job = start_ddplaunch("run", *words, write_program(folder, "saves.py", SAVES), cwd=folder)
+    launcher = launcher_with_constant(tmp_path, "features.checkpoint.node.MIN_AGE_S", 0.3)
+    program = write_program(folder, "saves.py", SAVES)
+    job = start_ddplaunch("run", *words, program, cwd=folder, executable=launcher)
     job.wait_for("up 0", 2)
     saved = os.stat(folder / "ckpt" / "step-1" / "part").st_mtime
-    wait_until(lambda: time.time() > saved + MIN_AGE_S + 0.2, "a checkpoint that is whole")
+    wait_until(lambda: time.time() > saved + 0.5, "a checkpoint that is whole")
     killed = time.time()
     os.kill(job.ranks()[1], signal.SIGKILL)
     job.wait_for("up 1", 2)

@@ -306,7 +306,7 @@ def written(tmp_path):
 @pytest.mark.parametrize(
     ("run", "width", "dark"),
     [
-        pytest.param(record(4), 1280, False, id="4"),
+        pytest.param(record(4), 1280, False, id="4", marks=pytest.mark.ci),
         pytest.param(evil(), 400, True, id="evil"),
         pytest.param(record(512, 3), 400, False, id="512", marks=pytest.mark.ci),
     ],

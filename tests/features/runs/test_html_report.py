@@ -1,7 +1,5 @@
 """Tests of ``ddplaunch report --html FILE`` on the command line."""
 
-import os
-
 import pytest
 
 from tests.conftest import assert_refused, write_program
@@ -10,8 +8,7 @@ from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
 
-RUN = f"bad-{os.getpid()}"
-"""Other tests of this user may have runs of their own."""
+RUN = "bad"
 
 FAILS = """
     import os

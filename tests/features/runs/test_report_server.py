@@ -1,7 +1,6 @@
 """Tests of ``ddplaunch report --serve``: the page of a running job, in a browser on this machine."""
 
 import http.client
-import os
 import re
 import signal
 import socket
@@ -15,7 +14,7 @@ from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
 
-RUN = f"served-{os.getpid()}"
+RUN = "served"
 
 WAITS = """
     import os, sys, time

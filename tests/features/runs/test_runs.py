@@ -9,17 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from ddplaunch.base.text import display_width
-from ddplaunch.cli import client, locate
+from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
-from ddplaunch.core.control_socket.job_status import short_target
+from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.rank_logs import read_last_lines
-from ddplaunch.features.runs.stop import stop, wait
+from ddplaunch.features.runs.stop import wait
 from tests.conftest import (
     NEWEST,
     clean_environment,
@@ -35,11 +34,11 @@ from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.usefixtures("state")
 
-NAME = f"train-{os.getpid()}-7"
-"""Of the job that runs: other tests of this user run theirs at the same time, and commands see them all."""
+NAME = "train-7"
+"""The run that runs."""
 
-MINE = f"mine-{os.getpid()}"
-"""Of one that has ended."""
+MINE = "mine"
+"""A run that has ended."""
 
 WAITS = """
     import os, time
@@ -205,12 +204,12 @@ def test_logs_and_report_of_a_failure(run_ddplaunch, run_in_fork, tmp_path):
 
 @pytest.mark.slow
 def test_without_a_name_it_is_the_newest_run_of_this_folder(
-    run_ddplaunch, start_ddplaunch, running, run_in_fork, tmp_path
+    start_ddplaunch, running, run_in_fork, tmp_path, monkeypatch
 ):
     (tmp_path / "other").mkdir()
-    write_program(tmp_path, "ends.py", "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
     for run, folder in ((f"{MINE}-a", tmp_path), (f"{MINE}-b", tmp_path), (f"{MINE}-c", tmp_path / "other")):
-        run_ddplaunch("run", "--nproc", "2", "--run-id", run, *LIGHT, tmp_path / "ends.py", cwd=folder)
+        monkeypatch.chdir(folder)
+        keep(run_id=run, code=3, printed=b"rank\n")
     os.utime(history_store.run_dir(f"{MINE}-a"))  # of a record that something was done to
     for words in (("report",), ("logs",), ("logs", "-f"), ("wait",)):
         done = run_in_fork(*words)
@@ -221,7 +220,8 @@ def test_without_a_name_it_is_the_newest_run_of_this_folder(
     refused = run_in_fork("report", cwd=empty)
     assert refused.stderr.startswith(f"Error: no running or recorded run was started in {empty}\n  name one: ")
     job = running("--no-history")
-    run_ddplaunch("run", "--nproc", "2", "--run-id", f"{MINE}-d", *LIGHT, "ends.py")
+    monkeypatch.chdir(tmp_path)
+    keep(run_id=f"{MINE}-d")
     waiting = start_ddplaunch("wait")
     wait_until(lambda: waiting.stderr() == f"{NEWEST}: {NAME}\n", "one that still runs")
     assert run_in_fork("report").stderr == f"{NEWEST}: {MINE}-d\n"
@@ -310,13 +310,11 @@ def test_stop_says_whom_it_waits_for_and_kills_them_where_that_is_asked(start_dd
         time.sleep(600)
         """,
     )
-    job = start_ddplaunch(
-        "run", "--nproc", "2", "--run-id", f"stubborn-{MINE}", "--grace", "600", *LIGHT, "stubborn.py"
-    )
+    job = start_ddplaunch("run", "--nproc", "2", "--run-id", "stubborn", "--grace", "600", *LIGHT, "stubborn.py")
     job.wait_for("up", 2)
-    stopping = start_ddplaunch("stop", f"stubborn-{MINE}")
+    stopping = start_ddplaunch("stop", "stubborn")
     wait_until(lambda: "waiting for 2 ranks; --now kills what is left\n" in stopping.stderr(), "whom it waits for")
-    assert run_in_fork("stop", f"stubborn-{MINE}", "--now").returncode == 0
+    assert run_in_fork("stop", "stubborn", "--now").returncode == 0
     assert (stopping.wait(), job.wait()) == (0, 130)
 
 
@@ -343,12 +341,12 @@ def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
 
 def test_a_number_that_a_name_has_within_stops_nothing(running, run_in_fork):
     """It may be a job of a scheduler that is not known any more."""
-    job = running(run_id=f"sweep-4{os.getpid()}7-b")
-    for word in (f"{os.getpid()}7", f"4{os.getpid()}"):
+    job = running(run_id="sweep-4711-b")
+    for word in ("711", "471"):
         done = run_in_fork("stop", word)
         assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"Error: no run is called {word}")
     assert job.process.poll() is None
-    assert run_in_fork("stop", f"4{os.getpid()}7").returncode == 0
+    assert run_in_fork("stop", "4711").returncode == 0
     assert job.wait() == 130
 
 
@@ -441,15 +439,11 @@ def test_last_lines(data, count, last):
 
 
 @pytest.mark.slow
-def test_stop_all(running, monkeypatch):
-    """Only of these two jobs here: others of this user run beside the tests."""
+def test_stop_all(running, run_in_fork):
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
-    pids = [job.process.pid for job in jobs]
-    mine = [each for each in locate.list_running() if each.pid in pids]
-    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: mine)
-    done = CliRunner().invoke(stop, ["--all"])
+    done = run_in_fork("stop", "--all")
     assert "was suspended: " in done.stderr
     assert done.stderr.count(" has ended\n") == 2
     assert [job.wait() for job in jobs] == [130, 130]

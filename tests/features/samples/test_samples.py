@@ -9,7 +9,7 @@ from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample,
 
 
 def some(seed: int) -> list[NodeSample]:
-    """A run of a few attempts, looked at now and then, with any figures."""
+    """Random samples of a few attempts."""
     chance = random.Random(seed)
     time, found = 1e9, []
     for attempt in range(chance.randint(1, 4)):
@@ -27,7 +27,7 @@ def some(seed: int) -> list[NodeSample]:
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4))
-def test_thinning_any_readings(seed):
+def test_downsampling_keeps_totals_and_maxima(seed):
     whole = some(seed)
     most = 4 + seed
     found = downsample(whole, most)
@@ -46,13 +46,13 @@ def test_thinning_any_readings(seed):
         assert busy[0] == pytest.approx(busy[1])
 
 
-def test_of_many_short_attempts_the_last_are_left():
+def test_downsampling_keeps_the_last_of_many_attempts():
     whole = [NodeSample(float(n), 1.0, n, (RankSample(0, 1.0, 1.0, 1.0, 1.0, None, None),)) for n in range(100)]
     assert [each.attempt for each in downsample(whole, 10)] == [*range(90, 100)]
 
 
-def test_readings_cover_about_the_same_time():
-    """A week of looks, kept as they come, is as fine at its beginning as at its end."""
+def test_samples_cover_about_the_same_time():
+    """Of a week, downsampled again and again, the beginning is as fine as the end."""
     found: list[NodeSample] = []
     for number in range(4 * 60 + 23 * 60 + 6 * 1440):
         seconds = 15.0 if number < 240 else 60.0
@@ -83,5 +83,5 @@ def inspected(*entered: dict[str, int]) -> Inspection:
         (({}, {"0": 1}), set()),
     ],
 )
-def test_who_is_behind(entered, late):
+def test_ranks_behind(entered, late):
     assert ranks_behind(inspected(*entered)) == late

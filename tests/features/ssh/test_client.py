@@ -17,6 +17,7 @@ from ddplaunch.system.plan.launch_command import python_command
 from tests.conftest import ddplaunch_command, run_command, wait_until, write_program
 from tests.features.doctor.findings import NO_REPLY
 from tests.features.ssh.job import refusal
+from tests.fork_server import CONSTANTS
 from tests.scaled_timeouts import scaled_timeout
 
 PLAYS = f"""\
@@ -108,13 +109,13 @@ def test_an_older_ssh_gets_no_setting_that_it_does_not_know(play, tmp_path, know
         assert (f"-o{setting}" in typed) == known
 
 
-@pytest.mark.slow
-def test_one_who_refuses_is_asked_again(play, tmp_path):
-    """And one whose answer is final is not."""
+def test_a_host_that_closes_the_connection_is_tried_again(play, tmp_path):
+    """A host whose answer is final is not."""
+    short = {CONSTANTS: "features.ssh.fleet.RETRY_DELAY_S=0.01"}
     for complaint, times in (("Connection closed by 10.0.0.1 port 22", 4), ("a: Permission denied (publickey).", 1)):
         (tmp_path / "tries").unlink(missing_ok=True)
         part = f"open('tries', 'a').write('x'); sys.stderr.write({complaint!r}); sys.exit(255)"
-        assert play(part) == (69, f"  a  {complaint}")
+        assert play(part, **short) == (69, f"  a  {complaint}")
         assert len((tmp_path / "tries").read_text()) == times
 
 

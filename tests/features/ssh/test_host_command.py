@@ -5,11 +5,10 @@ import os
 import signal
 import sys
 import tempfile
-from textwrap import dedent
 
 import pytest
 
-from tests.conftest import NEWEST, clean_environment, ddplaunch_command, run_command, write_program
+from tests.conftest import NEWEST, write_program
 from tests.start_modes import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -25,16 +24,6 @@ SSH = """
     exec sh -c "$3"
     """
 
-STOP = """
-    # Of the jobs on this machine only these: others of this user run beside the tests.
-    import sys
-    from ddplaunch.cli import locate
-    from ddplaunch.cli import run_command_line
-    list_all, pids = locate.list_running, sys.argv.pop(1).split(",")
-    locate.list_running = lambda: [each for each in list_all() if str(each.pid) in pids]
-    sys.exit(run_command_line())
-    """
-
 WAITS = """
     import os, sys, time
     print("ready", flush=True)
@@ -46,10 +35,8 @@ WAITS = """
 
 @pytest.fixture
 def place(tmp_path):
-    for name in ("bin", "far"):
-        (tmp_path / name).mkdir(mode=0o700)
-    write_program(tmp_path, "bin/ssh", SSH)
-    (tmp_path / "bin" / "ssh").chmod(0o755)
+    (tmp_path / "far").mkdir(mode=0o700)
+    write_program(tmp_path, "bin/ssh", SSH).chmod(0o755)
     write_program(tmp_path, "train.py", WAITS)
     return tmp_path
 
@@ -57,15 +44,17 @@ def place(tmp_path):
 @pytest.fixture
 def environment(place):
     with tempfile.TemporaryDirectory(prefix="far-", dir="/tmp") as sockets:  # their paths are short
-        path = f"{place / 'bin'}:{os.environ['PATH']}"
         own = {"XDG_STATE_HOME": str(place / "state"), "FAR": str(place / "far"), "SOCKETS": sockets}
-        yield clean_environment({**os.environ, **own, "PATH": path})
+        yield {**own, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
 
 
-def test_commands_go_to_the_first_host(start_ddplaunch, place, environment):
-    def ask(*words):
-        return run_command(ddplaunch_command(*words), place, environment)
+@pytest.fixture
+def ask(run_in_fork, environment):
+    """Run a command where hosts are reached by the stand-in for ssh."""
+    return lambda *words: run_in_fork(*words, env=environment)
 
+
+def test_commands_go_to_the_first_host(start_ddplaunch, run_ddplaunch, ask, place, environment):
     def rows():
         return [row for row in json.loads(ask("ps", "--json").stdout) if row["run"] == "demo"]
 
@@ -82,7 +71,6 @@ def test_commands_go_to_the_first_host(start_ddplaunch, place, environment):
         assert "train.py:4" in done.stdout
         assert done.stderr == "ddplaunch: demo runs on n1; connecting to n1 over SSH\n"
     assert "running: 2 ranks" in ask("top", "dem").stdout
-    assert "[1] ready" in ask("logs", "demo").stdout
     newest = ask("logs", "--rank", "1")
     assert newest.stdout == "ready\n"
     assert newest.stderr == f"{NEWEST}: demo\nddplaunch: demo runs on n1; connecting to n1 over SSH\n"
@@ -99,49 +87,41 @@ def test_commands_go_to_the_first_host(start_ddplaunch, place, environment):
         assert report.returncode == 0, report.stderr
         assert "demo: failed with exit code 3" in report.stdout
     assert ask("wait").returncode == 3
-    run_here = ask("run", "--run-id", "later", *LIGHT, "train.py")
-    assert run_here.returncode == 3, run_here.stderr
+    assert run_ddplaunch("run", "--run-id", "later", *LIGHT, "train.py", env=environment).returncode == 3
     assert "later: failed with exit code 3" in ask("report").stdout, "the newest of both"
     assert ask("clean", "--yes").returncode == 0
     assert rows() == []
 
 
-def test_stop_ends_the_jobs_from_where_they_were_started(start_ddplaunch, place, environment):
+def test_stop_ends_the_jobs_from_where_they_were_started(start_ddplaunch, ask, place, environment):
     """One by its name; with --all two, and one of this machine."""
 
     def start(name, *words):
         typed = ("run", *words, "--run-id", name, "--no-history", *LIGHT, "train.py")
         return start_ddplaunch(*typed, env=environment)
 
-    def stop(word):
-        pids = ",".join(str(job.process.pid) for job in jobs.values())
-        return run_command([sys.executable, "-c", dedent(STOP), pids, "stop", word], place, environment)
-
     far = ("--hosts", "n1:1")
     jobs = {"brief": start("brief", *far), "one": start("one", *far), "two": start("two", *far), "here": start("here")}
     for job in jobs.values():
         job.wait_for("ready")
-    done = stop("brief")
-    assert done.returncode == 0, done.stderr
-    assert "brief has ended" in done.stderr
-    assert jobs["brief"].wait() == 128 + signal.SIGINT, jobs["brief"].stderr()
-    done = stop("--all")
-    assert done.returncode == 0, done.stderr
-    for name in ("one", "two", "here"):
-        assert f"{name} has ended" in done.stderr
-        assert jobs[name].wait() == 128 + signal.SIGINT, jobs[name].stderr()
-    assert "no running jobs" in stop("--all").stderr
+    for word, names in (("brief", ["brief"]), ("--all", ["one", "two", "here"])):
+        done = ask("stop", word)
+        assert done.returncode == 0, done.stderr
+        for name in names:
+            assert f"{name} has ended" in done.stderr
+            assert jobs[name].wait() == 128 + signal.SIGINT, jobs[name].stderr()
+    assert "no running jobs" in ask("stop", "--all").stderr
     assert not list((place / "state" / "ddplaunch" / "over-ssh").iterdir())  # --no-history
 
 
-def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(place, environment):
+def test_a_host_that_ssh_does_not_reach_is_named_with_what_to_type(ask, place):
     folder = place / "state" / "ddplaunch" / "over-ssh"
     folder.mkdir(parents=True, mode=0o700)
     (place / "state" / "ddplaunch").chmod(0o700)
     job = {"run_id": "distant", "hosts": ["down", "n2"], "python": sys.executable, "target": "train.py", "cwd": "/",
            "pid": 1, "ticks": None, "host": "another", "began": 0.0}  # fmt: skip
     (folder / "distant.another.1.json").write_text(json.dumps(job))
-    done = run_command(ddplaunch_command("stacks", "distant", "--json"), place, environment)
+    done = ask("stacks", "distant", "--json")
     assert done.returncode == 69
     assert "distant runs on down, n2; connecting to down over SSH" in done.stderr
     assert "log in there and run: ssh down ddplaunch stacks distant --json" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import assert_refused, conflict, write_program
 from tests.features.submit.queue_programs import PROGRAMS_OF, Job, install
-from tests.features.submit.states import REJECTED
+from tests.features.submit.states import REJECTED, SHORT_INTERVALS
 from tests.start_modes import LIGHT
 
 
@@ -103,8 +103,9 @@ def followed(scheduler: str, *words: str) -> tuple[str, ...]:
     ("scheduler", "number", "log", "variable"),
     [("pbs", "{}.pbs01", "train.py.o{}", "PBS_JOBID"), ("lsf", "{}", "lsf-{}.out", "LSB_JOBID")],
 )
-def test_a_job_on_two_nodes_is_followed_to_its_end(run_ddplaunch, tmp_path, here, scheduler, number, log, variable):
-    done = run_ddplaunch(*followed(scheduler, "--", "fail", 'it\'s "one"', "$HOME"), env=here(scheduler))
+def test_a_job_on_two_nodes_is_followed_to_its_end(run_in_fork, tmp_path, here, scheduler, number, log, variable):
+    words = followed(scheduler, "--", "fail", 'it\'s "one"', "$HOME")
+    done = run_in_fork(*words, env={**SHORT_INTERVALS, **here(scheduler)})
     assert done.returncode == 7, done.stdout + done.stderr
     digits = re.findall(r"job (\d+)", done.stderr)[0]
     number = number.format(digits)

@@ -15,8 +15,9 @@ import pytest
 
 from ddplaunch.system.schedulers.scheduler import ACCOUNTING_DELAY_S
 from tests.conftest import assert_refused, wait_until, write_program
+from tests.constant_override import launcher_with_constant
 from tests.features.submit.queue_programs import PROGRAMS_OF, Job, install
-from tests.features.submit.states import DELETED, KILLED
+from tests.features.submit.states import DELETED, KILLED, SHORT_INTERVALS
 from tests.start_modes import LIGHT
 
 TRAIN = """
@@ -39,6 +40,7 @@ class Login:
     def __init__(self, scheduler: str, folder: Path, doors: str, answer) -> None:
         self.scheduler, self.folder, self.doors, self._answer = scheduler, folder, doors, answer
         self.env = {
+            **SHORT_INTERVALS,
             **install(folder / "site", *PROGRAMS_OF[scheduler]),
             "XDG_STATE_HOME": str(folder / "state"),
             "XDG_RUNTIME_DIR": str(folder / "login"),
@@ -104,7 +106,9 @@ def test_a_job_is_followed_again(login, start_ddplaunch, tmp_path):
         assert_refused(login.type(words[0], number, *words[1:]), expected, hint)
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
-    attached = start_ddplaunch("attach", short, env=login.env)
+    interval = "system.schedulers.log_follower.MIN_QUERY_INTERVAL_S"
+    launcher = launcher_with_constant(tmp_path, interval, 0.1, "LOG_POLL_INTERVAL_S")
+    attached = start_ddplaunch("attach", short, env=login.env, executable=launcher)
     attached.wait_for("] rank")
     write_program(tmp_path, "go", "")
     assert attached.wait() == 3, attached.stderr()

@@ -1,8 +1,10 @@
 """Tests of the batch scripts of all schedulers: compared with golden files, and valid for bash; where the logs are.
 
-``python -m tests.features.submit.test_scripts`` writes the golden files anew, to be read in the diff.
+The smallest job of each scheduler has a golden script; other jobs have what differs from it.
+``python -m tests.features.submit.test_scripts`` writes the golden files again, to be read in the diff.
 """
 
+import difflib
 import subprocess
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from ddplaunch.features.submit.slurm import Slurm
 GOLDEN = Path(__file__).parent / "golden"
 
 WRITERS = {"sge": GridEngine(), "pbs": Pbs(), "lsf": Lsf()}
-"""By the first word of a job's name; all others are Slurm's."""
+"""By the first word of a job's name, which is the name of its scheduler's smallest job; all others are Slurm's."""
 
 SMALLEST = BatchJob(command=["train.py"], interpreter="/opt/venv/bin/python", chdir="/data/wine", job_name="train.py")
 
@@ -94,14 +96,32 @@ def script(name: str) -> str:
     return writer(name).render_script(JOBS[name])
 
 
+def smallest(name: str) -> str:
+    """Return the name of the smallest job of the same scheduler."""
+    scheduler = name.partition("_")[0]
+    return scheduler if scheduler in WRITERS else "smallest"
+
+
+def golden_file(name: str) -> Path:
+    return GOLDEN / (f"{name}.sh" if name == smallest(name) else f"{name}.diff")
+
+
+def golden_text(name: str) -> str:
+    """Return the script of a smallest job, or how a script differs from that: a unified diff without line numbers."""
+    lines = script(name).splitlines()
+    if name != smallest(name):
+        _, _, *lines = difflib.unified_diff(script(smallest(name)).splitlines(), lines, n=1, lineterm="")
+    return "".join(f"{'@@' if line.startswith('@@ ') else line}\n" for line in lines)
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_golden(name):
-    assert script(name) == (GOLDEN / f"{name}.sh").read_text()
-    subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
+    assert golden_text(name) == golden_file(name).read_text()
+    subprocess.run(["bash", "-n"], input=script(name), text=True, check=True)
 
 
 def test_no_golden_file_is_left_over():
-    assert {path.stem for path in GOLDEN.iterdir()} == set(JOBS)
+    assert {*GOLDEN.iterdir()} == {golden_file(name) for name in JOBS}
 
 
 @pytest.mark.parametrize(
@@ -139,4 +159,4 @@ def test_a_value_cannot_become_a_line(name, text):
 
 if __name__ == "__main__":
     for each in JOBS:
-        (GOLDEN / f"{each}.sh").write_text(script(each))
+        golden_file(each).write_text(golden_text(each))

@@ -52,7 +52,8 @@ def run(tmp_path):
             "SRUN": str(srun),
             "LEFT": left,
         }
-        done = run_command(["bash"], tmp_path, environment, input=Slurm().render_script(job))
+        script = Slurm().render_script(job).replace("sleep 5 ", "sleep 0.1 ")
+        done = run_command(["bash"], tmp_path, environment, input=script)
         record = tmp_path / "srun.json"
         return (done, *(json.loads(record.read_text()) if record.exists() else (None, None)))
 
@@ -85,7 +86,7 @@ def test_what_srun_gets(run, name):
         ("USR1", "0\n", SMALLEST, 0, ""),
         ("USR2", "", JOBS["requeue"], 0, "ddplaunch: requeueing, 1 of 3\nrequeue 12\n"),  # scancel --batch
         (9, "", JOBS["spares"], 9, ""),
-        pytest.param("waits", "7\n", JOBS["spares"], 7, "", marks=pytest.mark.slow),  # for a node that came back
+        ("waits", "7\n", JOBS["spares"], 7, ""),  # for a node that came back
     ],
 )
 def test_the_exit_code_is_node_0s(run, tmp_path, monkeypatch, srun, left, job, code, expected):

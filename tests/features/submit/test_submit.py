@@ -16,7 +16,7 @@ from tests.conftest import (
     run_command,
     write_program,
 )
-from tests.features.submit.states import REJECTED
+from tests.features.submit.states import REJECTED, SHORT_INTERVALS
 
 SBATCH = """
     #!/bin/sh
@@ -64,8 +64,8 @@ class Cluster:
             write_program(self.folder, f"bin/{name}", text).chmod(0o755)
         (self.folder / "n").write_text("0")
         path = os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"])
-        self.environ = {"PATH": path, "STATE": str(self.folder), "XDG_CONFIG_HOME": str(folder / "config")}
-        self.environ["XDG_STATE_HOME"] = str(folder / "state")
+        self.environ = {**SHORT_INTERVALS, "PATH": path, "STATE": str(self.folder)}
+        self.environ |= {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_STATE_HOME": str(folder / "state")}
 
     def plays(self, *steps: str) -> None:
         for number, step in enumerate(steps):
@@ -523,7 +523,6 @@ def test_an_answer_that_is_no_job_id(submit):
     assert "its output has no job id: 'see you'" in done.stderr
 
 
-@pytest.mark.slow
 def test_followed_to_its_end(submit, cluster):
     """Through a requeue, after which the log goes on in the same file, and a question that Slurm does not answer."""
     cluster.plays(

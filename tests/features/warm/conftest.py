@@ -1,4 +1,4 @@
-"""A shell that leads a session, and a stand-in for torch whose import takes no time."""
+"""Fixtures: a shell that leads a session, and a stand-in for torch whose import takes no time."""
 
 import itertools
 import os
@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, is_alive, wait_until, write_program
+from tests.constant_override import launcher_with_constant
+from tests.scaled_timeouts import scaled_timeout
 
 BUSY = "the warm zygote was busy"
-"""Why a run did not use a warm zygote that answers another launcher, or none."""
+"""Why a run did not use a warm zygote that did not reply in time."""
 
 TORCH = """
 import os
@@ -58,6 +60,9 @@ class Shell:
         self.env = clean_environment(
             {"XDG_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": str(self.modules), "HOME": str(folder), **(env or {})}
         )
+        self.launcher = launcher_with_constant(
+            folder / "bin", "features.warm.warm_client.REPLY_TIMEOUT_S", scaled_timeout(0.4)
+        )
         self._numbers = itertools.count()
         self.started: list[int] = []
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -65,7 +70,7 @@ class Shell:
             ["sh"], cwd=folder, env=self.env, start_new_session=True, **pipes
         )
 
-    def _say(self, line: str) -> str:
+    def _type(self, line: str) -> str:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
@@ -80,18 +85,19 @@ class Shell:
     def run(self, line: str = "", *, before: str = "", after: str = "") -> RunResult:
         """Run a line, by default ``ddplaunch run --warm`` of a program that prints the process which imported torch."""
         out, err = (self.folder / f"{next(self._numbers)}.{name}" for name in ("out", "err"))
-        typed = line or f"{before} {self.launch('shows.py')} {after}"
-        code = self._say(f"( {typed} ) </dev/null >{out} 2>{err}; echo $?")
+        command = line or f"{before} {self.launch('shows.py')} {after}"
+        code = self._type(f"( {command} ) </dev/null >{out} 2>{err}; echo $?")
         return RunResult(int(code), out.read_text(errors="replace"), err.read_text(errors="replace"))
 
     def begin(self, line: str) -> tuple[int, Path]:
         """Start a command in the background; return its pid and the file of all that it prints."""
         out = self.folder / f"{next(self._numbers)}.all"
-        self.started += [int(self._say(f"{line} </dev/null >{out} 2>&1 & echo $!"))]
+        self.started += [int(self._type(f"{line} </dev/null >{out} 2>&1 & echo $!"))]
         return self.started[-1], out
 
-    def launch(self, *words: str | Path, nproc: int = 2) -> str:
-        return shlex.join(ddplaunch_command("run", "--warm", "--nproc", str(nproc), *words))
+    def launch(self, *words: str | Path) -> str:
+        _, *others = ddplaunch_command("run", "--warm", "--nproc", "2", *words)
+        return shlex.join([str(self.launcher), *others])
 
     def warm(self, *words: str) -> RunResult:
         return self.run(shlex.join(ddplaunch_command("warm", *words)))
@@ -144,7 +150,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def wait_for_text(file: Path, text: str, times: int = 1) -> str:
-    """Wait until a file holds ``text`` so many times; return all of it."""
+    """Wait until a file holds ``text`` ``times`` times; return all of it."""
     wait_until(
         lambda: file.exists() and file.read_text(errors="replace").count(text) >= times, f"{text!r} x {times} in {file}"
     )

@@ -15,7 +15,7 @@ from tests.features.warm.conftest import BUSY, ROOT, Shell
 
 
 @pytest.mark.slow
-def test_warm_shows_what_is_kept(shell: Shell):
+def test_the_list_of_warm_zygotes(shell: Shell):
     assert shell.warm().stderr == "no warm zygotes\n"
     made = shell.run().made
     head, line = shell.warm().stdout.splitlines()
@@ -26,7 +26,7 @@ def test_warm_shows_what_is_kept(shell: Shell):
 
 
 @pytest.mark.slow
-def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
+def test_the_config_file_and_the_options_that_override_it(shell: Shell):
     write_program(shell.folder, ".config/ddplaunch.toml", '[submit]\npartition = "a"\n[run]\nwarm = "5m"\n')
     plain = shell.launch("--log-dir", "log", "shows.py").replace(" --warm ", " ")
     shell.run(plain)
@@ -50,14 +50,14 @@ def test_the_file_asks_for_it_and_no_warm_overrules(shell: Shell):
         ("run = 3\n", "[run] is not a table"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(run_in_fork, tmp_path, text, expected):
+def test_a_wrong_config_file_is_refused(run_in_fork, tmp_path, text, expected):
     write_program(tmp_path, "train.py", "")
     file = write_program(tmp_path, "config/ddplaunch.toml", text)
     done = run_in_fork("run", "--nproc", "2", "train.py", env={"XDG_CONFIG_HOME": str(tmp_path / "config")})
     assert_refused(done, f"Error: {file}: {expected}")
 
 
-def test_a_project_cannot_ask_for_it(run_in_fork, tmp_path):
+def test_a_project_file_may_not_set_warm(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     file = write_program(tmp_path, "pyproject.toml", '[tool.ddplaunch.run]\nwarm = "10m"\n')
     done = run_in_fork("run", "--dry-run", "train.py")
@@ -69,30 +69,24 @@ COLD = {
     "this run was started over SSH": ("DDPLAUNCH_OVER_SSH=1", ""),
     "modules named with --preload are not kept warm: threading": ("", "--preload threading"),
     "each rank is a new interpreter": ("", "--start exec"),
+    "the launcher has pid 1": ("unshare --pid --fork --mount-proc", ""),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("why", COLD)
-def test_who_starts_cold(shared: Shell, why, tmp_path):
+def test_runs_that_start_cold(shared: Shell, why, tmp_path):
     before, options = COLD[why]
+    if before.startswith("unshare") and not ROOT:
+        pytest.skip("only root may unshare")
     write_program(shared.folder, "plain.py", "print('ran', flush=True)\n")
     done = shared.run(f"{before} {shared.launch('--log-dir', tmp_path, *options.split(), 'plain.py')}")
     assert done.stdout.count("ran") == 2, done.stderr
     assert why not in done.stderr
     assert shared.reasons(str(tmp_path)) == [why]
-    assert shared.list_zygotes() == []
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not ROOT, reason="only root may unshare")
-def test_pid_1_starts_cold(shared: Shell, tmp_path):
-    done = shared.run(f"unshare --pid --fork --mount-proc {shared.launch('--log-dir', tmp_path, 'shows.py')}")
-    assert done.code == 0, done.stderr
-    assert shared.reasons(str(tmp_path)) == ["the launcher has pid 1"]
-
-
-def test_a_folder_that_others_may_enter_is_not_used(tmp_path, monkeypatch):
+def test_a_folder_with_wrong_permissions_is_not_used(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     loose, link, good = (tmp_path / name for name in ("loose", "link", "good"))
     loose.mkdir()
@@ -104,8 +98,8 @@ def test_a_folder_that_others_may_enter_is_not_used(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not ROOT, reason="only root may be somebody else")
-def test_another_user_is_not_served_and_not_asked(shell: Shell):
+@pytest.mark.skipif(not ROOT, reason="only root may become another user")
+def test_another_user_is_not_served(shell: Shell):
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
     for folder in (shell.runtime, path.parent):
@@ -128,7 +122,7 @@ def test_another_user_is_not_served_and_not_asked(shell: Shell):
 
 
 @pytest.mark.slow
-def test_a_socket_of_something_else_delays_no_run(shell: Shell):
+def test_a_socket_of_another_program_delays_no_run(shell: Shell):
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
     shell.warm("--stop")
@@ -144,13 +138,13 @@ def test_a_socket_of_something_else_delays_no_run(shell: Shell):
 
 
 @pytest.mark.slow
-def test_without_a_home(shell: Shell):
+def test_a_user_without_a_home(shell: Shell):
     assert shell.run(before="env -u HOME -u XDG_CONFIG_HOME").made == shell.run(before="env -u HOME").made
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ROOT, reason="only root may mount")
-def test_where_no_socket_can_be_made(shell: Shell):
+def test_a_full_file_system_for_sockets(shell: Shell):
     """As in a full /tmp: a file system with room for two folders."""
     if shell.run(f"unshare --mount mount -t tmpfs none {shell.runtime}").code:
         pytest.skip("nothing can be mounted here")

@@ -15,22 +15,10 @@ from tests.features.warm.conftest import ROOT, SHOWS, WAITS, RunResult, Shell, w
 from tests.scaled_timeouts import scaled_timeout
 
 
-def config(shell: Shell, text: str) -> None:
-    write_program(shell.folder, ".config/ddplaunch.toml", text)
-
-
-@pytest.mark.slow
-def test_it_ends_after_its_time(shell: Shell):
-    config(shell, '[run]\nwarm = "0.3s"\n')
-    done = shell.run()
-    wait_for_exit(done.made)
-    assert not (shell.runtime / "ddplaunch-warm").exists()
-
-
 @pytest.mark.slow
 def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
-    seconds = scaled_timeout(2)
-    config(shell, f'[run]\nwarm = "{seconds:.1f}s"\n')
+    seconds = scaled_timeout(0.8)
+    write_program(shell.folder, ".config/ddplaunch.toml", f'[run]\nwarm = "{seconds:.1f}s"\n')
     write_program(
         shell.folder, "waits.py", SHOWS + f"import time\ntime.sleep({1.5 * seconds})\nprint('still', flush=True)\n"
     )
@@ -38,10 +26,11 @@ def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
     assert done.stdout.count("still") == 2
     assert is_alive(done.made)
     wait_for_exit(done.made)
+    assert not (shell.runtime / "ddplaunch-warm").exists()
 
 
 @pytest.mark.slow
-def test_it_ends_with_the_shell_that_made_it(shell: Shell):
+def test_it_ends_with_its_shell(shell: Shell):
     done = shell.run()
     assert is_alive(done.made)
     shell.log_out()
@@ -49,8 +38,8 @@ def test_it_ends_with_the_shell_that_made_it(shell: Shell):
 
 
 @pytest.mark.slow
-def test_without_a_leader_of_its_session_it_ends_with_the_outermost_shell(shell: Shell):
-    """As below nohup, a CI runner or nsenter: what leads the session has ended, or cannot be seen."""
+def test_without_a_session_leader_it_ends_with_the_outermost_shell(shell: Shell):
+    """As below nohup, a CI runner or nsenter: the session leader has ended, or is not visible."""
     two_runs = "read go <go; " + 2 * f"{shell.launch('shows.py')}; " + "read go <go"
     made = RunResult(0, after_its_leader(shell, two_runs, says="[1] made", times=2), "").made
     assert shell.list_zygotes() == [made]
@@ -59,14 +48,14 @@ def test_without_a_leader_of_its_session_it_ends_with_the_outermost_shell(shell:
 
 
 @pytest.mark.slow
-def test_without_any_shell_a_run_starts_cold(shell: Shell):
+def test_without_a_shell_a_run_starts_cold(shell: Shell):
     after_its_leader(shell, f"read go <go; exec {shell.launch('--log-dir', 'log', 'shows.py')}", says="[1] made")
     assert shell.reasons("log") == ["cannot connect to a warm zygote: the shell that it was started from has ended"]
     assert shell.list_zygotes() == []
 
 
 def after_its_leader(shell: Shell, line: str, *, says: str, times: int = 1) -> str:
-    """Run a line in the background of a session whose leader ends; say it waits for ``go``; return what it prints."""
+    """Run a line, which waits for ``go``, in a session whose leader has ended; return its output."""
     os.mkfifo(shell.folder / "go")
     out = shell.folder / "background.out"
     done = shell.run(f"setsid -w sh -c {shlex.quote(f'( {line} ) >{out} 2>&1 & echo $!')}")
@@ -77,7 +66,7 @@ def after_its_leader(shell: Shell, line: str, *, says: str, times: int = 1) -> s
 
 
 @pytest.mark.slow
-def test_it_ends_on_a_signal_and_its_folder_with_the_last_one(shell: Shell):
+def test_it_ends_on_a_signal_and_the_last_one_removes_the_folder(shell: Shell):
     first, second, third = (shell.run(before=f"FOO={number}").made for number in range(3))
     for pid, number in ((first, signal.SIGTERM), (second, signal.SIGHUP)):
         os.kill(pid, number)
@@ -111,8 +100,8 @@ def test_a_removed_folder_does_not_disturb_a_launcher(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_signal_to_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
-    """As systemd and schedulers do: SIGTERM for all, and the ranks are to have their grace."""
+def test_a_signal_to_all_processes_leaves_the_grace_to_the_ranks(shell: Shell):
+    """As systemd and schedulers send it."""
     write_program(shell.folder, "waits.py", WAITS)
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
     made = int(wait_for_text(out, "made", 2).split()[2])
@@ -126,7 +115,7 @@ def test_a_signal_to_a_whole_tree_leaves_a_run_to_its_launcher(shell: Shell):
 
 
 @pytest.mark.slow
-def test_stop_ends_it_after_its_run(shell: Shell):
+def test_stop_ends_it_after_the_current_run(shell: Shell):
     write_program(shell.folder, "waits.py", WAITS)
     idle = shell.run(before="FOO=1").made
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
@@ -141,8 +130,8 @@ def test_stop_ends_it_after_its_run(shell: Shell):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ROOT, reason="only root may mount")
-def test_it_ends_when_memory_is_short(tmp_path, shell: Shell):
-    """In a mount namespace, where a file of ours stands for the kernel's account of memory."""
+def test_it_ends_when_little_memory_is_available(tmp_path, shell: Shell):
+    """In a mount namespace with a file in place of /proc/meminfo."""
     meminfo = write_program(tmp_path, "meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
     run = f"{shell.launch('--log-dir', 'log', 'shows.py')}; {shell.launch('--log-dir', 'log', 'shows.py')}"
     short = f"printf 'MemTotal: 1000 kB\\nMemAvailable: 90 kB\\n' >{meminfo}"
@@ -159,7 +148,7 @@ def test_it_ends_when_memory_is_short(tmp_path, shell: Shell):
 
 
 @pytest.mark.slow
-def test_an_idle_one_never_wakes(shell: Shell):
+def test_it_does_not_wake_while_idle(shell: Shell):
     made = shell.run().made
 
     def switches() -> list[str]:

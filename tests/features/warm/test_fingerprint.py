@@ -1,8 +1,8 @@
-"""Tests of when a run may use a warm zygote: what a fork inherits, and what was read, must be the same."""
+"""Tests of when a run may use a warm zygote: inherited state, and files that imports read, must be the same."""
 
+import json
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,15 @@ import pytest
 
 import ddplaunch
 from ddplaunch.features.warm.fingerprint import compute_fingerprint
-from tests.conftest import wait_until, write_program
+from tests.conftest import run_command, wait_until, write_program
 from tests.features.warm.conftest import ROOT, Shell, wait_for_exit
 
 needs_root = pytest.mark.skipif(not ROOT, reason="only root may")
 
 
 def python(text: str) -> str:
-    """Do something in a process, and be what follows."""
+    """A command that executes statements, and then the command that follows."""
     return shlex.join([sys.executable, "-c", f"import ctypes, os, sys; {text}; os.execvp(sys.argv[1], sys.argv[1:])"])
-
-
-@pytest.fixture(scope="module")
-def usual(shared: Shell) -> int:
-    """Who imports for runs of which nothing differs."""
-    made = shared.run().made
-    assert shared.run().made == made
-    return made
 
 
 DIFFERENT = {
@@ -37,7 +29,7 @@ DIFFERENT = {
     "affinity": "taskset -c 0",
     "a limit": "ulimit -c 0; ulimit -n 500;",
     "the soft limit of open files": "prlimit --nofile=600:",
-    "folder": "cd modules && ln -sf ../shows.py . &&",
+    "folder": "cd / &&",
     "an ignored signal": "trap '' USR1;",
     "oom score": "choom -n 500 --",
     "scheduling": "chrt --batch 0",
@@ -55,21 +47,33 @@ DIFFERENT = {
 AS_ROOT = {"groups", "capabilities", "a namespace", "host name"}
 
 
-@pytest.mark.parametrize("what", [pytest.param(each, marks=[needs_root] * (each in AS_ROOT)) for each in DIFFERENT])
+FINGERPRINT = """
+import json, os
+from ddplaunch.features.warm.fingerprint import compute_fingerprint
+
+config = {"modules": ["torch"], "import_environment": {}, "shielded_signals": []}
+print(json.dumps(compute_fingerprint("zygote.py", config, os.environ)))
+"""
+
+
+def fingerprint_in(folder: Path, before: str = "") -> object:
+    """The fingerprint of a process that a shell starts with ``before``."""
+    command = shlex.join([sys.executable, "-c", FINGERPRINT])
+    return json.loads(run_command(["sh", "-c", f"{before} {command}"], folder).stdout)
+
+
 @pytest.mark.slow
-def test_what_differs_starts_cold(shared: Shell, usual: int, what):
+@pytest.mark.parametrize("what", [pytest.param(each, marks=[needs_root] * (each in AS_ROOT)) for each in DIFFERENT])
+def test_inherited_state_changes_the_fingerprint(tmp_path, what):
     before = DIFFERENT[what]
-    if not before.endswith((";", "&&")) and shared.run(f"{before} true").code:
+    if not before.endswith((";", "&&")) and run_command(["sh", "-c", f"{before} true"], tmp_path).returncode:
         pytest.skip("it cannot be changed here")
-    other = shared.run(before=before)
-    assert other.code == 0, other.stderr
-    assert other.made != usual
-    assert shared.run().made == usual, "the first one stays"
+    assert fingerprint_in(tmp_path, before) != fingerprint_in(tmp_path)
 
 
 @needs_root
 @pytest.mark.slow
-def test_another_cgroup_starts_cold(shared: Shell, usual: int):
+def test_another_cgroup_changes_the_fingerprint(tmp_path):
     parents = [Path("/sys/fs/cgroup", name) for name in ("pids", "unified", "")]
     group = next((each for each in parents if (each / "cgroup.procs").exists()), Path("/")) / f"warm-{os.getpid()}"
     try:
@@ -77,31 +81,29 @@ def test_another_cgroup_starts_cold(shared: Shell, usual: int):
     except OSError:
         pytest.skip("no cgroup can be made here")
     try:
-        other = shared.run(before=f"echo 0 >{group}/cgroup.procs;")
-        assert other.made != usual
-        assert other.made in shared.list_zygotes()
-        os.kill(other.made, signal.SIGTERM)
-        wait_for_exit(other.made)
+        assert fingerprint_in(tmp_path, f"echo 0 >{group}/cgroup.procs;") != fingerprint_in(tmp_path)
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of all in the cgroup")
         group.rmdir()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "variables", ["OLDPWD=/ SHLVL=7", "TERM=dumb TERM_PROGRAM=x", "SSH_TTY=/dev/pts/9", "COLUMNS=3"]
-)
-def test_variables_of_the_terminal_do_not_count_but_arrive(shared: Shell, usual: int, variables):
-    name, value = variables.split()[0].split("=")
-    write_program(
-        shared.folder, "tells.py", f"import os, torch\nprint('made', torch.made, os.environ['{name}'], flush=True)\n"
-    )
-    other = shared.run(f"{variables} {shared.launch('tells.py')}")
-    assert other.made == usual
-    assert other.stdout.count(f" {value}\n") == 2
+def test_a_run_that_differs_starts_cold(shared: Shell):
+    """Variables of the terminal do not count, but arrive."""
+    usual = shared.run().made
+    other = shared.run(before="FOO=1")
+    assert other.code == 0, other.stderr
+    assert other.made != usual
+    names = {"OLDPWD": "/", "SHLVL": "7", "TERM": "dumb", "TERM_PROGRAM": "x", "SSH_TTY": "/dev/pts/9", "COLUMNS": "3"}
+    program = f"import os, torch\nprint('made', torch.made, [os.environ[name] for name in {[*names]}], flush=True)\n"
+    write_program(shared.folder, "prints.py", program)
+    variables = " ".join(f"{name}={value}" for name, value in names.items())
+    done = shared.run(f"{variables} {shared.launch('prints.py')}")
+    assert done.made == usual, "the first zygote stays"
+    assert done.stdout.count(f" {[*names.values()]}\n") == 2
 
 
-def test_a_variable_that_an_import_reads_counts(tmp_path):
+def test_variables_that_an_import_reads_change_the_fingerprint(tmp_path):
     config: Any = {
         "modules": ["torch"],
         "import_environment": {},
@@ -123,7 +125,7 @@ def test_a_variable_that_an_import_reads_counts(tmp_path):
 
 @pytest.mark.slow
 def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
-    """It can be inherited, but not passed to another process."""
+    """Its number can be inherited, but not received."""
     beyond = python("os.dup2(0, 700); import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 4096))")
     done = shared.run(f"{beyond} {shared.launch('--log-dir', 'beyond', 'shows.py')}")
     assert done.code == 0, done.stderr
@@ -136,12 +138,14 @@ def test_a_changed_module_ends_it(shell: Shell):
     write_program(shell.modules, "helper.py", "value = 1\n")
     shell.torch_also("import helper\n")
     write_program(
-        shell.folder, "tells.py", "import helper, torch\nprint('made', torch.made, 'value', helper.value, flush=True)\n"
+        shell.folder,
+        "prints.py",
+        "import helper, torch\nprint('made', torch.made, 'value', helper.value, flush=True)\n",
     )
-    first = shell.run(shell.launch("tells.py"))
-    assert shell.run(shell.launch("tells.py")).made == first.made
+    first = shell.run(shell.launch("prints.py"))
+    assert shell.run(shell.launch("prints.py")).made == first.made
     write_program(shell.modules, "helper.py", "value = 22\n")
-    changed = shell.run(shell.launch("--log-dir", "log", "tells.py"))
+    changed = shell.run(shell.launch("--log-dir", "log", "prints.py"))
     assert changed.stdout.count("value 22") == 2
     assert changed.made != first.made
     assert str(shell.modules / "helper.py") in shell.reasons("log")[0]
@@ -149,38 +153,37 @@ def test_a_changed_module_ends_it(shell: Shell):
 
 
 @pytest.mark.slow
-def test_a_module_that_was_missing_and_is_there_now_ends_it(shell: Shell):
+def test_a_module_that_was_missing_before_ends_it(shell: Shell):
     shell.torch_also("try:\n    import extra\nexcept ImportError:\n    extra = None\n")
     write_program(
-        shell.folder, "tells.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n"
+        shell.folder, "prints.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n"
     )
-    first = shell.run(shell.launch("tells.py"))
+    first = shell.run(shell.launch("prints.py"))
     write_program(shell.modules, "unrelated.py", "")
-    assert shell.run(shell.launch("tells.py")).made == first.made
+    assert shell.run(shell.launch("prints.py")).made == first.made
     write_program(shell.modules, "extra.py", "")
-    assert shell.run(shell.launch("tells.py")).stdout.count("True") == 2
+    assert shell.run(shell.launch("prints.py")).stdout.count("True") == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["matplotlibrc", ".config/fsspec/conf.json"])
-def test_settings_that_an_import_may_have_read_end_it(shell: Shell, name):
-    first = shell.run()
-    file = write_program(shell.folder, name, "{}")
-    assert shell.run().made != first.made
-    anew = shell.run()
-    assert shell.run().made == anew.made
-    file.write_text("{ }")
-    assert shell.run().made != anew.made
+def test_settings_that_an_import_may_have_read_end_it(shell: Shell):
+    """A new file, a new file in another place, and a changed one. The next run but one uses a new warm zygote."""
+    kept = shell.run().made
+    for name, text in (("matplotlibrc", "{}"), (".config/fsspec/conf.json", "{}"), ("matplotlibrc", "{ }")):
+        write_program(shell.folder, name, text)
+        assert shell.run().made != kept, name
+        kept = shell.run().made
+    assert shell.run().made == kept
 
 
 @pytest.mark.slow
-def test_a_pth_file_that_is_installed_ends_it(shell: Shell, tmp_path):
-    """In a virtual environment of its own, as it would change this one."""
+def test_a_new_pth_file_ends_it(shell: Shell, tmp_path):
+    """In a virtual environment of its own."""
     shell.run(shlex.join([sys.executable, "-m", "venv", "--without-pip", "env"]))
     (site,) = (tmp_path / "env/lib").glob("python*/site-packages")
     (site / "ours.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
     (site / "ddplaunch.pth").write_text(f"{Path(ddplaunch.__file__).parents[1]}\n")
-    launch = shell.launch("shows.py").replace(sys.executable, "env/bin/python", 1)
+    launch = f"env/bin/python {shell.launch('shows.py')}"
     first = shell.run(launch)
     assert shell.run(launch).made == first.made
     (site / "new.pth").write_text("import os; os.environ['NEW'] = '1'\n")
@@ -188,7 +191,7 @@ def test_a_pth_file_that_is_installed_ends_it(shell: Shell, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_file_of_the_users_own_that_hides_a_module_starts_cold(shell: Shell):
+def test_a_user_file_that_hides_a_module_starts_cold(shell: Shell):
     first = shell.run()
     write_program(shell.folder, "turtle.py", "")  # torch does not import it
     assert shell.run().made == first.made

@@ -16,7 +16,7 @@ from tests.scaled_timeouts import scaled_timeout
 
 
 @pytest.mark.slow
-def test_a_pipe_does_not_wait_for_a_stopped_one(shell: Shell):
+def test_a_pipe_does_not_wait_for_a_stopped_zygote(shell: Shell):
     made = shell.run().made
     os.kill(made, signal.SIGSTOP)
     try:
@@ -28,11 +28,11 @@ def test_a_pipe_does_not_wait_for_a_stopped_one(shell: Shell):
         assert shell.reasons("log") == [BUSY]
     finally:
         os.kill(made, signal.SIGCONT)
-    assert shell.run().made == made, "it has forgotten whom it missed"
+    assert shell.run().made == made, "it serves the next run"
 
 
 @pytest.mark.slow
-def test_one_that_is_stopped_while_it_imports_goes_with_its_launcher(shell: Shell):
+def test_a_zygote_stopped_while_it_imports_ends_with_its_launcher(shell: Shell):
     import_slowly(shell)
     reader, out = shell.begin(f"{{ sh -c '{shell.launch('shows.py')} & echo launcher $!; wait' | cat; }}")
     launcher = int(wait_for_text(out, "launcher ").split()[1])
@@ -47,8 +47,8 @@ def _takes(control: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("does", [lambda control: None, _takes], ids=["given", "taken"])
-def test_what_a_stopped_zygote_was_given_comes_back(does: Callable[[socket.socket], None]):
-    """It says that it is there, and is stopped before it has taken the launcher's descriptors, or right after."""
+def test_descriptors_sent_to_a_stopped_zygote_are_closed(does: Callable[[socket.socket], None]):
+    """It offers itself, and is stopped before or after it receives the descriptors of the launcher."""
     (ours, theirs), (line, its) = socket.socketpair(), socket.socketpair()
     reading, writing = os.pipe()
     zygote = os.fork()
@@ -70,7 +70,7 @@ def test_what_a_stopped_zygote_was_given_comes_back(does: Callable[[socket.socke
     os.close(reading)
 
 
-def test_nothing_is_sent_to_one_that_does_not_answer():
+def test_no_descriptor_is_sent_to_a_zygote_that_does_not_reply():
     (ours, theirs), (line, its) = socket.socketpair(), socket.socketpair()
     with ours, theirs, line, its:
         assert not warm_client.hand_over_fds(ours, theirs, line, [0, 1, 2])
@@ -80,4 +80,4 @@ def test_nothing_is_sent_to_one_that_does_not_answer():
         its.close()
         began = time.monotonic()
         assert not warm_client.hand_over_fds(ours, theirs, line, [0, 1, 2])
-        assert time.monotonic() - began < warm_client.REPLY_TIMEOUT_S, "it has declined, and nothing else will come"
+        assert time.monotonic() - began < warm_client.REPLY_TIMEOUT_S, "a closed connection is no timeout"

@@ -174,7 +174,7 @@ def test_four_become_four_ranks(mpiexec, tmp_path):
     assert re.search(f"ddplaunch: {found}", err)
 
 
-def test_one_that_fails_ends_all_and_is_reported_once(mpiexec):
+def test_a_failed_rank_ends_all_and_is_reported_once(mpiexec):
     run = mpiexec(3, PROGRAMS / "fails.py", "exit", "1")
     _, err = run.communicate(timeout=scaled_timeout(100))
     assert run.returncode == 7, err
@@ -226,7 +226,7 @@ def test_hosts_find_each_other(shown, package):
     ]
 
 
-def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(shown, package):
+def test_a_single_task_on_its_host_is_a_rank_if_other_hosts_have_several(shown, package):
     """And may use MPI itself: that the launcher has asked PMI or PMIx before does not show."""
     library = [ROOT / package / "lib" / LIBRARY[package]] if package in WHEELS else []
     output, by_mpi = shown(UNEVEN[package], "--start", "exec", "train.py", *library)
@@ -240,7 +240,7 @@ def test_the_host_of_mpirun_may_be_one_of_them(shown, package):
     assert output == ["sum 2 on n0 0 0 2 1 0 2", "sum 2 on n1 1 0 2 1 1 2"]
 
 
-def test_one_that_fails_on_a_host_ends_all(on_hosts, package, tmp_path):
+def test_a_failed_rank_on_one_host_ends_all(on_hosts, package, tmp_path):
     write_program(tmp_path, "train.py", SLEEPS)
     run = on_hosts(UNEVEN[package], "--preload", "threading", "train.py", "fail")
     out, _ = run.communicate(timeout=scaled_timeout(100))

@@ -47,7 +47,7 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("environ", "expected"), FOUND)
-def test_what_is_found(environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
+def test_detected_cluster_environments(environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
     cluster_env = system.detect(environ)
     assert cluster_env
     assert {field: getattr(cluster_env, field) for field in expected} == expected
@@ -73,7 +73,7 @@ VERSION_5 = [
 
 
 @pytest.mark.parametrize(("numbers", "hosts", "expected"), VERSION_5)
-def test_what_pmix_says_of_hosts(
+def test_hosts_from_pmix(
     numbers: tuple[int, int, int, int],
     hosts: tuple[str, ...] | None,
     expected: tuple[int, int, bool],

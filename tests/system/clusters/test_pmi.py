@@ -89,7 +89,7 @@ def task(rank: int, local_rank: int, local_size: int) -> dict[str, str]:
     return {**{name: str(number) for name, number in numbers.items()}, "PMI_FD": os.environ["PMI_FD"]}
 
 
-def test_one_alone_on_its_host_is_a_rank_where_others_share_theirs(hydra: Hydra) -> None:
+def test_a_single_task_on_its_host_is_a_rank_if_other_hosts_have_several(hydra: Hydra) -> None:
     cluster_env = require_detected(mpich.detect(task(2, 0, 1)))
     assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.node_rank) == (
         RankAssignment(2, 3, 0, 1),
@@ -143,7 +143,7 @@ def test_a_closed_connection_is_as_if_there_were_no_hydra(hydra: Hydra) -> None:
 
 
 @pytest.mark.parametrize("fd", ["9999", "x", ""])
-def test_what_is_no_socket_is_left_alone(fd: str, hydra: Hydra, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pmi_fd_that_is_not_a_socket_is_ignored(fd: str, hydra: Hydra, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_FD", fd)
     assert hydra_pmi.query_hydra({"PMI_FD": fd}, 0, 2) is None
     with open(os.devnull) as other:
@@ -151,6 +151,6 @@ def test_what_is_no_socket_is_left_alone(fd: str, hydra: Hydra, monkeypatch: pyt
         assert hydra_pmi.query_hydra({"PMI_FD": str(other.fileno())}, 0, 2) is None
 
 
-def test_the_socket_of_another_process_is_left_alone(hydra: Hydra) -> None:
+def test_a_pmi_socket_of_another_process_is_not_used(hydra: Hydra) -> None:
     assert hydra_pmi.query_hydra({"PMI_FD": "8"}, 0, 2) is None
     assert hydra.requests == []

@@ -92,7 +92,9 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("environ", "expected", "notes"), FOUND)
-def test_what_is_found(environ: Mapping[str, str], expected: Mapping[str, Any], notes: list[str]) -> None:
+def test_detected_cluster_environments(
+    environ: Mapping[str, str], expected: Mapping[str, Any], notes: list[str]
+) -> None:
     cluster_env = system.detect(environ)
     assert cluster_env
     assert {field: getattr(cluster_env, field) for field in expected} == expected

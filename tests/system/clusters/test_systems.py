@@ -286,7 +286,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "environ", "expected"), FOUND)
-def test_what_is_found(name: str, environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
+def test_detected_cluster_environments(name: str, environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
     cluster_env = require_detected(seen(name, environ))
     assert (cluster_env.cluster, {field: getattr(cluster_env, field) for field in expected}) == (name, expected)
 
@@ -328,7 +328,7 @@ LEFT_TO_OTHERS: list[tuple[str, Mapping[str, str]]] = [
 
 
 @pytest.mark.parametrize(("name", "environ"), LEFT_TO_OTHERS)
-def test_what_is_left_to_others(name: str, environ: Mapping[str, str]) -> None:
+def test_incomplete_variables_are_not_detected(name: str, environ: Mapping[str, str]) -> None:
     assert seen(name, environ) is None
 
 
@@ -420,7 +420,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("name", "changed", "expected"), REFUSED)
-def test_what_cannot_be(name: str, changed: Mapping[str, str], expected: str) -> None:
+def test_contradicting_variables_are_refused(name: str, changed: Mapping[str, str], expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         seen(name, {**ALONE[name], **changed})
 
@@ -433,7 +433,7 @@ def test_what_cannot_be(name: str, changed: Mapping[str, str], expected: str) ->
         ("azurebatch", {"AZ_BATCH_IS_CURRENT_NODE_MASTER": "false"}, "--nnodes 2 --node-rank I --master-addr 10.0.0.4"),
     ],
 )
-def test_what_it_says_to_type(name: str, changed: Mapping[str, str], typed: str) -> None:
+def test_hints_of_refusals(name: str, changed: Mapping[str, str], typed: str) -> None:
     with pytest.raises(UsageError) as raised:
         seen(name, {**ALONE[name], **changed})
     assert typed in str(raised.value.hint)
@@ -620,7 +620,7 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     assert "one of its 3 hosts" in script.notes[0]
 
 
-def test_what_blaunch_has_started_is_a_node(hosts: Path) -> None:
+def test_a_task_of_blaunch_is_a_node(hosts: Path) -> None:
     """It numbers tasks, not hosts: which host this is says more."""
     own = os.uname().nodename
     hosts.write_text(f"h1\nh1\n{own}\n{own}\n")
@@ -633,7 +633,7 @@ def test_what_blaunch_has_started_is_a_node(hosts: Path) -> None:
     assert elsewhere.is_batch_script
 
 
-def test_what_pbsdsh_started_is_a_node(hosts: Path) -> None:
+def test_a_task_of_pbsdsh_is_a_node(hosts: Path) -> None:
     hosts.write_text("n1.example.org\nn1.example.org\nn2.example.org\nn2.example.org\n")
     job = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(hosts), "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}
     script = require_detected(seen("pbs", job))
@@ -646,7 +646,7 @@ def test_what_pbsdsh_started_is_a_node(hosts: Path) -> None:
         seen("pbs", {**job, "PBS_NODENUM": "2"})
 
 
-def test_a_list_of_hosts_that_cannot_be_one(tmp_path: Path, hosts: Path) -> None:
+def test_a_host_file_that_is_not_a_regular_file(tmp_path: Path, hosts: Path) -> None:
     """Reading a FIFO would wait for ever, and a device never end."""
     os.mkfifo(tmp_path / "fifo")
     hosts.touch()
@@ -698,7 +698,7 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
         ),
     ],
 )
-def test_an_open_question_says_what_to_type(run_in_fork, tmp_path, environ, lines, typed) -> None:
+def test_a_refusal_has_the_command_to_type(run_in_fork, tmp_path, environ, lines, typed) -> None:
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("run", "--dry-run", "train.py", env=environ)
     assert (done.returncode, done.stderr.splitlines()) == (2, lines)

@@ -69,7 +69,7 @@ def test_what_a_job_does_not_see_is_hidden(say: Answer, fake_nvml: FakeNvml) -> 
     assert "note: CUDA_VISIBLE_DEVICES=2,0,9 is ignored from '9' on: this machine has 4 GPUs, 0 to 3.\n" in text
 
 
-def test_gpus_in_use_say_by_whom(say: Answer, fake_nvml: FakeNvml) -> None:
+def test_gpus_in_use_are_shown_with_their_process(say: Answer, fake_nvml: FakeNvml) -> None:
     text = say(fake_nvml.environ(2, busy=[(1, os.getpid(), 2048), (1, NO_PROCESS, 5)]))
     idle, used = lines_of(text, "gpu ")
     assert "used by" not in idle

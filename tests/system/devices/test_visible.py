@@ -219,7 +219,7 @@ def test_no_gpus() -> None:
     assert visible_gpus(machine([]), None, {"CUDA_VISIBLE_DEVICES": ""}) == VisibleGpus((), "no GPU found")
 
 
-def test_masks_without_gpus_are_one_note() -> None:
+def test_masks_without_gpus_are_noted_once() -> None:
     visible = visible_gpus(machine([]), None, {"CUDA_VISIBLE_DEVICES": "0,1"})
     assert visible.notes == ("CUDA_VISIBLE_DEVICES=0,1 is set, but no GPU was found.",)
     of_slurm = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), "0")

@@ -114,7 +114,7 @@ def test_the_users_own_variables_are_kept():
     assert fact(made, "threads per rank") == Fact("threads per rank", "3", "OMP_NUM_THREADS")
 
 
-def test_what_every_node_makes_of_it_is_the_same():
+def test_all_nodes_make_the_same_plan():
     """Each node plans on its own, so all must come to the same ranks and variables, and to the same of each other."""
     typed = {"nproc": "3,1,2", "nnodes": 3, "master_addr": "a", "master_port": 7, "bind": "numa"}
     plans = [plan(node_rank=node_rank, **typed) for node_rank in range(3)]
@@ -160,7 +160,7 @@ def test_what_is_known_of_other_nodes_is_marked():
         ({"nproc": "4", "node_rank": 1}, {"MASTER_ADDR": "a"}, ("--master-port",)),
     ],
 )
-def test_what_is_missing_to_start_one_node_of_several(typed, environ, missing):
+def test_missing_options_of_a_node_are_named(typed, environ, missing):
     assert plan(GPUS, environ, nnodes=2, **typed).missing_options == missing
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
 import os
 import sys
-from _frozen_importlib import _find_spec  # type: ignore[attr-defined]
 from _thread import RLock
 
 TYPE_CHECKING = False
@@ -117,9 +116,6 @@ class BreakpointHooks:
         if missing := {*_STOP_FUNCTIONS} - sys.modules.keys():
             sys.meta_path.insert(0, _ImportWatcher(missing, self._patch_module))
         os.register_at_fork(after_in_child=self._restore)
-        self._register()
-
-    def _register(self) -> None:
         if free := inspection_endpoint.list_free_signals():
             self.signal = free[0]
             _signal.signal(self.signal, self._on_signal)
@@ -172,20 +168,18 @@ class BreakpointHooks:
             if not self._is_rank_process:
                 return before(*args, **named)  # type: ignore[no-any-return]
             frame = _user_frame(sys._getframe(1))
-            if tool:
-                return self._stop_at_terminal(tool, before, frame, *args, **named)
-            return self._load_debugger().stop(frame, *args, **named)
+            debugger = self._load_debugger()
+            if not tool:
+                return debugger.stop(frame, *args, **named)
+            if self._terminal is None:
+                self._terminal = load_private_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
+            self._terminal.stop(tool, before, frame, *args, **named)
+            return None
 
         stop.__name__ = stop.__qualname__ = name
         stop.__doc__, stop.__module__ = before.__doc__, before.__module__
         setattr(module, name, stop)
         self._patched.append((module, name, before))
-
-    def _stop_at_terminal(self, tool: str, function: Any, frame: FrameType, *args: Any, **named: Any) -> None:
-        debugger = self._load_debugger()
-        if self._terminal is None:
-            self._terminal = load_private_module("features/debug/rank/debugger_terminal").DebuggerTerminal(debugger)
-        self._terminal.stop(tool, function, frame, *args, **named)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_rank_process and frame is not None:
@@ -209,20 +203,26 @@ class _ImportWatcher:
 
     def __init__(self, modules: set[str], callback: Callable[[ModuleType], None]) -> None:
         self._missing, self._callback = modules, callback
-        self._searching: set[str] = set()  # names for which ``_find_spec`` below will call this finder again
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Wrap the loader; it may be called without an import, only to check whether the module exists."""
-        if name not in self._missing or name in self._searching:
+        """Patch the module's own loader; may be called without an import, only to check whether the module exists."""
+        if name not in self._missing:
             return None
-        self._searching.add(name)
-        try:
-            spec: Any = _find_spec(name, path, target)
-        finally:
-            self._searching.discard(name)
+        others: list[Any] = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        spec: Any = next((found for each in others if (found := each.find_spec(name, path, target))), None)
         if hasattr(spec and spec.loader, "exec_module"):
-            spec.loader = _NotifyingLoader(spec, self._on_import)
+            self._call_after(spec.loader)
         return spec
+
+    def _call_after(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            self._on_import(module)
+
+        loader.exec_module = exec_module
 
     def _on_import(self, module: ModuleType) -> None:
         self._missing.discard(module.__name__)
@@ -230,18 +230,3 @@ class _ImportWatcher:
             sys.meta_path.remove(self)
         if hasattr(module, _STOP_FUNCTIONS[module.__name__][0]):
             self._callback(module)
-
-
-class _NotifyingLoader:
-    """Wraps a module's loader; restores it before loading, and calls back afterwards."""
-
-    def __init__(self, spec: Any, callback: Callable[[ModuleType], None]) -> None:
-        self._spec, self._loader, self._callback = spec, spec.loader, callback
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def exec_module(self, module: Any) -> None:
-        self._spec.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._callback(module)

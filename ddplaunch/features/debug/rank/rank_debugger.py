@@ -12,6 +12,7 @@ import binascii
 import json
 import os
 import pdb
+import select
 import struct
 import sys
 
@@ -24,7 +25,6 @@ _LENGTH = struct.Struct("!I")
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between words in completion, as in pdb
 _MAX_WORDS = 200
 _MAX_PROMPT_CHARS = 200  # longer text is output of the program, not a prompt
-_MAX_PATH_BYTES = 107  # of a socket's path (unix(7))
 _CHUNK = 1 << 18  # characters per message
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))) + os.sep
 
@@ -122,11 +122,8 @@ class DebugConnection:
         connection.settimeout(None)
         folder = -1
         try:
-            path = self._path
-            if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-                folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-                path = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
-            connection.connect(path)
+            folder = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY)
+            connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(self._path)}")  # the path may be too long
         except OSError as error:
             print(f"ddplaunch: rank {self._rank} does not stop: {self._path}: {error}", file=sys.stderr)
             connection.close()
@@ -138,22 +135,17 @@ class DebugConnection:
         return True
 
     def _has_pending(self) -> bool:
-        """Whether a message of the launcher can be read."""
-        try:
-            return self._socket is not None and bool(
-                self._socket.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT) or self._on_closed()
-            )
-        except BlockingIOError:
-            return False
-        except OSError:
-            return self._on_closed()
+        """Whether a message of the launcher, or the end of the connection, can be read."""
+        poll = select.poll()
+        if self._socket is not None:
+            poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
-    def _on_closed(self) -> bool:
+    def _on_closed(self) -> None:
         """Called when the launcher has closed the connection."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self.is_detached = None, True
-        return False
 
     def send(self, kind: str, **fields: object) -> None:
         message = {"op": kind, "rank": self._rank, **fields}

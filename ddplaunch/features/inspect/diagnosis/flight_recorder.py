@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import NonNegativeFloat, Number, parse
 from ddplaunch.features.inspect.diagnosis.inspection import ActiveCall, Collective, Group, GroupState
 
 MAX_GROUPS = 1024
 """Process groups of a rank that are read at most."""
 
 _MAX_ENTRIES = 1 << 16
-_MAX_NUMBER = (1 << 63) - 1
 _MAX_DIMENSIONS = 8
 _NAMED_TENSORS = 2
 _DTYPES = {
@@ -36,16 +38,69 @@ _DTYPES = {
 
 T = TypeVar("T")
 
+Counter = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Nanoseconds = Counter  # since the epoch
+NumberText = Annotated[str, Meta(pattern=r"^-?[0-9]{1,18}$")]
+
+
+class GroupStatus(Struct, frozen=True):
+    """How far a rank is in a process group; -1 is none."""
+
+    last_enqueued_collective: NumberText | Number = -1
+    last_completed_collective: NumberText | Number = -1
+
+
+class RecordedStates(Struct, frozen=True):
+    """A dump without entries; its groups by their numbers."""
+
+    pg_status: dict[str, GroupStatus] = {}
+
+
+class RecordedOperation(Struct, frozen=True):
+    """An entry of a dump, as torch writes it."""
+
+    process_group: tuple[str, str]  # name, description
+    collective_seq_id: Counter
+    time_created_ns: Nanoseconds
+    profiling_name: str = ""  # "gloo:all_reduce"
+    op_id: Number = -1
+    input_dtypes: list[str] = []
+    input_sizes: list[list[int]] = []
+    timeout_ms: NonNegativeFloat = 0.0
+    time_discovered_completed_ns: Nanoseconds | None = None
+    is_p2p: bool = False
+    retired: bool = False
+    state: str = ""
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Name and description of its process group."""
+        return sanitize_line(self.process_group[0]), sanitize_line(self.process_group[1])
+
+
+class RecordedOperations(Struct, frozen=True):
+    """A dump with entries; None: it has none."""
+
+    entries: list[RecordedOperation] | None = None
+
+
+def decode_dump(dump: bytes, kind: type[T]) -> T:
+    """Decode a dump. ValueError: it is not one of torch."""
+    try:
+        return parse(dump, kind)
+    except ProtocolError as error:
+        raise ValueError(f"not a dump of torch: {error}") from None
+
 
 def parse_states(dump: bytes) -> tuple[GroupState, ...]:
     """Parse how far a rank is in each process group that it has used; ValueError if it is not such a dump."""
     return tuple(
         GroupState(
             sanitize_line(name),
-            max(_parse_int(_get_field(state, "last_enqueued_collective", "-1")), 0),
-            max(_parse_int(_get_field(state, "last_completed_collective", "-1")), 0),
+            max(int(status.last_enqueued_collective), 0),
+            max(int(status.last_completed_collective), 0),
         )
-        for name, state in islice(_checked_cast(dict, _load(dump).get("pg_status", {})).items(), MAX_GROUPS)
+        for name, status in islice(decode_dump(dump, RecordedStates).pg_status.items(), MAX_GROUPS)
     )
 
 
@@ -103,7 +158,7 @@ def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
         ValueError: it is not such a dump.
     """
     found: list[Collective] = []
-    for entries in _by_group(_load(dump)).values():
+    for entries in _by_group(dump).values():
         last = max(entries, key=lambda entry: entry.number)
         waiting = [entry for entry in entries if not entry.completed]
         oldest = min(waiting, key=lambda entry: entry.number, default=last)
@@ -121,40 +176,41 @@ class RecordedCall(NamedTuple):
 
 def collectives_between(dump: bytes, since: float, until: float) -> Iterator[RecordedCall]:
     """Yield the collectives that were entered between two moments; ValueError if it is not a dump."""
-    for entry in _entries(_load(dump)):
-        if since <= _parse_seconds(entry.get("time_created_ns", 0), 1e9) <= until and entry.get("is_p2p") is not True:
-            ended = _parse_seconds(entry.get("time_discovered_completed_ns") or 0, 1e9)
-            yield RecordedCall(_collective(entry), _group_names(entry)[1], ended)
+    for entry in _entries(dump):
+        if since <= entry.time_created_ns / 1e9 <= until and not entry.is_p2p:
+            ended = (entry.time_discovered_completed_ns or 0) / 1e9
+            yield RecordedCall(_collective(entry), entry.group[1], ended)
 
 
-def _by_group(dump: Mapping[str, object]) -> dict[str, list[Collective]]:
+def _by_group(dump: bytes) -> dict[str, list[Collective]]:
     found: dict[str, list[Collective]] = {}
     for entry in _entries(dump):
-        if entry.get("is_p2p") is True:
+        if entry.is_p2p:
             continue  # NCCL's send and recv, which have numbers of their own
-        group = _group_names(entry)[0]
+        group = entry.group[0]
         if len(found) < MAX_GROUPS or group in found:
             found.setdefault(group, []).append(_collective(entry))
     return found
 
 
-def _collective(entry: Mapping[str, object]) -> Collective:
-    number = _parse_int(_get_field(entry, "collective_seq_id"))
+def _entries(dump: bytes) -> list[RecordedOperation]:
+    return (decode_dump(dump, RecordedOperations).entries or [])[-_MAX_ENTRIES:]
+
+
+def _collective(entry: RecordedOperation) -> Collective:
     return Collective(
-        group=_group_names(entry)[0],
-        number=number,
-        operation=sanitize_line(_checked_cast(str, _get_field(entry, "profiling_name")).rpartition(":")[2]),
-        tensors=_tensors(
-            _checked_cast(list, entry.get("input_dtypes", [])), _checked_cast(list, entry.get("input_sizes", []))
-        ),
-        timeout=_parse_seconds(entry.get("timeout_ms", 0), 1e3),
-        entered=_parse_seconds(entry.get("time_created_ns", 0), 1e9),
-        completed=entry.get("retired") is True or entry.get("state") == "completed",
-        alone=_parse_int(_get_field(entry, "op_id")) == number,
+        group=entry.group[0],
+        number=entry.collective_seq_id,
+        operation=sanitize_line(entry.profiling_name.rpartition(":")[2]),
+        tensors=_tensors(entry.input_dtypes, entry.input_sizes),
+        timeout=entry.timeout_ms / 1e3,
+        entered=entry.time_created_ns / 1e9,
+        completed=entry.retired or entry.state == "completed",
+        alone=entry.op_id == entry.collective_seq_id,
     )
 
 
-def _tensors(types: Sequence[object], sizes: Sequence[object]) -> str:
+def _tensors(types: Sequence[str], sizes: Sequence[Sequence[int]]) -> str:
     """Format tensors as "float32[2, 3], int64[1]"; of many only the first."""
     if len(types) != len(sizes):
         raise ValueError("types and sizes do not go together")
@@ -163,59 +219,7 @@ def _tensors(types: Sequence[object], sizes: Sequence[object]) -> str:
     return ", ".join(named) + (f" and {more} more" if more else "")
 
 
-def _tensor(kind: object, sizes: object) -> str:
-    name = sanitize_line(_checked_cast(str, kind).rpartition("::")[2], 40)
-    numbers = [str(_parse_int(each)) for each in _checked_cast(list, sizes)]
-    shape = ", ".join([*numbers[:_MAX_DIMENSIONS], *["…"] * (len(numbers) > _MAX_DIMENSIONS)])
+def _tensor(kind: str, sizes: Sequence[int]) -> str:
+    name = sanitize_line(kind.rpartition("::")[2], 40)
+    shape = ", ".join([*map(str, sizes[:_MAX_DIMENSIONS]), *["…"] * (len(sizes) > _MAX_DIMENSIONS)])
     return f"{_DTYPES.get(name, name.lower())}[{shape}]"
-
-
-def _group_names(entry: Mapping[str, object]) -> tuple[str, str]:
-    """Return torch's name of the group, and its description."""
-    names = [
-        sanitize_line(_checked_cast(str, each)) for each in _checked_cast(list, _get_field(entry, "process_group"))
-    ]
-    if not names:
-        raise ValueError("a collective of no process group")
-    return names[0], names[1] if len(names) > 1 else ""
-
-
-def _entries(dump: Mapping[str, object]) -> list[Mapping[str, object]]:
-    return [_checked_cast(dict, each) for each in _checked_cast(list, dump.get("entries", []))[-_MAX_ENTRIES:]]
-
-
-def _load(dump: bytes) -> Mapping[str, object]:
-    try:
-        return _checked_cast(dict, json.loads(dump))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _checked_cast(kind: type[T], value: object) -> T:
-    if not isinstance(value, kind):
-        raise ValueError(f"expected a {kind.__name__}")
-    return value
-
-
-def _get_field(value: object, name: str, default: object = None) -> object:
-    found = _checked_cast(dict, value).get(name, default)
-    if found is None:
-        raise ValueError(f"no {name}")
-    return found
-
-
-def _parse_int(value: object) -> int:
-    """Parse an integer; torch writes some of them as strings."""
-    if isinstance(value, str) and len(value) <= 20:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MAX_NUMBER:
-        raise ValueError("expected a whole number")
-    return value
-
-
-def _parse_seconds(value: object, units: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError("expected a number")
-    if not abs(value) <= _MAX_NUMBER:  # NaN is not, nor infinity
-        raise ValueError("expected a time")
-    return value / units

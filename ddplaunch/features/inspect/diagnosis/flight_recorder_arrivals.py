@@ -6,10 +6,9 @@ them. The time is that of the call, by the clock of the rank's host.
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
-from ddplaunch.base.errors import sanitize_line
+from ddplaunch.features.inspect.diagnosis.flight_recorder import RecordedOperations, decode_dump
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 
 MAX_RECORDED_OPERATIONS = 2000
@@ -17,8 +16,6 @@ MAX_RECORDED_OPERATIONS = 2000
 
 _MAX_ARRIVALS, _MIN_ARRIVALS_PER_RANK = 200_000, 50  # of all ranks together at most; of one at least
 _MAX_SEQUENCES = 64  # runs of consecutive collectives
-_MAX_TIME_NS = 10**20  # of an arrival: 1e11 seconds
-_MAX_NUMBER = 1 << 62  # of the number of a collective
 
 
 def operations_per_rank(world_size: int) -> int:
@@ -32,13 +29,14 @@ def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS)
     Raises:
         ValueError: it is not such a trace.
     """
-    try:
-        entries = json.loads(trace)["entries"][-most:]
-        calls = [_parse_entry(entry) for entry in entries if not entry["is_p2p"]]
-    except (KeyError, TypeError, IndexError, RecursionError) as error:  # the last of deep nesting
-        raise ValueError(f"not a trace of collectives ({type(error).__name__})") from None
+    entries = decode_dump(trace, RecordedOperations).entries
+    if entries is None:
+        raise ValueError("not a trace of collectives")
     runs: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}
-    for group, number, microseconds in calls:
+    for entry in entries[-most:]:
+        if entry.is_p2p:
+            continue
+        group, number, microseconds = entry.group, entry.collective_seq_id, entry.time_created_ns // 1000
         of_group = runs.setdefault(group, [])
         if of_group:
             first, times = of_group[-1]
@@ -57,15 +55,3 @@ def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS)
         for first, times in of_group
     ]
     return tuple(found[-_MAX_SEQUENCES:])
-
-
-def _parse_entry(entry: dict[str, object]) -> tuple[tuple[str, str], int, int]:
-    """Return the group, number and microseconds since the epoch of an entry."""
-    group, number, created = entry["process_group"], entry["collective_seq_id"], entry["time_created_ns"]
-    if not isinstance(group, list) or len(group) != 2 or not all(isinstance(each, str) for each in group):
-        raise ValueError("a process group without a name")
-    if type(number) is not int or not 0 <= number < _MAX_NUMBER:
-        raise ValueError("a collective without a number")
-    if type(created) is not int or not 0 <= created < _MAX_TIME_NS:
-        raise ValueError("a collective without a time")
-    return (sanitize_line(group[0]), sanitize_line(group[1])), number, created // 1000

@@ -137,7 +137,7 @@ class InspectSide(NodeSide):
     def _show(self, inspection: Inspection) -> None:
         page = render_stacks(inspection)
         text, fields = "\n".join(describe_waits(inspection)), {"stacks": stacks_to_json(inspection)}
-        lines = page if self._context.config.colour else click.unstyle(page)
+        lines = page if self._context.config.screen.colour else click.unstyle(page)
         self._context.screen.show_message(LogMessage(STACKS, text, fields, lines))
 
 

@@ -30,35 +30,22 @@ class WarmOrder(TypedDict):
     fd_numbers: list[int]  # target numbers of the launcher's descriptors: 0, 1, 2 and other inherited ones
 
 
-class RunRequest(TypedDict):
-    """Fork a zygote; attached: the order, the zygote's control socket, the guardian's socket to the launcher."""
+class ToWarm(TypedDict):
+    """A request to a warm zygote, or to a run's zygote.
 
-    op: Literal["run"]
+    ``run``: fork a zygote; attached are the order, the zygote's control socket, the guardian's socket to the launcher.
+    ``fd_handover``: the launcher's descriptors are attached. ``stop``: exit after the current runs; as for ``status``,
+    the reply is a ``WarmStatus``.
+    """
+
+    op: Literal["run", "fd_handover", "status", "stop"]
 
 
 class ZygoteOffer(TypedDict):
-    """A run's zygote waits for ``FdHandover`` on its control socket; its pidfd is attached as in ``SpawnedMessage``."""
+    """A run's zygote waits for ``fd_handover``; its pidfd is attached as in ``SpawnedMessage``."""
 
     op: Literal["zygote_offer"]
     pid: int
-
-
-class FdHandover(TypedDict):
-    """The launcher's ``descriptors`` are attached."""
-
-    op: Literal["fd_handover"]
-
-
-class StatusRequest(TypedDict):
-    """Ask a warm zygote for its status."""
-
-    op: Literal["status"]
-
-
-class StopRequest(TypedDict):
-    """Exit, after the current runs; the reply is a ``WarmStatus``."""
-
-    op: Literal["stop"]
 
 
 class WarmStatus(TypedDict):
@@ -88,7 +75,3 @@ class GuardianExited(TypedDict):
     op: Literal["guardian_exited"]
     status: int  # wait status of the run's zygote
     stuck: list[str]
-
-
-ToWarm = RunRequest | StatusRequest | StopRequest | FdHandover
-FromWarm = WarmStatus | RunDeclined | GuardianExited | ZygoteOffer

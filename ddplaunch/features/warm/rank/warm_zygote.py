@@ -39,22 +39,6 @@ _UCRED = struct.Struct("iII")  # of SO_PEERCRED: pid, uid, gid
 _F_GETFL, _F_SETFL, _F_DUPFD_CLOEXEC = 3, 4, 1030  # fcntl(2); a user's file could shadow the module fcntl
 
 
-def make_server(
-    config: ZygoteConfig,
-    endpoint: WarmEndpoint,
-    first: socket.socket,
-    ignored_signals: Sequence[int],
-    rank_runner: Any,
-) -> WarmZygoteServer:
-    """Make this process a warm zygote; called by the zygote before its imports.
-
-    ``first``: connection of the first run; ``ignored_signals``: those that only launchers handle.
-    """
-    _load_modules(rank_runner.load_private_module)
-    proc_utils.set_process_title("ddplaunch: warm zygote")
-    return WarmZygoteServer(config, endpoint, first, ignored_signals, rank_runner)
-
-
 def _load_modules(load_module: Callable[[str], Any]) -> None:
     """Load the files that this one needs; ``load_module``: ``rank_runner.load_private_module``."""
     global atexit_cleanup, file_dependencies, guardian, inherited_state, proc_utils, zygote_channel
@@ -77,7 +61,12 @@ class WarmZygoteServer:
         ignored_signals: Sequence[int],
         rank_runner: Any,
     ) -> None:
-        """The arguments are those of ``make_server``."""
+        """Make this process a warm zygote; called by the zygote before its imports.
+
+        ``first``: connection of the first run; ``ignored_signals``: those that only launchers handle.
+        """
+        _load_modules(rank_runner.load_private_module)
+        proc_utils.set_process_title("ddplaunch: warm zygote")
         self.path, self.seconds, self.modules = endpoint["path"], endpoint["idle_timeout_s"], config["modules"]
         self.first, self.ignored_signals = first, ignored_signals
         self.inherited = inherited_state.read_inherited_state()
@@ -362,6 +351,9 @@ class WarmZygoteServer:
         self.stop_accepting()
         self.cleanup.run()
         os._exit(0)
+
+
+make_server = WarmZygoteServer  # called by the zygote
 
 
 def _load_libc() -> Any:

@@ -13,7 +13,7 @@ from ddplaunch.features.inspect.diagnosis.waits import ranks_to_query
 from ddplaunch.features.inspect.node.rank_inspector import RankReply, apply_group_states, apply_last_collectives
 
 SAMPLES = Path(__file__).parent / "samples"
-VERSIONS = ("2.4", "2.6", "2.9", "2.13", "2.15")  # of torch
+VERSIONS = ("2.4", "2.9", "2.13", "2.15")  # of torch
 RECORDING = ("2.13", "2.15")  # those whose flight recorder has gloo's collectives
 NEWEST = VERSIONS[-1]
 
@@ -27,7 +27,7 @@ def cheap_inspection(kind: str, version: str = NEWEST) -> Inspection:
 
 
 def full_inspection(kind: str, version: str = NEWEST) -> Inspection:
-    """A hang with the last collectives of the ranks that ``ranks_to_query`` names, asked as often as it names some."""
+    """Return a hang with the last collectives of the ranks that ``ranks_to_query`` names."""
     return with_collectives(cheap_inspection(kind, version), kind, version)
 
 

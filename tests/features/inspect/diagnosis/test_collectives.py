@@ -46,7 +46,7 @@ def refuses(parse, dump):
     return False
 
 
-def test_how_far_a_rank_is():
+def test_counts_of_a_group():
     dump = states(last_completed_collective="5", last_enqueued_collective="6", last_started_collective="-1")
     assert parse_states(dump) == (GroupState("0", 6, 5),)
     none_yet = states(last_completed_collective="-1", last_enqueued_collective="1")
@@ -58,29 +58,28 @@ def test_no_process_group_yet(dump):
     assert parse_states(dump) == parse_last_collectives(dump) == ()
 
 
-def test_what_a_rank_entered_last():
+def test_the_last_collective():
     assert parse_last_collectives(entries({"collective_seq_id": 4, "op_id": 4, "retired": True}, {})) == (
         Collective("0", 5, "all_reduce", "float32[6]", 1800.0, 1795362254.931786, False, True),
     )
 
 
-def test_the_oldest_that_is_not_complete_comes_before_the_last():
-    dump = entries({"retired": True}, *({"collective_seq_id": number, "op_id": number} for number in (6, 7, 8)))
-    assert [(each.number, each.completed) for each in parse_last_collectives(dump)] == [(6, False), (8, False)]
+NCCL_SEND = {"profiling_name": "nccl:send 0->1", "is_p2p": True, "op_id": 6, "p2p_seq_id": 1}
 
 
-def test_a_send_is_in_torchs_count_and_not_in_the_number():
-    (last,) = parse_last_collectives(entries({"op_id": 7}))
-    assert (last.number, last.alone) == (5, False)
-
-
-def test_nccl_has_entries_for_sends_and_shows_what_completed():
-    dump = entries(
-        {"profiling_name": "nccl:all_reduce", "state": "completed"},
-        {"profiling_name": "nccl:send 0->1", "is_p2p": True, "op_id": 6, "p2p_seq_id": 1},
-    )
-    (last,) = parse_last_collectives(dump)
-    assert (last.operation, last.completed) == ("all_reduce", True)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # the oldest that is incomplete, and the last
+        ([{"retired": True}, *({"collective_seq_id": n, "op_id": n} for n in (6, 7, 8))],
+         [(6, False, True), (8, False, True)]),
+        ([{"op_id": 7}], [(5, False, False)]),  # sends are counted by torch, and not here
+        ([{"profiling_name": "nccl:all_reduce", "state": "completed"}, NCCL_SEND], [(5, True, True)]),
+    ],
+)  # fmt: skip
+def test_incomplete_collectives_and_sends(changes, expected):
+    found = parse_last_collectives(entries(*changes))
+    assert [(each.number, each.completed, each.alone) for each in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -96,12 +95,12 @@ def test_nccl_has_entries_for_sends_and_shows_what_completed():
         (["Bool"], [list(range(20))], "bool[0, 1, 2, 3, 4, 5, 6, 7, …]"),
     ],
 )
-def test_tensors_in_the_words_of_python(types, sizes, expected):
+def test_names_of_tensor_types(types, sizes, expected):
     (last,) = parse_last_collectives(entries({"input_dtypes": types, "input_sizes": sizes}))
     assert last.tensors == expected
 
 
-def test_groups_of_a_real_torch():
+def test_groups_of_a_recorded_hang():
     rank = full_inspection("subgroup").ranks[0]
     assert [(each.group, each.description) for each in rank.known] == [("0", "default_pg"), ("1", "pair")]
     assert [(each.group, each.enqueued) for each in rank.groups] == [("0", 4), ("1", 1)]
@@ -126,7 +125,7 @@ def test_groups_of_a_real_torch():
         b'{"pg_status": {"0": {"last_enqueued_collective": ' + b"9" * 10_000 + b"}}}",
     ],
 )
-def test_states_that_no_torch_writes(dump):
+def test_malformed_states_are_refused(dump):
     assert refuses(parse_states, dump)
 
 
@@ -150,11 +149,11 @@ def test_states_that_no_torch_writes(dump):
         {"time_created_ns": 10**400},
     ],
 )
-def test_entries_that_no_torch_writes(change):
+def test_malformed_entries_are_refused(change):
     assert refuses(parse_last_collectives, entries(change))
 
 
-def test_names_can_do_nothing_to_a_terminal():
+def test_control_characters_in_names_are_escaped():
     (last,) = parse_last_collectives(entries({"profiling_name": "gloo:\x1b[2J" + "x" * 10_000}))
     (group,) = parse_group_counts(b'[["0", "\\udc80\\n", [], 1]]')
     assert last.operation.startswith("\\x1b[2J")
@@ -162,7 +161,7 @@ def test_names_can_do_nothing_to_a_terminal():
     assert group.description == "\\udc80"
 
 
-def test_the_call_that_a_rank_is_in():
+def test_the_active_call_of_a_rank():
     assert parse_call(b"") is None
     assert parse_call(b"recv_object_list recv 2") == ActiveCall("recv_object_list", "recv", 2)
     barrier = ActiveCall("monitored_barrier", "monitored_barrier", None)

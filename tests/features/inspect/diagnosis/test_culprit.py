@@ -30,7 +30,7 @@ TIMED_OUT = traceback(error="Timed out waiting 600000ms for recv operation to co
 
 
 def ended(inspection, *numbers, code=1):
-    """These ranks had ended by themselves before anybody looked."""
+    """An inspection in which these ranks had ended before."""
     for number in numbers:
         fields = {"threads": (), "groups": (), "last": (), "known": (), "answers": None}
         inspection = with_rank_changed(inspection, number, condition=ProcessCondition.EXITED, code=code, **fields)
@@ -57,14 +57,14 @@ BLAMED = {
 
 
 @pytest.mark.parametrize("kind", BLAMED)
-def test_while_all_still_wait(kind):
+def test_the_culprit_while_all_ranks_still_wait(kind):
     found = find_culprit(full_inspection(kind))
     assert (found.ranks, found.text) == ((0, 1) if kind == "circle" else (2,), BLAMED[kind].format(""))
-    until = "" if kind in ("no_init", "monitored_barrier") else " (1800 s)"  # which only a collective tells
+    until = "" if kind in ("no_init", "monitored_barrier") else " (1800 s)"  # which only a collective has
     assert find_culprit(full_inspection(kind), timed_out=True).text == BLAMED[kind].format(f" until the timeout{until}")
 
 
-def test_the_facts_beside_the_sentence():
+def test_the_facts_about_a_culprit():
     found = find_culprit(full_inspection("absent"))
     frame = Frame("load_batch", "data.py", 9, True)
     assert (found.collective, found.waiters, found.frame) == ("all_reduce #5", 2, frame)
@@ -78,7 +78,7 @@ def test_the_facts_beside_the_sentence():
         ({"condition": ProcessCondition.REPLACED}, "had become another program"),
     ],
 )
-def test_a_rank_that_runs_no_longer(fields, text):
+def test_a_culprit_that_no_longer_runs(fields, text):
     fields = {"threads": (), "answers": None, "groups": (), "last": (), **fields}
     blamed = f"rank 2 {text} and did not enter all_reduce #5, which 2 ranks waited for"
     assert find_culprit(with_rank_changed(full_inspection("absent"), 2, **fields)).text == blamed
@@ -110,14 +110,14 @@ FAILED = {
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_ranks_that_failed_blame_the_one_that_they_waited_for(name):
+def test_the_culprit_of_ranks_that_failed(name):
     (kind, *numbers), failed, text = FAILED[name]
     late = any("Timed out" in each for _, each in failed)
     found = find_culprit(ended(full_inspection(kind), *numbers), failed, timed_out=late, folder="/job")
     assert (found.ranks, found.text) == ((1 if kind == "subgroup" else 2,), text)
 
 
-def test_one_that_ended_with_0_before_or_after_those_that_failed_is_named():
+def test_a_rank_that_ended_with_0_is_the_culprit():
     gone = ended(ended(full_inspection("absent"), 0, 1), 2, code=0)
     found = find_culprit(gone, [(0, traceback()), (1, traceback())], folder="/job")
     assert found.text == "rank 2 ended (exit code 0) and did not enter all_reduce, which 2 ranks waited for"
@@ -126,15 +126,7 @@ def test_one_that_ended_with_0_before_or_after_those_that_failed_is_named():
     assert (found.ranks, found.text) == ((2,), BLAMED["ran_longer"].replace(" #5", ""))
 
 
-def test_two_are_missing_for_different_reasons():
-    stopped = {"condition": ProcessCondition.STOPPED, "threads": (), "answers": None}
-    assert find_culprit(with_rank_changed(full_inspection("ran_longer"), 0, **stopped)).text == (
-        "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
-        "rank 1 ended (exit code 0)"
-    )
-
-
-def test_all_that_waited_in_different_collectives_have_failed():
+def test_failed_ranks_that_waited_in_different_collectives():
     gather = traceback("all_gather", 'mismatch at "/job/train.py", line 45')
     text = (
         "all ranks waited, but not in the same function: all_reduce on ranks 0, 1 (train.py:16) and "
@@ -154,7 +146,7 @@ def test_all_that_waited_in_different_collectives_have_failed():
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000) ran",
     ],
 )
-def test_the_timeout_in_torchs_words(words):
+def test_timeouts_in_messages_of_torch(words):
     found = find_culprit(
         ended(full_inspection("absent"), 0), [(0, traceback(error=words))], timed_out=True, folder="/job"
     )
@@ -168,7 +160,7 @@ def test_no_rank_is_the_culprit_without_a_reason():
     assert find_culprit(lost, [(n, traceback()) for n in range(3)]) is None
 
 
-def test_a_rank_that_waits_or_gets_on_is_not_blamed():
+def test_a_rank_that_waits_or_makes_progress_is_no_culprit():
     waits = rank(1, 5, 4, "all_reduce", "step at train.py:3")
     moves = rank(1, 5, 5, "f at a.py:1", moved=True)
     silent = replace(rank(1, 0, 0, answers=None, groups=()), threads=())
@@ -177,33 +169,42 @@ def test_a_rank_that_waits_or_gets_on_is_not_blamed():
         assert find_culprit(gone, [(0, traceback())]) is None
 
 
-def test_of_sends_only_one_that_waits_for_no_rank_is_named():
-    waits = rank(0, 0, 0, "recv", "get at train.py:3", answers=None, groups=())
-    works = rank(1, 0, 0, "f at a.py:1", answers=None, groups=())
-    assert find_culprit(together(waits, works)).text == (
-        "rank 1 did not communicate, while 1 rank waited in recv: f at a.py:1"
-    )
-    assert find_culprit(together(waits, works, replace(works, rank=2))) is None
+SENDS = {"answers": None, "groups": ()}
+RECEIVES, WORKS = rank(0, 0, 0, "recv", "get at train.py:3", **SENDS), rank(1, 0, 0, "f at a.py:1", **SENDS)
+STOPPED = {"condition": ProcessCondition.STOPPED, "threads": (), "answers": None}
+
+STILL_WAITING = {
+    "two for different reasons": (
+        with_rank_changed(full_inspection("ran_longer"), 0, **STOPPED), False,
+        "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
+        "rank 1 ended (exit code 0)"),
+    "of a recv": (
+        together(RECEIVES, WORKS), False, "rank 1 did not communicate, while 1 rank waited in recv: f at a.py:1"),
+    "of a recv from any of two": (together(RECEIVES, WORKS, replace(WORKS, rank=2)), False, ""),
+    "with the timeout of the collective": (
+        together(rank(0, 8, 7, *WAITING, last=(collective(8),)), rank(1, 7, 7, "f at a.py:1")), True,
+        "rank 1 did not enter all_reduce #8, which 1 rank waited for until the timeout (600 s): f at a.py:1"),
+}  # fmt: skip
 
 
-def test_all_stages_that_sent_to_one_or_received_from_it_have_failed():
-    dead = rank(1, 2, 2, "load at data.py:2", answers=True)
-    gone = ended(together(rank(0, 2, 2), dead, rank(2, 2, 2)), 0, 2)
+@pytest.mark.parametrize("name", STILL_WAITING)
+def test_the_culprit_of_ranks_that_still_wait(name):
+    inspection, timed_out, text = STILL_WAITING[name]
+    found = find_culprit(inspection, timed_out=timed_out)
+    assert (found.text if found else "") == text
+
+
+def test_the_culprit_of_failed_pipeline_stages():
+    idle = rank(1, 2, 2, "load at data.py:2", answers=True)
+    gone = ended(together(rank(0, 2, 2), idle, rank(2, 2, 2)), 0, 2)
     found = find_culprit(gone, [(0, traceback("send")), (2, traceback("recv"))], timed_out=True, folder="/job")
     assert found.text == (
         "rank 1 did not communicate, while 2 ranks waited in recv and send until the timeout: load at data.py:2"
     )
 
 
-def test_the_timeout_is_that_of_the_collective():
-    ranks = [rank(0, 8, 7, *WAITING, last=(collective(8),)), rank(1, 7, 7, "f at a.py:1")]
-    assert find_culprit(together(*ranks), timed_out=True).text == (
-        "rank 1 did not enter all_reduce #8, which 1 rank waited for until the timeout (600 s): f at a.py:1"
-    )
-
-
-def test_rank_0_with_the_store_is_not_blamed_for_a_group_of_others():
-    """As with fresh interpreters: whether it was to be in the group which the others made is not known."""
+def test_rank_0_ended_with_the_store():
+    """Whether it should have been in the new group is not known."""
     lost = traceback("new_group").replace("RuntimeError: ", "torch.distributed.DistNetworkError: ")
     failed = [(rank, lost) for rank in (1, 2)]
     for inspection in (
@@ -225,7 +226,7 @@ def test_rank_0_with_the_store_is_not_blamed_for_a_group_of_others():
         ({}, ""),
     ],
 )
-def test_the_peers_that_had_ended_before_a_connection_was_lost(moments, text):
+def test_peers_that_ended_before_a_connection_was_lost(moments, text):
     inspection = ended(full_inspection("absent"), 1, code=1)
     for number, moment in moments.items():
         inspection = with_rank_changed(ended(inspection, number, code=0), number, ended=moment)

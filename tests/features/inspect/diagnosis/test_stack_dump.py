@@ -21,7 +21,7 @@ def run(folder, *words):
     return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, check=True).stdout
 
 
-def test_a_real_dump_has_the_main_thread_first_and_names_of_any_letters(tmp_path):
+def test_a_real_dump_with_non_ascii_names(tmp_path):
     folder = tmp_path / 'a folder with "é" and 日'
     write_program(
         folder,
@@ -56,7 +56,7 @@ def test_a_real_dump_has_the_main_thread_first_and_names_of_any_letters(tmp_path
     assert {frame.file.rpartition("/")[2] for frame in other.frames if not frame.own} == {"threading.py"}
 
 
-def test_a_task_that_the_loop_runs_for_stands_before_its_calls():
+def test_the_running_task_comes_before_the_loop():
     first, feed = dump(
         """
         Thread 0x00007f0000000001 (most recent call first):
@@ -107,7 +107,7 @@ def test_threads_have_names_since_python_3_14():
     )
 
 
-def test_odd_lines_are_skipped():
+def test_unknown_lines_are_skipped():
     found = dump(
         """\
         Timeout (0:00:04)!
@@ -128,7 +128,7 @@ def test_odd_lines_are_skipped():
     assert found[1:] == ()
 
 
-def test_the_current_thread_is_the_main_one_where_more_threads_are_than_shown():
+def test_the_current_thread_is_the_main_one_of_many():
     one = 'Thread 0x{:016x} (most recent call first):\n  File "/job/pool.py", line 1 in work\n\n'
     text = one.format(1) + one.format(2).replace("Thread", "Current thread").replace("work", "main")
     text += "".join(one.format(number) for number in range(3, 101)) + "...\n"
@@ -137,7 +137,7 @@ def test_the_current_thread_is_the_main_one_where_more_threads_are_than_shown():
     assert len(found) == MAX_THREADS
 
 
-def test_what_is_ours_is_left_out():
+def test_frames_of_ddplaunch_are_left_out():
     found = dump(
         """\
         Thread 0x00007f4e1b7fe6c0 (most recent call first):
@@ -182,18 +182,18 @@ def test_what_is_ours_is_left_out():
         ("/ddplaunch/runtime.py", "/ddplaunch/runtime.py", False),
     ],
 )
-def test_whose_code_a_file_is(file, shown, own):
+def test_files_of_the_user_and_of_libraries(file, shown, own):
     head = "Thread 0x01 (most recent call first):\n"
     frame = dump(f'{head}  File "{file}", line 1 in f\n  File "/job/a", line 1 in g\n')[0].frames[0]
     assert (frame.file, frame.own) == (shown, own)
 
 
-def test_what_would_harm_a_terminal_is_shown_as_its_escape():
+def test_control_characters_in_a_dump_are_escaped():
     found = dump('Thread 0x01 (most recent call first):\n  File "/job/\\x1b[2J\\u202e.py", line 1 in \\x9b31m\n')
     assert found[0].frames[0] == Frame("\\x9b31m", "\\x1b[2J\\u202e.py", 1, True)
 
 
-def test_random_bytes_are_no_stacks():
+def test_random_bytes_are_parsed_without_an_error():
     random_numbers = random.Random(14)
     real = b'Current thread 0x01 [a] (most recent call first):\n  File "/job/\\U0010ffff\\xe9.py", line 1 in f\n  ...\n'
     for _ in range(1000):
@@ -211,7 +211,7 @@ def test_a_huge_dump_is_bounded():
     assert all(len(frame.file) <= 600 for frame in main.frames)
 
 
-def test_the_traceback_of_an_exception_as_python_prints_it(tmp_path):
+def test_a_printed_traceback_is_parsed(tmp_path):
     write_program(
         tmp_path,
         "train.py",

@@ -77,20 +77,14 @@ def test_busy_and_ended_workers_of_a_dataloader_are_described():
     assert not any("pid 5" in line for line in lines)
 
 
-def test_calls_of_libraries_are_counted():
+def test_calls_in_libraries_are_counted():
     lines = page(full_inspection("loader")).splitlines()
     assert "  select at selectors.py:415" in lines
     assert "  … 8 calls in multiprocessing, torch" in lines
-
-
-def test_the_import_of_a_module_is_pythons_own():
-    frames = [Frame("exec", f"<frozen {name}>", 1, False) for name in ("importlib._bootstrap_external", "runpy")]
-    frames += [
-        Frame("f", "/usr/lib/python3.11/site-packages/numpy/core.py", 2, False),
-        *stack("f at train.py:1")[0].frames,
-    ]
-    frames.insert(0, frames[2])
-    lines = page(together(replace(rank(0, 1, 1), threads=(Thread(tuple(frames)),)))).splitlines()
+    library = Frame("f", "/usr/lib/python3.11/site-packages/numpy/core.py", 2, False)
+    imports = (Frame("exec", f"<frozen {name}>", 1, False) for name in ("importlib._bootstrap_external", "runpy"))
+    frames = (library, *imports, library, *stack("f at train.py:1")[0].frames)
+    lines = page(together(replace(rank(0, 1, 1), threads=(Thread(frames),)))).splitlines()
     assert lines[3:5] == ["  f at numpy/core.py:2", "  … 3 calls in importlib, runpy, numpy"]
 
 
@@ -101,7 +95,7 @@ def test_a_page_holds_64_ranks_in_80_columns():
     assert all(len(line) <= 80 for line in lines[1:])
 
 
-def test_other_threads_are_shown_where_they_are_in_the_users_code():
+def test_other_threads_in_user_code_are_shown():
     own, other = Frame("fetch", "data.py", 7, True), Frame("wait", "/usr/lib/python3.11/threading.py", 327, False)
     threads = (*stack("main at train.py:3"), Thread((other,)), Thread((other, own), "feeder"))
     lines = page(together(replace(rank(0, 1, 1), threads=threads))).splitlines()
@@ -135,24 +129,19 @@ def test_ranks_without_a_stack(fields, line):
     assert line in page(changed_one).splitlines()
 
 
-@pytest.mark.parametrize(
-    ("fields", "note"),
-    [
-        ({"silent": ("node 2 (n2)",)}, "note: node 2 (n2) did not answer"),
-        ({"node_only": True}, "note: only the ranks of this node are shown (--control none)"),
-    ],
-)
-def test_notes_on_what_was_not_inspected(fields, note):
-    assert note in page(replace(full_inspection("absent"), **fields)).splitlines()
-
-
-def test_a_torch_without_collective_states_is_noted():
-    old = together(*(replace(each, answers=None, groups=(), last=()) for each in full_inspection("absent").ranks))
-    assert f"note: {ONLY_STACKS}" in page(old).splitlines()
+def test_notes_on_what_is_not_shown():
+    hang = full_inspection("absent")
+    old = [replace(each, answers=None, groups=(), last=()) for each in hang.ranks]
+    for inspection, note in (
+        (replace(hang, silent=("node 2 (n2)",)), "node 2 (n2) did not answer"),
+        (replace(hang, node_only=True), "only the ranks of this node are shown (--control none)"),
+        (together(*old), ONLY_STACKS),
+    ):
+        assert f"note: {note}" in page(inspection).splitlines()
     assert "note:" not in page(full_inspection("no_init"))
 
 
-def test_names_can_do_nothing_to_a_terminal():
+def test_control_characters_in_names_are_escaped():
     evil = RankInspection(
         0, "\x1b[2J", 1, ProcessCondition.ALIVE, threads=(Thread((Frame("f\x1b]0;x\x07", "a\n.py", 1, True),)),)
     )

@@ -26,7 +26,7 @@ AT = Frame("load_batch", "data.py", 31, own=True)
 
 
 def rank(number: int, entered: int, completed: int = 4, **fields: object) -> RankInspection:
-    """One that has been where it is for ten minutes."""
+    """A rank that has not moved for ten minutes."""
     states = (GroupState("0", entered, completed),)
     known = RankInspection(
         number,
@@ -58,14 +58,14 @@ def stalled(*ranks: RankInspection, strict: bool = False):
     return check_stall(found(*ranks), TIMEOUT, strict=strict).stall
 
 
-def test_ranks_wait_for_one_that_does_nothing():
+def test_ranks_that_wait_for_an_idle_rank_are_a_stall():
     stall = stalled(*WAITING, rank(2, 4))
     assert (stall.rank, stall.is_alive, stall.killable, stall.seconds) == (2, True, True, 600.0)
     assert "rank 2 has not entered it: load_batch at data.py:31" in stall.text
     assert stall.trace == '  File "data.py", line 31, in load_batch'
 
 
-def test_without_a_recorder_the_rank_that_has_begun_less():
+def test_without_a_recorder_the_rank_behind_is_the_culprit():
     """As with DDP on gloo up to torch 2.9: backward waits, which no stack and no recorder shows."""
     ranks = [rank(number, entered, entered, answers=None) for number, entered in enumerate((12, 12, 11))]
     stall = stalled(*ranks, strict=True)
@@ -79,12 +79,12 @@ def test_without_a_recorder_the_rank_that_has_begun_less():
 @pytest.mark.parametrize(
     "third",
     [
-        rank(2, 11, 11),  # its recorder answers, and tells that it waits for nobody
+        rank(2, 11, 11),  # its recorder shows that it does not wait
         rank(2, 11, 11, answers=None, condition=ProcessCondition.EXITED, code=0),
         rank(2, 11, 11, answers=None, threads=(Thread(()),)),  # its program is over
     ],
 )
-def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
+def test_a_rank_behind_that_answers_or_has_ended_is_no_culprit(third):
     answers = third.answers
     stall = stalled(*(rank(n, 12, 12, answers=answers) for n in (0, 1)), third, strict=True)
     assert (stall.rank, stall.text.partition(":")[0]) == (0, "all ranks are idle")
@@ -107,12 +107,12 @@ def test_how_much_ranks_have_begun_blames_none_that_answers_or_has_ended(third):
         (rank(2, 5, busy=1.0), True),  # all have entered it, and NCCL spins
     ],
 )
-def test_only_one_that_does_nothing_counts(awaited, expected):
+def test_whether_the_awaited_rank_is_idle(awaited, expected):
     assert bool(stalled(*WAITING, awaited)) is expected
 
 
-def test_who_waits_for_the_store_waits_for_all_others():
-    """Rank 2 is in store.wait, for a key that rank 0 may set: that is ahead of the others, and works."""
+def test_a_rank_in_store_wait_waits_for_all_others():
+    """Rank 0, which may set the key, is ahead of the others, and busy."""
     in_store = rank(2, 4, awaits="store")
     assert stalled(*WAITING, in_store)
     assert not stalled(rank(0, 5, busy=MIN_BUSY_CPUS), rank(1, 5), in_store)
@@ -122,33 +122,27 @@ def test_who_waits_for_the_store_waits_for_all_others():
     assert stall.text.startswith("ranks 1, 2 wait in store.wait, called at data.py:31; rank 0 has not set its key")
 
 
-def test_who_waits_may_be_busy():
-    """NCCL spins."""
-    spinning = (replace(each, busy=1.0) for each in WAITING)
-    assert stalled(*spinning, rank(2, 4))
+@pytest.mark.parametrize(
+    ("inspection", "strict", "wait"),
+    [
+        (found(*(replace(each, standstill=290.0) for each in WAITING), rank(2, 4)), False, 10.0),
+        (found(*WAITING, rank(2, 4, quiet=280.0)), False, 20.0),
+        (found(WAITING[0], replace(WAITING[1], standstill=250.0)), False, 50.0),  # the shortest wait counts
+        (found(*WAITING, rank(2, 4), silent=("node 1",)), True, None),  # a node that does not answer may work
+        (found(*(rank(number, 0, 0, groups=(), answers=None) for number in range(2))), True, None),  # without torch
+    ],
+)
+def test_no_stall_yet(inspection, strict, wait):
+    assert check_stall(inspection, TIMEOUT, strict=strict) == (None, wait and pytest.approx(wait))
 
 
-def test_one_that_cannot_be_killed_is_reported():
-    stall = stalled(*WAITING, rank(2, 4, condition=ProcessCondition.BLOCKED), strict=True)
-    assert not stall.killable
+def test_a_blocked_rank_is_reported_as_not_killable():
+    """The others use the CPU while they wait, as with NCCL."""
+    waiting = (replace(each, busy=1.0) for each in WAITING)
+    assert not stalled(*waiting, rank(2, 4, condition=ProcessCondition.BLOCKED), strict=True).killable
 
 
-def test_a_node_that_does_not_answer_may_work():
-    assert check_stall(found(*WAITING, rank(2, 4), silent=("node 1",)), TIMEOUT, strict=True) == (None, None)
-
-
-def test_a_short_wait_is_looked_at_again():
-    short = (replace(each, standstill=290.0) for each in WAITING)
-    assert check_stall(found(*short, rank(2, 4)), TIMEOUT, strict=False) == (None, pytest.approx(10.0))
-    assert check_stall(found(*WAITING, rank(2, 4, quiet=280.0)), TIMEOUT, strict=False) == (None, pytest.approx(20.0))
-
-
-def test_the_last_to_come_counts_where_no_rank_is_missing():
-    late = replace(WAITING[1], standstill=250.0)
-    assert check_stall(found(WAITING[0], late), TIMEOUT, strict=False) == (None, pytest.approx(50.0))
-
-
-def test_idle_ranks_that_wait_for_no_rank_are_a_stall_where_that_was_asked_for():
+def test_idle_ranks_are_a_stall_with_a_stall_timeout():
     idle = found(rank(0, 4), rank(1, 4))
     assert check_stall(idle, TIMEOUT, strict=False) == (None, None)
     stall = check_stall(idle, TIMEOUT, strict=True).stall
@@ -156,19 +150,14 @@ def test_idle_ranks_that_wait_for_no_rank_are_a_stall_where_that_was_asked_for()
     assert check_stall(found(rank(0, 4), rank(1, 4, busy=0.5)), TIMEOUT, strict=True) == (None, None)
 
 
-def test_without_torch_there_is_no_stall():
-    without = (rank(number, 0, 0, groups=(), answers=None) for number in range(2))
-    assert check_stall(found(*without), TIMEOUT, strict=True) == (None, None)
-
-
-def test_it_stays_the_same_until_a_rank_moves():
+def test_a_stall_has_the_same_key_until_a_rank_moves():
     first = stalled(*WAITING, rank(2, 4))
     later = stalled(*(replace(each, standstill=900.0) for each in WAITING), rank(2, 4))
     moved = stalled(rank(0, 6, 5), rank(1, 6, 5), rank(2, 5, 5))
     assert first.progress_key == later.progress_key != moved.progress_key
 
 
-def test_what_ranks_do():
+def test_descriptions_of_locations_and_activity():
     elsewhere = rank(1, 4, threads=(Thread((Frame("main", "train.py", 9, own=True),)),))
     assert describe_locations([rank(0, 4)]) == "load_batch at data.py:31"
     assert describe_locations([rank(0, 4), elsewhere]) == "rank 0: load_batch at data.py:31; rank 1: main at train.py:9"
@@ -181,7 +170,7 @@ def test_what_ranks_do():
     assert describe_activity(found(rank(0, 4), rank(1, 4))) == "ranks 0, 1: load_batch at data.py:31"
 
 
-def test_the_odd_rank_is_blamed_where_ranks_are_in_different_collectives():
+def test_the_culprit_in_different_collectives_is_the_odd_rank():
     """With the line and the trace of its thread that runs the collective."""
     odd = Frame("odd", "stats.py", 8, own=True)
     inside = Frame("barrier", "/torch/distributed/distributed_c10d.py", 1, own=False)

@@ -156,7 +156,7 @@ WITHOUT_RECORDER = {
     ("kind", "version"),
     [(kind, version) for version in VERSIONS for kind in EXPECTED if (SAMPLES / version / f"{kind}.json").exists()],
 )
-def test_a_real_hang(kind, version):
+def test_sentences_of_recorded_hangs(kind, version):
     expected = EXPECTED if version in RECORDING else WITHOUT_RECORDER
     assert list(describe_waits(full_inspection(kind, version))) == expected[kind]
 
@@ -174,7 +174,7 @@ def test_a_real_hang(kind, version):
         ({"answers": False}, f"rank 2 {HOLDS_GIL}"),
     ],
 )
-def test_a_rank_without_a_stack(fields, text):
+def test_a_missing_rank_without_a_stack(fields, text):
     gone = with_rank_changed(cheap_inspection("absent"), 2, **{"threads": (), "groups": (), "answers": None, **fields})
     assert describe_waits(with_collectives(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {text}",)
 
@@ -194,7 +194,6 @@ def together(*ranks, **fields):
     return Inspection(0.0, ranks, fields.pop("world_size", len(ranks)), **fields)
 
 
-LOADER = "/venv/lib/python3/site-packages/torch/utils/data/dataloader.py"
 WAITING = ("all_reduce", "step at train.py:3")
 
 
@@ -214,6 +213,11 @@ def absent(number, **fields):
     return with_rank_changed(full_inspection("absent"), number, **fields)
 
 
+MAKES_GROUP = rank(
+    1, 4, 4, "new_group", "make at train.py:8", inside=ActiveCall("new_group", "new_group", None, (1, 2))
+)
+LOADS = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
+DATALOADER = (Frame("_next_data", "/venv/lib/python3/site-packages/torch/utils/data/dataloader.py", 1, False),)
 STATE_7, GROUP_7 = (GroupState("7", 1, 0),), (Group("7", "undefined", (0, 1)),)
 
 SENTENCES = {
@@ -274,6 +278,31 @@ SENTENCES = {
         f"{CYCLE}: 0 → 1 → 0",
         "rank 3 waits in send to rank 2, called at ring.py:3; "
         "rank 2 does not receive: it waits in recv from rank 0, step at ring.py:2"),
+    "a missing stage of a pipeline": (
+        together(calls(0, "send", 1), rank(1, 0, 0, "load at data.py:2", groups=()), calls(2, "recv", 1),
+                 calls(3, "recv", 2)),
+        "ranks 2, 3 wait in recv (2 from 1, 3 from 2), called at ring.py:2, ring.py:3; "
+        "rank 1 does not send: load at data.py:2",
+        "rank 0 waits in send to rank 1, called at ring.py:0; rank 1 does not receive: load at data.py:2"),
+    "a cycle of a recv and a collective": (
+        together(rank(0, 8, 7, *WAITING), calls(1, "recv", 0, groups=(GroupState("0", 7, 7),))),
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits in "
+        f"recv from rank 0, step at ring.py:1; {CYCLE}: 0 → 1 → 0",
+        "rank 1 waits in recv from rank 0, called at ring.py:1; rank 0 does not send: it waits in "
+        "all_reduce #8 of default_pg, step at train.py:3"),
+    "a rank that did not call new_group comes first": (
+        together(rank(0, 5, 4, *WAITING), MAKES_GROUP, rank(2, 5, 4, *WAITING)),
+        "rank 1 waits in new_group (ranks 1, 2), called at train.py:8; rank 2 has not called it: it waits in "
+        f"all_reduce #5 of default_pg, step at train.py:3; {CYCLE}: 1 → 2 → 1",
+        "ranks 0, 2 wait in all_reduce #5 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits "
+        "in new_group, make at train.py:8"),
+    "a stopped worker": (
+        together(rank(0, 5, 4, *WAITING), replace(LOADS, threads=(Thread((*DATALOADER, *LOADS.threads[0].frames)),))),
+        "rank 0 waits in all_reduce #5 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits for "
+        "its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))"),
+    "all make progress": (
+        together(*(rank(n, 8, 7, *WAITING, moved=True) for n in range(4))),
+        f"{NO_WAIT}: 4 of 4 have completed collectives in the last 0.1 s"),
     "many ranks in a line": (
         together(*(rank(n, 7, 7, "load at data.py:2") if n in (7, 40) else rank(n, 8, 7, *WAITING) for n in range(64))),
         "ranks 0 to 6, 8 to 39 and 41 to 63 wait in all_reduce #8 of default_pg, entered at train.py:3; "
@@ -282,7 +311,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_the_sentences(name):
+def test_sentences(name):
     inspection, *sentences = SENTENCES[name]
     assert describe_waits(inspection) == tuple(sentences)
 
@@ -295,14 +324,8 @@ def test_many_reasons_are_bounded():
     assert text.endswith("; ranks 5 to 29 too")
 
 
-def test_all_get_on():
-    ranks = [rank(n, 8, 7, *WAITING, moved=True) for n in range(4)]
-    assert describe_waits(together(*ranks)) == (f"{NO_WAIT}: 4 of 4 have completed collectives in the last 0.1 s",)
-    assert ranks_to_query(together(*ranks)) == ()
-
-
 @pytest.mark.slow
-def test_many_groups_take_no_longer_than_few_each():
+def test_the_time_for_many_groups():
     """A job of 4,000 groups, each used once."""
     groups = [str(number) for number in range(4000)]
     states = tuple(GroupState(each, 1, 1) for each in groups)
@@ -320,29 +343,30 @@ def test_many_groups_take_no_longer_than_few_each():
     assert time.process_time() - began < scaled_timeout(1)
 
 
-def test_who_is_asked_for_more():
+def test_ranks_whose_collectives_are_queried():
+    assert ranks_to_query(together(*(rank(n, 8, 7, *WAITING, moved=True) for n in range(4)))) == ()
     alike = together(*(rank(n, 8, 7, *WAITING) for n in range(4)))
     assert ranks_to_query(alike) == (0,)
     ranks = list(alike.ranks)
     ranks[0] = replace(ranks[0], last=(collective(8),), known=(Group("0", "default_pg", (0, 1, 2, 3)),))
-    assert ranks_to_query(together(*ranks)) == (1, 2, 3)  # it waits, and nobody is missing
+    assert ranks_to_query(together(*ranks)) == (1, 2, 3)  # it waits, and no rank is missing
     ranks[0] = replace(ranks[0], last=(collective(8, completed=True),))
     assert ranks_to_query(together(*ranks)) == ()  # it does not, so those at the same place neither
 
 
-def test_at_most_four_are_asked_at_first():
+def test_at_most_four_ranks_are_queried_at_first():
     ranks = [rank(n, 8, 7, "all_reduce", f"step at train.py:{n}") for n in range(8)]
     assert ranks_to_query(together(*ranks, rank(8, 7, 7, "f at a.py:1"))) == (0, 1, 2, 3)
 
 
-def test_sends_make_the_numbers_of_all_doubtful():
+def test_all_waiting_ranks_are_queried_after_sends():
     assert ranks_to_query(cheap_inspection("point_to_point")) == (0,)
     first = cheap_inspection("point_to_point")
     one = replace(first, ranks=(full_inspection("point_to_point").ranks[0], *first.ranks[1:]))
     assert ranks_to_query(one) == (1, 2)
 
 
-def test_a_cycle_is_named_by_the_ranks_in_their_order():
+def test_a_cycle_names_its_ranks_in_order():
     """In a mesh of 2 by 2, where two ranks are in their rows and two in their columns."""
     rows, columns = ("1", "2"), ("3", "4")
     members = {"1": (0, 1), "2": (2, 3), "3": (0, 2), "4": (1, 3)}
@@ -377,27 +401,6 @@ def test_a_ring_of_sends(size):
     assert find_culprit(ring).text == blame
 
 
-def test_of_sends_that_wait_for_a_collective_the_cycle_is_named():
-    ranks = [rank(0, 8, 7, *WAITING), calls(1, "recv", 0, groups=(GroupState("0", 7, 7),))]
-    assert describe_waits(together(*ranks))[0] == (
-        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
-        "rank 1 has not entered it: it waits in recv from rank 0, step at ring.py:1; "
-        f"{CYCLE}: 0 → 1 → 0"
-    )
-
-
-def test_a_stage_of_a_pipeline_that_does_not_come():
-    stages = [calls(0, "send", 1), rank(1, 0, 0, "load at data.py:2", groups=()), calls(2, "recv", 1)]
-    assert describe_waits(together(*stages, calls(3, "recv", 2))) == (
-        "ranks 2, 3 wait in recv (2 from 1, 3 from 2), called at ring.py:2, ring.py:3; "
-        "rank 1 does not send: load at data.py:2",
-        "rank 0 waits in send to rank 1, called at ring.py:0; rank 1 does not receive: load at data.py:2",
-    )
-    assert find_culprit(together(*stages)).text == (
-        "rank 1 did not communicate, while 1 rank waited in send: load at data.py:2"
-    )
-
-
 def test_a_send_and_its_recv():
     found = together(calls(0, "send", 1), calls(1, "recv", 0))
     assert describe_waits(found) == (
@@ -425,7 +428,7 @@ def test_broadcasts_with_different_roots():
     assert COMPLETE in describe_waits(together(one(0, 0), other))[0]
 
 
-def test_stacks_beside_a_recorder_that_is_off():
+def test_without_a_recorder_stacks_are_compared():
     ranks = [rank(n, 0, 0, *WAITING, groups=()) for n in range(2)]
     off = together(*ranks, rank(2, 0, 0, "load at data.py:2", groups=()))
     assert describe_waits(off) == (
@@ -434,7 +437,7 @@ def test_stacks_beside_a_recorder_that_is_off():
     assert describe_waits(together(*(replace(each, moved=True) for each in off.ranks)))[0].startswith("no rank waits")
 
 
-def test_who_turns_objects_into_tensors_has_not_entered_what_sends_them():
+def test_a_rank_that_serializes_objects_has_not_entered_the_collective():
     packs = rank(1, 7, 7, "__reduce__ at data.py:2", "_object_to_tensor", "all_gather_object", "f at a.py:1")
     found = together(rank(0, 8, 7, *WAITING), packs)
     assert describe_waits(found)[0].endswith("rank 1 has not entered it: __reduce__ at data.py:2")
@@ -449,7 +452,7 @@ def in_library(number, *functions, line="train.py:3", **fields):
     return replace(rank(number, 7, 7), threads=(Thread((*frames, *own)),), **fields)
 
 
-def test_of_ranks_that_differ_only_inside_a_library_its_functions_are_named():
+def test_ranks_that_differ_inside_a_library():
     waits = in_library(0, "step", "train", groups=(GroupState("0", 8, 7),))
     waits = replace(waits, threads=(Thread((stack("all_reduce")[0].frames[0], *waits.threads[0].frames)),))
     ranks = [waits, in_library(1, "fetch", "download", "train"), in_library(2, "tokenise", "train")]
@@ -470,7 +473,7 @@ def test_of_ranks_that_differ_only_inside_a_library_its_functions_are_named():
     )
 
 
-def test_who_is_at_a_line_of_its_own_is_named_by_that():
+def test_functions_of_libraries_are_named_only_to_distinguish_ranks():
     ranks = [rank(0, 8, 7, *WAITING), in_library(1, "download", "train"), in_library(2, "read", line="train.py:9")]
     assert "in download" not in describe_waits(together(*ranks))[0]
     alike = [rank(0, 8, 7, *WAITING), *(in_library(n, "download", "train") for n in (1, 2))]
@@ -489,14 +492,14 @@ def test_who_is_at_a_line_of_its_own_is_named_by_that():
         ("rpc_sync at /venv/lib/python3/site-packages/torch/distributed/rpc/api.py:842", "waits for an RPC"),
     ],
 )
-def test_what_a_rank_waits_for_outside_its_groups(called, state):
+def test_waits_outside_process_groups(called, state):
     *inside, line = stack(*called.split(", "), "f at a.py:1")[0].frames
     frames = [*(replace(frame, own=False) for frame in inside), line]
     one = replace(rank(0, 1, 1), threads=(Thread(tuple(frames)),))
     assert rank_states(together(one)) == {0: state}
 
 
-def test_equal_stacks_are_one_group_and_the_odd_one_is_first():
+def test_ranks_with_equal_stacks_are_one_group():
     found = group_ranks(full_inspection("absent"))
     assert [(each.ranks, each.state) for each in found] == [((2,), "running"), ((0, 1), "waits in all_reduce #5")]
     assert found[0].waited_s is None
@@ -517,16 +520,6 @@ def test_the_state_of_each_rank(kind, states):
     assert list(rank_states(full_inspection(kind)).values()) == states
 
 
-def test_a_rank_that_left_out_a_new_group_comes_first():
-    """Although it waits in a collective, and all wait for each other."""
-    making = rank(1, 4, 4, "new_group", "make at train.py:8", inside=ActiveCall("new_group", "new_group", None, (1, 2)))
-    found = together(rank(0, 5, 4, *WAITING), making, rank(2, 5, 4, *WAITING))
-    assert describe_waits(found)[0] == (
-        "rank 1 waits in new_group (ranks 1, 2), called at train.py:8; rank 2 has not called it: it waits in "
-        f"all_reduce #5 of default_pg, step at train.py:3; {CYCLE}: 1 → 2 → 1"
-    )
-
-
 @pytest.mark.parametrize(
     ("fields", "state"),
     [
@@ -541,14 +534,7 @@ def test_a_rank_that_sleeps_is_not_running(fields, state):
     assert rank_states(found) == {0: state, 1: "running"}
 
 
-def test_a_stopped_worker_is_named():
-    loading = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
-    loading = replace(loading, threads=(Thread((Frame("_next_data", LOADER, 1, False), *loading.threads[0].frames)),))
-    text = describe_waits(together(rank(0, 5, 4, *WAITING), loading))[0]
-    assert text.endswith("it waits for its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))")
-
-
-def test_whatever_was_found_is_put_into_words():
+def test_any_inspection_can_be_described():
     numbers = random.Random(14)
     frames = ["all_reduce", "recv", "init_process_group", "f at a.py:1", "g at b.py:2"]
     for _ in range(1000):

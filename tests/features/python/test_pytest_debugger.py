@@ -1,0 +1,109 @@
+"""Tests of the debugger of ranks under pytest: ``--pdb`` and ``breakpoint()`` in marked tests, at a real terminal."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_command, write_program
+from tests.terminal_emulator import TerminalEmulator
+
+QUIET = ("-p", "no:cacheprovider", "-p", "no:hydra_pytest", "test_it.py")
+
+FAILS = """
+import pytest
+
+@pytest.mark.ranks(2)
+def test_sum(rank):
+    values = [rank, 40]
+    print("values", values)
+    assert sum(values) < 41, "too big"
+
+@pytest.mark.ranks(2)
+def test_again(rank):
+    assert not rank, "one"
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail
+def test_expected(rank):
+    assert rank
+
+@pytest.mark.ranks(2)
+def test_after(rank):
+    pass
+"""
+
+STOPS = """
+import pytest
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("base", [40, 50])
+def test_stop(rank, base):
+    mine = rank + base
+    if rank == 1:
+        breakpoint()
+    assert mine < 100
+
+@pytest.mark.ranks(2)
+def test_after(rank):
+    pass
+"""
+
+StartPytest = Callable[..., TerminalEmulator]
+
+
+@pytest.fixture
+def start_pytest(at_terminal, tmp_path: Path) -> StartPytest:
+    """Start pytest on a test in a terminal."""
+
+    def start(body: str, *words: str) -> TerminalEmulator:
+        write_program(tmp_path, "test_it.py", body)
+        return at_terminal([sys.executable, "-m", "pytest", *words, *QUIET], columns=100, rows=60)
+
+    return start
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_ranks_that_fail(start_pytest: StartPytest):
+    """Their frames are there; then the test fails, and what is expected to fail is not looked at."""
+    pytest_ = start_pytest(FAILS, "--pdb")
+    pytest_.until("(rank 1)", 60)
+    pytest_.type("p values, rank\r")
+    pytest_.until("([1, 40], 1)")
+    pytest_.type("q\r")
+    pytest_.until("AssertionError: one", 60)
+    pytest_.until(lambda each: each.rows[-1] == "(rank 1)")
+    pytest_.type("c\r")
+    rows = pytest_.until("2 failed, 1 passed, 1 xfailed", 60)
+    assert any("AssertionError: too big (exit code 1) (rank 1)" in row for row in rows)
+    assert not any("Pdb" in row for row in rows)
+    assert pytest_.settings == pytest_.before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), pytest.param(("-s",), marks=pytest.mark.ci)])
+def test_a_breakpoint(start_pytest: StartPytest, words: tuple[str, ...]):
+    """Quitting the debugger fails the test."""
+    pytest_ = start_pytest(STOPS, *words)
+    pytest_.until("(rank 1)", 60)
+    pytest_.type("p mine\r")
+    pytest_.until("41")
+    pytest_.type("c\r")
+    pytest_.until(lambda each: sum("capture suspended" in row for row in each.history) == 2, 60)
+    pytest_.until(lambda each: each.rows[-1] == "(rank 1)")
+    pytest_.type("p mine\r")
+    pytest_.until("51")
+    pytest_.type("q\r")
+    pytest_.until("1 failed, 2 passed", 60)
+    assert any("ddplaunch debug ends" in row for row in pytest_.history)
+    assert pytest_.settings == pytest_.before
+
+
+@pytest.mark.slow
+def test_refused(tmp_path: Path):
+    write_program(tmp_path, "test_it.py", STOPS)
+    done = run_command([sys.executable, "-m", "pytest", "--trace", *QUIET], tmp_path, timeout=100)
+    expected = "--trace does not work with @pytest.mark.ranks: write breakpoint() in the test"
+    assert expected in done.stdout + done.stderr
