@@ -13,9 +13,9 @@ import click
 
 import ddplaunch
 from ddplaunch import runtime
-from ddplaunch.cli.batch_command import BatchCommand
 from ddplaunch.cli.click_commands import cli
 from ddplaunch.cli.run_options import SECTIONS
+from ddplaunch.features.submit.batch_command import BatchCommand
 
 PACKAGE = Path(ddplaunch.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "reference.md"

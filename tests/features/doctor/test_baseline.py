@@ -44,7 +44,7 @@ def test_noise_is_not_named(backend, noise):
         assert describe_findings(now, then) == []
 
 
-def test_a_node_that_is_slower_than_it_was():
+def test_a_slower_node_is_named_with_both_values():
     now = examined(factor=lambda what, nodes: 2.0 if what == "bandwidth" and 2 in nodes else 1.0)
     assert describe_findings(now, examined()) == [
         "warning n2: all_reduce (nccl) with any other node: 800 MiB/s; it was 1.6 GiB/s on 2026-11-17 10:00"

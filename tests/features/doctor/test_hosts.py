@@ -141,7 +141,7 @@ def test_a_slow_host(doctor):
     seconds = {tuple(each["nodes"]): each["seconds"][-1] for each in found["speeds"]}
     if seconds[0, 1] < SLOW_FRACTION_WHEN_BUSY * min(
         seconds[0, 2], seconds[1, 2]
-    ):  # else this machine is too busy to tell
+    ):  # else this machine is too busy for the comparison
         (slow,) = result
         assert slow.startswith("n2: all_reduce ")
 

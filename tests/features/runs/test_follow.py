@@ -38,7 +38,7 @@ def printed(pieces) -> dict[int, str]:
     return found
 
 
-def test_what_is_in_memory_and_what_follows_to_the_last_byte(job, tmp_path):
+def test_output_in_memory_and_following_to_the_last_byte(job, tmp_path):
     assert printed(client.stream_replies(door(job), TailOutputRequest())) == {0: "begun 0\n", 1: "begun 1\n"}
     assert printed(client.stream_replies(door(job), TailOutputRequest((1,)))) == {1: "begun 1\n"}
     assert printed(client.stream_replies(door(job), TailOutputRequest((7,)))) == {}

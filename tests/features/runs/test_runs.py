@@ -14,11 +14,11 @@ from ddplaunch.base.text import display_width
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.text_table import short_target
-from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.rank_logs import read_last_lines
 from ddplaunch.features.runs.stop import wait
+from ddplaunch.system.processes.proc_utils import is_suspended
 from tests.conftest import (
     NEWEST,
     clean_environment,
@@ -229,26 +229,24 @@ def test_without_a_name_it_is_the_newest_run_of_this_folder(
     assert waiting.wait() == job.wait()
 
 
-@pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
-def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_path, words):
+PRINTS = """
+    import os, sys, time
+    rank = int(os.environ["RANK"])
+    print("start")
+    for step in range(100 * rank):
+        print("of", rank)
+    print("end", flush=True)
+    open(f"printed-{rank}", "w").close()
+    while not all(os.path.exists(f"printed-{each}") for each in range(3)):
+        time.sleep(0.01)  # the first rank that fails has the others stopped
+    sys.exit(3)
+"""
+
+
+def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_path):
     """Wherever they stand in the output of each rank."""
-    write_program(
-        tmp_path,
-        "ends.py",
-        """
-        import os, sys, time
-        rank = int(os.environ["RANK"])
-        print("start")
-        for step in range(100 * rank):
-            print("of", rank)
-        print("end", flush=True)
-        open(f"printed-{rank}", "w").close()
-        while not all(os.path.exists(f"printed-{each}") for each in range(3)):
-            time.sleep(0.01)  # the first rank that fails has the others stopped
-        sys.exit(3)
-        """,
-    )
-    run_ddplaunch("run", "--nproc", "3", "--run-id", MINE, *words, *LIGHT, "ends.py")
+    write_program(tmp_path, "ends.py", PRINTS)
+    run_ddplaunch("run", "--nproc", "3", "--run-id", MINE, "--log-dir", "logs", *LIGHT, "ends.py")
     assert run_in_fork("logs", MINE, cwd=Path("/")).stdout.count("start\n") == 3
     rows = run_in_fork("logs", MINE, "--merge").stdout.splitlines()
     assert rows == ["[0-2] start", *["[1]   of 1"] * 100, *["[2]   of 2"] * 200, "[0-2] end"]
@@ -298,7 +296,7 @@ def test_stop(running, run_in_fork):
     assert run_in_fork("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
 
 
-def test_stop_says_whom_it_waits_for_and_kills_them_where_that_is_asked(start_ddplaunch, run_in_fork, tmp_path):
+def test_stop_shows_the_ranks_left_and_stop_now_kills_them(start_ddplaunch, run_in_fork, tmp_path):
     write_program(
         tmp_path,
         "stubborn.py",
@@ -326,7 +324,7 @@ def test_wait(running, start_ddplaunch, run_in_fork):
     assert run_in_fork("wait", NAME).returncode == 137
 
 
-def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
+def test_wait_for_a_run_that_has_just_closed_its_control_socket(running, monkeypatch):
     """It has an exit code, though its launcher lives on for a moment."""
     job = running()
 
@@ -339,7 +337,7 @@ def test_wait_for_a_run_that_has_just_closed_its_door(running, monkeypatch):
     assert wait.callback(NAME) == job.wait() == 143
 
 
-def test_a_number_that_a_name_has_within_stops_nothing(running, run_in_fork):
+def test_stop_matches_no_part_of_a_number_in_a_name(running, run_in_fork):
     """It may be a job of a scheduler that is not known any more."""
     job = running(run_id="sweep-4711-b")
     for word in ("711", "471"):
@@ -466,7 +464,7 @@ def test_stop_all(running, run_in_fork):
         (("logs", "\x1b[2J" + "x" * 5000), "no run is called "),
     ],
 )
-def test_what_is_typed_wrong(run_in_fork, words, expected):
+def test_refused_words_of_commands_for_runs(run_in_fork, words, expected):
     if words[:2] != ("report", "don"):
         keep(run_id="done")
     done = run_in_fork(*words)
