@@ -39,6 +39,9 @@ REQUIRED_WITHOUT_IMPORT = {"warm": {"preload"}}
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
 
+LOADED_BY_PATH = {"system.processes.proc_utils"}
+"""Files outside of folders ``rank`` that zygotes load too, and that stand alone in the same way."""
+
 PROGRAMS_FOR_RANKS = ("features.python.rank",)
 """Folders ``rank`` whose files are imported by name in a process that imports the package anyway."""
 
@@ -120,8 +123,8 @@ def tops(found: Iterable[str]) -> set[str]:
 
 
 def is_in_ranks(name: str) -> bool:
-    """Whether a module is one of those that run in the user's processes: it is in a folder ``rank``."""
-    return "rank" in name.split(".")[1:-1]
+    """Whether a module is one of those that run in the user's processes: it is in a folder ``rank``, or named above."""
+    return "rank" in name.split(".")[1:-1] or name in LOADED_BY_PATH
 
 
 @cache

@@ -14,9 +14,9 @@ from msgspec.structs import asdict
 
 import ddplaunch
 from ddplaunch import runtime
-from ddplaunch.cli.batch_command import BatchCommand
 from ddplaunch.cli.click_commands import cli
 from ddplaunch.cli.run_options import SECTIONS
+from ddplaunch.features.submit.batch_command import BatchCommand
 from ddplaunch.system.clusters import SYSTEMS
 from ddplaunch.system.clusters.systems.host_lists import HOSTFILES
 from ddplaunch.system.clusters.systems.node_platforms import NODE_VARIABLE_SYSTEMS

@@ -18,7 +18,6 @@ from ddplaunch.base.connection import Connection
 from ddplaunch.base.local_sockets import listen_unix, peer_uid
 from ddplaunch.base.text import describe_all_ranks, format_elapsed
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
-from ddplaunch.core.node.launcher_signals import is_caught
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.run_temp_dir import RunTempDir
@@ -29,6 +28,7 @@ from ddplaunch.features.debug.rank_terminal import RankTerminal
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations
 from ddplaunch.features.inspect.rpc import inspect_job
+from ddplaunch.system.processes.proc_utils import is_caught
 
 SCROLLBACK_BYTES = 1 << 16  # of a debugger's output that a user who attaches later sees
 STOP_TIMEOUT_S = 1.0  # within it, a rank that executes Python stops

@@ -40,10 +40,10 @@ from ddplaunch.base.types import (
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport
-from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.runs import sample_file
 from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
+from ddplaunch.system.processes.proc_utils import start_ticks
 
 MAX_BYTES = 64 << 20  # of a file of the history
 _DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a torn or hostile line

@@ -15,14 +15,14 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.core.node.launcher_signals import InspectKey
+from ddplaunch.core.job.signal_forwarding import InspectKey
 from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMessage, MessageKind, without_node_fields
 from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.ssh.connection_limiter import RETRY_DELAY_S, ConnectionLimiter
 from ddplaunch.features.ssh.remote_launcher import GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE, KILL_DELAY_S, SIGNAL_BYTES
 from ddplaunch.features.ssh.ssh_session import SshSession
 from ddplaunch.system.plan.launch_command import MAX_QUOTED_CHARS
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 HOST_TIMEOUT_S = 60.0  # for a host to connect and reply
 SLOW_HOST_NOTICE_S = 5.0  # then hosts that have not replied are listed

@@ -15,11 +15,11 @@ from ddplaunch.base.text import display_width
 from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.text_table import short_target
-from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.rank_logs import read_last_lines
 from ddplaunch.features.runs.stop import stop, wait
+from ddplaunch.system.processes.proc_utils import is_suspended
 from tests.conftest import (
     NEWEST,
     clean_environment,

@@ -30,14 +30,6 @@ def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
 
 
 @pytest.mark.slow
-def test_it_ends_with_its_shell(shell: Shell):
-    done = shell.run()
-    assert is_alive(done.made)
-    shell.log_out()
-    wait_for_exit(done.made)
-
-
-@pytest.mark.slow
 def test_without_a_session_leader_it_ends_with_the_outermost_shell(shell: Shell):
     """As below nohup, a CI runner or nsenter: the session leader has ended, or is not visible."""
     two_runs = "read go <go; " + 2 * f"{shell.launch('shows.py')}; " + "read go <go"
@@ -148,7 +140,7 @@ def test_it_ends_when_little_memory_is_available(tmp_path, shell: Shell):
 
 
 @pytest.mark.slow
-def test_it_does_not_wake_while_idle(shell: Shell):
+def test_it_does_not_wake_while_idle_and_ends_with_its_shell(shell: Shell):
     made = shell.run().made
 
     def switches() -> list[str]:
@@ -160,3 +152,5 @@ def test_it_does_not_wake_while_idle(shell: Shell):
     before = switches()
     shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
     assert switches() == before
+    shell.log_out()
+    wait_for_exit(made)
