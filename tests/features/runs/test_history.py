@@ -330,6 +330,13 @@ def test_an_inspection_is_kept(state):
     assert only().inspections == (found,)
 
 
+def test_a_run_that_a_signal_on_another_node_stopped(state):
+    kept = HistoryRecorder(plan(), lambda rank: b"", lambda: None, pytest.fail)
+    for event in (events.AttemptPlanned(plan(), 0), events.JobEnded(143, None)):
+        kept.observe(event)
+    assert (only().fate, only().signal, only().attempts[0].why) == (RunState.STOPPED, 15, "stopped by SIGTERM")
+
+
 @pytest.mark.parametrize("pieces", [[1], [3, 3, 3], [8], [20], [1] * 30, [7, 2, 5, 100, 1]])
 def test_a_tail_holds_the_last_bytes(pieces):
     tail, whole = TailBuffer(8), b""
