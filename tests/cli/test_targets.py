@@ -25,7 +25,6 @@ def list_rank_lines(done) -> list[str]:
     [
         pytest.param(FORKED, "--nproc 2 train.py", marks=pytest.mark.smoke),
         (EXEC, "train.py --nproc 2"),
-        (FORKED, "--nproc=2 -- train.py"),
     ],
 )
 def test_a_script(run_ddplaunch, tmp_path, mode, words):

@@ -30,12 +30,6 @@ if mine:
     match how:
         case "exception":
             raise ValueError(f"rank {rank} fails")
-        case "peer-destroys":
-            try:
-                raise KeyError("true cause")
-            finally:
-                dist.destroy_process_group()
-                time.sleep(0.2)
         case "exit":
             sys.exit(7)
         case "kill" | "peer-kill":

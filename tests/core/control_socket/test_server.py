@@ -19,9 +19,10 @@ from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.core.control_socket.job_status import JobState, RankState, Status
-from ddplaunch.core.control_socket.server import CONNECTION_TIMEOUT_S, MAX_CLIENTS, MAX_REQUEST_BYTES, ControlSocket
+from ddplaunch.core.control_socket.server import MAX_CLIENTS, MAX_REQUEST_BYTES, ControlSocket
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from tests.conftest import BackgroundJob, is_alive, wait_until
+from tests.constant_override import launcher_with_constant
 from tests.scaled_timeouts import scaled_timeout
 
 SLEEPS = "echo up; exec sleep 600"
@@ -41,12 +42,14 @@ def runtime(tmp_path_factory, monkeypatch) -> Path:
 
 @pytest.fixture
 def run(start_ddplaunch, runtime) -> Run:
-    """Start two ranks, and again where one fails; ``path`` is the job's door."""
+    """Start two ranks, and again where one fails; ``path`` is the job's control socket."""
 
-    def begin(run_id: str = "mine", program: str = SLEEPS, **environ: str) -> BackgroundJob:
+    def begin(
+        run_id: str = "mine", program: str = SLEEPS, executable: Path | None = None, **environ: str
+    ) -> BackgroundJob:
         options = ("--nproc", "2", "--max-restarts", "9", "--min-uptime", "0", "--no-history", "--grace", "600")
         words = ("run", "--run-id", run_id, *options, "--no-python", "sh", "-c", program)
-        job = start_ddplaunch(*words, env={"XDG_RUNTIME_DIR": str(runtime), **environ})
+        job = start_ddplaunch(*words, env={"XDG_RUNTIME_DIR": str(runtime), **environ}, executable=executable)
         job.wait_for("up", 2)
         job.path = find_socket_path(job)
         return job
@@ -183,11 +186,13 @@ def test_invalid_requests_are_dropped(asked):
 
 
 @pytest.mark.slow
-def test_silent_clients_are_disconnected(asked):
-    silent = [call(asked.path) for _ in range(MAX_CLIENTS)]
+def test_silent_clients_are_disconnected(run, tmp_path):
+    job = run(executable=launcher_with_constant(tmp_path, "core.control_socket.server.CONNECTION_TIMEOUT_S", 1.0))
+    wait_for_status(job)
+    silent = [call(job.path) for _ in range(MAX_CLIENTS)]
     began = time.monotonic()
-    assert client.send_request(asked.path, StatusQuery(), scaled_timeout(30)).state is JobState.RUNNING
-    assert time.monotonic() - began > CONNECTION_TIMEOUT_S / 2
+    assert client.send_request(job.path, StatusQuery(), scaled_timeout(30)).state is JobState.RUNNING
+    assert time.monotonic() - began > 0.5
     for each in silent:
         assert each.recv(1) == b""
         each.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import signal
 import socket
 import struct
@@ -105,7 +104,7 @@ BY_MPIRUN = {
 def test_the_wait_for_nodes_is_shown_later_under_a_cluster(start_ddplaunch, tmp_path):
     """Some are up seconds before the others."""
     assert QUIET_WAIT_S == 5
-    sooner = launcher_with_constant(tmp_path, "cli.node_config_options.QUIET_WAIT_S", 2.0)
+    sooner = launcher_with_constant(tmp_path, "cli.node_config_options.QUIET_WAIT_S", 1.0)
     write_program(tmp_path, "hello.py", HELLO)
     words = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--nproc", "1", "--start", "exec")
     launchers = []
@@ -114,7 +113,7 @@ def test_the_wait_for_nodes_is_shown_later_under_a_cluster(start_ddplaunch, tmp_
         launchers.append(start_ddplaunch("run", *words, "hello.py", env=variables, executable=sooner))
         if rank == 0:
             wait_until(lambda: "waiting for" in launchers[0].stderr(), "the account")
-            assert not re.search(r"\(00:0[01]\)", launchers[0].stderr()), launchers[0].stderr()
+            assert "(00:00)" not in launchers[0].stderr(), launchers[0].stderr()
     assert [launcher.wait() for launcher in launchers] == [0, 0]
     assert "waiting for" not in launchers[1].stderr()
 
@@ -141,14 +140,14 @@ def test_a_terminal_shows_the_wait_for_nodes_in_one_line(nodes, tmp_path):
 
 
 def test_join_timeout(nodes):
-    job = nodes(2, "--join-timeout", "1.5")
-    first, second = job.start(0), nodes(2, "--join-timeout", "1.5").start(1)
+    job = nodes(2, "--join-timeout", "0.5")
+    first, second = job.start(0), nodes(2, "--join-timeout", "0.5").start(1)
     assert (first.wait(20), second.wait(20)) == (69, 69)
     assert (
-        "only 1 of 2 nodes joined in 1.5 s (--join-timeout): node 1 is missing\nddplaunch:   does the same"
+        "only 1 of 2 nodes joined in 0.5 s (--join-timeout): node 1 is missing\nddplaunch:   does the same"
         in first.stderr()
     )
-    assert "node 0 was not reached in 1.5 s (--join-timeout): 127.0.0.1:" in second.stderr()
+    assert "node 0 was not reached in 0.5 s (--join-timeout): 127.0.0.1:" in second.stderr()
     assert "connection refused" in second.stderr()
 
 

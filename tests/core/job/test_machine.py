@@ -25,7 +25,7 @@ from ddplaunch.core.job.job_events import (
     Start,
     Woken,
 )
-from ddplaunch.core.job.joining import FIRST_NOTICE_S, REPORT_TIMEOUT_S
+from ddplaunch.core.job.joining import REPORT_TIMEOUT_S
 from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
@@ -238,17 +238,6 @@ def test_the_first_failure_stops_all_and_is_sent_to_all():
     assert (outcomes[0].verdict.first.rank, outcomes[0].verdict.stopped) == (2, 3)
 
 
-def test_a_failure_is_reported_at_once_when_ranks_stop_slowly():
-    job = joined(1)
-    job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
-    job.wait(EARLY_REPORT_DELAY_S)
-    (note,) = job.take(messages.NoteMessage, 0)
-    assert note.text.splitlines() == [
-        "rank 2 failed with ValueError: boom (exit code 3) (on n1)",
-        "waiting up to 30 s (--grace) for the other ranks on node 0 (n0), node 1 (n1)",
-    ]
-
-
 def test_a_failure_is_reported_early_once():
     """Also if another rank fails while the ranks are still inspected."""
     job = joined(1, inspect=True)
@@ -362,17 +351,6 @@ def test_a_node_may_leave_after_its_ranks_have_ended():
     assert job.outcome(0).outcome.code == 0
 
 
-def test_a_node_that_finishes_early_gets_a_note_about_the_others():
-    job = joined(1, 2)
-    job.send(1, messages.RanksFinished(0))
-    job.drain(1)
-    job.wait(FIRST_NOTICE_S)
-    assert [note.text for note in job.take(messages.NoteMessage, 1)] == [
-        "the ranks of this node are done; waiting for node 0 (n0), node 2 (n2)"
-    ]
-    assert not job.take(messages.NoteMessage)
-
-
 def test_a_failure_is_sent_to_nodes_that_have_finished():
     job = joined(1)
     job.send(1, messages.RanksFinished(0))
@@ -381,22 +359,8 @@ def test_a_failure_is_sent_to_nodes_that_have_finished():
     assert job.outcome(1).outcome.code == 3
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_an_interrupt_anywhere_stops_all(again):
-    job = joined(1)
-    job.send(1, messages.StopRequested(signal.SIGINT))
-    assert job.take(messages.NoteMessage, 0)[0].text == "Ctrl-C on node 1 (n1)"
-    if again:
-        job.send(1, messages.StopRequested(signal.SIGINT, again=True))
-    assert [stop.grace_s for stop in job.take(messages.StopAttempt, 0)] == [30, 0][: 1 + again]
-    job.drain(0)
-    job.drain(1)
-    assert job.outcome(0).outcome.code == 130
-
-
-@pytest.mark.parametrize("grace", [0.0, 30.0])
-def test_only_a_third_signal_does_not_wait_for_the_nodes(grace):
-    job = joined(1, grace=grace)
+def test_only_a_third_signal_does_not_wait_for_the_nodes():
+    job = joined(1, grace=0.0)
     job.send(1, messages.StopRequested(signal.SIGINT))
     job.send(1, messages.StopRequested(signal.SIGINT, again=True))
     assert not job.take(messages.EndJob)
@@ -417,14 +381,6 @@ def test_an_interrupt_ends_the_wait_for_nodes():
     job = joined(1, min_nodes=3)
     job.send(1, messages.StopRequested(signal.SIGTERM))
     assert job.outcome(0).outcome.code == 143
-
-
-def test_ctrl_c_ends_the_wait_before_a_restart():
-    job = Job(max_restarts=1, restart_backoff=600.0)
-    job.drain(0, job.fail(0, 0))
-    assert job.take(messages.Restarting)
-    job.send(0, messages.StopRequested(signal.SIGINT))
-    assert job.outcome(0).outcome.code == 130
 
 
 def test_an_elastic_job_waits_for_more_nodes_during_the_join_window():

@@ -20,7 +20,6 @@ FAILS = PROGRAMS / "fails.py"
     ("how", "mode"),
     [
         pytest.param("exception-once", FORKED, id="exception-zygote", marks=pytest.mark.smoke),
-        pytest.param("kill-once", EXEC, id="kill-exec"),
         pytest.param("peer-kill-once", ("--start", "zygote"), id="peer-kill-zygote", marks=pytest.mark.slow),
         pytest.param("peer-kill-once", EXEC, id="peer-kill-exec", marks=[pytest.mark.ci, pytest.mark.slow]),
     ],

@@ -279,7 +279,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     ),
     "the module that the zygote imports is broken": (
         step(0, start()),
-        step(1, ev.ImportFailed("cannot import x"), "send start error: cannot import x"),
+        step(1, ev.StartFailed("cannot import x"), "send start error: cannot import x"),
         step(1, end(2), "CloseZygote", "end with 2"),
     ),
     "the store's process ends": (
@@ -524,42 +524,54 @@ PREEMPTED = (
 )
 
 
-def test_a_preemption_that_the_ranks_have_seen():
-    replay(
-        World(preempt_signal=SIGUSR1),
-        (
-            *PREEMPTED,
-            step(9, exited(0, 75)),
-            step(9, exited(1, 75), "send RanksFinished", "sweep in 5 s"),
-            step(9, ev.ProcessesSwept(), "send report 0: 0 stopped preemption seen"),
-            step(9, end(75), "end with 75"),
-        ),
-    )
+PREEMPTION_HISTORIES: dict[str, tuple[Step, ...]] = {
+    "a preemption that the ranks have seen": (
+        *PREEMPTED,
+        step(9, exited(0, 75)),
+        step(9, exited(1, 75), "send RanksFinished", "sweep in 5 s"),
+        step(9, ev.ProcessesSwept(), "send report 0: 0 stopped preemption seen"),
+        step(9, end(75), "end with 75"),
+    ),
+    "ranks that finish after the notice need no requeue": (
+        *PREEMPTED,
+        step(9, exited(0)),
+        step(9, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(9, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+    ),
+    "a notice before the first rank is there when ranks start": (
+        step(0, start()),
+        step(1, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+        step(1, preempt(), "CreatePreemptionFile"),
+        step(2, started(), "forward SIGUSR1 to handlers", "spawn 0", "spawn 1"),
+        step(2, spawned(0), "send RanksStarted", "CreatePreemptionFile"),
+    ),
+    "the ranks of the next attempt do not get the preemption signal": (
+        *PREEMPTED[:-1],
+        step(5.1, stop(grace_s=0), "sweep in 0 s"),
+        step(5.1, exited(0, -9)),
+        step(5.1, exited(1, -9)),
+        step(5.1, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+        step(5.1, start(1), "spawn 0", "spawn 1"),
+        step(9, None),
+    ),
+    "a preemption that no rank has seen": (
+        *PREEMPTED,
+        step(95, stop(), "SIGTERM to all, but those that fail"),
+        step(96, exited(0, -15)),
+        step(96, exited(1, -15), "sweep in 0 s"),
+        step(96, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+    ),
+    "a preemption signal that every process got is not sent again": (
+        *PREEMPTED[:-1],
+        step(5.1, ev.ZygoteSignalled(SIGUSR1)),
+        step(6, None),
+    ),
+}
 
 
-def test_a_preemption_that_no_rank_has_seen():
-    replay(
-        World(preempt_signal=SIGUSR1),
-        (
-            *PREEMPTED,
-            step(95, stop(), "SIGTERM to all, but those that fail"),
-            step(96, exited(0, -15)),
-            step(96, exited(1, -15), "sweep in 0 s"),
-            step(96, ev.ProcessesSwept(), "send report 0: 2 stopped"),
-        ),
-    )
-
-
-def test_ranks_that_finish_after_the_notice_need_no_requeue():
-    replay(
-        World(preempt_signal=SIGUSR1),
-        (
-            *PREEMPTED,
-            step(9, exited(0)),
-            step(9, exited(1), "send RanksFinished", "sweep in 5 s"),
-            step(9, ev.ProcessesSwept(), "send report 0: 0 stopped"),
-        ),
-    )
+@pytest.mark.parametrize("name", PREEMPTION_HISTORIES)
+def test_history_of_a_preemption(name):
+    replay(World(preempt_signal=SIGUSR1), PREEMPTION_HISTORIES[name])
 
 
 def test_ctrl_c_after_the_notice_stops_the_ranks():
@@ -569,41 +581,6 @@ def test_ctrl_c_after_the_notice_stops_the_ranks():
             *PREEMPTED,
             step(6, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
             step(9, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
-        ),
-    )
-
-
-def test_a_notice_before_the_first_rank_is_there_when_ranks_start():
-    replay(
-        World(preempt_signal=SIGUSR1),
-        (
-            step(0, start()),
-            step(1, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
-            step(1, preempt(), "CreatePreemptionFile"),
-            step(2, started(), "forward SIGUSR1 to handlers", "spawn 0", "spawn 1"),
-            step(2, spawned(0), "send RanksStarted", "CreatePreemptionFile"),
-        ),
-    )
-
-
-def test_a_preemption_signal_that_every_process_got_is_not_sent_again():
-    replay(
-        World(preempt_signal=SIGUSR1),
-        (*PREEMPTED[:-1], step(5.1, ev.ZygoteSignalled(SIGUSR1)), step(6, None)),
-    )
-
-
-def test_the_ranks_of_the_next_attempt_do_not_get_the_preemption_signal():
-    replay(
-        World(preempt_signal=SIGUSR1),
-        (
-            *PREEMPTED[:-1],
-            step(5.1, stop(grace_s=0), "sweep in 0 s"),
-            step(5.1, exited(0, -9)),
-            step(5.1, exited(1, -9)),
-            step(5.1, ev.ProcessesSwept(), "send report 0: 2 stopped"),
-            step(5.1, start(1), "spawn 0", "spawn 1"),
-            step(9, None),
         ),
     )
 

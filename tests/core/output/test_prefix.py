@@ -19,34 +19,30 @@ def script(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("template", "lines"),
+    ("words", "environ", "lines"),
     [
-        ("none", ["hello", "hello"]),
-        ("{host}:{rank}: ", [f"{HOST}:{rank}: hello" for rank in (0, 1)]),
-        ("é {role} n{node_rank} l{local_rank} →", [f"é trainer n0 l{rank} → hello" for rank in (0, 1)]),
+        (("--prefix", "{host}:{rank}: "), {}, [f"{HOST}:{rank}: hello" for rank in (0, 1)]),
+        (
+            ("--role", "trainer"),
+            {"DDPLAUNCH_PREFIX": "é {role} n{node_rank} l{local_rank} →"},
+            [f"é trainer n0 l{rank} → hello" for rank in (0, 1)],
+        ),
+        (("--log-line-prefix-template", "${hostname}:${rank}: "), {}, [f"{HOST}:{rank}: hello" for rank in (0, 1)]),
+        (
+            (),
+            {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$role_name|$local_rank"},
+            ["default|0 hello", "default|1 hello"],
+        ),
     ],
 )
-def test_templates(template, lines, run_ddplaunch, script):
-    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--role", "trainer", "--prefix", template, script)
+def test_templates_of_an_option_and_of_a_variable(words, environ, lines, run_ddplaunch, script):
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", *words, script, env=environ)
     assert sorted(done.stdout.splitlines()) == lines, done.stderr
 
 
 def test_short_prefixes_are_padded(run_ddplaunch, script):
     done = run_ddplaunch("run", *LIGHT, "--nproc", "11", "--prefix", "rank {rank}", "--show", "9,10", script)
     assert sorted(done.stdout.splitlines()) == ["rank 10 hello", "rank 9  hello"]
-
-
-def test_the_prefix_variable(run_ddplaunch, script):
-    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", script, env={"DDPLAUNCH_PREFIX": "<{rank}>"})
-    assert sorted(done.stdout.splitlines()) == ["<0> hello", "<1> hello"]
-
-
-def test_the_torchrun_option_and_variable(run_ddplaunch, script):
-    words = ("run", *LIGHT, "--nproc", "2")
-    done = run_ddplaunch(*words, "--log-line-prefix-template", "${hostname}:${rank}: ", script)
-    assert sorted(done.stdout.splitlines()) == [f"{HOST}:{rank}: hello" for rank in (0, 1)]
-    done = run_ddplaunch(*words, script, env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$role_name|$local_rank"})
-    assert sorted(done.stdout.splitlines()) == ["default|0 hello", "default|1 hello"]
 
 
 @pytest.mark.parametrize(
