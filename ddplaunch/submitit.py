@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError
-from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.processes.proc_utils import die_with_parent
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

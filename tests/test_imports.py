@@ -39,6 +39,9 @@ REQUIRED_WITHOUT_IMPORT = {"warm": {"preload"}}
 LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
 
+LOADED_BY_PATH = {"system.processes.proc_utils"}
+"""Files outside of folders ``rank`` that zygotes load too, and that stand alone in the same way."""
+
 PROGRAMS_FOR_RANKS = ("features.python.rank",)
 """Folders ``rank`` whose files are imported by name in a process that imports the package anyway."""
 
@@ -65,21 +68,20 @@ ONLY_IN_RANKS = {
 """Where torch may be imported at all, and only inside a function; the last is a process of its own too."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def modules() -> dict[str, ast.Module]:
     """Every module of the package by its name without the package's ("core.node.machine"), with its syntax tree."""
+    found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        name = ".".join(part for part in parts if part != "__init__")
-        yield name, ast.parse(path.read_text())
-
-
-MODULES = dict(modules())
+        found[".".join(part for part in parts if part != "__init__")] = ast.parse(path.read_text())
+    return found
 
 
 @cache
 def imports(name: str) -> list[tuple[str, bool]]:
     """What a module imports, wherever the statement stands, and whether that is at its top."""
-    return list(_imports(name, MODULES[name]))
+    return list(_imports(name, modules()[name]))
 
 
 def _imports(name: str, tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -95,7 +97,7 @@ def _imports(name: str, tree: ast.Module) -> Iterator[tuple[str, bool]]:
             assert node.level == 0, f"{name} imports relatively"
             yield node.module or "", id(node) in top
             for alias in node.names:
-                if f"{node.module}.{alias.name}".removeprefix("ddplaunch.") in MODULES:
+                if f"{node.module}.{alias.name}".removeprefix("ddplaunch.") in modules():
                     yield f"{node.module}.{alias.name}", id(node) in top
 
 
@@ -104,7 +106,7 @@ def own(name: str) -> set[str]:
     found = {
         each.removeprefix("ddplaunch").lstrip(".") for each, _ in imports(name) if each.partition(".")[0] == "ddplaunch"
     }
-    return {each for each in found if len(MODULES[each].body) > 1 or each in ("", "features")}
+    return {each for each in found if len(modules()[each].body) > 1 or each in ("", "features")}
 
 
 def layer(name: str) -> str:
@@ -120,8 +122,8 @@ def tops(found: Iterable[str]) -> set[str]:
 
 
 def is_in_ranks(name: str) -> bool:
-    """Whether a module is one of those that run in the user's processes: it is in a folder ``rank``."""
-    return "rank" in name.split(".")[1:-1]
+    """Whether a module is one of those that run in the user's processes: it is in a folder ``rank``, or named above."""
+    return "rank" in name.split(".")[1:-1] or name in LOADED_BY_PATH
 
 
 @cache
@@ -131,11 +133,11 @@ def imported_files(name: str) -> set[str]:
     Without ``ddplaunch`` itself, which names the public API for type checkers.
     """
     found = set()
-    for node in ast.walk(MODULES[name]):
+    for node in ast.walk(modules()[name]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ddplaunch":
             module = (node.module or "").removeprefix("ddplaunch").lstrip(".")
             inner = (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
-            found |= {each if each in MODULES else module for each in inner}
+            found |= {each if each in modules() else module for each in inner}
     return found - {""}
 
 
@@ -151,13 +153,13 @@ def reachable(name: str) -> set[str]:
 
 
 def test_every_module_has_its_layer():
-    assert {layer(name) for name in MODULES} - {"", "__main__", "runtime", "submitit"} <= set(LAYERS)
+    assert {layer(name) for name in modules()} - {"", "__main__", "runtime", "submitit"} <= set(LAYERS)
 
 
 def test_imports_run_downward():
     found = {
         (name, imported)
-        for name in MODULES
+        for name in modules()
         for imported in own(name) - {"", "runtime"}  # which any module may use
         if layer(name) in LAYERS and LAYERS.index(layer(imported)) > LAYERS.index(layer(name))
     }
@@ -167,7 +169,7 @@ def test_imports_run_downward():
 def test_features_are_not_named_in_texts_either():
     """Files that are loaded by path or name: a feature names its own, and those of features that it requires."""
     wrong = []
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         own_feature = name.split(".")[1] if layer(name) == "features" and name.count(".") else ""
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and layer(name) in LAYERS:
@@ -179,14 +181,14 @@ def test_features_are_not_named_in_texts_either():
 
 def test_no_circle_of_files():
     """Also none through an import inside a function, or for type checking alone."""
-    reached = {name: reachable(name) for name in MODULES}
-    circles = {frozenset(other for other in reached[name] if name in reached[other]) for name in MODULES}
+    reached = {name: reachable(name) for name in modules()}
+    circles = {frozenset(other for other in reached[name] if name in reached[other]) for name in modules()}
     assert sorted(map(sorted, circles - {frozenset()})) == []
 
 
 def test_features_import_known_features():
     found: dict[str, set[str]] = {}
-    for name in MODULES:
+    for name in modules():
         for imported in own(name):
             of, other = name.split("."), imported.split(".")
             if of[0] == other[0] == "features" and len(of) > 1 and len(other) > 1 and of[1] != other[1]:
@@ -205,7 +207,7 @@ def test_features_require_those_that_they_import():
 
 def test_what_runs_in_user_processes_stands_alone():
     wrong = []
-    for name in MODULES:
+    for name in modules():
         if is_in_ranks(name) and not name.startswith(PROGRAMS_FOR_RANKS):
             others = {each for each in own(name) if not is_in_ranks(each)} - {"", "core.rank"}
             packages = {each for each in others if each.rpartition(".")[2] == "rank" or each == "system.target"}
@@ -216,8 +218,8 @@ def test_what_runs_in_user_processes_stands_alone():
 
 def test_types_are_for_type_checking_alone():
     wrong = []
-    for name in MODULES:
-        loaded = [node for node in MODULES[name].body if not isinstance(node, ast.If)]
+    for name in modules():
+        loaded = [node for node in modules()[name].body if not isinstance(node, ast.If)]
         text = "".join(map(ast.unparse, loaded))
         if is_in_ranks(name) and not name.endswith("_messages") and "_messages import" in text:
             wrong.append(name)
@@ -226,7 +228,7 @@ def test_types_are_for_type_checking_alone():
 
 def test_third_parties():
     wrong = []
-    for name in MODULES:
+    for name in modules():
         may = THIRD_PARTY.get(layer(name), {"runtime": {"torch"}, "submitit": {"submitit"}}.get(name, set()))
         wrong += [f"{name} imports {other}" for other in tops(each for each, _ in imports(name)) - may]
     assert wrong == []
@@ -235,7 +237,7 @@ def test_third_parties():
 def test_torch_is_never_imported_by_the_launcher():
     """Not even by what may import it, when it is imported itself."""
     wrong = []
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         if name not in ONLY_IN_RANKS and any(each.partition(".")[0] == "torch" for each, _ in imports(name)):
             wrong.append(name)
             continue

@@ -34,8 +34,7 @@ def is_private_dir(folder: str) -> bool:
 def listen_unix(path: str) -> socket.socket:
     """Return a non-blocking socket that listens at ``path``.
 
-    Raises:
-        OSError: the path exists (EADDRINUSE), or there is no such folder.
+    Raises OSError if the path exists (EADDRINUSE), or there is no such folder.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:

@@ -157,8 +157,7 @@ def split_argv(
 ) -> SplitArgv:
     """Split the words of a command line, by the rules at the top of this file.
 
-    Raises:
-        UsageError: an option is unknown or lacks its value, or could be ddplaunch's as well as the program's.
+    Raises UsageError if an option is unknown or lacks its value, or could be ddplaunch's as well as the program's.
     """
     end = end_of_options(translated.argv, grammar.options)
     options, rest = tuple(translated.argv[:end]), list(translated.argv[end:])

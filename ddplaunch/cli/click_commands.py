@@ -124,9 +124,7 @@ def cli(ctx: click.Context) -> None:
 
 def run_with_click(words: list[str]) -> object:
     """Run a command line with click; return what the command returns.
-
-    Raises:
-        LaunchError: the command line is invalid, or the command fails.
+    Raises LaunchError if the command line is invalid, or the command fails.
     """
     try:
         return cli.main(words, prog_name="ddplaunch", complete_var=COMPLETION_VARIABLE, standalone_mode=False)

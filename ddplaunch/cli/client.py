@@ -17,7 +17,7 @@ from ddplaunch.base.types import decode, encode
 from ddplaunch.core.control_socket.request import Request
 from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES, MAX_STREAMING_CLIENTS
 from ddplaunch.core.control_socket.status_request import StatusQuery
-from ddplaunch.core.rank.proc_utils import is_suspended
+from ddplaunch.system.processes.proc_utils import is_suspended
 
 REPLY_TIMEOUT_S = 10.0  # for a reply: the launcher may be suspended
 
@@ -47,8 +47,7 @@ def advice_to_continue(pid: int) -> str:
 def send_request(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> A:
     """Send a request to the control socket at ``path``, and return the job's reply.
 
-    Raises:
-        JobNotResponding: no reply in ``timeout`` seconds.
+    Raises JobNotResponding if there is no reply in ``timeout`` seconds.
     """
     with open_request(path, request, timeout) as sock:
         return _read_reply(sock, request, time.monotonic() + timeout)
@@ -57,8 +56,7 @@ def send_request(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_
 def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> Iterator[A]:
     """Send a request and yield its replies, after the status that comes first; to the job's end if it is streaming.
 
-    Raises:
-        JobNotResponding: no status in ``timeout`` seconds, or the job has too many streaming clients.
+    Raises JobNotResponding if there is no status in ``timeout`` seconds, or the job has too many streaming clients.
     """
     with open_request(path, request, timeout) as sock:
         _check_accepted(sock, timeout)

@@ -9,7 +9,6 @@ from ddplaunch.base.errors import EXIT_USAGE, UsageError, host_name
 from ddplaunch.base.options import Options, OptionSource
 from ddplaunch.base.text import format_count
 from ddplaunch.cli.core_options import Elastic, Nodes, Ranks
-from ddplaunch.cli.run_options import Inferred
 from ddplaunch.system.clusters import SYSTEMS, detect
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, RankAssignment
 from ddplaunch.system.clusters.single_node_check import check_single_node
@@ -43,8 +42,7 @@ LOOKUP_TIMEOUT_S = 2.0  # to resolve a MASTER_ADDR without other variables: this
 def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
     """Fill in unset options from the cluster environment; return both, None for the latter if it was not used.
 
-    Raises:
-        UsageError: the variables are invalid, or contradict what the user has set.
+    Raises UsageError if the variables are invalid, or contradict what the user has set.
     """
     describes_itself = options.is_set("nnodes") or options.is_set(
         "node_rank"
@@ -76,7 +74,7 @@ def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
         options = options.with_values(OptionSource.CLUSTER, {"control": "none"})
     address = None if os.environ.get("MASTER_ADDR") else cluster_env.address
     port = None if os.environ.get("MASTER_PORT") else cluster_env.port
-    of_node_0: Inferred = {"master_addr": address, "master_port": port, "run_id": cluster_env.run_id}
+    of_node_0 = {"master_addr": address, "master_port": port, "run_id": cluster_env.run_id}
     return options.with_defaults(OptionSource.CLUSTER, of_node_0), cluster_env
 
 
@@ -94,8 +92,7 @@ def find_slurm_step(options: Options) -> ClusterEnv | None:
 def _step_with_node_rank(options: Options) -> ClusterEnv | None:
     """Return the Slurm step that supplies the node rank for a job with --nnodes but without --node-rank, or None.
 
-    Raises:
-        UsageError: the step has more tasks than the job has nodes.
+    Raises UsageError if the step has more tasks than the job has nodes.
     """
     if (step := find_slurm_step(options)) is None:
         return None
@@ -122,8 +119,7 @@ def _task_number(step: ClusterEnv) -> int:
 def check_lone_node(options: Options, cluster_env: ClusterEnv | None, plan: Plan) -> str | None:
     """Check a job planned for one node because no option and no detected system says more; return a note or None.
 
-    Raises:
-        UsageError: variables suggest several nodes, each of which would train alone.
+    Raises UsageError if variables suggest several nodes, each of which would train alone.
     """
     decided = options[Nodes].cluster is not None or options.is_set("nnodes") or options.is_set("node_rank")
     if decided or plan.nnodes > 1 or IN_RANK_VARIABLE in os.environ:

@@ -61,17 +61,17 @@ def read_defaults(
 ) -> Defaults:
     """Read the defaults of a command's options; the project's override the user's. ``named`` is the file of --config.
 
-    Raises:
-        UsageError: a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file of
-            --config cannot be read.
+    Raises UsageError if a file is not TOML, is too large, has an unknown key or a value of the wrong type; or the file
+    of --config cannot be read.
     """
     if named == NO_FILE:
         return Defaults({})
     untrusted: list[_UntrustedFile] = []
     values: dict[str, FileDefault] = {}
+    of_user = user_config_path(environ)
     files = [
         _find_project_file(cwd, environ, untrusted) if named is None else _read_config_file(os.path.join(cwd, named)),
-        _find_user_file(environ, untrusted),
+        _read_if_trusted(of_user, untrusted) if of_user else None,
     ]
     known = {
         option.opts[-1].removeprefix("--"): option for option in options if option.opts[-1] not in COMMAND_LINE_ONLY
@@ -88,8 +88,7 @@ def _read_run(
 ) -> Defaults:
     """Read the project's defaults of ``run`` for the options in ``known``, by their keys.
 
-    Raises:
-        UsageError: as for ``read_defaults``.
+    Raises UsageError as ``read_defaults`` does.
     """
     untrusted: list[_UntrustedFile] = []
     file = _find_project_file(cwd, environ, untrusted)
@@ -110,8 +109,7 @@ def _read_run(
 def with_project_defaults(options: Options, cwd: str, environ: Mapping[str, str]) -> tuple[Options, tuple[str, ...]]:
     """Fill in options that the user has not set from the project's file; return them with notes on the file.
 
-    Raises:
-        UsageError: the file is not TOML, or has an unknown key or an invalid value.
+    Raises UsageError if the file is not TOML, or has an unknown key or an invalid value.
     """
     if options[DryRun].no_config:
         return options, ()
@@ -147,8 +145,7 @@ def _option_value(option: Option, value: str | bool | tuple[str, ...], file: str
 def read_user_table(path: str, name: str) -> dict[str, Any]:
     """Return one table of the user's own file, {} if there is none.
 
-    Raises:
-        UsageError: the file is not TOML, or the name is not that of a table.
+    Raises UsageError if the file is not TOML, or the name is not that of a table.
     """
     file = _read_if_trusted(path, [])
     if file is None or name.encode() not in file.text:
@@ -205,11 +202,6 @@ def _filesystem_of(folder: str) -> int | None:
         return os.stat(folder).st_dev
     except OSError:
         return None
-
-
-def _find_user_file(environ: Mapping[str, str], untrusted: list[_UntrustedFile]) -> _ConfigFile | None:
-    path = user_config_path(environ)
-    return _read_if_trusted(path, untrusted) if path else None
 
 
 def _read_if_trusted(path: str, untrusted: list[_UntrustedFile]) -> _ConfigFile | None:

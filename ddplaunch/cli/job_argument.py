@@ -63,9 +63,8 @@ class JobCommand(click.Command):
 def _on_first_host(job: RemoteJob, ctx: click.Context, run: str | None) -> int:
     """Run the command on the job's first host; return its exit code.
 
-    Raises:
-        UsageError: the command writes a file, which would be on that host.
-        LaunchError: the host cannot be reached.
+    Raises UsageError if the command writes a file, which would be on that host, and LaunchError if the host cannot be
+    reached.
     """
     words = [str(ctx.info_name), *(job.run_id if word == run else word for word in ctx.meta[_WORDS])]
     if run is None:

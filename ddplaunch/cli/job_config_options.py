@@ -139,10 +139,7 @@ def _check_joining(config: JobConfig, plan: Plan, note: Callable[[str], object])
 
 def _wait_for_name(address: str, timeout_s: float, note: Callable[[str], object]) -> None:
     """Check that ``address`` is one of this machine, once it resolves: Docker compose may add it later.
-
-    Raises:
-        NameTimeout: it does not resolve in ``timeout_s`` seconds.
-        UsageError: it is another machine's.
+    Raises NameTimeout if it does not resolve in ``timeout_s`` seconds, and UsageError if it is another machine's.
     """
     deadline, noted = time.monotonic() + timeout_s, False
     while True:

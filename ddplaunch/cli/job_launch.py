@@ -52,9 +52,8 @@ EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun ki
 def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | None]:
     """Return the job config, and on node 0 the socket that listens on the control port.
 
-    Raises:
-        UsageError: this node cannot run its ranks, or the port is taken.
-        NameTimeout: this is node 0, and its own name does not resolve in time.
+    Raises UsageError if this node cannot run its ranks, or the port is taken, and NameTimeout if this is node 0, and
+    its own name does not resolve in time.
     """
     plan = planning.plan
     job_config = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
@@ -71,8 +70,7 @@ def build_node_job(
 ) -> NodeJob:
     """Print the notes on the plan, and return this node's part of the job, ready to run.
 
-    Raises:
-        UsageError: a port is taken, an interface does not exist, or a folder cannot be created.
+    Raises UsageError if a port is taken, an interface does not exist, or a folder cannot be created.
     """
     plan, options = planning.plan, planning.options
     show_note = missing_local_ranks(show_rules, plan)
@@ -106,8 +104,7 @@ class NodeJob:
     ) -> None:
         """Bind the ports and open the log folder; ``listener_socket`` is that of ``bind_control_port``.
 
-        Raises:
-            UsageError: a port is taken, an interface does not exist, or the folder cannot be created.
+        Raises UsageError if a port is taken, an interface does not exist, or the folder cannot be created.
         """
         self._plan = plan
         self._has_ended = False  # then notes go to stderr

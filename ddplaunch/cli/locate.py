@@ -69,9 +69,7 @@ def find_remote_job(word: str | None) -> RemoteJob | None:
 
 def find_host_connector(needed_by: str) -> HostConnector:
     """Return how to run commands on other hosts.
-
-    Raises:
-        UsageError: no feature connects to hosts; ``needed_by`` is what needs one, for the message.
+    Raises UsageError if no feature connects to hosts; ``needed_by`` is what needs one, for the message.
     """
     connectors = (locator.host_connector() for locator in _locators())
     if connector := next(filter(None, connectors), None):

@@ -13,11 +13,12 @@ from ddplaunch.base.options import Options
 from ddplaunch.cli.core_options import Preemption
 from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, STOP_SIGNALS
-from ddplaunch.core.node.process_limits import check_proc
+from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
+from ddplaunch.system.processes.process_limits import check_proc
 
 
 class NodeStart:
@@ -26,9 +27,8 @@ class NodeStart:
     def __init__(self, options: Options, plan: Plan) -> None:
         """Start the zygote of a job of one node; that of several nodes starts once the control port is bound.
 
-        Raises:
-            UsageError: the value of an option is wrong.
-            ResourceLimitError: /proc cannot be used, or a limit on processes or memory is reached.
+        Raises UsageError if the value of an option is wrong, and ResourceLimitError if /proc cannot be used, or a limit
+        on processes or memory is reached.
         """
         check_proc()
         self.loop = EventLoop()
@@ -41,7 +41,3 @@ class NodeStart:
             if self.settings.preempt_signal is not None:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {self.settings.preempt_signal})
             self.tree.ensure_zygote(plan)
-
-    def close(self) -> None:
-        """End the zygote of a job that does not start after all."""
-        self.tree.close()

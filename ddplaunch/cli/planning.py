@@ -44,8 +44,7 @@ class PlanInputs(Struct, frozen=True):
 def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remote: bool) -> PlanInputs:
     """Plan the job. ``remote``: a dry run of a job over SSH, so this machine is only assumed to be like the hosts.
 
-    Raises:
-        UsageError: the options contradict each other, the cluster environment, or this machine.
+    Raises UsageError if the options contradict each other, the cluster environment, or this machine.
     """
     all_notes = list(notes)
     if ignored := ignored_rank_variables(options):

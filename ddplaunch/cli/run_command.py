@@ -105,7 +105,7 @@ def run(ctx: click.Context, /, **_: object) -> int:
             if isinstance(planned, int):
                 return planned
             start = NodeStart(planned[0].options, planned[0].plan)
-            undo.callback(start.close)
+            undo.callback(start.tree.close)
             from ddplaunch.cli import job_launch
 
             job_config, listener_socket = job_launch.bind_control_port(planned[0])

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, host_name, sanitize_line
 from ddplaunch.base.text import closest_match, join_names
-from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.system.clusters.host_spec import Host
+from ddplaunch.system.processes.proc_utils import start_ticks
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
@@ -115,9 +115,7 @@ class RunIndex:
 
     def find_running(self, word: str | None) -> RunningJob:
         """Find the running job that ``word`` names, see ``find_name``; None is the only one.
-
-        Raises:
-            UsageError: no job, or several jobs match.
+        Raises UsageError if no job, or several jobs match.
         """
         jobs = {name: job for name, job in self.jobs.items() if job}
         if word is None:
@@ -137,9 +135,7 @@ class RunIndex:
         """Find the name of the run that ``word`` names, running or ended.
 
         ``word`` is a run id (the newest run with it is found), a name, a PID, or a part of a name.
-
-        Raises:
-            UsageError: no run, or several runs match.
+        Raises UsageError if no run, or several runs match.
         """
         _check_not_empty(word)
         name = next(iter(self.with_run_id(word)), None) or self._resolve(word, self.jobs)
@@ -216,9 +212,7 @@ class RunLocator:
         """Find the running job of a batch scheduler that ``word`` names; None if it names none.
 
         ``command`` is the command that is meant for it, for messages.
-
-        Raises:
-            LaunchError: that job does not run, or its scheduler does not answer.
+        Raises LaunchError if that job does not run, or its scheduler does not answer.
         """
         return None
 

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypedDict
 
 from ddplaunch.base.options import OptionGroup, declared_options
 from ddplaunch.cli import core_options as core
 from ddplaunch.core.feature import load_features
-
-
-class Inferred(TypedDict, total=False):
-    """Values that hosts or the cluster environment can supply."""
-
-    cluster: str
-    nnodes: tuple[int, int]
-    node_rank: int | None
-    nproc: str | None
-    master_addr: str | None
-    master_port: int | None
-    run_id: str | None
-    control: str
-
 
 # fmt: off
 CORE_GROUPS: tuple[type[OptionGroup], ...] = (

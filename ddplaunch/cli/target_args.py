@@ -98,9 +98,7 @@ def resolve_target(options: Options, lookalike_note: str | None) -> Target:
     """Find the target and check its arguments and options, without running any of its code.
 
     ``lookalike_note`` is added to errors about the arguments.
-
-    Raises:
-        UsageError: the target does not exist, cannot be run, lacks an argument, or contradicts an option.
+    Raises UsageError if the target does not exist, cannot be run, lacks an argument, or contradicts an option.
     """
     typed = options[TargetOptions]
     where = current_directory()

@@ -25,9 +25,9 @@ from ddplaunch.base.types import (
 )
 from ddplaunch.core.failures import FailureReport, JobResult, RankFailure
 from ddplaunch.core.job import MIN_HEARTBEAT_TIMEOUT_S
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
 from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.plan.rank_layout import NodeAssignment
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.target.versions import Versions
 
 PROTOCOL_VERSION = 21  # raised whenever a message changes, so that launchers of different versions detect it

@@ -17,8 +17,8 @@ import pytest
 import ddplaunch
 from ddplaunch.base import safe_files
 from ddplaunch.base.errors import LaunchError, UsageError
-from ddplaunch.core.node.process_limits import check_proc
 from ddplaunch.system.clusters.host_spec import read_hostfile
+from ddplaunch.system.processes.process_limits import check_proc
 from tests.conftest import clean_environment, conflict, ddplaunch_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 

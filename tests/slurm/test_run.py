@@ -31,7 +31,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
-print("sum", int(total), *(os.environ[name] for name in names.split()))
+print("sum", int(total), *(os.environ[name] for name in names.split()), flush=True)
 dist.destroy_process_group()
 """
 

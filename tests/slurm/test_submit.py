@@ -59,7 +59,10 @@ def number_of(following: subprocess.Popen[str]) -> int:
 def test_a_job_on_two_nodes_is_followed_to_its_end(submit, tmp_path):
     """And the exit code of a rank comes back."""
     cluster, start = submit()
-    write_program(tmp_path, "train.py", SHOWS + "raise SystemExit(7 if os.environ['RANK'] == '1' else 0)\n")
+    program = SHOWS.replace(
+        "dist.destroy", "dist.barrier()  # the failure stops ranks that have not printed\ndist.destroy"
+    )
+    write_program(tmp_path, "train.py", program + "raise SystemExit(7 if os.environ['RANK'] == '1' else 0)\n")
     following = start("--nodes", "2", "--follow", "train.py", "--nproc", "2")
     out, err = following.communicate(timeout=scaled_timeout(100))
     assert following.returncode == 7, err

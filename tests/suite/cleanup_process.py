@@ -1,7 +1,7 @@
 """Waits for the end of a test run, then ends its leftover processes and removes its folder.
 
-``python -IS guardian.py NAME=FOLDER``: the run is over when stdin closes, as it does for a run that is killed; what is
-the run's has the variable. Prints what it had to end.
+``python -IS cleanup_process.py NAME=FOLDER``: the run is over when stdin closes, as it does for a run that is killed;
+its processes have the variable. Prints which of them had to be killed.
 """
 
 import os
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KILL_TIMEOUT_S = 5.0
-"""Seconds in which leftover processes may end after SIGTERM."""
+EXIT_TIMEOUT_S = 5.0
+"""Seconds in which the last processes may end by themselves."""
 
 
 def list_leftovers(is_ours: "Callable[[str], bool]") -> "dict[int, str]":
@@ -37,7 +37,7 @@ def main(mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
-    until, looks = time.monotonic() + KILL_TIMEOUT_S, 0
+    until, looks = time.monotonic() + EXIT_TIMEOUT_S, 0
     while looks < 2 and os.path.isdir("/proc/self"):  # twice: what has just been started has no variables for a moment
         pids = list_leftovers(mark.__eq__)
         looks = 0 if pids else looks + 1

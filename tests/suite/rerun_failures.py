@@ -1,7 +1,7 @@
-"""Runs failed tests once more, alone, after all others: if they pass then, the run passes, and shows the reruns.
+"""Runs a failed test once more, alone, after all others: if it passes then, the run passes, and shows the rerun.
 
-A run in which more than ``MAX_RERUNS`` tests fail has failed, and repeats none. The plugin belongs to the process that
-reports: pytest's own, or xdist's controller after its last worker.
+If a second test fails, the run has failed, and nothing is repeated. The plugin belongs to the process that reports:
+pytest's own, or xdist's controller after its last worker.
 """
 
 import time
@@ -10,30 +10,28 @@ from contextlib import suppress
 
 import pytest
 
-MAX_RERUNS = 2
-
 HELD = "held"
 """The outcome of a failure that is reported only after the rerun."""
 
 
-class RerunFailures:
+class RerunFailure:
     """The plugin; ``--maxfail``, ``-x`` and ``--pdb`` want the first failure at once, and do without it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._held: dict[str, list[pytest.TestReport]] = {}  # by test: its call may fail, and its teardown
+        self._held: list[pytest.TestReport] = []  # of one test: its call may fail, and its teardown
         self._holds = True
-        self._reruns: dict[str, float] = {}  # seconds of those that have passed
+        self._rerun_s: float | None = None  # set if it has passed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # "???" is xdist's report of a worker that died: what did that to a worker might do it to us.
         if not self._holds or not report.failed or report.when not in ("setup", "call", "teardown"):
             return
-        if report.nodeid not in self._held and len(self._held) == MAX_RERUNS:
+        if self._held and self._held[0].nodeid != report.nodeid:
             self._report_held()
         else:
-            self._held.setdefault(report.nodeid, []).append(report)
+            self._held.append(report)
             report.outcome = HELD  # type: ignore[assignment]
 
     @pytest.hookimpl(tryfirst=True)
@@ -46,7 +44,7 @@ class RerunFailures:
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         try:
             result = yield
-            if self._holds:
+            if self._held:
                 self._rerun(session)
         finally:  # Ctrl-C too
             self._report_held()
@@ -54,48 +52,49 @@ class RerunFailures:
 
     def _rerun(self, session: pytest.Session) -> None:
         self._holds = False
-        items = self._find_items(session) if self._held else []
-        for item, following in zip(items, [*items[1:], None], strict=False):
+        for item in self._find_item(session):
             failures, began = session.testsfailed, time.monotonic()
-            self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            self._config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             if session.testsfailed == failures:
-                self._reruns[item.nodeid] = time.monotonic() - began
+                self._rerun_s = time.monotonic() - began
             else:
-                del self._held[item.nodeid]  # the rerun has reported it
+                self._held = []  # the rerun has reported it
 
-    def _find_items(self, session: pytest.Session) -> list[pytest.Item]:
-        """Return the items of the failed tests; xdist's controller, which has collected none, collects them at once."""
+    def _find_item(self, session: pytest.Session) -> list[pytest.Item]:
+        """Return the item of the failed test, if there is one; xdist's controller has collected none before."""
+        nodeid = self._held[0].nodeid
         found: list[object] = list(getattr(session, "items", ()))
         if not found:
             collected = session.testscollected
             with suppress(pytest.UsageError):
-                found = [*session.perform_collect([f"{self._config.rootpath}/{nodeid}" for nodeid in self._held])]
+                found = [*session.perform_collect([f"{self._config.rootpath}/{nodeid}"])]
             session.testscollected = collected
-        return [each for each in found if isinstance(each, pytest.Item) and each.nodeid in self._held]
+        return [each for each in found if isinstance(each, pytest.Item) and each.nodeid == nodeid]
 
     def _report_held(self) -> None:
-        """Report what is held, and has not passed since, as failed; nothing is rerun any more."""
+        """Report as failed what has not passed since; nothing is held any more."""
         self._holds = False
-        for nodeid in [nodeid for nodeid in self._held if nodeid not in self._reruns]:
-            for report in self._held.pop(nodeid):
+        if self._rerun_s is None:
+            held, self._held = self._held, []
+            for report in held:
                 report.outcome = "failed"
                 self._config.hook.pytest_runtest_logreport(report=report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for nodeid, seconds in self._reruns.items():
-            first = self._held[nodeid][0]
-            terminalreporter.write_sep("_", f"{nodeid} failed first", yellow=True)
-            for report in self._held[nodeid]:
-                report.toterminal(terminalreporter._tw)
-            crash = getattr(first.longrepr, "reprcrash", None)
-            error = (crash.message if crash else first.longreprtext).partition("\n")[0]
-            failed_s = sum(each.duration for each in self._held[nodeid])
-            times = f"failed after {failed_s:.1f} s, passed alone in {seconds:.1f} s"
-            terminalreporter.write_line(f"rerun: {nodeid} ({times}): {error[:200]}", yellow=True)
-            terminalreporter._add_stats("rerun", [first])
+        if self._rerun_s is None:
+            return
+        first = self._held[0]
+        terminalreporter.write_sep("_", f"{first.nodeid} failed first", yellow=True)
+        for report in self._held:
+            report.toterminal(terminalreporter._tw)
+        crash = getattr(first.longrepr, "reprcrash", None)
+        error = (crash.message if crash else first.longreprtext).partition("\n")[0]
+        times = f"failed after {sum(each.duration for each in self._held):.1f} s, passed alone in {self._rerun_s:.1f} s"
+        terminalreporter.write_line(f"rerun: {first.nodeid} ({times}): {error[:200]}", yellow=True)
+        terminalreporter._add_stats("rerun", [first])
 
 
 def pytest_configure(config: pytest.Config) -> None:
     at_once = config.option.maxfail or config.option.usepdb or config.option.collectonly
     if not hasattr(config, "workerinput") and not at_once:
-        config.pluginmanager.register(RerunFailures(config), "rerun-failures")
+        config.pluginmanager.register(RerunFailure(config), "rerun-failure")

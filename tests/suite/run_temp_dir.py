@@ -1,4 +1,4 @@
-"""The run's one temporary folder, and the guardian that removes all that is left of the run."""
+"""The run's one temporary folder, and the cleanup process that removes all that is left of the run."""
 
 import os
 import shutil
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 MARK = "DDPLAUNCH_TESTS"
-"""The variable by which the guardian finds what the run has started; its value is the folder."""
+"""The variable by which the cleanup process finds what the run has started; its value is the folder."""
 
 _VARIABLES = ("TMPDIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", MARK)
 
-_GUARDIAN = Path(__file__).with_name("cleanup_process.py")
+_CLEANUP = Path(__file__).with_name("cleanup_process.py")
 
 
 class RunTempDirPlugin:
@@ -24,8 +24,8 @@ class RunTempDirPlugin:
         self._path = Path(tempfile.mkdtemp(prefix="ddplaunch-tests-"))
         self._path.chmod(0o755)  # some tests run a command as another user
         (self._path / "tmp").mkdir()
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-IS", str(_GUARDIAN), f"{MARK}={self._path}"],
+        self._cleanup = subprocess.Popen(
+            [sys.executable, "-IS", str(_CLEANUP), f"{MARK}={self._path}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -45,7 +45,7 @@ class RunTempDirPlugin:
 
     @pytest.hookimpl(trylast=True)  # once xdist's workers are gone
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._left, _ = self._guardian.communicate()
+        self._left, _ = self._cleanup.communicate()
         if self._left and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -54,7 +54,7 @@ class RunTempDirPlugin:
             terminalreporter.write_line(line, red=True)
 
     def pytest_unconfigure(self) -> None:
-        self._guardian.communicate()
+        self._cleanup.communicate()
         shutil.rmtree(self._path, ignore_errors=True)
         for name, value in self._before.items():
             if value is None:

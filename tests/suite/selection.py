@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
 
@@ -50,10 +51,15 @@ class SelectionReport:
             terminalreporter.write_line(", ".join(f"{name} {count}" for name, count in sorted(self._left.items())))
 
 
-def pytest_collection_finish() -> None:
-    """Exempt what the collection has made from the garbage collector, which would visit it again and again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt what the collection makes from the garbage collector, which would visit it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

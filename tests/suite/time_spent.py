@@ -8,7 +8,7 @@ import pytest
 from tests.scaled_timeouts import machine_slowness
 
 BUDGET = 300.0
-"""Seconds that ``pytest -n 3`` may take on two quiet cores: the README promises a test command, not an evening."""
+"""Seconds that ``pytest -n 4`` may take on two quiet cores: the README promises a test command, not an evening."""
 
 SLOWEST = 25
 """How many tests a run that has a budget names."""

@@ -49,9 +49,7 @@ def translate(
         environ: the source of PET_* variables; {} for a command that passes options on.
         refused: options that the command rejects, and hints.
         skipped: options that have another meaning in the command.
-
-    Raises:
-        UsageError: an option or value has no equivalent, or two options contradict each other.
+    Raises UsageError if an option or value has no equivalent, or two options contradict each other.
     """
     typed, own, rest = split_torchrun(words, options, set(skipped))
     if "--print-completion" in typed:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, is_private_dir, listen_unix, socket_dir_candidates
 from ddplaunch.base.safe_files import list_dir
-from ddplaunch.core.rank.proc_utils import read_proc_file
+from ddplaunch.system.processes.proc_utils import read_proc_file
 
 MAX_NAME_BYTES = 40  # bytes of the run id in a socket's name
 

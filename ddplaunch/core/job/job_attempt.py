@@ -115,29 +115,29 @@ class JobAttempt(Struct):
     @property
     def first_launcher_failure(self) -> NodeFailure | None:
         """The launcher failure, unless a rank had failed before."""
-        return (
-            self.launcher_failure
-            if self.launcher_failure and self.launcher_failure.happened_before(self.failure_report)
-            else None
-        )
+        return self._unless_later(self.launcher_failure)
 
     @property
     def first_lost_node(self) -> NodeFailure | None:
         """The first node that was lost or has left, unless a rank had failed before."""
-        return (
-            self.lost_nodes[0] if self.lost_nodes and self.lost_nodes[0].happened_before(self.failure_report) else None
-        )
+        return self._unless_later(self.lost_nodes[0] if self.lost_nodes else None)
+
+    def _unless_later(self, failure: NodeFailure | None) -> NodeFailure | None:
+        return failure if failure and failure.happened_before(self.failure_report) else None
 
     @property
     def failure_report(self) -> FailureReport | None:
         """The first cause and the other failures; None if no rank failed."""
         if self.time_limit is not None and self.time_limit.failure is not None:
             first = self.time_limit.failure
-            others = tuple(each for each in self.failures.values() if each.rank != first.rank)
-            stopped = self.stopped_ranks - (self.time_limit.rank_was_alive and len(others) == len(self.failures))
-            stopped = min(stopped, self.world_size - 1 - len(others))  # a rank's process may outlive its program
+            others = [each for each in self.failures.values() if each.rank != first.rank]
+            # A rank that is stopped closes its connections: another that loses one was stopped too.
+            failed = [each for each in others if not each.is_secondary]
+            stopped = self.stopped_ranks + len(others) - len(failed)
+            stopped -= self.time_limit.rank_was_alive and len(others) == len(self.failures)
+            stopped = min(stopped, self.world_size - 1 - len(failed))  # a rank's process may outlive its program
             return FailureReport(
-                first, (), tuple(limit_text(others, MAX_REPORT_CHARS)), stopped, self.world_size, self.time_limit.reason
+                first, (), tuple(limit_text(failed, MAX_REPORT_CHARS)), stopped, self.world_size, self.time_limit.reason
             )
         if not self.failures:
             return None

@@ -35,10 +35,9 @@ from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Deadlines, Now
 from ddplaunch.core.failures import JobResult, describe_exit
 from ddplaunch.core.job.joining import format_join_status
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, STOP_SIGNALS
+from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, STOP_SIGNALS, BroadcastSignalFilter, InspectKey
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node.launcher_signals import BroadcastSignalFilter, InspectKey
 from ddplaunch.core.node.node_attempt import (
     RUNNING_PHASES,
     AttemptPhase,
@@ -55,7 +54,7 @@ from ddplaunch.core.node.node_attempt import (
     SweepLate,
 )
 from ddplaunch.core.output.streams import DRAIN_TIMEOUT_S
-from ddplaunch.core.rank import proc_utils
+from ddplaunch.system.processes import proc_utils
 
 MAX_IN_FLIGHT = 8  # ranks requested and not spawned yet: each has up to six descriptors in the socket
 SIGINT_TIMEOUT_S = 3.0  # between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
@@ -96,8 +95,6 @@ class NodeMachine:
                 self._on_message(message, now)
             case ev.ZygoteStarted():
                 self._on_zygote_started()
-            case ev.ImportFailed(message=text):
-                self._do(do.Send(messages.NodeStartError(text)))
             case ev.ProcessSpawned():
                 self._on_spawned(event)
             case ev.SpawnFailed():
@@ -338,7 +335,8 @@ class NodeMachine:
         if attempt.unkillable is not None and self.phase is not AttemptPhase.DRAINING:
             self._drain((), attempt.unkillable, now)
         elif self.phase in RUNNING_PHASES:
-            succeeded = self.phase is AttemptPhase.RUNNING and not attempt.failures and attempt.all_spawned
+            have_all_run = attempt.spawned_count == len(attempt.ranks)
+            succeeded = self.phase is AttemptPhase.RUNNING and not attempt.failures and have_all_run
             if succeeded:
                 self._do(do.Send(messages.RanksFinished(attempt.number)))
             self._sweep(min(LEFTOVER_GRACE_S, self._grace_s) if succeeded else 0, now)
@@ -367,7 +365,8 @@ class NodeMachine:
         """Kill all processes that are left, with ``grace_s`` seconds between SIGTERM and SIGKILL."""
         attempt = self.attempt
         attempt.set_phase(AttemptPhase.SWEEPING)
-        attempt.mark_stopped()
+        for rank in attempt.live.values():  # their ends are no failures, unless an exception came before
+            rank.stop_requested = True
         self._cancel_spawns()
         attempt.deadlines.set(SweepLate(), now.mono + grace_s + proc_utils.KILL_TIMEOUT_S + 1)
         self._do(do.Sweep(grace_s))

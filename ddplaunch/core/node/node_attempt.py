@@ -125,19 +125,9 @@ class NodeAttempt(Struct):
         return len(self.pending) + len(self.in_flight)
 
     @property
-    def all_spawned(self) -> bool:
-        """Whether each rank has had a process."""
-        return self.spawned_count == len(self.ranks)
-
-    @property
     def is_idle(self) -> bool:
         """Whether no rank runs, none is to start, and the end of each is explained."""
         return not (self.pending or self.in_flight or self.live or self.explaining)
-
-    def mark_stopped(self) -> None:
-        """From now on, no end of a rank is a failure, unless an exception came before."""
-        for rank in self.live.values():
-            rank.stop_requested = True
 
     def set_launcher_failure(self, how: str, moment: float) -> None:
         """A process of the launcher that the ranks depend on has ended: the zygote or the store."""

@@ -39,8 +39,7 @@ class NodeContext(Struct, frozen=True):
     def build_rank_job(self, make_sides: MakeRankSides, ranks: NodeRanks, rank: Rank, fds: dict[str, int]) -> RankJob:
         """Return the job of a rank; add its descriptors to ``fds`` by purpose, for the caller to close.
 
-        Raises:
-            OSError: too many files are open.
+        Raises OSError if too many files are open.
         """
         reads = self.reads_stdin(ranks.plan, rank)
         log = self.log.rank_file(rank.rank, ranks.number)

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.messages import Message
-from ddplaunch.core.rank.zygote_messages import Usage
 from ddplaunch.system.plan.rank_layout import Rank
+from ddplaunch.system.processes.proc_utils import Usage
 
 
 class NodeEvent(Struct, frozen=True):
@@ -30,12 +30,6 @@ class ZygoteStarted(NodeEvent, frozen=True):
     failed: str | None = None
     unsafe: str | None = None
     seconds: float = 0.0
-
-
-class ImportFailed(NodeEvent, frozen=True):
-    """A module that the user named cannot be imported."""
-
-    message: str
 
 
 class ProcessSpawned(NodeEvent, frozen=True):
@@ -130,7 +124,7 @@ class DeadlineDue(NodeEvent, frozen=True):
 
 
 class StartFailed(NodeEvent, frozen=True):
-    """Reply to ``OpenLog`` and ``OpenStore`` if they fail: an error that the user can mend."""
+    """An error that the user can mend: ``OpenLog`` or ``OpenStore`` failed, or the import of what the user named."""
 
     message: str
     hint: str | None = None

@@ -10,14 +10,12 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from ddplaunch.base.event_loop import EventLoop, Timers
-from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.node.launcher_signals import is_caught
-from ddplaunch.core.node.node_attempt import AttemptPhase, NodeAttempt
+from ddplaunch.core.node.node_attempt import NodeAttempt
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.node.run_temp_dir import RunTempDir
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
+from ddplaunch.system.processes import proc_utils
 
 
 class RankProcess(Struct):
@@ -52,19 +50,6 @@ class NodeRanks:
         self.is_holding = False  # whether one of them waits for a user: time limits are paused
         self.on_hold_changed: Callable[[], object] = lambda: None
         self._loop, self._folder = loop, folder
-
-    @property
-    def phase(self) -> AttemptPhase:
-        return self.attempt.phase
-
-    @property
-    def not_spawned(self) -> int:
-        """How many ranks are to start, and have no process yet."""
-        return self.attempt.not_spawned
-
-    @property
-    def failures(self) -> list[RankFailure]:
-        return self.attempt.failures
 
     def is_stop_requested(self, rank: int) -> bool:
         """Whether the launcher has sent a live rank a signal to end."""
@@ -107,19 +92,16 @@ class NodeRanks:
 
     def any_catches(self, number: int) -> bool:
         """Whether a rank has a handler for this signal."""
-        return any(is_caught(process.pid, number) for process in self.processes.values())
+        return any(proc_utils.is_caught(process.pid, number) for process in self.processes.values())
 
-    def signal_all(self, number: int) -> None:
-        for process in self.processes.values():
-            process.send(number)
-
-    def forward_signal(self, number: int) -> None:
-        """Send a signal to the ranks that catch it, which would end others; not one that the launcher uses itself."""
+    def forward_signal(self, number: int, *, only_handlers: bool) -> None:
+        """Send a signal to all ranks, or to those that catch it: not one that the launcher uses itself."""
         for rank, process in self.processes.items():
-            if channel := self.channels.get(rank):
+            if only_handlers and (channel := self.channels.get(rank)):
                 channel.read_pending()
-            taken = channel.reserved_signals if channel else ()
-            if number not in taken and is_caught(process.pid, number):
+                if number in channel.reserved_signals:
+                    continue
+            if not only_handlers or proc_utils.is_caught(process.pid, number):
                 process.send(number)
 
     def suspend(self) -> None:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.failures import describe_exit
-from ddplaunch.core.node import child_processes
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
 from ddplaunch.core.node.zygote_process import ZygoteSource
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes import child_processes, proc_utils
 
 LAUNCHER_VARIABLES = frozenset(
     {"DDPLAUNCH_TOKEN", "DDPLAUNCH_EXIT_FILE", "DDPLAUNCH_REQUEUE_FILE", "DDPLAUNCH_OVER_SSH"}
@@ -46,7 +45,7 @@ class ProcessTree:
         zygote_source: ZygoteSource | None,
     ) -> None:
         """``zygote_source`` provides zygotes, if it can."""
-        self._loop, self._settings, self._zygote_source = loop, settings, zygote_source
+        self._loop, self._settings, self.zygote_source = loop, settings, zygote_source
         self._listener: ZygoteListener | None = None
         self._show_note: Callable[[str], object] | None = None
         self.unrelated_pids = frozenset(proc_utils.list_children())  # of a shell that became the launcher
@@ -68,8 +67,7 @@ class ProcessTree:
     def ensure_zygote(self, plan: Plan) -> ZygoteClient:
         """Return the zygote, started if there is none.
 
-        Raises:
-            ResourceLimitError: a limit on processes or memory is reached.
+        Raises ResourceLimitError if a limit on processes or memory is reached.
         """
         self.zygote = self.zygote or ZygoteClient(
             self._loop,
@@ -81,14 +79,9 @@ class ProcessTree:
             title=" ".join(plan.target.argv),
             shielded=signals_to_block(self._settings.preempt_signal),
             blocked=AT_START.blocked - {self._settings.preempt_signal},  # which may have waited for the launcher
-            source=self._zygote_source,
+            source=self.zygote_source,
         )
         return self.zygote
-
-    @property
-    def source_unavailable_reason(self) -> str | None:
-        """Why the zygote is a child of the launcher, although there is a source."""
-        return self._zygote_source.unavailable_reason if self._zygote_source else None
 
     def _on_child(self, number: int) -> None:
         """A child has ended, or a signal has stopped or continued it."""

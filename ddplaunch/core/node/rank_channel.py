@@ -25,8 +25,7 @@ class RankChannel:
     def __init__(self, loop: EventLoop, on_failed: Callable[[str], None]) -> None:
         """``on_failed`` gets the exception, or the ``sys.exit``, that has ended the rank's program.
 
-        Raises:
-            OSError: too many files are open.
+        Raises OSError if too many files are open.
         """
         self._loop = loop
         our_socket, rank_socket = socket.socketpair()
@@ -45,7 +44,7 @@ class RankChannel:
         self._on_reply: Callable[[bytes], None] = _ignore_reply
         self._on_failed = on_failed
         our_socket.setblocking(False)
-        loop.watch_fd(our_socket.fileno(), self._on_readable)
+        loop.watch_fd(our_socket.fileno(), self.read_pending)
 
     @property
     def reserved_signals(self) -> tuple[int, ...]:
@@ -62,10 +61,6 @@ class RankChannel:
         self.clear_reply_handler()
         if self._socket.fileno() >= 0:
             self._loop.unwatch_fd(self._socket.fileno())
-
-    def read_pending(self) -> None:
-        """Handle all messages that have arrived."""
-        self._on_readable()
 
     def write_line(self, line: bytes) -> None:
         """Send a request line."""
@@ -86,7 +81,8 @@ class RankChannel:
     def clear_reply_handler(self) -> None:
         self._on_reply = _ignore_reply
 
-    def _on_readable(self) -> None:
+    def read_pending(self) -> None:
+        """Handle all messages that have arrived."""
         try:
             while data := self._socket.recv(_CHUNK):
                 self._buffer += data

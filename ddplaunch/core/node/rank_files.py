@@ -12,7 +12,7 @@ from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line, sanitize_text
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.failures import RankFailure
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 MAX_ERROR_FILE_BYTES = 16 << 20  # a larger error file is ignored; a message is twice in it
 

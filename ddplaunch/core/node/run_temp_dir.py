@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 
 from ddplaunch.base.safe_files import make_private_dir, open_for_writing
 
@@ -24,28 +26,10 @@ class RunTempDir:
             register_for_removal(self.path)
 
     def remove(self) -> None:
-        """Remove it with its contents; no other user's folder that has replaced it."""
-        if self.path:
-            _remove_folder(self.path, None)
-
-
-def _remove_folder(path: str, parent: int | None) -> None:
-    try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    except OSError:
-        return
-    try:
-        if os.fstat(folder).st_uid == os.geteuid():
-            for entry in os.scandir(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    _remove_folder(entry.name, folder)
-                else:
-                    os.unlink(entry.name, dir_fd=folder)
-            os.rmdir(path, dir_fd=parent)
-    except OSError:
-        pass
-    finally:
-        os.close(folder)
+        """Remove it with its contents; no other user's folder that has replaced it, and no link."""
+        with suppress(OSError):
+            if self.path and os.lstat(self.path).st_uid == os.geteuid():
+                shutil.rmtree(self.path, ignore_errors=True)
 
 
 class PreemptionFile:

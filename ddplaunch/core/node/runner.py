@@ -22,12 +22,12 @@ from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult
 from ddplaunch.core.job.rpc import find_kind
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS, STOP_SIGNALS
+from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node import process_limits, rank_files
+from ddplaunch.core.node import rank_files
 from ddplaunch.core.node.machine import NodeMachine
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.core.node.node_context import NodeContext
@@ -42,9 +42,10 @@ from ddplaunch.core.output.isolation import not_isolated
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import REPORTED, Streams
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.network.addresses import ReverseLookupCheck
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes import proc_utils, process_limits
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 
 class NodeRunner:
@@ -67,9 +68,7 @@ class NodeRunner:
 
         ``sides``: those of all features, made by the caller before ``run``. ``tree`` may have started the zygote;
         ``listener_socket`` listens on the control port, if that was bound before.
-
-        Raises:
-            UsageError: a port is taken, the interface does not exist, or the folder cannot be created.
+        Raises UsageError if a port is taken, the interface does not exist, or the folder cannot be created.
         """
         self._node_config, self._job_config = node_config, job_config
         self._loop, self._screen, self._observers, self.sides = loop, screen, observers, sides
@@ -146,10 +145,6 @@ class NodeRunner:
             self._is_handling = False
         self._timer.set(self._machine.wake_at())
 
-    def _reply(self, event: ev.NodeEvent) -> None:
-        """Reply to a command that is a question."""
-        self._replies.append(event)
-
     def stop(self, now: bool, command: str = "") -> None:
         """Stop the job as Ctrl-C does; ``now``: as a second Ctrl-C does. ``command``: the command that requests it."""
         self._post_for_feature(ev.StopCommanded(now, command and f"`{command}` was called"))
@@ -196,7 +191,8 @@ class NodeRunner:
         plan, failed = self._node_config.zygote.plan, started.failed
         fallback_reason, excluded = plan.explain(failed)
         modules = (plan.fallback if failed else plan.modules) if started.forks else ()
-        warm = self.tree.source_unavailable_reason
+        source = self.tree.zygote_source
+        warm = source.unavailable_reason if source else None
         values = (started.forks, started.unsafe, started.seconds, modules, fallback_reason, excluded, warm)
         self._observers.emit(events.ZygoteReady(*values))
 
@@ -225,13 +221,13 @@ class NodeRunner:
             case do.SpawnRank(rank=rank):
                 self._spawn(rank)
             case do.WithdrawSpawns():
-                self._reply(ev.SpawnsWithdrawn(tuple(self.tree.withdraw_spawns())))
+                self._replies.append(ev.SpawnsWithdrawn(tuple(self.tree.withdraw_spawns())))
             case do.StopRanks(number=number, spare_failing=spare_failing):
                 self._stop_ranks(number, spare_failing=spare_failing)
             case do.StopRank(rank=rank):
                 self._ranks.processes[rank].stop(signal.SIGTERM)
             case do.SignalRanks(number=number, only_handlers=only_handlers):
-                (self._ranks.forward_signal if only_handlers else self._ranks.signal_all)(number)
+                self._ranks.forward_signal(number, only_handlers=only_handlers)
             case do.CreatePreemptionFile(report_error=report_error):
                 error = self.context.preemption_file.create()
                 if error and report_error:
@@ -248,7 +244,7 @@ class NodeRunner:
             case do.CloseZygote():
                 self.tree.close()
             case do.KillRemaining():
-                self._reply(ev.RemainingKilled(tuple(self.tree.kill_remaining())))
+                self._replies.append(ev.RemainingKilled(tuple(self.tree.kill_remaining())))
             case do.DrainOutput():
                 self._ranks.forget_processes()
                 if not self.streams.has_open:
@@ -270,7 +266,7 @@ class NodeRunner:
         try:
             self.context.log.open(joined.run_id, self._plan.node_rank, late=joined.late)
         except UsageError as error:
-            self._reply(ev.StartFailed(error.message, error.hint, is_final=True))
+            self._replies.append(ev.StartFailed(error.message, error.hint, is_final=True))
 
     def _prepare_attempt(self, order: messages.StartAttempt) -> None:
         plan, environ = self._plan, self.tree.environ
@@ -283,13 +279,13 @@ class NodeRunner:
         self._observers.emit(events.AttemptPlanned(plan, order.attempt))
         zygote = self.tree.ensure_zygote(plan)
         self.context.store.start_attempt()
-        self._reply(ev.AttemptPrepared(tuple(plan.local_ranks), zygote.ready))
+        self._replies.append(ev.AttemptPrepared(tuple(plan.local_ranks), zygote.ready))
 
     def _open_store(self) -> None:
         try:
             self.context.store.open(self.tree.zygote, self._ranks)
         except UsageError as error:
-            self._reply(ev.StartFailed(error.message, error.hint))
+            self._replies.append(ev.StartFailed(error.message, error.hint))
 
     def _spawn(self, number: int) -> None:
         rank = self._ranks.plan.rank_of(number)
@@ -302,18 +298,19 @@ class NodeRunner:
         stopped = {rank: process for rank, process in self._ranks.processes.items() if rank not in spared}
         for process in stopped.values():
             process.stop(number)
-        self._reply(ev.StopSent(tuple(stopped)))
+        self._replies.append(ev.StopSent(tuple(stopped)))
 
     def _explain_end(self, end: do.ExplainEnd) -> None:
         failure, rank = end.failure, end.failure.rank
         recorded = rank_files.read_exception(self._ranks.rank_file_path(rank, "json"), failure, stopped=end.stopped)
         if recorded is None and end.stopped:  # perhaps killed in a ``finally`` that took longer than the grace
             if (found := self.sides.find_exception(rank)) is None:
-                return self._reply(ev.EndExplained(rank, None))
+                return self._replies.append(ev.EndExplained(rank, None))
             recorded = replace(failure, message=found[0], traceback=found[1])
         failure = recorded or failure
         hint = failure.hint or self.sides.explain_failure(failure, end.peak_bytes)
-        self._reply(ev.EndExplained(rank, replace(failure, hint=hint or rank_files.signal_hint(failure.signal))))
+        hint = hint or rank_files.signal_hint(failure.signal)
+        self._replies.append(ev.EndExplained(rank, replace(failure, hint=hint)))
 
     def _collect_output(self) -> None:
         self._ranks.close()
@@ -324,4 +321,4 @@ class NodeRunner:
             if lines and chars <= MAX_REPORT_CHARS:
                 tails.append((rank, lines))
         self.streams.close()
-        self._reply(ev.OutputCollected(tuple(tails), self.context.preemption_file.was_seen))
+        self._replies.append(ev.OutputCollected(tuple(tails), self.context.preemption_file.was_seen))

@@ -17,8 +17,7 @@ class StoreHost:
     def __init__(self, plan: Plan, *, new_file_each_attempt: bool) -> None:
         """``new_file_each_attempt``: remove the file before each attempt, as no other node can have started it earlier.
 
-        Raises:
-            UsageError: the port is taken, or the interface does not exist.
+        Raises UsageError if the port is taken, or the interface does not exist.
         """
         here = plan.hosts_store
         self.port = ReservedPort(plan.master_addr, plan.master_port, nnodes=plan.nnodes) if here else None
@@ -35,9 +34,7 @@ class StoreHost:
 
         Until the zygote is ready, the plan decides: ranks of other nodes may connect by then, and must not find a
         socket that rank 0 replaces.
-
-        Raises:
-            UsageError: rank 0 had the port in the last attempt, and another program has taken it since.
+        Raises UsageError if rank 0 had the port in the last attempt, and another program has taken it since.
         """
         ready = zygote if zygote and zygote.ready else None
         if ready:
@@ -50,7 +47,7 @@ class StoreHost:
         if not ranks.plan.agent_store:
             self.port.cede()
         elif ready:
-            ready.serve_store(listening.dup().detach())
+            ready.serve_store(listening)
 
     def close(self) -> None:
         self._remove_file()

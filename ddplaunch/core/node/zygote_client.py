@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Protocol
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node import process_limits
-from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource
+from ddplaunch.core.node.zygote_process import OwnZygote, ZygoteProcess, ZygoteSource, spawn_zygote
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
 from ddplaunch.core.rank.zygote_messages import FromZygote, RankJob, ToZygote, ZygoteConfig
 from ddplaunch.core.zygote_plan import ZygotePlan
+from ddplaunch.system.processes import process_limits
 
+EXIT_TIMEOUT_S = 6.0  # for a zygote to kill its descendants, before it is killed itself (more than KILL_TIMEOUT_S)
 OWN_EXIT_TIMEOUT_S = 0.5  # seconds that leftover processes have to end by themselves before SIGTERM
 _MAX_TITLE_BYTES = 4096  # of the ranks' command line in ``ps``; the kernel refuses one of 128 KiB (MAX_ARG_STRLEN)
 
@@ -82,7 +82,7 @@ class ZygoteClient:
             our_socket, child_socket = socket.socketpair()
             title_bytes = min(len(title.encode(errors="replace")), _MAX_TITLE_BYTES)
             try:
-                self._process = OwnZygote(config, child_socket, environment, title_bytes)
+                self._process = OwnZygote(spawn_zygote(config, child_socket, environment, title_bytes, ()))
             except OSError as error:
                 our_socket.close()
                 raise process_limits.ResourceLimitError(
@@ -91,40 +91,36 @@ class ZygoteClient:
             finally:
                 child_socket.close()
         self._socket = ZygoteSocket(loop, our_socket, self)
-        self._waiting: deque[tuple[int, BuildRankJob]] = deque()
 
     def spawn(self, rank: int, build_job: BuildRankJob) -> None:
         """Request the process of a rank; the reply is ``ProcessSpawned`` or ``SpawnFailed``.
 
         The job is built once earlier messages are sent: only one rank's descriptors are open here at a time.
         """
-        self._waiting.append((rank, build_job))
-        self.on_zygote_queue_sent()
 
-    def on_zygote_queue_sent(self) -> None:
-        while self._waiting and self._socket.is_idle:
-            rank, build_job = self._waiting.popleft()
-            fds: dict[str, int] = {}
-            failed = partial(self._on_spawn_failed, rank)
+        def build(fds: list[int]) -> ToZygote:
+            by_purpose: dict[str, int] = {}
             try:
-                job = build_job(fds)
-            except OSError as error:
-                for fd in fds.values():
-                    os.close(fd)
-                failed(error)
-                continue
-            message: ToZygote = {"op": "spawn", "rank": rank, "job": job, "fds": list(fds)}
-            self._socket.send(message, list(fds.values()), failed, rank)
+                job = build_job(by_purpose)
+            finally:
+                fds += by_purpose.values()
+            return {"op": "spawn", "rank": rank, "job": job, "fds": list(by_purpose)}
 
-    def serve_store(self, listening: int) -> None:
-        """Replace the store by a new one that listens on this socket, which is closed; before ranks are requested."""
-        self._socket.send({"op": "serve_store"}, [listening], lambda error: self._socket.send({"op": "serve_store"}))
+        self._socket.send_built(build, lambda error: self._on_spawn_failed(rank, error.errno or 0), rank)
+
+    def serve_store(self, listening: socket.socket) -> None:
+        """Replace the store by a new one that listens on this socket; before ranks are requested."""
+
+        def build(fds: list[int]) -> ToZygote:
+            with suppress(OSError):  # without the socket, the zygote reports for each rank that it cannot be started
+                fds.append(listening.dup().detach())
+            return {"op": "serve_store"}
+
+        self._socket.send_built(build)
 
     def withdraw_spawns(self) -> list[int]:
         """Drop the requests for processes that are not sent yet; return the ranks, which will not start."""
-        waiting = [rank for rank, _ in self._waiting]
-        self._waiting.clear()
-        return [*self._socket.withdraw_unsent(), *waiting]
+        return self._socket.withdraw_unsent()
 
     def remove_on_exit(self, path: str) -> None:
         """Have the zygote remove ``path`` if the launcher is killed."""
@@ -148,9 +144,8 @@ class ZygoteClient:
             return None
         if not self.ready:
             self.kill()  # it has no descendants yet, and imports may take long
-        self._waiting.clear()
         self._socket.close()
-        return self._process.wait()
+        return self._process.wait(EXIT_TIMEOUT_S)
 
     @property
     def pid(self) -> int:
@@ -161,10 +156,8 @@ class ZygoteClient:
         """After ``close``: its descendants that could not be killed, except those that the launcher adopts."""
         return list(self._process.unkillable)
 
-    def _on_spawn_failed(self, rank: int, error: OSError) -> None:
-        self._loop.call_soon(
-            partial(self.on_zygote_message, {"op": "spawn_failed", "rank": rank, "errno": error.errno or 0}, [])
-        )
+    def _on_spawn_failed(self, rank: int, number: int) -> None:
+        self._report(ev.SpawnFailed(rank, number, process_limits.describe_spawn_error(number)))
 
     def on_zygote_closed(self) -> None:
         self._report(ev.ZygoteLost())
@@ -180,12 +173,11 @@ class ZygoteClient:
             seconds = message["import_s"]
             self._report(ev.ZygoteStarted(message["forks"], message["failed"], message["unsafe"], seconds))
         elif message["op"] == "import_failed":
-            self._report(ev.ImportFailed(message["message"]))
+            self._report(ev.StartFailed(message["message"]))
         elif message["op"] == "spawned":
             self._report(ev.ProcessSpawned(message["rank"], message["pid"], fds[0] if fds else None))
         elif message["op"] == "spawn_failed":
-            reason = process_limits.describe_spawn_error(message["errno"])
-            self._report(ev.SpawnFailed(message["rank"], message["errno"], reason))
+            self._on_spawn_failed(message["rank"], message["errno"])
         elif message["op"] == "exited":
             code = os.waitstatus_to_exitcode(message["status"])
             self._report(ev.ProcessExited(message["rank"], message["pid"], code, message["usage"]))

@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ddplaunch.base import PACKAGE_DIR
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.core.node import process_limits
-from ddplaunch.core.node.child_processes import ChildProcess
 from ddplaunch.core.rank.zygote_messages import ZygoteConfig
+from ddplaunch.system.processes import process_limits
+from ddplaunch.system.processes.child_processes import ChildProcess
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 
 ZYGOTE_SCRIPT = os.path.join(PACKAGE_DIR, "core", "rank", "zygote.py")
-
-EXIT_TIMEOUT_S = 6.0  # for a zygote to kill its descendants, before it is killed itself (more than KILL_TIMEOUT_S)
 
 
 class ZygoteProcess(Protocol):
@@ -28,7 +26,7 @@ class ZygoteProcess(Protocol):
     def unkillable(self) -> Sequence[str]: ...  # after ``wait``: its descendants that cannot be killed
     def on_ready(self, pid: int, pidfd: int | None) -> None: ...
     def kill(self) -> None: ...
-    def wait(self) -> int | None: ...  # the wait status, None if unknown; kills it after EXIT_TIMEOUT_S
+    def wait(self, timeout_s: float) -> int | None: ...  # the wait status, None if unknown; kills it after this time
 
 
 class ZygoteSource(Protocol):
@@ -54,9 +52,7 @@ def spawn_zygote(
 
     ``fds`` become its stdin, stdout and stderr. ``title_bytes``: bytes of its command line that ranks overwrite with
     theirs.
-
-    Raises:
-        OSError: the limit of processes or memory is reached.
+    Raises OSError if the limit of processes or memory is reached.
     """
     child_socket.set_inheritable(True)
     with process_limits.original_nofile_limit():
@@ -72,26 +68,10 @@ def spawn_zygote(
         )
 
 
-class OwnZygote:
+class OwnZygote(ChildProcess):
     """A zygote that is a child of the launcher, for this run alone."""
 
     unkillable: Sequence[str] = ()  # the launcher adopts its descendants, and kills them itself
 
-    def __init__(
-        self, config: ZygoteConfig, child_socket: socket.socket, environment: Mapping[str, str], title_bytes: int
-    ) -> None:
-        """Start it; see ``spawn_zygote``."""
-        self._child = ChildProcess(spawn_zygote(config, child_socket, environment, title_bytes, ()))
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
     def on_ready(self, pid: int, pidfd: int | None) -> None:
         pass
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    def wait(self) -> int | None:
-        return self._child.wait(EXIT_TIMEOUT_S)

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -25,11 +25,16 @@ _TRANSIENT_ERRORS = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_INTERVAL_S, _RETRY_TIMEOUT_S = 0.1, 5.0  # after such an error
 
 
+BuildMessage = Callable[[list[int]], ToZygote]
+"""Builds a message, and adds its descriptors, which are closed in any case. OSError: too many files are open."""
+
+
 class _OutgoingMessage(Struct):
-    data: memoryview
-    fds: list[int]
-    failed: Callable[[OSError], None]
+    build: BuildMessage
+    on_failed: Callable[[OSError], object] | None
     rank: int | None  # whose process it requests
+    data: memoryview | None = None  # what is not sent; None until it is built
+    fds: list[int] = field(default_factory=list)
     tries: int = 0
 
 
@@ -44,20 +49,15 @@ class ZygoteSocketListener(Protocol):
 
     def on_zygote_message(self, message: FromZygote, fds: list[int]) -> None: ...  # with its descriptors
     def on_zygote_closed(self) -> None: ...  # once, after end of file
-    def on_zygote_queue_sent(self) -> None: ...  # messages had to wait, and now all are sent
 
 
 class ZygoteSocket:
     """Sends and receives messages with descriptors; unsent messages are queued."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        sock: socket.socket,
-        listener: ZygoteSocketListener,
-    ) -> None:
+    def __init__(self, loop: EventLoop, sock: socket.socket, listener: ZygoteSocketListener) -> None:
         self._loop, self._socket, self._listener = loop, sock, listener
         self._queue: deque[_OutgoingMessage] = deque()
+        self._is_dropping = False  # a message has failed, and its handler will be called
         self._incoming = _IncomingMessage()
         sock.setblocking(False)
         loop.watch_fd(sock.fileno(), self._on_readable)
@@ -66,29 +66,25 @@ class ZygoteSocket:
     def is_closed(self) -> bool:
         return self._socket.fileno() < 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no message waits to be sent."""
-        return not self._queue
+    def send(self, message: ToZygote) -> None:
+        """Queue a message without descriptors."""
+        self.send_built(lambda fds: message)
 
-    def send(
-        self,
-        message: ToZygote,
-        fds: Sequence[int] = (),
-        on_failed: Callable[[OSError], None] = lambda error: None,
-        rank: int | None = None,
+    def send_built(
+        self, build: BuildMessage, on_failed: Callable[[OSError], object] | None = None, rank: int | None = None
     ) -> None:
-        """Queue a message; takes over ``fds`` and closes them. ``rank``: whose process it requests, if it does.
+        """Queue a message that is built once earlier ones are sent. ``rank``: whose process it requests, if it does.
 
-        ``on_failed`` gets the error if the kernel refuses the message; it is not called when the peer has closed.
+        ``on_failed`` gets the error if too many files are open, or in flight to other processes; without it, the
+        message is sent without descriptors. Later messages wait until it has returned.
         """
-        self._queue.append(_OutgoingMessage(memoryview(encode_message(message)), list(fds), on_failed, rank))
+        self._queue.append(_OutgoingMessage(build, on_failed, rank))
         if len(self._queue) == 1:
             self._send_pending()
 
     def withdraw_unsent(self) -> list[int]:
         """Remove unsent requests for processes; return their ranks."""
-        unsent = [message for message in self._queue if message.rank is not None and message.fds]
+        unsent = [each for each in self._queue if each.rank is not None and (each.data is None or each.fds)]
         for message in unsent:
             _close(message.fds)
             self._queue.remove(message)
@@ -101,37 +97,50 @@ class ZygoteSocket:
         self._loop.unwatch_fd(self._socket.fileno())
         self._socket.close()
 
-    def _on_writable(self) -> None:
-        self._send_pending()
-        if self.is_idle and not self.is_closed:
-            self._listener.on_zygote_queue_sent()
-
     def _send_pending(self) -> None:
-        while self._queue and not self.is_closed:
+        while self._queue and not (self.is_closed or self._is_dropping):
             message = self._queue[0]
             try:
+                if message.data is None:
+                    message.data = memoryview(encode_message(message.build(message.fds)))
                 if message.fds:
                     sent = socket.send_fds(self._socket, [message.data], message.fds)
                 else:
                     sent = self._socket.send(message.data)
             except BlockingIOError:
-                return self._loop.watch_fd(self._socket.fileno(), self._on_writable, write=True)
+                return self._loop.watch_fd(self._socket.fileno(), self._send_pending, write=True)
             except OSError as error:
                 self._loop.unwatch_fd(self._socket.fileno(), write=True)
                 message.tries += 1
-                if error.errno in _TRANSIENT_ERRORS and message.tries * _RETRY_INTERVAL_S < _RETRY_TIMEOUT_S:
-                    self._loop.call_later(_RETRY_INTERVAL_S, self._on_writable)
+                is_transient = message.data is not None and error.errno in _TRANSIENT_ERRORS
+                if is_transient and message.tries * _RETRY_INTERVAL_S < _RETRY_TIMEOUT_S:
+                    self._loop.call_later(_RETRY_INTERVAL_S, self._send_pending)
                     return
-                _close(self._queue.popleft().fds)
-                if error.errno in _TRANSIENT_ERRORS:
-                    message.failed(error)
-                continue  # the peer has closed: end of file is handled by ``_on_readable``
+                _close(message.fds)
+                if message.on_failed and (is_transient or message.data is None):
+                    return self._drop_first(message.on_failed, error)
+                if not is_transient:
+                    self._queue.popleft()  # the peer has closed: end of file is handled by ``_on_readable``
+                continue
             _close(message.fds)
             message.data = message.data[sent:]
             if not message.data:
                 self._queue.popleft()
         if not self.is_closed:
             self._loop.unwatch_fd(self._socket.fileno(), write=True)
+
+    def _drop_first(self, on_failed: Callable[[OSError], object], error: OSError) -> None:
+        """Drop the first message, which cannot be sent; its handler may withdraw others that would fail likewise."""
+
+        def report() -> None:
+            self._is_dropping = False
+            if not self.is_closed:
+                on_failed(error)
+                self._send_pending()
+
+        self._queue.popleft()
+        self._is_dropping = True
+        self._loop.call_soon(report)
 
     def _on_readable(self) -> None:
         """Read a part of one message: first the header alone, which its descriptors arrive with."""

@@ -28,19 +28,6 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import time  # noqa: E402
 
-FORWARDED_SIGNALS = frozenset(
-    {
-        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGXCPU),
-        *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
-    }
-)
-"""The same as in ``core/job/signal_forwarding.py``."""
-
-STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-IGNORED_SIGNALS = (*STOPPING, *FORWARDED_SIGNALS)
-"""Signals that the launcher handles. systemd, or Slurm with proctrack/linuxproc, may send them to the whole process
-tree: the zygote survives them, or the ranks would die with it in the midst of their grace, and reports them."""
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +36,6 @@ if TYPE_CHECKING:
     from ddplaunch.core.rank import (
         atexit_cleanup,
         preload_runner,
-        proc_utils,
         process_titles,
         rank_runner,
         store_process,
@@ -64,10 +50,11 @@ if TYPE_CHECKING:
         ReadyMessage,
         ServerConfig,
         SpawnRequest,
-        Usage,
         ZygoteConfig,
         ZygoteServer,
     )
+    from ddplaunch.system.processes import proc_utils
+    from ddplaunch.system.processes.proc_utils import Usage
 else:
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -78,10 +65,15 @@ else:
     spec.loader.exec_module(rank_runner)
     atexit_cleanup = rank_runner.load_private_module("core/rank/atexit_cleanup")
     preload_runner = rank_runner.load_private_module("core/rank/preload_runner")
-    proc_utils = rank_runner.load_private_module("core/rank/proc_utils")
+    proc_utils = rank_runner.load_private_module("system/processes/proc_utils")
     process_titles = rank_runner.load_private_module("core/rank/process_titles")
     store_process = rank_runner.load_private_module("core/rank/store_process")
     zygote_channel = rank_runner.load_private_module("core/rank/zygote_channel")
+
+STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+IGNORED_SIGNALS = (*STOPPING, *proc_utils.FORWARDED_SIGNALS)
+"""Signals that the launcher handles. systemd, or Slurm with proctrack/linuxproc, may send them to the whole process
+tree: the zygote survives them, or the ranks would die with it in the midst of their grace, and reports them."""
 
 _HELPER_TIMEOUT_S = 3.0  # additional time for multiprocessing's helper processes to end by themselves
 
@@ -355,7 +347,7 @@ class Zygote:
         try:
             signal.set_wakeup_fd(-1)
             for inherited, handler in self.inherited.items():
-                if inherited in FORWARDED_SIGNALS:
+                if inherited in proc_utils.FORWARDED_SIGNALS:
                     signal.signal(inherited, signal.SIG_IGN)  # discards a pending one: it was meant for a handler
                 signal.signal(inherited, handler or signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, self.config["blocked_signals"])

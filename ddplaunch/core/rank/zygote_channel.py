@@ -35,8 +35,7 @@ def send_message(sock: socket.socket, message: Mapping[str, object], fds: Sequen
 def receive_message(sock: socket.socket) -> tuple[ToZygote, list[int]]:
     """Wait for one message and its descriptors; fewer than were sent if RLIMIT_NOFILE was reached.
 
-    Raises:
-        EOFError: the peer has closed.
+    Raises EOFError if the peer has closed.
     """
     header, fds, _, _ = socket.recv_fds(sock, HEADER.size, MAX_DESCRIPTORS)
     if not header:

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ddplaunch.core.rank.atexit_cleanup import AtexitCleanup
-
-Usage = tuple[int, float, float]
-"""Resource usage of an ended process and the children it waited for (getrusage(2)): peak memory in bytes (the maximum
-of them), user and system CPU time in seconds."""
+    from ddplaunch.system.processes.proc_utils import Usage
 
 
 class AllowedState(TypedDict):

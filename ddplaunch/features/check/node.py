@@ -20,10 +20,10 @@ from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import CheckPassed, EndJob, JoinAccepted, Message, NodeStartError
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
-from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes.proc_utils import die_with_parent
 
 STEP_TIMEOUT_S = 5.0  # for one step
 CHECK_STATEMENT = "from ddplaunch.features.check.machine_check import main; main()"

@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 import click
 
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.core.rank.proc_utils import (
+from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.processes.proc_utils import (
     KILL_TIMEOUT_S,
     adopt_orphans,
     die_with_parent,
     kill_descendants,
     list_descendants,
 )
-from ddplaunch.system.plan.launch_command import python_command
 
 STOP_GRACE_S = 40.0  # between SIGTERM and SIGKILL; `ddplaunch run` gives its ranks 30
 _GUARDIAN_STATEMENT = "from ddplaunch.features.doctor.command_run import guardian_main; guardian_main()"

@@ -33,13 +33,13 @@ from ddplaunch.core.messages import (
 )
 from ddplaunch.core.net import token_auth
 from ddplaunch.core.net.listener import Listener
-from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.features.doctor.node_process import MANUAL_FLAG, NODE_STATEMENT
 from ddplaunch.features.doctor.peers import DoctorPeer
 from ddplaunch.system.network.addresses import resolve, unresolvable_error
 from ddplaunch.system.network.reserved_port import listen_on_all_interfaces
 from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.processes.proc_utils import die_with_parent
 from ddplaunch.system.target.versions import Versions
 
 RETRY_DELAY_S = 0.3  # between two attempts to connect

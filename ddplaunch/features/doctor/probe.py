@@ -15,8 +15,8 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.types import parse
-from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
+from ddplaunch.system.processes.proc_utils import die_with_parent
 
 REPLY_TIMEOUT_S = 5.0  # for one reply
 TORCH_IMPORT_TIMEOUT_S = 90.0  # for the import of torch

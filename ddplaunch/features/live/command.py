@@ -35,7 +35,6 @@ from ddplaunch.core.control_socket.server import MAX_REPLY_BYTES
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output.sink import READER_TIMEOUT_S
-from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.live.frame import render_footer
@@ -57,6 +56,7 @@ from ddplaunch.features.runs.run_record import RunRecord
 from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs.time_tracker import BreakdownRequest
 from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks
 
 SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again
 REFRESH_INTERVAL_S = 2.0  # between two updates of the list of jobs

@@ -18,7 +18,6 @@ from ddplaunch.core.control_socket.request import ServedJob
 from ddplaunch.core.events import AttemptPlanned, Event, JobEnded, Restarting, SignalReceived
 from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import NodeSide
-from ddplaunch.core.rank.proc_utils import is_suspended
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_wait
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
@@ -45,6 +44,7 @@ from ddplaunch.features.live.view_state import (
 from ddplaunch.features.samples.sample import GpuSample, NodeSample
 from ddplaunch.system.devices.gpu_usage import GpuUsage, GpuUsageQuery, used_by_ranks
 from ddplaunch.system.devices.process_usage import read_tree_usage
+from ddplaunch.system.processes.proc_utils import is_suspended
 
 REFRESH_INTERVAL_S = 1.0  # between two inspections
 LATENESS_INTERVAL_S = 30.0  # between two inspections of lateness, which take up to 0.4 s of each rank

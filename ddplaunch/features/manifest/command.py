@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import JOB_NAME, BatchCommand, invalid_value
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.features.manifest import kubernetes, values
 from ddplaunch.features.manifest.options import HEADINGS, REFUSED
 from ddplaunch.features.manifest.pod_job import NAME, TRAINJOB, PodJob, longest_name, name_from
 from ddplaunch.features.manifest.pod_spec import needs_locked_memory
+from ddplaunch.features.submit import batch_command
+from ddplaunch.features.submit.batch_command import JOB_NAME, BatchCommand, invalid_value
 from ddplaunch.features.submit.options import HEADINGS as OF_SUBMIT
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import CONFIG, CPUS, JOB_NAME, TIME_HELP, option, pattern_reader
 from ddplaunch.features.manifest import values as read
 from ddplaunch.features.manifest.kubeflow_jobs import RUNTIME
 from ddplaunch.features.manifest.pod_job import JOB, JOBSET, PULL_POLICIES, PYTORCHJOB, SCHEDULERS, TRAINJOB
+from ddplaunch.features.submit import batch_command
+from ddplaunch.features.submit.batch_command import CONFIG, CPUS, JOB_NAME, TIME_HELP, option, pattern_reader
 
 ELASTIC = ("--spares", "--join-window", "--max-membership-changes", "--grow")
 """Options of ``run`` for elastic jobs."""

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import click
 
-from ddplaunch.cli.batch_command import (
+from ddplaunch.cli.cluster_detection import TOKEN_VARIABLE, check_token
+from ddplaunch.features.manifest.pod_job import OWN_VARIABLES, Mount
+from ddplaunch.features.manifest.pod_spec import NVIDIA
+from ddplaunch.features.submit.batch_command import (
     OptionReader,
     check_unique_names,
     invalid_value,
@@ -16,9 +19,6 @@ from ddplaunch.cli.batch_command import (
     pattern_reader,
     time_reader,
 )
-from ddplaunch.cli.cluster_detection import TOKEN_VARIABLE, check_token
-from ddplaunch.features.manifest.pod_job import OWN_VARIABLES, Mount
-from ddplaunch.features.manifest.pod_spec import NVIDIA
 
 _SHORT = r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
 _KEY = rf"(?:[a-z0-9][a-z0-9.-]{{0,252}}/)?{_SHORT}"

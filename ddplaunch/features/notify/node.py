@@ -22,9 +22,8 @@ from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport, describe_exit
 from ddplaunch.core.feature import FeatureContext, NodeSide
-from ddplaunch.core.node import child_processes, process_limits
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.features.notify.options import NotifyCommand
+from ddplaunch.system.processes import child_processes, proc_utils, process_limits
 
 COMMAND_TIMEOUT_S = 30.0  # for a command and one event
 FINAL_TIMEOUT_S = 10.0  # how long the launcher waits for commands at its end

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import read_regular_file
 from ddplaunch.core.messages import RpcRequest
-from ddplaunch.core.node.launcher_signals import contains_signal, read_signal_sets
 from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
 from ddplaunch.core.rpc_kind import Reply
 from ddplaunch.features.inspect.node.rank_inspector import NOT_BEGUN, why_not_inspectable
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.rank_profile import STARTING, TICK_INTERVAL_S, RankProfile, max_places, parse_profile
+from ddplaunch.system.processes.proc_utils import contains_signal, read_signal_sets
 
 _TRANSFER_S = 4.0  # for the replies. Until then, 5 s after the last tick, ranks may write: they may hold the GIL
 _START_DELAY_S = 0.1  # for ranks to install the signal handler
@@ -52,7 +52,7 @@ class RankProfiler:
         """Request a profile of a rank; return why it cannot be profiled, for users, or ""."""
         process = self._ranks.processes.get(number)
         if process is None:
-            return STARTING if self._ranks.not_spawned else "it has ended"
+            return STARTING if self._ranks.attempt.not_spawned else "it has ended"
         if why_not := why_not_inspectable(self._ranks, number):
             return STARTING if why_not == NOT_BEGUN else why_not
         channel, path = self._ranks.channels[number], self._ranks.rank_file_path(number, f"profile-{self._serial}")

@@ -8,7 +8,7 @@ import signal
 import sys
 
 from ddplaunch import cli
-from ddplaunch.core.rank.proc_utils import die_with_parent
+from ddplaunch.system.processes.proc_utils import die_with_parent
 
 
 def main() -> None:

@@ -22,10 +22,10 @@ from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.output.run_log import rank_file, run_names
 from ddplaunch.core.output.times import times_file
-from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.time_tracker import TimeTracker
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes.proc_utils import start_ticks
 
 SIZE_CHECK_EVERY = 5  # runs with output, about, between two checks of the history's size
 MAX_EVENTS = 20_000  # of an attempt

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import EXIT_PREEMPTED, host_name, sanitize_line
+from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, host_name, sanitize_line
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_file_and_owner
 from ddplaunch.base.text import signal_name
@@ -40,10 +40,11 @@ from ddplaunch.base.types import (
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import FailureReport
-from ddplaunch.core.rank.proc_utils import start_ticks
+from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 from ddplaunch.features.runs import sample_file
 from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
+from ddplaunch.system.processes.proc_utils import start_ticks
 
 MAX_BYTES = 64 << 20  # of a file of the history
 _DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a torn or hostile line
@@ -103,7 +104,7 @@ class RunRecord(Struct, frozen=True):
     ended: Timestamp | None = None
     code: ExitCode | None = None  # the exit code
     fate: RunState = RunState.RUNNING
-    signal: Signal | None = None  # the first that came to the launcher
+    signal: Signal | None = None  # the first that came to the launcher, or the one that stopped the job
     attempts: tuple[AttemptRecord, ...] = ()
     left_out: Count = 0  # attempts that were not recorded, as there were too many
     verdict: FailureReport | None = None  # the failure that decided it
@@ -169,6 +170,9 @@ class RecordBuilder:
             case events.JobEnded(code=code, verdict=verdict):
                 if verdict:
                     self._update_attempt(why=verdict.first.headline, verdict=verdict)
+                elif (number := code - EXIT_SIGNAL) in STOP_SIGNALS:  # perhaps one that only another node got
+                    self._head = replace(self._head, signal=number)
+                    self._set_reason(f"stopped by {signal_name(number)}")
                 remark, fate = event.remark, self._run_state(code)
                 self._head = replace(self._head, ended=moment, code=code, verdict=verdict, remark=remark, fate=fate)
 
@@ -177,7 +181,7 @@ class RecordBuilder:
             return RunState.DONE
         if code == EXIT_PREEMPTED:
             return RunState.PREEMPTED
-        is_stopped = self._head.signal is not None and code == 128 + self._head.signal
+        is_stopped = self._head.signal is not None and code == EXIT_SIGNAL + self._head.signal
         return RunState.STOPPED if is_stopped else RunState.FAILED
 
     def _set_reason(self, why: str) -> None:

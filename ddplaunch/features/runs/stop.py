@@ -17,7 +17,6 @@ from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.control_socket.job_status import RankState
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
-from ddplaunch.core.rank.proc_utils import is_suspended, start_ticks, wait_for_end
 from ddplaunch.features.runs import history_store, run_lookup
 from ddplaunch.features.runs.default_run import default_run
 from ddplaunch.features.runs.job_resolver import (
@@ -27,6 +26,7 @@ from ddplaunch.features.runs.job_resolver import (
     parse_array_index,
     resolve_job,
 )
+from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks, wait_for_end
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob

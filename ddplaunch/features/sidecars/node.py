@@ -19,14 +19,14 @@ from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node import process_limits, rank_files
+from ddplaunch.core.node import rank_files
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.process_tree import signals_to_block
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.core.rank.zygote_messages import ProgramJob
 from ddplaunch.features.sidecars.programs import Sidecar
+from ddplaunch.system.processes import proc_utils, process_limits
 
 TAIL_BYTES = 8192  # of the last output, for the pattern of the URL, and for a message
 MAX_GRACE_S = 5.0  # between SIGTERM and SIGKILL, at most

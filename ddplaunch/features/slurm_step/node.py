@@ -22,11 +22,11 @@ from ddplaunch.cli.option_values import AUTO
 from ddplaunch.core import messages
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import Message, NodeStartError
-from ddplaunch.core.rank.proc_utils import die_with_parent
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.clusters.nodelist import expand_hosts
 from ddplaunch.system.clusters.systems.slurm_env import DISTRIBUTION, JOB_ID, PROCID, STEP_ID, STEP_NODELIST
 from ddplaunch.system.plan.plan import Plan
+from ddplaunch.system.processes.proc_utils import die_with_parent
 
 CHECK_INTERVAL_S = 5.0  # until the first check, and between two checks
 CHECK_TIMEOUT_S = 20.0  # for a check: on a busy cluster starting a step takes long

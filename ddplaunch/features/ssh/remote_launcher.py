@@ -34,10 +34,10 @@ from ddplaunch.base.errors import (
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.base.types import as_dict
-from ddplaunch.core.job.signal_forwarding import FORWARDED_SIGNALS
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.network.addresses import machine_id, resolve
 from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.processes import proc_utils
+from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.target.target import find_target
 from ddplaunch.system.target.versions import Versions, read_versions
 

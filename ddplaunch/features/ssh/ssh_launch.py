@@ -28,11 +28,9 @@ from ddplaunch.cli.core_options import (
     TargetOptions,
 )
 from ddplaunch.cli.job_config_options import check_control_port
-from ddplaunch.cli.run_options import Inferred
 from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
-from ddplaunch.core.rank.proc_utils import start_ticks
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem
 from ddplaunch.features.ssh.job_records import SshJob, record_job
 from ddplaunch.features.ssh.options import SshHosts
@@ -44,6 +42,7 @@ from ddplaunch.system.clusters.host_spec import read_host_options as read_hosts
 from ddplaunch.system.network.kernel_limits import raise_fd_limit_for_hosts
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
+from ddplaunch.system.processes.proc_utils import start_ticks
 from ddplaunch.system.target.target import Target
 
 _PER_NODE_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id"}
@@ -159,7 +158,7 @@ class SshLaunch(RunInstead):
         """Return the options for these hosts, and a note on the node of each host."""
         hosts, options = self._hosts, self._options
         forwarded_environment(options[SshHosts].env, os.environ)
-        new: Inferred = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
+        new: dict[str, object] = {"cluster": "none", "nnodes": (len(hosts), len(hosts))}
         if len(hosts) > 1:
             new |= {"node_rank": 0, "master_addr": hosts[0].name}
         with_ranks = hosts[: len(hosts) - options[Elastic].spares]

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import OptionSource, value_source
-from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import parsed_line, run_argv
 from ddplaunch.cli.target_args import current_directory
+from ddplaunch.features.submit import batch_command
+from ddplaunch.features.submit.batch_command import parsed_line, run_argv
 
 
 class SetupCommand(Struct, frozen=True):

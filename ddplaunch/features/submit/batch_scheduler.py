@@ -17,7 +17,7 @@ import click
 from msgspec.structs import asdict, replace
 
 from ddplaunch.base.errors import LaunchError, UsageError
-from ddplaunch.cli.batch_command import parsed_line, print_sources
+from ddplaunch.features.submit.batch_command import parsed_line, print_sources
 from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job, print_line

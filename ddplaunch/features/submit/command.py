@@ -7,13 +7,19 @@ import click
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options
 from ddplaunch.cli.argv_splitter import SplitArgv, TranslatedArgv, end_of_options, option_name
-from ddplaunch.cli.batch_command import BatchCommand, all_params, option_sections, parse_notes, with_command_name
 from ddplaunch.cli.cluster_detection import check_token
 from ddplaunch.cli.run_options import GROUPS
 from ddplaunch.cli.target_args import resolve_target
 from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.features.sidecars.options import SidecarPrograms
 from ddplaunch.features.sidecars.programs import check_tensorboard
+from ddplaunch.features.submit.batch_command import (
+    BatchCommand,
+    all_params,
+    option_sections,
+    parse_notes,
+    with_command_name,
+)
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler, submit_job
 from ddplaunch.features.submit.options import (
     COMMON_OPTIONS,

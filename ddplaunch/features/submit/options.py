@@ -7,8 +7,8 @@ import shlex
 import click
 
 from ddplaunch.base.text import join_names
-from ddplaunch.cli import batch_command
-from ddplaunch.cli.batch_command import (
+from ddplaunch.features.submit import batch_command
+from ddplaunch.features.submit.batch_command import (
     CONFIG,
     CPUS,
     JOB_NAME,

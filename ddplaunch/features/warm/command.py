@@ -9,10 +9,10 @@ import click
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.base.text import format_elapsed, format_size
 from ddplaunch.cli.text_table import format_table
-from ddplaunch.core.rank.proc_utils import wait_for_end
 from ddplaunch.features.warm.rank.warm_messages import WarmStatus
 from ddplaunch.features.warm.warm_client import query_all
 from ddplaunch.system.devices.cgroups import read_counters
+from ddplaunch.system.processes.proc_utils import wait_for_end
 
 _EXIT_TIMEOUT_S = 10.0
 _MAX_MODULES = 3  # in a row of the table

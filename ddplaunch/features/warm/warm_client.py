@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddplaunch.core.rank import proc_utils, zygote_channel
+from ddplaunch.core.rank import zygote_channel
 from ddplaunch.features.warm import warm_sockets
 from ddplaunch.features.warm.rank.warm_messages import WarmOrder, WarmStatus
+from ddplaunch.system.processes import proc_utils
 
 REPLY_TIMEOUT_S = 0.2  # for each of its two replies; then the run starts without it
 

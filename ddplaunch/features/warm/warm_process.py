@@ -8,10 +8,9 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ddplaunch.core.node.zygote_process import EXIT_TIMEOUT_S
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.features.warm.rank.warm_messages import GuardianExited
 from ddplaunch.features.warm.warm_client import receive_reply
+from ddplaunch.system.processes import proc_utils
 
 
 class WarmZygote:
@@ -36,11 +35,11 @@ class WarmZygote:
         elif self.pid:
             proc_utils.send_signal(self.pid, signal.SIGKILL, self._pidfd)
 
-    def wait(self) -> int | None:
-        exit_message: GuardianExited | None = receive_reply(self._guardian_socket, EXIT_TIMEOUT_S)
+    def wait(self, timeout_s: float) -> int | None:
+        exit_message: GuardianExited | None = receive_reply(self._guardian_socket, timeout_s)
         if exit_message is None:
             self.kill()
-            exit_message = receive_reply(self._guardian_socket, EXIT_TIMEOUT_S)
+            exit_message = receive_reply(self._guardian_socket, timeout_s)
         self._guardian_socket.close()
         if self._pidfd is not None:
             os.close(self._pidfd)

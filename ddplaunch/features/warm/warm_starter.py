@@ -12,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from ddplaunch.core.node import process_limits
 from ddplaunch.core.node.zygote_process import ZYGOTE_SCRIPT, spawn_zygote
-from ddplaunch.core.rank import proc_utils, zygote_channel
+from ddplaunch.core.rank import zygote_channel
 from ddplaunch.core.rank.zygote_messages import ZygoteConfig
 from ddplaunch.features.warm import warm_client, warm_sockets
 from ddplaunch.features.warm.fingerprint import compute_fingerprint, fingerprint_id
 from ddplaunch.features.warm.rank.warm_messages import WarmEndpoint, WarmOrder
 from ddplaunch.features.warm.warm_process import WarmStart, WarmZygote
-from ddplaunch.system.network.kernel_limits import read_rlimit
+from ddplaunch.system.processes import proc_utils, process_limits
 
 _TITLE_BYTES = 4096  # for the command line of ranks of any later run
 _SERVER = "features/warm/rank/warm_zygote"  # the file that the zygote loads
@@ -170,7 +169,7 @@ def _read_reason(guardian_socket: socket.socket) -> str:
 
 def _count_open_files() -> int:
     with process_limits.original_nofile_limit():
-        soft = read_rlimit(resource.RLIMIT_NOFILE)[0]
+        soft = process_limits.read_rlimit(resource.RLIMIT_NOFILE)[0]
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
+from ddplaunch.system.processes.proc_utils import read_state
+
 NAMESPACE_VARIABLE = "PMIX_NAMESPACE"  # prterun-n1-4711@1
 
 QUERY_TIMEOUT_S = 60.0  # a query takes 0.1 s
@@ -62,10 +64,9 @@ def _find_library() -> str | None:
         try:
             with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps:
                 found = next((line.split(maxsplit=5)[5].strip() for line in maps if "/libpmix.so" in line), None)
-            if found or pid == 1:
-                return found
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
         except OSError:
             return None
+        if found or pid == 1:
+            return found
+        pid = read_state(pid)[1]
     return None

@@ -17,16 +17,13 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.system.devices.gpu_health import THROTTLE_REASONS
 from ddplaunch.system.devices.nvidia import open_nvml, query_nvml
+from ddplaunch.system.plan.launch_command import python_command
 
 QUERY_TIMEOUT_S = 2.0
 _FIRST_QUERY_TIMEOUT_S = 10.0  # the driver may have to wake up the GPUs
 _MAX_ANSWER = 1 << 16
-_SERVE_STATEMENT = (
-    "import sys; sys.path[:] = [each for each in sys.path if each] + sys.argv[1:]\n"
-    "from ddplaunch.system.devices.gpu_usage import serve; serve()"
-)
+_SERVE_STATEMENT = "from ddplaunch.system.devices.gpu_usage import serve; serve()"
 _THROTTLE_MASK = sum(THROTTLE_REASONS)  # the reasons that mean trouble
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class GpuUsage(NamedTuple):
@@ -65,7 +62,7 @@ class GpuUsageQuery:
         if self._child and self._child.has_deadline:
             return True
         if self._child is None:
-            command = [sys.executable, "-c", _SERVE_STATEMENT, _ROOT]
+            command = python_command(sys.executable, _SERVE_STATEMENT)
             try:
                 self._child = HelperProcess(
                     self._loop,

@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from ddplaunch.system.devices.cgroups import read_counters
-from ddplaunch.system.devices.sysfs import read_text
 from ddplaunch.system.plan.hardware import GpuProcess
+from ddplaunch.system.processes.proc_utils import list_children, read_proc_file, read_stat
 
 MAX_PROCESSES = 256  # read at most, of one tree
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -50,24 +50,21 @@ def read_tree_usage(pid: int) -> ProcessUsage | None:
     total = _read_usage(pid)
     if total is None:
         return None
-    below = _list_children(pid)
+    below = list_children(pid)
     for count, child in enumerate(below):
         if count == MAX_PROCESSES:
             break
         if used := _read_usage(child):
             total = total.add(used)
-            below += _list_children(child)
+            below += list_children(child)
     return total
 
 
 def _read_usage(pid: int) -> ProcessUsage | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            _, resident, shared, *_ = map(int, file.read().split())
-    except (OSError, ValueError):
+    fields, pages = read_stat(pid), read_proc_file(pid, "statm").split()
+    if not fields or not pages:
         return None
+    resident, shared = int(pages[1]), int(pages[2])
     read, written, from_disk, to_disk = read_io(pid)
     cpu, memory = sum(map(int, fields[11:15])) / _TICK, (resident - shared) * _PAGE
     return ProcessUsage(cpu, memory, max(read, from_disk), max(written, to_disk))
@@ -77,7 +74,3 @@ def read_io(pid: int) -> tuple[int, int, int, int]:
     """Bytes read and written, by calls and by disks (proc_pid_io(5)): pages of mapped files are in the latter."""
     values = read_counters(f"/proc/{pid}/io")
     return values.get("rchar", 0), values.get("wchar", 0), values.get("read_bytes", 0), values.get("write_bytes", 0)
-
-
-def _list_children(pid: int) -> list[int]:
-    return [int(child) for child in (read_text(f"/proc/{pid}/task/{pid}/children") or "").split()]

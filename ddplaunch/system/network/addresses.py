@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -110,9 +109,7 @@ def check_local_address(address: str) -> None:
 
 def is_local_address(address: str, timeout_s: float = RESOLVE_TIMEOUT_S) -> bool | None:
     """Whether ``address`` is one of this machine; None where no name server answers in ``timeout_s`` seconds.
-
-    Raises:
-        Unresolvable: no name server knows it.
+    Raises Unresolvable if no name server knows it.
     """
     lookup = NameLookup(address)
     is_done = lookup.wait(timeout_s)
@@ -149,14 +146,6 @@ def resolve(address: str, port: int | None = None) -> SocketAddresses:
     return [(family, where) for family, _, _, _, where in found]  # type: ignore[misc]  # IPv6 has two numbers more
 
 
-def _start_thread(target: Callable[[], None]) -> Thread:
-    """Start a daemon thread that runs ``target``."""
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    return thread
-
-
 class NameLookup:
     """One look-up of a name in a thread of its own, since the C library can be neither interrupted nor polled."""
 
@@ -172,7 +161,8 @@ class NameLookup:
                 self.error = error
             os.close(write)
 
-        self._thread = _start_thread(look)
+        self._thread = Thread(target=look, daemon=True)
+        self._thread.start()
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is done, ``seconds`` at most; return whether it is."""
@@ -198,7 +188,8 @@ class ReverseLookupCheck:
         """``notify`` prints, once, that ranks will have to wait."""
         self._notify: Callable[[str], None] | None = notify
         self._started_at = time.monotonic()
-        self._thread = _start_thread(self._query)
+        self._thread = Thread(target=self._query, daemon=True)
+        self._thread.start()
 
     @staticmethod
     def _query() -> None:

@@ -6,20 +6,12 @@ import resource
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ddplaunch.base.errors import UsageError
+from ddplaunch.system.processes.process_limits import allow_open_files, read_rlimit
 
 LARGE_JOB_NODES = 1000  # with fewer nodes these limits do not matter
 _OTHER_FILES = 40  # descriptors besides the pipes of hosts: the event loop, outputs, an ssh that starts
 _SPARE_DESCRIPTORS = 128  # for other descriptors, neighbours and connections than those of the nodes
 _SYSCTLS = "/proc/sys/net"
-
-
-def read_rlimit(kind: int) -> tuple[int, int]:
-    """Return the soft and the hard limit; RLIM_INFINITY for both where a container forbids the system call."""
-    try:
-        return resource.getrlimit(kind)
-    except OSError:
-        return resource.RLIM_INFINITY, resource.RLIM_INFINITY
 
 
 def raise_fd_limit() -> int:
@@ -34,14 +26,7 @@ def raise_fd_limit() -> int:
 
 def raise_fd_limit_for_hosts(hosts: int) -> None:
     """Raise the limit on open files to three pipes for each host. Raises UsageError if the hard limit is lower."""
-    needed = 3 * hosts + _OTHER_FILES
-    soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        what = f"{hosts} hosts need {needed} open files, and at most {hard} are allowed (ulimit -Hn)"
-        raise UsageError(what, "start fewer hosts, or ask for a higher limit")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    allow_open_files(3 * hosts + _OTHER_FILES, f"{hosts} hosts need", "start fewer hosts, or ask for a higher limit")
 
 
 def find_low_limits(nodes: int, sysctls: str = _SYSCTLS) -> str | None:

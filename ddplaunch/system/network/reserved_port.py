@@ -27,8 +27,8 @@ class ReservedPort:
     def __init__(self, address: str, number: int, *, nnodes: int, option: str = "--master-port") -> None:
         """Bind ``number``, or any free port where it is 0, on loopback or, with peers elsewhere, on all interfaces.
 
-        Raises:
-            UsageError: it is taken, or ``address`` does not resolve; ``option`` is the option that names this port.
+        Raises UsageError if it is taken, or ``address`` does not resolve; ``option`` is the option that names this
+        port.
         """
         self._flag = option
         self._family, self._host = _bind_address(address) if nnodes == 1 else _any_address()
@@ -44,8 +44,7 @@ class ReservedPort:
     def listen(self) -> socket.socket:
         """Return the listening socket, a new one after ``cede``.
 
-        Raises:
-            UsageError: another program listens there now.
+        Raises UsageError if another program listens there now.
         """
         if self._listening is None:
             listening = self._bind(self.number)

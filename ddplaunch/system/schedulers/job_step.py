@@ -40,10 +40,8 @@ def run_on_nodes(job: SubmittedJob, state: BatchJobState, words: Sequence[str], 
     """Run ``ddplaunch WORDS`` on node 0, or on all nodes, and pass on its output. Return its exit code.
 
     Of all nodes, errors of some are dropped if another has printed something.
-
-    Raises:
-        StepNotStarted: the scheduler did not start it.
-        UsageError: the scheduler cannot start steps in a running job.
+    Raises StepNotStarted if the scheduler did not start it, and UsageError if the scheduler cannot start steps in a
+    running job.
     """
     scheduler = get_scheduler(job)
     argv, env = scheduler.step_command(job, state, words, everywhere=everywhere)

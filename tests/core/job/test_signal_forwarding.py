@@ -6,9 +6,11 @@ import signal
 
 import pytest
 
-from ddplaunch.core.job.signal_forwarding import DUPLICATE_WINDOW_S, FORWARDED_SIGNALS, SignalDeduplicator
-from ddplaunch.core.node.launcher_signals import BroadcastSignalFilter
-from ddplaunch.core.rank import zygote
+from ddplaunch.core.job.signal_forwarding import (
+    DUPLICATE_WINDOW_S,
+    BroadcastSignalFilter,
+    SignalDeduplicator,
+)
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -40,7 +42,3 @@ def test_a_signal_that_the_ranks_got_is_not_forwarded():
     ]
     direct.record(USR1, 0.0)
     assert not direct.consume(USR1, 10 * DUPLICATE_WINDOW_S)
-
-
-def test_the_zygote_knows_the_forwarded_signals():
-    assert zygote.FORWARDED_SIGNALS == FORWARDED_SIGNALS

@@ -57,14 +57,27 @@ def test_timeout_is_paused_while_a_rank_is_in_a_debugger():
     assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
 
 
+NO_PROGRESS = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
+"""The failure of the rank that the others waited for."""
+
+
 def test_the_stalled_rank_does_not_count_as_another_stopped_rank():
     """Rank 0's program had ended, but its process had not: the others needed its store."""
-    failure = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
-    attempt = JobAttempt(
-        0, world_size=2, stopped_ranks=2, time_limit=TimeLimitExpired("no progress", failure, rank_was_alive=False)
-    )
-    assert attempt.failure_report
-    assert attempt.failure_report.stopped == 1
+    limit = TimeLimitExpired("no progress", NO_PROGRESS, rank_was_alive=False)
+    report = JobAttempt(0, world_size=2, stopped_ranks=2, time_limit=limit).failure_report
+    assert report
+    assert report.stopped == 1
+
+
+def test_a_rank_that_loses_a_connection_to_a_stopped_rank_was_stopped():
+    """Its own signal comes a moment later. A rank whose cleanup raises has failed."""
+    lost = replace(NO_PROGRESS, rank=1, exit_code=1, message="RuntimeError: Connection closed by peer")
+    raised = replace(lost, rank=2, message="OSError: No space left on device")
+    limit = TimeLimitExpired("no progress", NO_PROGRESS, rank_was_alive=True)
+    attempt = JobAttempt(0, world_size=4, stopped_ranks=2, time_limit=limit, failures={1: lost, 2: raised})
+    report = attempt.failure_report
+    assert report
+    assert (report.others, report.stopped) == ((raised,), 2)
 
 
 def test_timeout_includes_restarts():

@@ -279,7 +279,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     ),
     "the module that the zygote imports is broken": (
         step(0, start()),
-        step(1, ev.ImportFailed("cannot import x"), "send start error: cannot import x"),
+        step(1, ev.StartFailed("cannot import x"), "send start error: cannot import x"),
         step(1, end(2), "CloseZygote", "end with 2"),
     ),
     "the store's process ends": (

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
+
+from ddplaunch.core.node import commands as do
+from ddplaunch.core.node import node_events as ev
+from ddplaunch.core.node.runner import NodeRunner
 from tests.constant_override import write_launcher
 
 RECORD_CLOSING = """
@@ -34,3 +40,25 @@ def test_the_order_of_closing(start_ddplaunch, tmp_path):
     assert job.wait() == 0, job.stderr()
     closed = (tmp_path / "closed").read_text().split()
     assert closed == ["CoordinatorServer", "ProcessTree", "RunTempDir", "StoreHost"]
+
+
+def test_replies_come_before_other_events_and_none_from_within():
+    """The machine asks two questions; the effect of the first one posts an event of its own."""
+    runner, handled = object.__new__(NodeRunner), []
+    questions = {ev.DeadlineDue(): [do.WithdrawSpawns(), do.KillRemaining()]}
+
+    def on(event, now):
+        handled.append(event)
+        return iter(questions.get(event, ()))
+
+    def withdraw_spawns():
+        runner.post(ev.OutputDrained())
+        assert handled == [ev.DeadlineDue()]
+        return [3]
+
+    runner._machine = SimpleNamespace(on=on, wake_at=lambda: None)
+    runner.tree = SimpleNamespace(withdraw_spawns=withdraw_spawns, kill_remaining=list)
+    runner._inbox, runner._replies, runner._is_handling = deque(), deque(), False
+    runner._timer = SimpleNamespace(set=lambda moment: None)
+    runner.post(ev.DeadlineDue())
+    assert handled == [ev.DeadlineDue(), ev.SpawnsWithdrawn((3,)), ev.RemainingKilled(()), ev.OutputDrained()]

@@ -55,7 +55,7 @@ def test_a_stop_while_the_zygote_imports(start_ddplaunch, tmp_path):
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "")
-    later = launcher_with_constant(tmp_path, "core.node.zygote_process.EXIT_TIMEOUT_S", 600.0)
+    later = launcher_with_constant(tmp_path, "core.node.zygote_client.EXIT_TIMEOUT_S", 600.0)
     job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", script, executable=later)
     wait_until((tmp_path / "importing").exists, "the import")
     job.signal(signal.SIGHUP)
@@ -120,11 +120,11 @@ def test_requests_that_wait_for_the_zygote_hold_no_descriptors(tmp_path):
 
 
 def test_descriptors_that_run_out_while_ranks_start(start_ddplaunch, tmp_path):
-    """The ranks that have started are stopped, and the report names the limit."""
+    """The ranks that have started are stopped, and the report names the limit and the only rank that was tried."""
     os.mkfifo(tmp_path / "gate")
     write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
     script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
-    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "20", script)
+    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "20", "--log-dir", "logs", script)
     wait_until((tmp_path / "importing").exists, "the import")
     launcher = psutil.Process(job.process.pid)
     wait_until(lambda: any(each.laddr for each in launcher.net_connections("unix")), "the control socket")
@@ -134,6 +134,8 @@ def test_descriptors_that_run_out_while_ranks_start(start_ddplaunch, tmp_path):
     assert job.wait() == 71
     expected = rf"ddplaunch: rank \d could not be started: too many open files: the limit is {most} \(ulimit -n\); "
     assert re.match(expected + r"\d of 20 ranks ", job.stderr())
+    (events,) = tmp_path.glob("logs/*/events.jsonl")
+    assert events.read_text().count('"failed_to_start"') == 1
     job.assert_nothing_left()
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.core.node.machine import LEFTOVER_GRACE_S
-from ddplaunch.core.rank.proc_utils import KILL_TIMEOUT_S, list_descendants
 from ddplaunch.features.runs import history_store
+from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S, list_descendants
 from tests.conftest import (
     PROGRAMS,
     clean_environment,
@@ -137,7 +137,7 @@ def test_suspended_ranks_handle_sigterm(start_ddplaunch):
 def test_a_suspended_zygote_is_noted_and_killed_at_the_end(start_ddplaunch, tmp_path):
     """Also without the samples of the history."""
     assert KILL_TIMEOUT_S == 5
-    sooner = launcher_with_constant(tmp_path, "core.rank.proc_utils.KILL_TIMEOUT_S", scaled_timeout(0.5))
+    sooner = launcher_with_constant(tmp_path, "system.processes.proc_utils.KILL_TIMEOUT_S", scaled_timeout(0.5))
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--no-history", "--grace", "0", SLEEPER, executable=sooner)
     job.wait_for("ready", 2)
     os.kill(zygote := job.zygote(), signal.SIGSTOP)

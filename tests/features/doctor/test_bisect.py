@@ -51,7 +51,7 @@ def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_in_fork, tmp_
 
 
 @pytest.mark.slow
-def test_what_passes_is_skipped_or_fails_everywhere(run_in_fork, tmp_path):
+def test_commands_that_pass_are_skipped_or_fail_on_all_hosts(run_in_fork, tmp_path):
     def bisect(program):
         words = ("doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}")
         done = run_in_fork(*words, env={"TMPDIR": str(tmp_path)})
@@ -77,7 +77,7 @@ sleep 600
 
 
 @pytest.mark.slow
-def test_ctrl_c_shows_what_is_known_and_leaves_nothing(start_ddplaunch, tmp_path):
+def test_ctrl_c_prints_the_bad_hosts_found_so_far_and_kills_the_command(start_ddplaunch, tmp_path):
     check = write_program(tmp_path, "check.sh", SPREADS)
     job = start_ddplaunch("doctor", "bisect", "--hosts", "n[0-3]", "--", "sh", check, "{hosts}")
     wait_until((tmp_path / "began").exists, "the run that does not end")
@@ -100,7 +100,7 @@ def test_a_run_takes_too_long(start_ddplaunch):
     assert len(re.findall(r": failed, timeout after 0\.2s \(", job.stderr())) == 3
 
 
-def test_killed_it_leaves_nothing(start_ddplaunch, tmp_path):
+def test_a_killed_bisection_leaves_no_process(start_ddplaunch, tmp_path):
     hangs = ("--", "sh", "-c", "touch began; setsid sleep 600 & sleep 600")
     job = start_ddplaunch("doctor", "bisect", "--hosts", "a", *hangs)
     wait_until((tmp_path / "began").exists, "the run")

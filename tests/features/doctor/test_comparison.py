@@ -95,7 +95,7 @@ def test_all_of_few_nodes_meet_each_in_one_pair_at_a_time(count):
     assert all(len({node for pair in each for node in pair}) == 2 * len(each) for each in found)
 
 
-def test_what_is_slow_or_fails_only_on_all_nodes_at_once():
+def test_collectives_that_are_slow_or_fail_on_all_nodes_at_once():
     fast, slow = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1, 0.4)
     pairs = tuple(CollectiveResult(nodes, 2, "gloo", fast) for nodes in ((0, 1), (0, 2), (1, 2)))
     all_of_them = (0, 1, 2)

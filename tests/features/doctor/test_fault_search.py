@@ -87,7 +87,7 @@ def test_a_command_that_never_passes_is_given_up_soon(needs):
     assert len(tried) < 60
 
 
-def test_what_failed_only_once_is_not_bad():
+def test_a_host_that_failed_once_is_flaky_and_not_excluded():
     result = set()
 
     def gives(hosts):
@@ -113,7 +113,7 @@ def test_a_skipped_host_is_not_bad_and_others_are_found():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_ends_whatever_the_commands_return(seed):
+def test_the_search_ends_for_random_results(seed):
     draw = random.Random(seed)
     count = draw.randint(1, 12)
     found, tried = search(names(count), lambda hosts: draw.choice(list(TrialResult)))

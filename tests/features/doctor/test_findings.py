@@ -56,7 +56,7 @@ def test_a_lost_gpu_is_the_one_finding():
         ({"quota": 0.25}, f"{CPU_LIMIT} 0.25 of 2 CPUs"),
     ],
 )
-def test_what_is_slow_for_want_of_cpu_time_is_reported_as_that(held, text):
+def test_a_node_without_cpu_time_is_reported_as_busy_and_not_as_slow(held, text):
     assert describe_findings(FACTS, FACTS, replace(FACTS, **held), **measured({2})) == [f"warning n2: {text}"]
 
 
@@ -79,5 +79,5 @@ BY_LOOPBACK = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, ther
         ([replace(FACTS, loopback="gets no answer")], {}, ["error n0: " + NO_LOOPBACK]),
     ],
 )  # fmt: skip
-def test_what_is_found(facts, measurements, findings):
+def test_findings_about_load_and_loopback_addresses(facts, measurements, findings):
     assert describe_findings(*facts, **measurements) == findings

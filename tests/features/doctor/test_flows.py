@@ -87,7 +87,7 @@ def test_effects_of_loss_are_not_reported():
     assert describe_paths((LOSSY,), 2, ways) == ["error n0 to n1: packets are lost: 3.0 % (31 of 1020)"]
 
 
-def test_a_faulty_node_is_given_up_and_one_that_met_it_is_not():
+def test_nodes_to_skip_are_those_that_are_faulty_with_all_others():
     assert nodes_to_skip(flows(2, {(0, 1): LOSSY})) == set()
     met = [each for each in flows(5, {(0, 4): LOSSY, (4, 1): SLOW}) if set(each.pair) != {2, 4} != set(each.pair)]
     assert nodes_to_skip([each for each in met if each.pair not in ((3, 4), (4, 3))]) == {4}

@@ -44,7 +44,7 @@ def false_node_0(start_ddplaunch):
         process.wait(20)
 
 
-def test_it_has_nothing_run_here(false_node_0, tmp_path):
+def test_node_0_cannot_choose_the_python_and_the_path_of_a_node(false_node_0, tmp_path):
     process, send, receive = false_node_0
     write_program(tmp_path, "torch.py", "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
     send(DescribeNode(b"/proc/nowhere", "127.0.0.1", (b"PYTHONPATH=" + os.fsencode(tmp_path),), ""))
@@ -59,7 +59,7 @@ def test_it_has_nothing_run_here(false_node_0, tmp_path):
     assert process.wait(10) == 1
 
 
-def test_it_asks_nonsense(false_node_0):
+def test_an_unexpected_request_of_node_0_ends_the_node_with_an_error(false_node_0):
     process, send, _ = false_node_0
     send(Welcome(PROTOCOL_VERSION, "1"))
     assert process.wait(20) == 1

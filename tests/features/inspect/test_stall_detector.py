@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.core import events
 from ddplaunch.core.messages import ProgressResumed
-from ddplaunch.core.node.node_ranks import AttemptPhase
+from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.features.inspect.diagnosis.inspection import (
     ActiveCall,
     GroupState,
@@ -39,7 +39,7 @@ class Node:
         channel = SimpleNamespace(has_thread=True, bytes_received=0, read_pending=lambda: None)
         self.ranks = SimpleNamespace(
             number=0,
-            phase=AttemptPhase.RUNNING,
+            attempt=SimpleNamespace(phase=AttemptPhase.RUNNING),
             plan=SimpleNamespace(local_ranks=[SimpleNamespace(rank=0), SimpleNamespace(rank=1)], master_port=29500),
             last_keep_alive=lambda rank: self.worked,
             channels={0: channel, 1: channel},

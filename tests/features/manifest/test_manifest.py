@@ -58,7 +58,7 @@ def test_only_the_manifest_is_printed_and_a_dry_run_shows_more(manifest):
     ]
 
 
-def test_it_is_utf8_wherever_it_is_printed(manifest):
+def test_the_manifest_is_utf8_in_any_locale(manifest):
     done = manifest(f"{ASKED} train.py -- '→ ü'", env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
     assert '"→ ü"' in done.stdout, done.stderr
 
@@ -273,26 +273,6 @@ def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
     assert dry.stderr.splitlines() == ["nodes: 4 (--nodes)", expected[1], "job-name: train (the target)", *expected[2:]]
 
 
-def test_defaults_of_a_pool(manifest, tmp_path):
-    table = """
-        [tool.ddplaunch.manifest]
-        toleration = ["nvidia.com/gpu", "team=vision"]
-        resource = "rdma/hca=8"
-        host-network = true
-        kind = "jobset"
-    """
-    write_program(tmp_path, "pyproject.toml", table)
-    jobset = yaml.safe_load(manifest(f"{ASKED} train.py").stdout)
-    assert jobset["kind"] == "JobSet"
-    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
-    pod = job["template"]["spec"]
-    assert pod["hostNetwork"] is True
-    assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu", "team"]
-    assert pod["containers"][0]["resources"]["limits"] == {"rdma/hca": 8}
-    dry = manifest(f"{ASKED} --dry-run train.py").stderr
-    assert f"toleration: nvidia.com/gpu, team=vision ({tmp_path}/pyproject.toml)" in dry
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -323,11 +303,6 @@ SUBMIT_IS_FOR = "submit is for Slurm (slurm), Grid Engine (sge), PBS (pbs), LSF 
         ("--namespace me", "", "--namespace works only with ddplaunch manifest\n  leave it out"),
     ],
 )
-def test_what_submit_says_of_kubernetes(call, tmp_path, line, file, expected):
+def test_submit_points_to_manifest_for_kubernetes(call, tmp_path, line, file, expected):
     path = write_program(tmp_path, "config/ddplaunch.toml", file)
     assert_refused(call(f"submit {line} train.py"), expected.replace("FILE", str(path)))
-
-
-def test_a_scheduler_of_slurm_may_still_be_typed(call, tmp_path):
-    write_program(tmp_path, "train.py", "")
-    assert "#SBATCH --nodes=1\n" in call("submit --scheduler slurm --dry-run train.py").stdout

@@ -42,7 +42,7 @@ def job(run_in_fork: Launch, tmp_path: Path) -> Callable[..., list[Pod]]:
 
 
 def environ_of(pod: Pod) -> dict[str, str]:
-    """Nothing of this process's own: a pod's is the image's and the manifest's. What it leaves is the tests'."""
+    """Return the variables of the image and the manifest, with folders of the tests for what a pod leaves."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
     of_image = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "CUDA_VISIBLE_DEVICES": ""}
     ours = {name: os.environ[name] for name in ("TMPDIR", "XDG_STATE_HOME")}
@@ -55,43 +55,50 @@ def run(pod: Pod, words: list[str], folder: Path) -> subprocess.CompletedProcess
     return subprocess.run(words, cwd=folder, env=environ_of(pod), timeout=scaled_timeout(90), **pipes)
 
 
-def dry_run(pod: Pod, folder: Path) -> dict:
-    begin = pod.words.index("run") + 1
-    done = run(pod, [*pod.words[:begin], "--dry-run", "--json", *pod.words[begin:]], folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def dry_run(run_in_fork: Launch) -> Callable[[Pod], dict]:
+    """Return the plan that ``ddplaunch run`` makes in a pod."""
+
+    def read_plan(pod: Pod) -> dict:
+        words = pod.words[pod.words.index("run") + 1 :]
+        done = run_in_fork("run", "--dry-run", "--json", *words, env=environ_of(pod))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return read_plan
 
 
-@pytest.mark.parametrize(("options", "zero"), [((), "train-0.train"), (("--kind", "jobset"), "train-node-0-0.train")])
-def test_each_pod_finds_its_place(job, tmp_path, options, zero):
+@pytest.mark.parametrize(
+    ("options", "master"),
+    [
+        ((), ("train-0.train", 29500)),
+        (("--kind", "jobset"), ("train-node-0-0.train", 29500)),
+        (("--kind", "pytorchjob"), ("train-master-0", 23456)),
+        (("--kind", "pytorchjob", "--host-network"), ("train-master-0", 29500)),
+    ],
+)
+def test_each_pod_finds_its_node_rank(job, dry_run, options, master):
     for index, pod in enumerate(job("--nodes", "3", "--nproc", "2", *options)):
-        plan = dry_run(pod, tmp_path)
+        plan = dry_run(pod)
         assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (3, index, 6)
-        assert (plan["master_addr"], plan["master_port"]) == (zero, 29500)
+        assert (plan["master_addr"], plan["master_port"]) == master
         here = [rank["rank"] for rank in plan["ranks"] if rank["node_rank"] == index]
         assert here == [2 * index, 2 * index + 1]
-        assert any(note.startswith("kubernetes: this is node 0 of 3") for note in plan["notes"]) == (index == 0)
+        noted = any(note.startswith("kubernetes: this is node 0 of 3") for note in plan["notes"])
+        assert noted == (index == 0 and "pytorchjob" not in options)
 
 
-@pytest.mark.parametrize(("options", "port"), [((), 23456), (("--host-network",), 29500)])
-def test_each_pod_of_a_pytorchjob_finds_its_place(job, tmp_path, options, port):
-    for index, pod in enumerate(job("--nodes", "3", "--nproc", "2", "--kind", "pytorchjob", *options)):
-        plan = dry_run(pod, tmp_path)
-        assert (plan["nnodes"], plan["node_rank"], plan["world_size"]) == (3, index, 6)
-        assert (plan["master_addr"], plan["master_port"]) == ("train-master-0", port)
-
-
-def test_a_pod_of_an_elastic_job_finds_its_place(job, tmp_path):
+def test_a_pod_of_an_elastic_job_finds_its_node_rank(job, dry_run):
     pod = job("--nodes", "2:3", "--nproc", "2")[2]
-    plan = dry_run(pod, tmp_path)
+    plan = dry_run(pod)
     assert (plan["nnodes"], plan["node_rank"]) == (3, 2)
     assert plan["facts"][0]["value"] == "2 to 3, planned for 3"
 
 
 @pytest.mark.slow
-def test_a_pod_alone(job, tmp_path):
+def test_a_pod_alone(job, dry_run, tmp_path):
     (pod,) = job()
-    plan = dry_run(pod, tmp_path)
+    plan = dry_run(pod)
     assert (plan["nnodes"], plan["world_size"], plan["master_addr"]) == (1, 1, "127.0.0.1")
     assert not [note for note in plan["notes"] if "kubernetes" in note]
     done = run(pod, pod.words, tmp_path)

@@ -89,6 +89,6 @@ def test_nothing_is_quoted_without_need():
 
 
 @pytest.mark.parametrize("text", ["\udcff", "a\0b"])
-def test_what_yaml_cannot_hold(text):
+def test_text_that_yaml_cannot_hold_is_refused(text):
     with pytest.raises(UsageError, match="a manifest cannot hold"):
         write_yaml({"a": [text]})

@@ -43,8 +43,7 @@ class Admitting:
         )
 
     def modules(self, source: str) -> list[str]:
-        found = self.admit(source)
-        return found.modules
+        return self.admit(source).modules
 
     def reasons(self, source: str) -> dict[str, str]:
         return self.admit(source).excluded
@@ -60,10 +59,8 @@ def admitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Admitting:
     [
         ("", ["free", "bound"]),
         ('"""Text."""\nimport os, torch\nX = 1\ndef f(): print()\n', ["free", "bound"]),
-        ("import os\nos.environ['OTHER'] = '1'\n", ["free", "bound"]),
         ("print()\n", ["free"]),
         ("import torch\ntorch.set_default_dtype(torch.float64)\n", ["free"]),
-        ("class A: pass\n", ["free"]),
         ("import calm\n", ["free", "bound"]),
         ("import quiet\n", ["free"]),
         ("import torch, quiet\nquiet.go()\n", []),
@@ -81,7 +78,7 @@ def admitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Admitting:
         ("import sys\nsys.path.insert(0, sys.argv[0])\n", []),
     ],
 )
-def test_what_stands_before_it(admitting, before, modules):
+def test_statements_before_an_import_decide_whether_it_is_preloaded(admitting, before, modules):
     """A free import depends only on what may change others; a bound one on all that has an effect."""
     assert sorted(admitting.modules(before + "import torch, free, bound\n")) == sorted(modules)
 
@@ -128,7 +125,7 @@ def test_the_reasons(admitting):
         ({}, "import bound, free\nimport torch\n", ["bound", "free"]),
     ],
 )  # fmt: skip
-def test_what_is_preloaded_by_entries_of_the_table(admitting, entries, source, modules):
+def test_fields_of_table_entries_decide_what_is_preloaded(admitting, entries, source, modules):
     for name, entry in entries.items():
         admitting.add(name, **entry)
     assert admitting.modules(source) == modules
@@ -139,7 +136,7 @@ def test_two_versions_in_one_folder(admitting):
     assert admitting.reasons("import free\n") == {"free": "? has not been audited"}
 
 
-def test_an_editable_install_is_not_what_was_audited(admitting, tmp_path, monkeypatch):
+def test_an_editable_install_is_not_preloaded(admitting, tmp_path, monkeypatch):
     (admitting.installation.site / "free.py").unlink()
     write_program(tmp_path / "elsewhere", "free.py", "")
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
@@ -192,12 +189,12 @@ def test_variables_that_are_set_before_torch(admitting, line, before):
         ("import torch\ndef f(): torch.set_default_device('cuda')\nf()\n", False),
     ],
 )
-def test_what_an_import_minds_has_a_word(admitting, before, there):
+def test_an_import_that_depends_on_torch_settings_comes_before_they_change(admitting, before, there):
     admitting.add("minding", minds=["torch's settings"])
     assert admitting.modules(before + "import minding\n") == (["minding"] if there else [])
 
 
-def test_what_is_left_of_a_package_that_is_imported_before(admitting):
+def test_a_late_module_of_a_preloaded_package_is_excluded_with_the_reason(admitting):
     admitting.add("minding", minds=["logging"], modules={"minding": (), "minding.more": ()})
     source = "import logging, minding\nprint()\ndef f():\n    from minding.more import it\n"
     assert admitting.modules(source) == ["minding"]
@@ -210,7 +207,6 @@ LAZY = {"lazy": (), "lazy.trainer": ("Trainer",), "lazy.model": ("Model",), "laz
 @pytest.mark.parametrize(
     ("source", "modules"),
     [
-        ("import lazy\n", ["lazy"]),
         ("from lazy import Trainer\n", ["lazy", "lazy.trainer"]),
         ("from lazy.trainer import x\n", ["lazy", "lazy.trainer"]),
         ("from lazy import inside\n", ["lazy", "lazy.inside"]),
@@ -235,14 +231,14 @@ def test_a_module_that_this_version_does_not_have_is_left_out(admitting):
     assert admitting.modules("from lazy import Trainer, Model\n") == ["lazy", "lazy.model"]
 
 
-def test_what_comes_later_is_nothing_for_one_rank(admitting):
+def test_imports_in_functions_are_not_preloaded_for_one_rank(admitting):
     admitting.add("lazy", modules=LAZY)
     assert admitting.admit("import lazy\nlazy.Trainer\ndef f(): import free\n", late=False).modules == ["lazy"]
 
 
 @pytest.mark.parametrize("place", ["{program}", "{folder}/more", "{folder}/on_path"])
 @pytest.mark.parametrize("file", ["loaded.py", "loaded/__init__.py", "loaded-1.0.dist-info/METADATA"])
-def test_what_the_users_folders_hide(admitting, tmp_path, monkeypatch, place, file):
+def test_a_package_is_not_preloaded_if_a_folder_of_the_user_hides_it(admitting, tmp_path, monkeypatch, place, file):
     """Beside the program, in a folder that it adds to ``sys.path``, or on PYTHONPATH."""
     admitting.add("loaded")
     admitting.add("uses", loads=["loaded"])
@@ -266,7 +262,7 @@ def test_plugins_beside_the_program(admitting):
     assert admitting.modules("import free\n") == []
 
 
-def test_what_a_zygote_may_have_afterwards(admitting):
+def test_the_state_that_the_auditor_allows(admitting):
     admitting.add("loaded", sets=["A"], generators=["loaded.g"])
     admitting.add("uses", loads=["loaded"], variables=["B"])
     found = admitting.admit("import uses\n")
@@ -281,13 +277,13 @@ def test_what_a_zygote_may_have_afterwards(admitting):
     )
 
 
-def test_what_torch_loads_may_be_there_whether_it_is_in_the_table_or_not(admitting):
+def test_packages_that_torch_loads_are_allowed_though_not_in_the_table(admitting):
     """triton: a package that imports torch._dynamo loads it, where torch is one for GPUs."""
     admitting.add("torch", loads=["part-of-torch"])
     assert "part_of_torch" in admitting.admit("import free\n").allowed_state["top_modules"]
 
 
-def test_what_an_import_would_load_where_it_is_installed(admitting):
+def test_optional_imports_of_a_package_count_if_they_are_installed(admitting):
     """The run would start over otherwise, each time."""
     admitting.add("asks", tries=["stranger", "absent.part"], seeks=["sought"])
     admitting.add("gentle", tries=["bound.part", "absent"])
@@ -304,8 +300,8 @@ def test_what_an_import_would_load_where_it_is_installed(admitting):
     assert admitting.reasons("import gentle\n")["gentle"].endswith("sought.py comes first")
 
 
-@pytest.mark.parametrize("name", ["accelerate", "timm", "torchvision", "transformers"])
-def test_packages_that_load_dynamo_read_what_names_its_folder(name):
+@pytest.mark.parametrize("name", ["accelerate", "transformers"])
+def test_packages_that_load_dynamo_read_the_variables_of_its_cache_folder(name):
     """``torch._dynamo`` makes the name of inductor's folder, which the environment then has."""
     entry = json.loads(Path(known_packages.TABLE_FILE).read_text())["packages"][name]
     assert {"LOGNAME", "TEMP", "TMP", "TMPDIR", "USER"} <= {*entry["variables"]}

@@ -26,7 +26,7 @@ def preload(run_in_fork: Launch) -> Preload:
     return run
 
 
-def test_what_is_not_known_is_reported(preload, tmp_path, run_in_fork):
+def test_a_dry_run_names_unknown_packages(preload, tmp_path, run_in_fork):
     names = [f"unknown{number}" for number in range(7)]
     more = tmp_path / "site-packages"
     for name in names:
@@ -94,7 +94,7 @@ READS_RANK = "import os\nMAIN = os.environ.get('RANK', '0') == '0'\n"
         {"hook.pth": "import hook_of_rank; hook_of_rank.go()\n", "hook_of_rank/__init__.py": READS_RANK},
     ],
 )
-def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path, files):
+def test_start_files_that_read_the_rank_prevent_forking(tmp_path, files):
     made = Installation(tmp_path)
     for name, text in files.items():
         write_program(made.site, name, text)
@@ -106,7 +106,7 @@ def test_what_runs_before_the_program_and_looks_at_its_rank(tmp_path, files):
     assert " mentions " in line
 
 
-def test_what_only_looks_like_it(tmp_path, preload):
+def test_start_files_that_only_look_as_if_they_read_the_rank(tmp_path, preload):
     made = Installation(tmp_path)
     write_program(made.site, "sitecustomize.py", "RANKING = 'WORLD'\n")
     write_program(made.site, "folder.pth", "/srv/RANK\n")

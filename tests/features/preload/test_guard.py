@@ -25,7 +25,7 @@ VIOLATIONS = {
     "missing": ("try: import optional_part\nexcept ImportError: pass", "optional_part has the name of"),
     "harmless": ("import json\nX = json.dumps({})", "None"),
 }
-"""Modules, each with what the auditor says of its import."""
+"""Modules, each with the violation that the auditor finds."""
 
 AUDITS = """
 import importlib, os, sys

@@ -37,19 +37,16 @@ def changes(found: ProgramSource) -> set[str]:
     ("source", "dynamo"),
     [
         ("from torch.nn.parallel import DistributedDataParallel as DDP\n", True),
-        ("import torch\noptimizer = torch.optim.SGD([])\n", True),
-        ("from torch import optim\n", True),
         ("import torch\nmodel = torch.compile(model)\n", True),
         ("model.compile()\n", True),
         ("import lightning as L\n", True),
         ("from transformers import Trainer\n", True),
-        ("from torch.distributed.fsdp import fully_shard\n", True),
         ("import torch.distributed as dist\ndist.init_process_group('gloo')\n", False),
         ("print('optimal', 'compiled', re_compile())\n", False),
         ("", False),
     ],
 )
-def test_what_needs_dynamo(tmp_path, source, dynamo):
+def test_programs_that_need_dynamo(tmp_path, source, dynamo):
     assert program(tmp_path, source).dynamo is dynamo
 
 
@@ -134,7 +131,7 @@ def test_which_statements_count(tmp_path):
     assert found.imports_torch
 
 
-def test_its_own_is_what_is_not_installed(tmp_path, monkeypatch):
+def test_modules_of_the_program_are_scanned_and_installed_ones_are_not(tmp_path, monkeypatch):
     """Modules beside the script, in a folder that it adds to ``sys.path``, on PYTHONPATH or installed editable."""
     write_program(tmp_path, "lib/helper.py", "import of_helper\nfrom .relative import x\n")
     write_program(tmp_path, "src/mine/__init__.py", "import of_mine\nfrom . import part\n")
@@ -158,11 +155,9 @@ def test_its_own_is_what_is_not_installed(tmp_path, monkeypatch):
     ("source", "surely"),
     [
         ("import torch", True),
-        ("from torch import nn", True),
         ("import torch.nn", True),
         ("try: import torch\nexcept ImportError: torch = None", False),
         ("def main(): import torch", False),
-        ("import torchvision", False),
     ],
 )
 def test_whether_torch_is_surely_imported(tmp_path, source, surely):
@@ -181,7 +176,6 @@ def settings(found: ProgramSource) -> list[tuple[str | None, str | None, bool, b
         ('from os import environ\nenviron["A"] = "1"', [("A", "1", True, False)]),
         ('import os\nos.environ.update({"A": "1"}, B="2")', [("A", "1", True, False), ("B", "2", True, False)]),
         ('import os\nos.environ |= {"A": "1"}', [("A", "1", True, False)]),
-        ('import os\nos.environ["A"] = str(1)', [("A", None, True, False)]),
         ('import os\nif os.name: os.environ["A"] = "1"', [("A", None, False, False)]),
         ('import os\ndef main(): os.environ["A"] = "1"\nimport torch', [("A", None, False, False)]),
         ('import os, torch\ndef main(): os.environ["A"] = "1"', [("A", None, False, True)]),
@@ -193,12 +187,11 @@ def settings(found: ProgramSource) -> list[tuple[str | None, str | None, bool, b
         ('import os\nos.environ.pop("A", None)', [("A", None, True, False)]),
         ("from dotenv import load_dotenv\nload_dotenv()", [(None, None, False, False)]),
         ("import os\nenv = os.environ", [(None, None, True, False)]),
-        ("import os\nset_all(os.environ)", [(None, None, True, False)]),
         ('import os\nprint(os.environ["A"], os.environ.get("B"), dict(os.environ), "C" in os.environ)', []),
         ('import os, subprocess\nsubprocess.run("x", env=os.environ)\nrank = int(os.environ["RANK"])', []),
     ],
 )
-def test_variables_that_it_sets(tmp_path, source, expected):
+def test_variables_that_a_program_sets(tmp_path, source, expected):
     assert settings(program(tmp_path, source)) == expected
 
 
@@ -243,21 +236,18 @@ def test_which_statements_have_an_effect(tmp_path):
     ("source", "target"),
     [
         ("import fa\nfa.flag = 2", "fa.flag"),
-        ("import os\nos.cpu_count = len", "os.cpu_count"),
         ("import builtins\nbuiltins.profile = len", "builtins.profile"),
         ("from transformers import Trainer\ndef f():\n  Trainer.log = print", "transformers.Trainer.log"),
         ("import a.b as c\nc.TABLE['x'] += 1", "a.b.TABLE"),
-        ("import a\nb = a.c\nb.d = 1", "a.c.d"),
         ("import a\nx, a.b = 1, 2", "a.b"),
         ("import a\ndel a.b", "a.b"),
         ("import a\nsetattr(a.B, 'c', 1)", "a.B"),
         ("import a\ngetattr(a, 'b').c = 1", "a.b.c"),
         ("import a\nvars(a)['b'] = 1", "a.__dict__"),
         ("import importlib\nimportlib.import_module('a').b = 1", "a.b"),
-        ("import sys\nsys.stdout = None", "sys.stdout"),
     ],
 )
-def test_what_others_made_and_it_changes(tmp_path, source, target):
+def test_objects_of_other_modules_that_a_program_changes(tmp_path, source, target):
     assert changes(program(tmp_path, source)) == {target}
 
 
@@ -272,7 +262,7 @@ def test_what_others_made_and_it_changes(tmp_path, source, target):
         "import sys\nprint(sys.modules.get('x'), sys.path[0])",
     ],
 )
-def test_what_is_its_own_to_change(tmp_path, source):
+def test_changes_to_own_objects_do_not_count(tmp_path, source):
     write_program(tmp_path, "local.py", "class Thing: pass\n")
     assert changes(program(tmp_path, source)) == set()
 
@@ -285,7 +275,6 @@ def test_what_is_its_own_to_change(tmp_path, source):
             "train.py:2 adds a folder to sys.path that its source does not show",
         ),
         ("import sys\nsys.path[:0] = ['lib']", "train.py:2 changes sys.path"),
-        ("import sys\nsys.path = []", "train.py:2 changes sys.path"),
         ("import sys\nsys.path.remove('x')", "train.py:2 changes sys.path"),
         ("import site\nsite.addsitedir('lib')", "train.py:2 calls addsitedir"),
         ("exec(open('x').read())", "train.py:1 calls exec"),
@@ -302,7 +291,7 @@ def test_what_is_its_own_to_change(tmp_path, source):
         ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nsys.path.insert(0, '.')\nmodel.eval()", None),
     ],
 )
-def test_what_its_source_does_not_show(tmp_path, source, doubt):
+def test_statements_whose_effect_the_source_does_not_show(tmp_path, source, doubt):
     write_program(tmp_path, "broken.py", "def (")
     found = program(tmp_path, source)
     assert events(found, Barrier) == ([doubt] if doubt else [])

@@ -30,24 +30,20 @@ VARIABLES = [
     "import os\nput = os.environ.__setitem__\nput('A', '1')",
     "import os\ngetattr(os, 'environ')['A'] = '1'",
     "import os\nname = 'env' + 'iron'\ngetattr(os, name)['A'] = '1'",
-    "import os\nvars(os)['environ']['A'] = '1'",
     "import os\nos.__dict__['environ']['A'] = '1'",
     "import os\nclass C: env = os.environ",
     "import os\nX = {'env': os.environ}",
     "import os\nf = lambda: os.environ\nf()['A'] = '1'",
     "import os\ndef f(): return os.environ\nf()['A'] = '1'",
     "import os\ndef f(): yield os.environ\nnext(f())['A'] = '1'",
-    "import os as o\nname = 'A'\no.environ[name] = '1'",
     "from os import environ as E\nE[chr(65)] = '1'",
     "from os import *\nenviron[chr(65)] = '1'",
     "import posix\nposix.putenv(b'A', b'1')",
-    "from subprocess import os as o\no.environ[chr(65)] = '1'",
     "__import__('os').environ[chr(65)] = '1'",
     "import importlib as i\ni.import_module('os').environ[chr(65)] = '1'",
     "import sys\nsys.modules['os'].environ[chr(65)] = '1'",
     "import os, operator\noperator.setitem(os.environ, 'A', '1')",
     "import os\nos.environ = {'A': '1'}",
-    "import os\nos.environ['OMP_NUM_THREADS'] = input()",
     "import os\nos.environ['OMP_NUM_THREADS'], x = '1', 2",
     "import os\nwith f() as os.environ['A']: pass",
     "import os\n[0 for os.environ['A'] in '12']",
@@ -59,14 +55,12 @@ VARIABLES = [
     "def f(pairs): globals()['os'].environ.update(pairs)\nimport os\nf({})",
     "m = __import__('os')\nm.environ[chr(65)] = '1'",
     "import os\ntry:\n  os.environ[chr(65)] = '1'\nfinally: pass",
-    "import os\nif os.name: os.environ[chr(65)] = '1'",
     "import os\nclass A:\n  def __init__(self): os.environ[chr(65)] = '1'\nA()",
     "import ctypes\nctypes.CDLL(None).setenv(b'A', b'1', 1)",
 ]
 
 PATHS = [
     "import sys as s\ns.path.insert(0, s.argv[0])",
-    "from sys import path\npath.insert(0, input())",
     "from sys import path as p\np[:0] = [input()]",
     "import sys\np = sys.path\np.insert(0, 'lib')",
     "import sys\nsetup(sys.path)",
@@ -82,7 +76,6 @@ PATHS = [
     "import sys\nsys.path.__iadd__(['lib'])",
     "import sys\nsys.__dict__['path'].append('lib')",
     "import argparse\nargparse._sys.path.append(input())",
-    "import sys\nsys.path.sort()",
     "import sys\nfor sys.path[0] in ['lib']: pass",
     "import sys\nlist.insert(sys.path, 0, 'lib')",
 ]
@@ -92,9 +85,7 @@ HOOKS = [
     "import sys\nsys.path_hooks.append(f)",
     "import sys\nsys.path_importer_cache.clear()",
     "import sys\nsys.modules['numpy'] = None",
-    "import sys\nsys.modules.update(numpy=None)",
     "import sys\ndel sys.modules['json']",
-    "import sys\nm = sys.modules\nm['numpy'] = None",
     "import sys\nsys.modules.setdefault('numpy', None)",
     "import builtins\nbuiltins.__import__ = f",
     "import builtins\nsetattr(builtins, '__import__', f)",
@@ -103,11 +94,9 @@ HOOKS = [
     "import ctypes\nctypes.CDLL('libx.so', mode=ctypes.RTLD_GLOBAL)",
     "import logging\nlogging.setLoggerClass(f)",
     "from logging.config import fileConfig\nfileConfig('x.ini')",
-    "from logging import config\nconfig.dictConfig({})",
     "import logging\nlogging.getLogger('torch').setLevel(10)",
     "import logging\nfor name in ('torch', 'yaml'): logging.getLogger(name).setLevel(10)",
     "import logging\nNAME = 'torch'\nlogging.getLogger(NAME).setLevel(10)",
-    "import logging\n[logging.getLogger(name).setLevel(10) for name in ('torch', 'yaml')]",
     "import logging\nlogging.root.manager.loggerDict.clear()",
     "import warnings\nwarnings.filters.insert(0, ('error', None, Warning, None, 0))",
     "import logging.config\ndef f(): logging.config.dictConfig({})\nf()",
@@ -120,7 +109,6 @@ HOOKS = [
     "import warnings\nwarnings.simplefilter('error')",
     "import functools\nfunctools.lru_cache = f",
     "import functools\nfor m in [functools]: m.lru_cache = f",
-    "import functools\nfunctools.__dict__.update(lru_cache=f)",
     "import functools\nvars(functools).update(lru_cache=f)",
     "import functools\nobject.__setattr__(functools, 'lru_cache', f)",
     "import functools\npatch(functools)",
@@ -137,7 +125,7 @@ HOOKS = [
 
 
 @pytest.mark.parametrize("source", [*VARIABLES, *PATHS, *HOOKS])
-def test_what_keeps_torch_out(tmp_path, source):
+def test_statements_that_prevent_preloading_torch(tmp_path, source):
     assert barrier(tmp_path, source)
 
 
@@ -156,7 +144,7 @@ def test_what_keeps_torch_out(tmp_path, source):
         ({"settings.py": "import sys\ndef go(): sys.meta_path.append(1)\n"}, "from settings import go as g\ng()"),
     ],
 )  # fmt: skip
-def test_what_keeps_torch_out_in_other_files(tmp_path, files, source):
+def test_statements_in_imported_files_that_prevent_preloading_torch(tmp_path, files, source):
     for name, text in files.items():
         write_program(tmp_path, name, text)
     assert barrier(tmp_path, source)
@@ -189,5 +177,5 @@ def test_what_keeps_torch_out_in_other_files(tmp_path, files, source):
         "X = globals().get('x')\nconfig = {k: globals()[k] for k in 'ab'}",
     ],
 )
-def test_what_leaves_imports_alone(tmp_path, source):
+def test_statements_that_do_not_affect_imports(tmp_path, source):
     assert barrier(tmp_path, source) is None

@@ -36,7 +36,7 @@ def test_a_rank_is_starting_until_it_has_reported_the_signal_of_profiles(reporte
             processes={0: SimpleNamespace(pid=os.getpid())},
             channels={0: channel},
             plan=plan,
-            not_spawned=0,
+            attempt=SimpleNamespace(not_spawned=0),
             rank_file_path=lambda rank, kind: None,
         )
         request = RpcRequest(1, "profile", 5.0, ProfileRequest(0.1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_command, write_program
+from tests.conftest import SLOW_START, run_command, write_program
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -22,7 +22,7 @@ Python = Callable[..., str]
 
 @pytest.fixture
 def python(tmp_path: Path) -> Python:
-    """Run a program to its end; return what it prints on stdout. Nothing of it may stay."""
+    """Run a program to its end; return its stdout, without messages about a slow start. Nothing of it may stay."""
     made = tmp_path / ("tmp" + 100 * "x")  # longer than the address of a Unix socket may be
     made.mkdir()
 
@@ -31,6 +31,6 @@ def python(tmp_path: Path) -> Python:
         done = run_command([sys.executable, script], tmp_path, {"TMPDIR": str(made), **variables}, timeout=100)
         assert (done.returncode != 0) is fails, done.stderr
         assert list(made.iterdir()) == []
-        return done.stderr if fails else done.stdout
+        return SLOW_START.sub("", done.stderr if fails else done.stdout)
 
     return run

@@ -272,15 +272,15 @@ def test_launch_async_does_not_block_the_event_loop(python: Python):
 import asyncio, io
 
 async def main():
-    said = io.StringIO()
-    task, turns = asyncio.ensure_future(launch_async(print, "hi", nproc=2, preload="threading", output=said)), 0
+    output = io.StringIO()
+    task, turns = asyncio.ensure_future(launch_async(print, "hi", nproc=2, preload="threading", output=output)), 0
     while not task.done():
         turns += 1
         await asyncio.sleep(0.01)
-    print(await task, turns > 5, sorted(line for line in said.getvalue().splitlines() if line.startswith("[")))
-    said = io.StringIO()
-    task = asyncio.ensure_future(launch_async(wait, output=said))
-    while "up" not in said.getvalue():
+    print(await task, turns > 5, sorted(line for line in output.getvalue().splitlines() if line.startswith("[")))
+    output = io.StringIO()
+    task = asyncio.ensure_future(launch_async(wait, output=output))
+    while "up" not in output.getvalue():
         await asyncio.sleep(0.01)
     task.cancel()
     try:

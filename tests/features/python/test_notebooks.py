@@ -82,7 +82,7 @@ class Notebook(nbclient.NotebookClient):  # type: ignore[misc]
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_the_page_s_cells_show_what_it_has(tmp_path: Path):
+def test_cells_of_the_notebooks_page_print_the_output_on_the_page(tmp_path: Path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     variables = clean_environment({"TMPDIR": str(temporary), "IPYTHONDIR": str(tmp_path / "ipython")})

@@ -66,7 +66,7 @@ def start_pytest(at_terminal, tmp_path: Path) -> StartPytest:
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_ranks_that_fail(start_pytest: StartPytest):
+def test_pdb_opens_at_the_rank_that_failed(start_pytest: StartPytest):
     """Their frames are there; then the test fails, and what is expected to fail is not looked at."""
     pytest_ = start_pytest(FAILS, "--pdb")
     pytest_.until("(rank 1)", 60)
@@ -84,7 +84,7 @@ def test_ranks_that_fail(start_pytest: StartPytest):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), pytest.param(("-s",), marks=pytest.mark.ci)])
-def test_a_breakpoint(start_pytest: StartPytest, words: tuple[str, ...]):
+def test_a_breakpoint_in_a_marked_test_stops_at_the_prompt(start_pytest: StartPytest, words: tuple[str, ...]):
     """Quitting the debugger fails the test."""
     pytest_ = start_pytest(STOPS, *words)
     pytest_.until("(rank 1)", 60)

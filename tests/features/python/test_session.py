@@ -189,7 +189,7 @@ def test_a_session_that_is_never_closed(python: Python):
     assert "ZeroDivisionError" in shown
 
 
-def test_what_ranks_print_is_there_when_a_call_returns(python: Python):
+def test_output_of_ranks_is_complete_when_a_call_returns(python: Python):
     """Lines without an end too, and those that a rank prints after another has closed its stdout."""
     body = """
 import io
@@ -206,17 +206,17 @@ def close():
         os.close(2)
 
 if __name__ == "__main__":
-    said = io.StringIO()
-    with Session(nproc=2, output=said, preload="threading") as session:
+    output = io.StringIO()
+    with Session(nproc=2, output=output, preload="threading") as session:
         for number in range(5):
             session.run(speak, number)
-            lines = [line for line in said.getvalue().splitlines() if line.startswith("[")]
+            lines = [line for line in output.getvalue().splitlines() if line.startswith("[")]
             expected = [f"[{rank}] {number} {each}" for rank in (0, 1) for each in (*range(1000), "half", "aside")]
             assert sorted(lines[-2004:]) == sorted(expected), lines[-3:]
             assert len(lines) == 2004 * (number + 1)
         session.run(close)
         session.run(lambda: print("on") if rank() == 0 else None)
-        assert said.getvalue().endswith("[0] on\\n")
+        assert output.getvalue().endswith("[0] on\\n")
     print(session is not None)
 """
     assert python(body) == "True\n"

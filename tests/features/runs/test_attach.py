@@ -113,7 +113,7 @@ def test_a_job_that_was_submitted_elsewhere(answers, cluster):
     assert (done.returncode, done.stdout) == (0, "one\n")
 
 
-def test_what_the_accounts_say(answers, cluster, tmp_path):
+def test_the_end_of_a_job_comes_from_sacct(answers, cluster, tmp_path):
     cluster.plays("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     answers("submit", "train.py")
     (tmp_path / "slurm-77.out").write_text("one\n")
@@ -229,7 +229,7 @@ def test_a_controller_that_is_down(answers, cluster, tmp_path):
     assert answers("logs", "77").stdout == "one\n"
 
 
-def test_what_was_followed_is_kept(answers, cluster, tmp_path):
+def test_the_end_of_a_followed_job_is_recorded(answers, cluster, tmp_path):
     cluster.plays("say FAILED NonZeroExitCode 3:0")
     assert answers("submit", "--follow", "train.py").returncode == 3
     assert (kept(tmp_path)["code"], kept(tmp_path)["ended"]) == (3, "failed (exit code 3)")
@@ -274,7 +274,7 @@ def test_a_container_is_not_entered(answers, cluster):
     assert "ddplaunch attach 77" in done.stderr
 
 
-def test_where_slurm_does_not_answer_it_is_not_waited_for(answers, run_in_fork, cluster, tmp_path):
+def test_attach_ends_at_once_if_slurm_does_not_answer(answers, run_in_fork, cluster, tmp_path):
     cluster.plays("echo 'Unable to contact slurm controller' >&2; exit 1")
     done = answers("attach", "99")
     assert (done.returncode, done.stdout) == (69, "")

@@ -150,7 +150,7 @@ def test_the_parts_add_up_to_the_wall_time_whatever_happens():
     assert parts == {*TimeCategory} - {TimeCategory.QUEUED}
 
 
-def test_who_asks_often_leaves_nothing_behind():
+def test_frequent_queries_of_the_breakdown_use_no_memory():
     """As ``ddplaunch top`` does once a second, for days."""
     kept = TimeAccounting(0.0, 1)
     for event, moment in UP:
@@ -160,7 +160,7 @@ def test_who_asks_often_leaves_nothing_behind():
     assert len(kept._periods) == 2
 
 
-def test_the_line_has_what_counts():
+def test_the_goodput_line_names_the_largest_losses():
     spent = TimeBreakdown(
         steady=11520.0, restarting=660.0, stalled=360.0, first_collective=130.0, stopping=9.0, restarts=2
     )
@@ -214,7 +214,7 @@ SAVES = """
 
 
 @pytest.mark.slow
-def test_a_kill_and_what_it_costs(start_ddplaunch, tmp_path, state):
+def test_the_goodput_of_a_run_with_a_killed_rank(start_ddplaunch, tmp_path, state):
     """The work after the checkpoint is lost, which a stopwatch here measures too; all parts add up."""
     folder = tmp_path / "a folder [1]"
     folder.mkdir()
@@ -278,7 +278,7 @@ def run(name: str, began: float, spent: TimeBreakdown, **more: object) -> RunRec
     return replace(RunRecord(name, name, "t", (), "n0", "/", 1, began), spent=spent, **more)
 
 
-def test_between_the_runs_of_a_job_it_is_queued():
+def test_time_between_the_runs_of_a_job_is_queued():
     runs = [run("a", 50.0, TimeBreakdown(steady=10.0)), run("b", 100.0, TimeBreakdown(imports=1.0, steady=9.0))]
     assert run_totals.total_time(runs) == TimeBreakdown(queued=40.0, imports=1.0, steady=19.0)
     assert run_totals.total_time(runs, 20.0) == TimeBreakdown(queued=70.0, imports=1.0, steady=19.0)
@@ -290,7 +290,7 @@ def failed(host: str, moment: float, code: int | None = None, number: int | None
     return AttemptRecord(0, 0.0, verdict=FailureReport(first, (), (), 0, 8))
 
 
-def test_hosts_are_blamed_for_what_is_not_the_programs_fault():
+def test_hosts_are_blamed_for_failures_that_the_program_did_not_cause():
     killed = failed("n3", 5.0, number=9), failed("n3", 6.0, number=7)
     stalled = failed("n3", 4.0, 124, message="the job stalled")
     raised = failed("n1", 7.0, 1, message="ValueError: x")

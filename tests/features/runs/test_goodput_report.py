@@ -116,13 +116,13 @@ def test_all_runs_lately(run_in_fork):
         (("--since", "7d", "--html", "x.html"), "Error: --since 7d is for all runs, not for --html\n"),
     ],
 )
-def test_what_makes_no_sense_of_all_runs(run_in_fork, words, expected):
+def test_options_that_contradict_since(run_in_fork, words, expected):
     done = run_in_fork("report", *words)
     assert done.returncode == 2
     assert done.stderr.startswith(expected)
 
 
-def test_submit_names_hosts_that_failed_again_and_again(run_in_fork, tmp_path, monkeypatch):
+def test_submit_names_hosts_that_failed_repeatedly(run_in_fork, tmp_path, monkeypatch):
     """Of jobs of the scheduler alone; it only says so."""
     write_program(tmp_path, "train.py", "")
     monkeypatch.setenv("SLURM_JOB_ID", JOB)

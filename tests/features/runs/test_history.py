@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from ddplaunch.core import events
 from ddplaunch.core.failures import FailureReport, RankFailure
-from ddplaunch.core.node.rank_files import last_lines
 from ddplaunch.core.output.streams import TailBuffer
 from ddplaunch.features.inspect.diagnosis.inspection import Frame, Inspection, ProcessCondition, RankInspection, Thread
 from ddplaunch.features.runs import history_recorder, history_store, run_record
@@ -62,6 +61,7 @@ def test_a_run_that_fails_after_a_restart(run_ddplaunch, tmp_path, state):
         assert (first.code, second.code) == (-signal.SIGTERM, 1)
         assert all(1 << 20 < each.peak_memory < 1 << 30 and 0 <= each.cpu < 60 for each in attempt.ranks)
         assert all(attempt.began <= each.started <= each.ended <= attempt.ended for each in attempt.ranks)
+        assert sum(line == "rank 1 speaks" for line in attempt.verdict.first.tail) <= 1, "not of the attempt before"
     assert "too bad" in (kept.verdict.first.traceback or "")
     folder = Path(history_store.run_dir(kept.run))
     outputs = [f"rank-{rank}.attempt-1.{kind}" for rank in (0, 1) for kind in ("log", "times")]
@@ -73,14 +73,6 @@ def test_a_run_that_fails_after_a_restart(run_ddplaunch, tmp_path, state):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), "only this user may read it"
 
 
-def test_a_run_that_ends_well_keeps_its_last_output(run_ddplaunch, tmp_path, state):
-    write_program(tmp_path, "ends.py", "print('hello')")
-    run_ddplaunch("run", "--nproc", "2", *LIGHT, "ends.py")
-    assert only().fate is RunState.DONE
-    outputs = ["rank-0.log", "rank-0.times", "rank-1.log", "rank-1.times"]
-    assert sorted(os.listdir(history_store.run_dir(only().run))) == ["node-0.jsonl", *outputs]
-
-
 def test_with_a_log_folder_no_output_is_kept_twice(run_ddplaunch, tmp_path, state):
     write_program(tmp_path, "fails.py", FAILS)
     run_ddplaunch("run", "--nproc", "2", "--log-dir", "logs", "--run-id", "mine", *LIGHT, "fails.py")
@@ -88,7 +80,7 @@ def test_with_a_log_folder_no_output_is_kept_twice(run_ddplaunch, tmp_path, stat
     assert os.listdir(history_store.run_dir("mine")) == ["node-0.jsonl"]
 
 
-def test_it_can_be_turned_off(run_ddplaunch, tmp_path, state):
+def test_no_history_records_nothing(run_ddplaunch, tmp_path, state):
     write_program(tmp_path, "fails.py", FAILS)
     run_ddplaunch("run", "--no-history", "--nproc", "2", *LIGHT, "fails.py")
     assert not state.exists()
@@ -128,7 +120,7 @@ def in_the_way(kind: str, state: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "inner link", "foreign"])
-def test_what_is_in_the_way_harms_no_run(run_ddplaunch, tmp_path, state, kind):
+def test_a_run_goes_on_if_the_history_folder_cannot_be_used(run_ddplaunch, tmp_path, state, kind):
     if kind == "foreign" and os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     in_the_way(kind, state)
@@ -302,7 +294,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a fil
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "huge", pytest.param("another user's", marks=AS_ROOT)])
-def test_a_file_that_is_none(state, kind):
+def test_a_record_that_is_not_a_regular_file_of_the_user_is_ignored(state, kind):
     keep()
     path = Path(history_store.run_dir("r")) / "node-0.jsonl"
     content = path.read_bytes()
@@ -338,6 +330,13 @@ def test_an_inspection_is_kept(state):
     assert only().inspections == (found,)
 
 
+def test_a_run_that_a_signal_on_another_node_stopped(state):
+    kept = HistoryRecorder(plan(), lambda rank: b"", lambda: None, pytest.fail)
+    for event in (events.AttemptPlanned(plan(), 0), events.JobEnded(143, None)):
+        kept.observe(event)
+    assert (only().fate, only().signal, only().attempts[0].why) == (RunState.STOPPED, 15, "stopped by SIGTERM")
+
+
 @pytest.mark.parametrize("pieces", [[1], [3, 3, 3], [8], [20], [1] * 30, [7, 2, 5, 100, 1]])
 def test_a_tail_holds_the_last_bytes(pieces):
     tail, whole = TailBuffer(8), b""
@@ -349,23 +348,3 @@ def test_a_tail_holds_the_last_bytes(pieces):
             assert tail.last(length) == whole[-min(length, 8) :][: min(length, 8)] if length else True
         assert tail.total == len(whole)
     assert tail.last(0) == b""
-
-
-def test_a_report_has_the_last_lines_of_the_last_attempt_alone(run_ddplaunch, tmp_path, state):
-    write_program(
-        tmp_path,
-        "once.py",
-        """
-        import os, sys
-        if os.environ["RANK"] == "1":
-            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-                print("first attempt", flush=True)
-            os._exit(3)
-        import time
-        time.sleep(600)
-        """,
-    )
-    run_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", *LIGHT, "once.py")
-    first, second = (attempt.verdict.first.tail for attempt in only().attempts)
-    assert (first, second) == (("first attempt",), ())
-    assert last_lines(b"") == ()

@@ -96,7 +96,7 @@ def gpu(at: int) -> GpuSample:
     return GpuSample(0, 0, 88.0, 7e10, 650.0, float(at > 30))
 
 
-def test_what_was_over_time():
+def test_the_page_shows_samples_over_time():
     text = render_page([replace(record(4, 3), stalls=((BEGAN + 30, BEGAN + 55),))], lived(4, 3))
     elements = Elements(text)
     for part in (
@@ -134,7 +134,7 @@ def test_a_page_stays_below_a_megabyte():
     assert MAX_BYTES < 500_000
 
 
-def test_it_has_all_of_a_run():
+def test_the_page_has_all_parts_of_a_run():
     elements = Elements(render_page([record(4, 3)]))
     for part in (
         "20261122-155025-f409",
@@ -155,7 +155,7 @@ def test_it_has_all_of_a_run():
     assert elements.count("rect", "attempt") == 3
 
 
-def test_it_asks_for_nothing():
+def test_the_page_loads_nothing_from_elsewhere():
     text = render_page([record(4)])
     elements = Elements(text)
     assert not {"link", "img", "iframe", "object", "base", "form"} & {name for name, _ in elements.found}
@@ -179,7 +179,7 @@ def test_no_name_becomes_markup():
     assert r"ared\x00\u202eone" in bad.text
 
 
-def test_who_only_waited_is_not_called_the_first():
+def test_a_rank_that_only_waited_is_not_shown_as_the_first_cause():
     whole = record(4)
     blamed = replace(whole.verdict, blame="rank 2 did not enter all_reduce #41", alike=(0, 1))
     attempt = replace(whole.attempts[0], verdict=blamed)
@@ -196,7 +196,7 @@ def test_who_only_waited_is_not_called_the_first():
     assert "no rank waits" not in elements.text
 
 
-def test_whom_a_time_limit_blames():
+def test_the_rank_that_a_time_limit_blames_is_shown_as_failed():
     """It failed first, and its end was our doing, not anybody's outside."""
     whole = record(4)
     first = replace(whole.verdict.first, exit_code=124, message="the job stalled")

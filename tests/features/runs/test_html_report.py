@@ -20,7 +20,7 @@ FAILS = """
 """
 
 
-def test_it_replaces_a_file(run_ddplaunch, run_in_fork, tmp_path):
+def test_the_html_report_replaces_a_file(run_ddplaunch, run_in_fork, tmp_path):
     write_program(tmp_path, "<script>.py", FAILS)
     assert run_ddplaunch("run", "--nproc", "2", "--run-id", RUN, *LIGHT, "<script>.py").returncode == 1
     (tmp_path / "a page.html").write_text("before")

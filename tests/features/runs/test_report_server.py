@@ -78,7 +78,7 @@ def test_a_job_while_it_runs_and_after(job, served, tmp_path):
         assert each.wait() == 0
 
 
-def test_who_is_refused(served):
+def test_the_server_refuses_other_hosts_paths_methods_and_addresses(served):
     keep(run_id=RUN, code=1)
     process, port, path = served(RUN, "--serve")
     assert ask(port, path)[0] == 200
@@ -91,7 +91,7 @@ def test_who_is_refused(served):
         assert ask(port, path, method)[0] == 501
     with socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(b"GET ")
-        assert ask(port, path)[0] == 200, "one that says nothing holds up nobody"
+        assert ask(port, path)[0] == 200, "a silent client delays no other"
     with socket.socket() as other, pytest.raises(ConnectionRefusedError):
         other.connect(("127.0.0.2", port))
     for _ in range(5):

@@ -132,7 +132,7 @@ class Clock:
         self.due.callback()
 
 
-def test_how_often_it_wakes(monkeypatch):
+def test_intervals_between_samples(monkeypatch):
     clock, received = Clock(), []
     taking = SampleCollector(clock, None, lambda event: None)
     taking.subscribe(lambda look, reading: received.append(reading))
@@ -161,7 +161,7 @@ def test_how_often_it_wakes(monkeypatch):
         ((0, 7), (), None),  # rank 0 has entered none
         ((7, 7), (1e9, 1e9 + 2), 1e9 + 2),
         ((7, 7), (1e9,), "now"),  # of one nothing is recorded
-        ((7, 900), (1e9, 1e9), "now"),  # to tell of so many would take a rank too long
+        ((7, 900), (1e9, 1e9), "now"),  # to report so many would take a rank too long
     ],
 )
 def test_when_the_first_collective_was(entered, arrived, moment):
@@ -223,7 +223,7 @@ def keep(file: SampleFile, look: CounterSnapshot, found: NodeSample) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "gpus", "days"), [(1, 0, 1.5), (16, 4, 0.25)])
-def test_a_long_run_has_its_place(tmp_path, monkeypatch, ranks, gpus, days):
+def test_samples_of_a_long_run_are_merged_to_fit(tmp_path, monkeypatch, ranks, gpus, days):
     """Here in a twelfth of that, which is full as much sooner."""
     assert MAX_BYTES < 2_000_000
     monkeypatch.setattr(sample_file, "MAX_BYTES", MAX_BYTES // 12)
@@ -245,7 +245,7 @@ def test_a_long_run_has_its_place(tmp_path, monkeypatch, ranks, gpus, days):
     assert found[-1].time == 1e9 + 60 * (count - 1)
 
 
-def test_torn_and_hostile_lines_are_passed_over(tmp_path):
+def test_incomplete_and_hostile_lines_of_samples_are_skipped(tmp_path):
     good = a_reading(1, 2, 1, random.Random(1)).to_json()
     lines = [good[: len(good) // 2], "null", '{"time": 1e999}', "[" * 5000, '{"time": "x"}', good.strip()]
     for figures in "1e308, 1.0", "9.0, -1e308":
@@ -260,7 +260,7 @@ def test_torn_and_hostile_lines_are_passed_over(tmp_path):
     assert sample_file.read_samples(str(tmp_path / "fifo")) == []
 
 
-def test_no_trouble_harms_the_run(tmp_path):
+def test_a_sample_file_that_cannot_be_written_is_ignored(tmp_path):
     history = Kept(tmp_path)
     (tmp_path / sample_file_name(0)).symlink_to(tmp_path / "elsewhere")
     file, look = SampleFile(lambda: history.folder), CounterSnapshot(plan(), 0.0, 0.0)

@@ -85,7 +85,7 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize(("part", "code", "complaint"), PROBLEMS, ids=range(len(PROBLEMS)))
-def test_what_a_host_says(play, part, code, complaint):
+def test_messages_of_a_host_that_cannot_run_the_job(play, part, code, complaint):
     assert play(part) == (code, f"  a  {complaint}")
 
 
@@ -156,7 +156,7 @@ def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
         assert not (tmp_path / "typed").exists()
 
 
-def test_a_bug_of_ours_on_a_host_is_one_line():
+def test_an_internal_error_on_a_host_is_one_line():
     words = python_command(sys.executable, REMOTE_STATEMENT)
     for line, expected in (
         ("{nonsense", "JSONDecodeError: "),

@@ -20,7 +20,7 @@ WAITS = """
 """
 
 
-def test_a_rank_is_gone_to_wherever_it_is(sshd, tmp_path):
+def test_debug_reaches_a_rank_on_any_host(sshd, tmp_path):
     write_program(tmp_path, "train.py", WAITS)
     servers = sshd(3)
     for host in servers.network.hosts:  # whose /tmp is one, and with it the doors there

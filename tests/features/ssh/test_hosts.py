@@ -15,11 +15,8 @@ from tests.scaled_timeouts import scaled_timeout
 A, B, C = Host("a", 4), Host("b", 4), Host("c")
 
 HOSTS = [
-    ("a", (Host("a"),)),
-    ("a:4,b:4", (A, B)),
     (" a:4 , b:4 ", (A, B)),
     ("a:4,c", (A, C)),
-    ("n[1-2]:8", (Host("n1", 8), Host("n2", 8))),
     ("n[1,3]:8,a:4", (Host("n1", 8), Host("n3", 8), A)),
     ("n[08-10]", (Host("n08"), Host("n09"), Host("n10"))),
     ("r[1-2]n[1-2]:1", tuple(Host(f"r{r}n{n}", 1) for r in (1, 2) for n in (1, 2))),
@@ -35,16 +32,12 @@ NOT_SLOTS = "is not a number of slots"
 BAD_HOSTS = [
     ("", "--hosts is empty"),
     ("a,,b", "has no name"),
-    (":4", "':4' is not a host"),
     ("b,a:0", "a has 0 slots"),
     ("[fd77::1]:0", r"\[fd77::1\] has 0 slots"),
-    ("a:-1", f"'-1' {NOT_SLOTS}"),
     ("a:", f"'' {NOT_SLOTS}"),
     ("a:99999", "more than 4096"),
     ("a:²", NOT_SLOTS),
-    ("a,b,a", "a is named twice"),
     ("n[1-3],n2", "n2 is named twice"),
-    ("n[1-3", "is not a host"),
     ("n[]", "expected a number"),
     ("n[1-99999999]", "more than 65536 nodes"),
     ("me@a,you@a", "a is named twice"),
@@ -60,7 +53,6 @@ BAD_HOSTS = [
     ("a:" + "9" * 5000, f"'9{{39}}…' {NOT_SLOTS}"),
     ("a" * 64, "at most 253 characters, and 1 to 63 between dots"),
     (".".join(["a" * 63] * 4), "at most 253 characters"),
-    ("," * 100_000, "has no name"),
     ("a," * 30_000 + "b", "a is named twice"),
     ("a\nb", "is not a host"),
     ("me\n-oProxyCommand=x@a", "not a user name|is not a host"),
@@ -70,8 +62,6 @@ BAD_HOSTS = [
 ]
 
 FILES = [
-    ("a:4\nb:4\n", (A, B)),
-    ("a slots=4\nb slots=4", (A, B)),
     ("# ours\n\n  a   slots=4  # the first\n\tb:4#\nc\n", (A, B, C)),
     ("a:4\r\nb:4\r\n", (A, B)),
     ("\ufeffa:4\n", (A,)),
@@ -79,8 +69,6 @@ FILES = [
     ("a slots = 4\nb slots=4 max_slots=8\n", (A, B)),
     ("a slots=4 max-slots=4\nb max_slots=4\nc\n", (A, B, C)),
     ("a\na\nb\na\nb\na\nb\nb\n", (A, B)),
-    ("a\nb\na\n", (Host("a", 2), Host("b", 1))),
-    ("a\na\nb:4\n", (Host("a", 2), B)),
     ("me@a\nme@a\n[fd77::1]\n[fd77::1]\n", (Host("a", 2, user="me"), Host("fd77::1", 2))),
     ("a 4 all.q@a UNDEFINED\nb 4 all.q@b <NULL>\n", (A, B)),
     ("a 3 all.q@a 0,0:0,2\na 1 gpu.q@a UNDEFINED\nb 4 all.q@b UNDEFINED\n", (A, B)),
@@ -97,14 +85,11 @@ BAD_FILES = [
     ("a slots=2 slots=2\n", "hosts:1: cannot read 'slots=2'"),
     ("a slots=4 max_slots=2\n", "hosts:1: slots=4 is more than max_slots=2"),
     ("a max_slots=2 max-slots=2\n", "hosts:1: cannot read 'max-slots=2'"),
-    ("a cpus=4\n", "hosts:1: cannot read 'cpus=4'"),
     ("a 4 all.q@a UNDEFINED\na slots=4\n", "hosts:2: a is named twice, and before at .*hosts:1"),
     ("a four all.q@a UNDEFINED\n", "hosts:1: cannot read 'four'"),
     ("a 4 all.q@a\n", "hosts:1: cannot read '4'"),
     ("a\n" * 4097, "hosts:1: 4097 slots are more than 4096"),
-    ("a slots=2\na slots=2\n", "hosts:2: a is named twice"),
     ("a:2 max_slots=2\n", "hosts:1: 'a:2 max_slots=2' has two numbers of slots"),
-    ("a 4\n", "hosts:1: cannot read '4'"),
     ("slots=4\n", "hosts:1: .*cannot be read"),
     ("a\n# b\na:2\n", "hosts:3: a is named twice, and before at .*hosts:1"),
     ("a,b\n", "hosts:1: 'a,b' is not a host"),
@@ -150,7 +135,7 @@ def test_files_without_end():
 
 
 @pytest.mark.parametrize("shell", ["%s --hostfile <(echo n1 slots=2) %s", "echo n1:2 | %s --hostfile /dev/stdin %s"])
-def test_what_stands_for_a_file(shell):
+def test_a_hostfile_may_be_a_pipe(shell):
     words = shlex.join(ddplaunch_command("run", "--dry-run")), "--no-python /bin/true"
     done = subprocess.run(["bash", "-c", shell % words], capture_output=True, text=True, timeout=scaled_timeout(30))
     assert done.returncode == 0, done.stderr
@@ -191,11 +176,9 @@ def test_files_that_cannot_be_read(tmp_path):
 
 CHOSEN = [
     (None, None, (A, B, C)),
-    ("b", None, (B,)),
     ("b@a", None, (A, B)),
     ("c:1,0", None, (Host("c", 2, (0, 1)),)),
     ("a@b:2,0", None, (A, Host("b", 2, (0, 2)))),
-    (None, "a", (B, C)),
     (None, "a@c", (B,)),
     (None, "b:0", (A, Host("b", 3, (1, 2, 3)), C)),
     (None, "b:0,1,2,3", (A, C)),
@@ -208,7 +191,6 @@ BAD_CHOICES = [
     ("d", None, "d is not among the hosts"),
     ("a:4", None, "a has no slot 4, only 0 to 3"),
     ("a:x", None, "'x' is not a slot of a"),
-    ("a:", None, "'' is not a slot"),
     ("a:1,1", None, "slot 1 of a is named twice"),
     ("a@a:1", None, "a is named twice"),
     (None, "a@b@c", "leaves no host"),

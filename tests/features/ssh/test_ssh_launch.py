@@ -70,7 +70,7 @@ LONG = [
 
 
 @pytest.mark.parametrize(("option", "value"), LONG, ids=range(len(LONG)))
-def test_what_makes_no_sense_is_shown_in_short(run_in_fork, tmp_path, option, value):
+def test_long_values_are_shortened_in_refusals(run_in_fork, tmp_path, option, value):
     write_program(tmp_path, "train.py", "")
     hosts = [] if option == "--hosts" else ["--hosts", "a:4,b:4"]
     done = run_in_fork("run", *hosts, option, value, "train.py", timeout=2)

@@ -1,7 +1,7 @@
 """Stand-ins for the programs of PBS and LSF, which answer as the examples in the manuals do.
 
 ``install`` puts them into a folder for PATH. A submitted job really runs, in a session of its own, on "hosts" that are
-addresses of this machine; pbsdsh and blaunch really start what they are told to, with as little as the real ones hand
+addresses of this machine; pbsdsh and blaunch really start the given command, with as little as the real ones hand
 on: pbsdsh the variables that qsub had and the home folder, no input; blaunch its input, and words joined for a shell.
 A job in the queue "full" waits for ever.
 """

@@ -179,7 +179,7 @@ def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):
     assert "s3cret" not in done.stdout + done.stderr
 
 
-def test_the_site_may_choose_it_in_a_file(run_in_fork, tmp_path):
+def test_a_file_may_choose_grid_engine(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     write_program(tmp_path, "pyproject.toml", '[tool.ddplaunch.submit]\nscheduler = "sge"\npe = "mpi"\n')
     done = run_in_fork("submit", "--dry-run", "--nodes", "2", "--time", "1:30:00", "train.py")

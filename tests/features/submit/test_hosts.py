@@ -78,8 +78,12 @@ def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, expecte
 PROGRAM = """
 import os, sys, time
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ["SET"], *sys.argv[1:], flush=True)
-if "fail" in sys.argv and os.environ["RANK"] == "3":
-    sys.exit(7)
+if "fail" in sys.argv:
+    open("printed-" + os.environ["RANK"], "w").close()
+    if os.environ["RANK"] == "3":
+        while not all(os.path.exists(f"printed-{rank}") for rank in range(4)):
+            time.sleep(0.01)  # its failure stops the others, of which one may not have printed
+        sys.exit(7)
 if "wait" in sys.argv:
     time.sleep(600)
 """

@@ -68,11 +68,11 @@ Mon Nov 23 10:00:00: Submitted from host <login1>, to Queue <normal>, CWD </data
         ),
     ],
 )  # fmt: skip
-def test_what_bhist_knows_of_a_job(end, found):
+def test_the_end_of_a_job_in_bhist(end, found):
     assert [each.description for each in parse_bhist(HISTORY.format(end=end))] == ([found] if found else [])
 
 
-def test_what_bhist_knows_of_several():
+def test_the_ends_of_several_jobs_in_bhist():
     done = HISTORY.format(end="Mon Nov 23 10:05:00: Done successfully. The CPU time used is 1.2 seconds;")
     runs = HISTORY.format(end="Mon Nov 23 10:05:00: Starting (Pid 31390);").replace("<4711>", "<4712>")
     found = parse_bhist(f"{done}{'-' * 78}\n{runs}{done.replace('<4711>', '<4713[2]>')}")

@@ -1,18 +1,15 @@
-"""Tests that other machines run ddplaunch itself, whatever files are in the job's folder."""
+"""Tests that the command for other machines runs ddplaunch itself, whatever files are in the job's folder.
 
-import os
+That scripts and pods have this command is tested with them.
+"""
+
 import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from ddplaunch.features.submit.slurm import Slurm
 from ddplaunch.system.plan.launch_command import python_command
 from tests.conftest import ddplaunch_command, run_command, write_program
-from tests.features.manifest.pods import pods
-from tests.features.manifest.test_kubernetes import golden
-from tests.features.submit.test_scripts import SMALLEST as IN_SLURM
 
 OTHERS = ("ddplaunch.py", "json.py", "select.py", "click.py")
 TRAIN = "import os; print('trained', os.environ['RANK'], os.environ.get('PYTHONPATH'))"
@@ -42,24 +39,6 @@ def test_a_ddplaunch_of_the_jobs_folder_is_not_run(folder: Path, path: str) -> N
     variables = {"PYTHONPATH": path} if path else {}
     output = run(folder, [*python_command(sys.executable), "run", "train.py"], **variables)
     assert output == f"trained 0 {path or None}\n", "and the rank has its variable as it was"
-
-
-def test_a_job_of_slurm_runs_ours(folder: Path) -> None:
-    """With an srun that starts one task, here."""
-    write_program(
-        folder,
-        "bin/srun",
-        '#!/bin/sh\nwhile [ "$1" != "$PYTHON" ]; do shift; done; exec "$@" --cluster none train.py\n',
-    )
-    (folder / "bin/srun").chmod(0o755)
-    batch = Slurm().render_script(replace(IN_SLURM, interpreter=sys.executable, chdir=str(folder), command=[]))
-    path = f"{folder}/bin:{os.environ['PATH']}"
-    assert run(folder, ["bash", "-c", batch], PATH=path, PYTHON=sys.executable) == "trained 0 None\n"
-
-
-def test_a_pod_runs_ours(folder: Path) -> None:
-    (pod,) = pods(golden("smallest"))
-    assert run(folder, [sys.executable, *pod.words[1:]], **pod.environ) == "trained 0 None\n"
 
 
 def test_python_m_takes_only_its_own_name_from_there(folder: Path) -> None:

@@ -61,7 +61,7 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smallest", "two_nodes", "container"])
-def test_what_srun_gets(run, name):
+def test_the_command_line_of_srun(run, name):
     job = JOBS[name]
     done, words, _ = run(job)
     assert done.returncode == 7, "its exit code is the job's"
@@ -130,7 +130,7 @@ def test_a_teardown_keeps_the_exit_code(run, setup, code, expected):
     assert "no_such_command" in done.stderr
 
 
-def test_quoting_is_what_sbatch_reads():
+def test_values_are_quoted_as_sbatch_reads_them():
     """sbatch: quotes group, a backslash takes the next letter as it is (in quotes too), a bare # ends the line."""
     for text in ("a b", "it's", 'say "x"', "back\\slash", "# no comment", "a#b", "tab\there", "$HOME", "`x`", "ä", ""):
         line = next(
@@ -204,7 +204,7 @@ def test_a_job_that_was_requeued():
     assert getattr(parse_scontrol(text), "description", None) == "is running again (restart 2)"
 
 
-def test_what_squeue_says_of_several():
+def test_several_jobs_in_squeue():
     """Columns without anything between them, as squeue of 22.05 prints them; 4021 is of a log that cannot be opened."""
     rows = (
         ("7", "7", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2]", "0", "1", "", "N/A"),

@@ -137,7 +137,7 @@ def test_which_words_are_for_run(dry, line, words):
 
 
 @pytest.mark.parametrize("line", ["train.py --dry-run", "train.py --lr 1 --dry-run", "train.py --nodes 2 --dry-run"])
-def test_nothing_is_submitted_that_was_meant_to_be_looked_at(submit, cluster, tmp_path, line):
+def test_dry_run_after_the_target_submits_nothing(submit, cluster, tmp_path, line):
     assert_refused(submit(line), "ddplaunch's:   ddplaunch submit ")
     assert not (cluster.folder / "script").exists()
     write_program(tmp_path, "train.py", "parser.add_argument('--dry-run')")
@@ -245,7 +245,7 @@ def test_nodes_to_leave_out(dry, submit):
         ("--mail-type end,Time_Limit_90 --mail-user a@b", ["mail-type=end,Time_Limit_90", "mail-user=a@b"]),
     ],
 )
-def test_what_sbatch_takes_is_taken(dry, line, lines):
+def test_accepted_options_become_lines_of_sbatch(dry, line, lines):
     script, _ = dry(f"{line} train.py")
     for each in lines:
         assert f"#SBATCH --{each}\n" in script
@@ -287,7 +287,7 @@ def test_a_folder_that_would_be_two_mounts(submit, tmp_path, name):
 
 
 @pytest.mark.parametrize("line", ["submit train.py", "run train.py", "run --hosts n1,n2 train.py"])
-def test_a_secret_that_is_not_set_is_no_token(run_in_fork, cluster, line):
+def test_an_empty_token_is_refused(run_in_fork, cluster, line):
     done = run_in_fork(*line.split(), env={**cluster.environ, "DDPLAUNCH_TOKEN": ""})
     assert_refused(done, "DDPLAUNCH_TOKEN is empty")
     assert not (cluster.folder / "script").exists()
@@ -442,7 +442,7 @@ def test_a_file_that_is_named(dry, submit, files, tmp_path):
         assert_refused(submit(f"--config {name} train.py"), expected)
 
 
-def test_what_files_decide_is_shown_when_a_job_is_submitted(submit, files):
+def test_values_from_files_are_shown_when_a_job_is_submitted(submit, files):
     project, user = files
     done = submit("--nodes 2 train.py")
     assert done.returncode == 0, done.stderr

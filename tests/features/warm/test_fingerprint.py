@@ -134,35 +134,27 @@ def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
 
 
 @pytest.mark.slow
-def test_a_changed_module_ends_it(shell: Shell):
+def test_a_changed_module_or_one_that_was_missing_ends_it(shell: Shell):
     write_program(shell.modules, "helper.py", "value = 1\n")
-    shell.torch_also("import helper\n")
-    write_program(
-        shell.folder,
-        "prints.py",
-        "import helper, torch\nprint('made', torch.made, 'value', helper.value, flush=True)\n",
+    shell.torch_also("import helper\ntry:\n    import extra\nexcept ImportError:\n    extra = None\n")
+    prints = (
+        "import helper, torch\nprint('made', torch.made, 'value', helper.value, torch.extra is not None, flush=True)\n"
     )
-    first = shell.run(shell.launch("prints.py"))
-    assert shell.run(shell.launch("prints.py")).made == first.made
+    write_program(shell.folder, "prints.py", prints)
+    first = shell.run(shell.launch("prints.py")).made
+    write_program(shell.modules, "unrelated.py", "")
+    assert shell.run(shell.launch("prints.py")).made == first
     write_program(shell.modules, "helper.py", "value = 22\n")
     changed = shell.run(shell.launch("--log-dir", "log", "prints.py"))
-    assert changed.stdout.count("value 22") == 2
-    assert changed.made != first.made
+    assert changed.stdout.count("value 22 False") == 2
+    assert changed.made != first
     assert str(shell.modules / "helper.py") in shell.reasons("log")[0]
-    wait_for_exit(first.made)
-
-
-@pytest.mark.slow
-def test_a_module_that_was_missing_before_ends_it(shell: Shell):
-    shell.torch_also("try:\n    import extra\nexcept ImportError:\n    extra = None\n")
-    write_program(
-        shell.folder, "prints.py", "import torch\nprint('made', torch.made, torch.extra is not None, flush=True)\n"
-    )
-    first = shell.run(shell.launch("prints.py"))
-    write_program(shell.modules, "unrelated.py", "")
-    assert shell.run(shell.launch("prints.py")).made == first.made
+    wait_for_exit(first)
+    kept = shell.run(shell.launch("prints.py")).made
     write_program(shell.modules, "extra.py", "")
-    assert shell.run(shell.launch("prints.py")).stdout.count("True") == 2
+    added = shell.run(shell.launch("prints.py"))
+    assert added.stdout.count("value 22 True") == 2
+    assert added.made != kept
 
 
 @pytest.mark.slow

@@ -43,8 +43,7 @@ def ask(path: Path, data: bytes, fds: Sequence[int] = ()) -> None:
 def test_malformed_requests_do_not_end_it(shell: Shell):
     made = shell.run().made
     (path,) = (shell.runtime / "ddplaunch-warm").iterdir()
-    wait_until(lambda: _children(made) == [], "the end of the run's guardian")
-    before = _open(made)
+    before = _list_fds_once_idle(made, path)
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as file, open("/dev/zero") as endless, open(os.devnull) as nothing:
         some = [reading, writing, file.fileno(), endless.fileno(), nothing.fileno()]
@@ -62,8 +61,7 @@ def test_malformed_requests_do_not_end_it(shell: Shell):
     os.close(reading)
     os.close(writing)
     assert shell.run().made == made
-    wait_until(lambda: _children(made) == [], "the end of all guardians")
-    assert _open(made) == before
+    assert _list_fds_once_idle(made, path) == before
 
 
 def send_order(path: Path, body: bytes) -> None:
@@ -94,5 +92,8 @@ def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-def _open(pid: int) -> list[str]:
+def _list_fds_once_idle(pid: int, path: Path) -> list[str]:
+    """Return the descriptors of a warm zygote without runs; it closes those of the last one before it replies."""
+    wait_until(lambda: _children(pid) == [], "the end of all guardians")
+    ask(path, frame(b'{"op": "status"}'))
     return sorted(os.listdir(f"/proc/{pid}/fd"))

@@ -7,12 +7,12 @@ import resource
 
 from ddplaunch.base.safe_files import list_dir
 from ddplaunch.base.text import format_size
-from ddplaunch.core.node.process_limits import ResourceLimitError, check_proc
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NodeFacts, ProcessLimits
 from ddplaunch.system.devices.cgroups import available_memory, list_cgroup_dirs
 from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.devices.sysfs import read_int
+from ddplaunch.system.processes.process_limits import ResourceLimitError, check_proc
 
 MIN_MEMORY_BYTES = 2 << 30
 MIN_OPEN_FILES = 1024

@@ -13,10 +13,10 @@ from itertools import takewhile
 from ddplaunch.base.safe_files import list_dir
 from ddplaunch.core.node.node_ranks import RankProcess
 from ddplaunch.core.node.rank_channel import RankChannel
-from ddplaunch.core.rank.proc_utils import open_pidfd, read_proc_file
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition, Worker
 from ddplaunch.features.inspect.diagnosis.stack_parser import parse_dump
 from ddplaunch.features.inspect.node.rank_stack_dump import RankStackDump
+from ddplaunch.system.processes.proc_utils import open_pidfd, read_proc_file
 
 TOTAL_TIMEOUT_S = 0.5  # for all workers of all ranks
 _WORKER_TIMEOUT_S = 0.2  # for one; a later dump would be taken for that of the next worker

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.output.isolation import IsolatedLoop
-from ddplaunch.core.rank.proc_utils import read_stat
 from ddplaunch.features.inspect.diagnosis.flight_recorder import (
     name_groups,
     parse_call,
@@ -35,6 +34,7 @@ from ddplaunch.features.inspect.node import dataloader_workers
 from ddplaunch.features.inspect.node.dataloader_workers import DataLoaderWorkers
 from ddplaunch.features.inspect.node.rank_stack_dump import ENDING_ERROR, NO_SIGNAL_ERROR, REPLACED_ERROR, RankStackDump
 from ddplaunch.features.inspect.node.system_calls import read_sleeps
+from ddplaunch.system.processes.proc_utils import read_stat
 from ddplaunch.system.target.target import TargetKind
 
 NOT_BEGUN = "its program has not started yet"
@@ -109,7 +109,8 @@ class RankInspector:
         process = self._ranks.processes.get(number)
         if process is None:
             code = self._ranks.exit_codes.get(number)
-            gone = ProcessCondition.PENDING if code is None and self._ranks.not_spawned else ProcessCondition.EXITED
+            is_pending = code is None and self._ranks.attempt.not_spawned > 0
+            gone = ProcessCondition.PENDING if is_pending else ProcessCondition.EXITED
             return RankInspection(number, host, 0, gone, code, ended=self._ranks.ends.get(number))
         if not (fields := read_stat(process.pid)):
             return RankInspection(number, host, process.pid, ProcessCondition.EXITED)

@@ -15,9 +15,9 @@ import time
 from contextlib import suppress
 
 from ddplaunch.base.safe_files import list_dir
-from ddplaunch.core.node.launcher_signals import contains_signal, is_caught, read_signal_sets
 from ddplaunch.core.node.node_ranks import RankProcess
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition
+from ddplaunch.system.processes.proc_utils import contains_signal, is_caught, read_signal_sets
 
 REPLACED_ERROR = "it has been replaced by another program (exec)"
 NO_SIGNAL_ERROR = "no free signal for it"

@@ -144,7 +144,7 @@ class StallDetector:
 
     def _on_timer(self) -> None:
         ranks, due = self._ranks, self._timer.when if self._timer else 0.0
-        if ranks is None or ranks.phase not in (AttemptPhase.LOADING, AttemptPhase.RUNNING):
+        if ranks is None or ranks.attempt.phase not in (AttemptPhase.LOADING, AttemptPhase.RUNNING):
             return
         if time.monotonic() - due > max(MAX_WAKE_DELAY_S, self._checks[self._next][1]):
             self._restart()
@@ -176,7 +176,7 @@ class StallDetector:
         self._schedule(max(0.0, self._checks[self._next][0] - self._silence_s(ranks)))
 
     def _on_inspected(self, ranks: NodeRanks, inspection: Inspection) -> None:
-        if ranks is not self._ranks or ranks.phase is not AttemptPhase.RUNNING:
+        if ranks is not self._ranks or ranks.attempt.phase is not AttemptPhase.RUNNING:
             return
         pause = self._checks[self._next][1]
         inspection = self._add_measurements(inspection, ranks, keep=True)
@@ -193,7 +193,7 @@ class StallDetector:
 
     def _on_noisy_inspection(self, ranks: NodeRanks, inspection: Inspection) -> None:
         """Ranks that print were inspected: report one that has waited for many minutes, node 0 decides."""
-        if ranks is not self._ranks or ranks.phase is not AttemptPhase.RUNNING:
+        if ranks is not self._ranks or ranks.attempt.phase is not AttemptPhase.RUNNING:
             return
         inspection = self._add_measurements(inspection, ranks, keep=True)
         waiting = [rank for rank in inspection.ranks if self._may_wait(rank, ranks)]

@@ -59,11 +59,11 @@ class StragglerMonitor:
     @property
     def _has_unstarted(self) -> bool:
         """Whether ranks are still to be started: others may have ended before."""
-        return self._ranks.phase is AttemptPhase.RUNNING and self._ranks.not_spawned > 0
+        return self._ranks.attempt.phase is AttemptPhase.RUNNING and self._ranks.attempt.not_spawned > 0
 
     def _remaining(self) -> list[RankProcess]:
         ranks = self._ranks
-        if ranks.phase is not AttemptPhase.RUNNING or ranks.failures:
+        if ranks.attempt.phase is not AttemptPhase.RUNNING or ranks.attempt.failures:
             return []
         return [process for rank, process in ranks.processes.items() if not ranks.is_stop_requested(rank)]
 

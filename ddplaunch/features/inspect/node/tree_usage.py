@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ddplaunch.core.rank.proc_utils import read_stat
 from ddplaunch.features.inspect.node.tcp_connections import TcpConnection, list_connections, list_socket_inodes
 from ddplaunch.system.devices.process_usage import read_io
+from ddplaunch.system.processes.proc_utils import read_stat
 
 _LOOPS = (b"gloo_tcp_loop", b"pt_gloo_runloop")  # the names of gloo's threads
 _TICK = os.sysconf("SC_CLK_TCK")

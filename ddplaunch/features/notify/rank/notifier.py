@@ -20,10 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ddplaunch.core.rank import proc_utils
+    from ddplaunch.system.processes import proc_utils
 else:
     package_dir = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    spec = spec_from_file_location("proc_utils", os.path.join(package_dir, "core", "rank", "proc_utils.py"))
+    spec = spec_from_file_location("proc_utils", os.path.join(package_dir, "system", "processes", "proc_utils.py"))
     proc_utils = module_from_spec(spec)
     spec.loader.exec_module(proc_utils)
 

@@ -128,6 +128,7 @@ def _list_files(folder: str, ends: tuple[str, ...]) -> Iterator[str]:
 
 def _list_rank_files(package_dir: str) -> Iterator[str]:
     """The files of ddplaunch that run in zygotes and ranks."""
+    yield os.path.join(package_dir, "system", "processes", "proc_utils.py")
     yield from _list_files(os.path.join(package_dir, "core", "rank"), (".py",))
     features = os.path.join(package_dir, "features")
     for name in os.listdir(features):

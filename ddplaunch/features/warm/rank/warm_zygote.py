@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
-    from ddplaunch.core.rank import atexit_cleanup, proc_utils, zygote_channel
+    from ddplaunch.core.rank import atexit_cleanup, zygote_channel
     from ddplaunch.core.rank.zygote_messages import ZygoteConfig
     from ddplaunch.features.warm.rank import file_dependencies, guardian, inherited_state
     from ddplaunch.features.warm.rank.warm_messages import ToWarm, WarmEndpoint, WarmOrder, WarmStatus
+    from ddplaunch.system.processes import proc_utils
 
     RunZygote = tuple[socket.socket, ZygoteConfig]
     """Control socket and configuration of a run's zygote."""
@@ -46,7 +47,7 @@ def _load_modules(load_module: Callable[[str], Any]) -> None:
     file_dependencies = load_module("features/warm/rank/file_dependencies")
     guardian = load_module("features/warm/rank/guardian")
     inherited_state = load_module("features/warm/rank/inherited_state")
-    proc_utils = load_module("core/rank/proc_utils")
+    proc_utils = load_module("system/processes/proc_utils")
     zygote_channel = load_module("core/rank/zygote_channel")
 
 

@@ -1,4 +1,7 @@
-"""Linux process control: parent-death signal, subreaper, pidfds, signalfd, the process tree, killing descendants."""
+"""Linux process control: parent-death signal, subreaper, pidfds, signalfd, the process tree, killing descendants.
+
+Zygotes load this file by its path, so it is bound by the rules of ``core/rank/rank_runner.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from ddplaunch.core.rank.zygote_messages import Usage
+FORWARDED_SIGNALS = frozenset(
+    {
+        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT, signal.SIGXCPU),
+        *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
+    }
+)
+"""Signals whose meaning a program may define. The others end it, or report an error of its own."""
+
+Usage = tuple[int, float, float]
+"""Resource usage of an ended process and the children it waited for (getrusage(2)): peak memory in bytes (the maximum
+of them), user and system CPU time in seconds."""
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # PR_SET_…, prctl(2)
 _GET_PDEATHSIG = 2
@@ -96,9 +109,10 @@ def read_stat(pid: int | str) -> list[bytes]:
     return read_proc_file(pid, "stat").rpartition(b")")[2].split()
 
 
-def list_children() -> list[int]:
-    """Return the pids of this process's children; empty if the system does not provide them."""
-    return [int(pid) for pid in read_proc_file("self", f"task/{os.getpid()}/children").split()]
+def list_children(pid: int | None = None) -> list[int]:
+    """Return the pids of the children of this process, or another's main thread; empty if the system has no list."""
+    pid = os.getpid() if pid is None else pid
+    return [int(child) for child in read_proc_file(pid, f"task/{pid}/children").split()]
 
 
 def list_descendants(root: int, *, is_excluded: Callable[[int], bool] | None = None) -> list[int]:
@@ -201,11 +215,32 @@ def describe_process(pid: int) -> str:
 
 
 def is_multiprocessing_helper(pid: int) -> bool:
-    """Whether a process is multiprocessing's forkserver or resource tracker (by its command line), or is gone."""
-    words = read_proc_file(pid, "cmdline")
-    return not words or any(
-        b"from multiprocessing.%s import main" % name in words for name in (b"forkserver", b"resource_tracker")
-    )
+    """Whether a process is multiprocessing's forkserver or resource tracker (by its command line), or has ended."""
+    words = read_proc_file(pid, "cmdline")  # also empty once the main thread has ended
+    names = (b"forkserver", b"resource_tracker")
+    return start_ticks(pid) < 0 or any(b"from multiprocessing.%s import main" % name in words for name in names)
+
+
+def is_caught(pid: int, number: int) -> bool:
+    """Whether a process has a handler for this signal; False if unknown."""
+    with suppress(OSError, ValueError):
+        return contains_signal(read_signal_sets(pid, b"SigCgt")[0], number)
+    return False
+
+
+def read_signal_sets(pid: int, *names: bytes) -> list[int]:
+    """Read signal sets of a process as bit masks (proc_pid_status(5)); fast, for many ranks.
+    Raises OSError if the process is gone, and ValueError if the kernel does not have them.
+    """
+    with open(f"/proc/{pid}/status", "rb", 0) as file:
+        status = file.read()
+    starts = [status.index(name) + len(name) + 1 for name in names]
+    return [int(status[start : status.index(b"\n", start)], 16) for start in starts]
+
+
+def contains_signal(signals: int, number: int) -> bool:
+    """Whether a signal is in such a set."""
+    return bool(signals >> (number - 1) & 1)
 
 
 _SIGNALFD_FLAGS = 0o4000 | 0o2000000  # SFD_NONBLOCK | SFD_CLOEXEC

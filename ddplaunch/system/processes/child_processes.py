@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddplaunch.core.rank import proc_utils
+from ddplaunch.system.processes import proc_utils
 
 
 class ChildProcess:

@@ -12,10 +12,18 @@ from contextlib import contextmanager, suppress
 
 from ddplaunch.base.errors import EXIT_OS, LaunchError, UsageError
 from ddplaunch.base.text import format_count
-from ddplaunch.core.rank import proc_utils
 from ddplaunch.system.devices import cgroups
 from ddplaunch.system.devices.sysfs import read_int
-from ddplaunch.system.network.kernel_limits import read_rlimit
+from ddplaunch.system.processes import proc_utils
+
+
+def read_rlimit(kind: int) -> tuple[int, int]:
+    """Return the soft and the hard limit; RLIM_INFINITY for both where a container forbids the system call."""
+    try:
+        return resource.getrlimit(kind)
+    except OSError:
+        return resource.RLIM_INFINITY, resource.RLIM_INFINITY
+
 
 _ORIGINAL_NOFILE, _ = read_rlimit(resource.RLIMIT_NOFILE)
 
@@ -39,21 +47,26 @@ def original_nofile_limit() -> Iterator[None]:
 def raise_fd_limit(ranks: int, fds_per_rank: int) -> None:
     """Raise the launcher's RLIMIT_NOFILE to what this number of ranks needs.
 
-    Raises:
-        UsageError: the hard limit is lower.
+    Raises UsageError if the hard limit is lower.
     """
     need = _count_open() + ranks * fds_per_rank + _SPARE_FDS
+    who = f"{format_count(ranks, 'rank')} on this node need{'s' * (ranks == 1)}"
+    allow_open_files(need, who, "raise that limit, or start fewer ranks on each node")
+
+
+def allow_open_files(need: int, who: str, hint: str) -> None:
+    """Raise RLIMIT_NOFILE to ``need`` if it is lower.
+
+    Raises UsageError if the hard limit is lower; the message begins with ``who``, "8 hosts need".
+    """
     soft, hard = read_rlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or need <= soft:
         return
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
     except (ValueError, OSError):
-        raise UsageError(
-            f"{format_count(ranks, 'rank')} on this node need{'s' * (ranks == 1)} {need} open files, "
-            f"and at most {hard} are allowed (ulimit -Hn)",
-            "raise that limit, or start fewer ranks on each node",
-        ) from None
+        what = f"{who} {need} open files, and at most {hard} are allowed (ulimit -Hn)"
+        raise UsageError(what, hint) from None
 
 
 def _count_open() -> int:
@@ -72,8 +85,7 @@ class ResourceLimitError(LaunchError):
 def check_proc() -> None:
     """Check that /proc and the system calls work that are needed to find and kill the processes of a job.
 
-    Raises:
-        ResourceLimitError: /proc is missing or belongs to another PID namespace, or a system call is forbidden.
+    Raises ResourceLimitError if /proc is missing or belongs to another PID namespace, or a system call is forbidden.
     """
     if sys.platform != "linux":
         return

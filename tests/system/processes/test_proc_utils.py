@@ -1,0 +1,25 @@
+"""Tests of what is read from /proc about other processes."""
+
+import subprocess
+import sys
+
+from ddplaunch.system.processes import proc_utils
+from tests.conftest import wait_until
+
+MAIN_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_without_a_command_line_still_runs():
+    """The kernel shows none once the main thread has ended: it is not taken for one that ends by itself."""
+    process = subprocess.Popen([sys.executable, "-c", MAIN_THREAD_ENDS])
+    try:
+        wait_until(lambda: not proc_utils.read_proc_file(process.pid, "cmdline"), "the end of the main thread")
+        assert not proc_utils.is_multiprocessing_helper(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert proc_utils.is_multiprocessing_helper(process.pid)
