@@ -25,8 +25,8 @@ SGE = {"JOB_ID": "4711", "JOB_SCRIPT": "/job"}
 OF_OURS = {"DDPLAUNCH_HOSTS": "n1,n2", "DDPLAUNCH_NODE_RANK": "1"}  # of a job of `ddplaunch submit`
 
 
-def seen(name: str, environ: Mapping[str, str]) -> ClusterEnv | None:
-    """What one system says, with nothing that others add."""
+def detect_by(name: str, environ: Mapping[str, str]) -> ClusterEnv | None:
+    """What one system detects, without the others."""
     return SYSTEMS[name].detect(environ)
 
 
@@ -255,7 +255,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "environ", "expected"), FOUND)
 def test_detected_cluster_environments(name: str, environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    cluster_env = env.require_detected(seen(name, environ))
+    cluster_env = env.require_detected(detect_by(name, environ))
     assert (cluster_env.cluster, {field: getattr(cluster_env, field) for field in expected}) == (name, expected)
 
 
@@ -297,7 +297,7 @@ LEFT_TO_OTHERS: list[tuple[str, Mapping[str, str]]] = [
 
 @pytest.mark.parametrize(("name", "environ"), LEFT_TO_OTHERS)
 def test_incomplete_variables_are_not_detected(name: str, environ: Mapping[str, str]) -> None:
-    assert seen(name, environ) is None
+    assert detect_by(name, environ) is None
 
 
 REFUSED: list[tuple[str, Mapping[str, str], str]] = [
@@ -390,7 +390,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
 @pytest.mark.parametrize(("name", "changed", "expected"), REFUSED)
 def test_contradicting_variables_are_refused(name: str, changed: Mapping[str, str], expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        seen(name, {**env.ALONE[name], **changed})
+        detect_by(name, {**env.ALONE[name], **changed})
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_contradicting_variables_are_refused(name: str, changed: Mapping[str, st
 )
 def test_hints_of_refusals(name: str, changed: Mapping[str, str], typed: str) -> None:
     with pytest.raises(UsageError) as raised:
-        seen(name, {**env.ALONE[name], **changed})
+        detect_by(name, {**env.ALONE[name], **changed})
     assert typed in str(raised.value.hint)
 
 
@@ -419,7 +419,7 @@ def test_hints_of_refusals(name: str, changed: Mapping[str, str], typed: str) ->
     ],
 )
 def test_each_job_has_a_port_of_its_own(name: str, changed: Mapping[str, str]) -> None:
-    one, other = seen(name, env.ALONE[name]), seen(name, {**env.ALONE[name], **changed})
+    one, other = detect_by(name, env.ALONE[name]), detect_by(name, {**env.ALONE[name], **changed})
     assert one
     assert other
     assert other.port
@@ -483,31 +483,31 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
     monkeypatch.setattr(node_platforms, "RENDEZVOUS", str(hosts))
     environ = env.ALONE["determined"]
     if text is None:  # another task
-        assert seen("determined", environ) is None
+        assert detect_by("determined", environ) is None
         return
     hosts.write_text(text)
     if "10.0.0.4" in text:
-        cluster_env = env.require_detected(seen("determined", environ))
+        cluster_env = env.require_detected(detect_by("determined", environ))
         found = (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id)
         assert found == (2, 1, "10.0.0.4", "1.6f1c1a3e.1")
     else:
         expected = r"does not say which container this is|container_rank=1 and container_addrs=1"
         with pytest.raises(UsageError, match=expected):
-            seen("determined", environ)
+            detect_by("determined", environ)
 
 
 def test_hosts_of_google_are_numbered_by_their_place_in_the_file(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"other-0.c.project.internal\n{own}\n")
     cluster_env = env.require_detected(
-        seen("gcpbatch", {**env.GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)})
+        detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)})
     )
     assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (2, 1, "other-0.c.project.internal")
     hosts.write_text("a\nb\n")
     with pytest.raises(UsageError, match=f"does not have this machine, {own}"):
-        seen("gcpbatch", {**env.GCP_BATCH, "BATCH_HOSTS_FILE": str(hosts)})
+        detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_HOSTS_FILE": str(hosts)})
     with pytest.raises(UsageError, match=r"BATCH_TASK_COUNT=3 and BATCH_HOSTS_FILE=\S+ \(hosts: 2\) contradict"):
-        seen("gcpbatch", {**env.GCP_BATCH, "BATCH_TASK_COUNT": "3", "BATCH_HOSTS_FILE": str(hosts)})
+        detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_TASK_COUNT": "3", "BATCH_HOSTS_FILE": str(hosts)})
 
 
 HOSTFILES = {
@@ -564,7 +564,7 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     def found(rank: int, size: int, local_rank: int, **others: str) -> ClusterEnv:
         numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank}
         task = {f"JSM_NAMESPACE_{name}": str(value) for name, value in numbers.items()}
-        cluster_env = env.require_detected(seen("lsf", {**job, **task, **others}))
+        cluster_env = env.require_detected(detect_by("lsf", {**job, **task, **others}))
         return cluster_env
 
     several = found(4, 6, 1)
@@ -580,11 +580,11 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     assert found(4, 6, 1, LSB_DJOB_RANKFILE="/proc/nowhere").address is None
     with pytest.raises(UsageError, match="JSM_NAMESPACE_RANK=x is not a number"):
         found(4, 6, 1, JSM_NAMESPACE_RANK="x")
-    script = env.require_detected(seen("lsf", job))
+    script = env.require_detected(detect_by("lsf", job))
     assert (script.nnodes, script.node_rank, script.rank_assignment) == (1, 0, None)
     assert "one of its 2 hosts; to use all: jsrun" in script.notes[0]
     del job["CSM_ALLOCATION_ID"]  # then the first line is a host like the rest
-    script = env.require_detected(seen("lsf", job))
+    script = env.require_detected(detect_by("lsf", job))
     assert "one of its 3 hosts" in script.notes[0]
 
 
@@ -593,25 +593,25 @@ def test_a_task_of_blaunch_is_a_node(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"h1\nh1\n{own}\n{own}\n")
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "LSF_PM_TASKID": "3"}
-    cluster_env = env.require_detected(seen("lsf", job))
+    cluster_env = env.require_detected(detect_by("lsf", job))
     assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id) == (2, 1, "h1", "4711")
     assert cluster_env.port
     hosts.write_text("h1\nh2\n")
-    elsewhere = env.require_detected(seen("lsf", job))
+    elsewhere = env.require_detected(detect_by("lsf", job))
     assert elsewhere.is_batch_script
 
 
 def test_a_task_of_pbsdsh_is_a_node(hosts: Path) -> None:
     hosts.write_text("n1.example.org\nn1.example.org\nn2.example.org\nn2.example.org\n")
     job = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(hosts), "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}
-    script = env.require_detected(seen("pbs", job))
+    script = env.require_detected(detect_by("pbs", job))
     assert (script.nnodes, script.node_rank, script.address, script.is_batch_script) == (1, 0, None, True)
     for node, task in ("0", "2"), ("1", "1"):
-        cluster_env = env.require_detected(seen("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
+        cluster_env = env.require_detected(detect_by("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
         assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (2, int(node), "n1.example.org")
         assert cluster_env.port
     with pytest.raises(UsageError, match="PBS_NODENUM=2 and hosts in PBS_NODEFILE=2 contradict"):
-        seen("pbs", {**job, "PBS_NODENUM": "2"})
+        detect_by("pbs", {**job, "PBS_NODENUM": "2"})
 
 
 def test_a_host_file_that_is_not_a_regular_file(tmp_path: Path, hosts: Path) -> None:
@@ -625,11 +625,11 @@ def test_a_host_file_that_is_not_a_regular_file(tmp_path: Path, hosts: Path) -> 
         (hosts, "more than 16777216 bytes"),
     ):
         with pytest.raises(UsageError, match=f"{odd} cannot be read as a host file: {why}"):
-            seen("pbs", {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(odd)})
+            detect_by("pbs", {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(odd)})
 
 
 def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> None:
-    main, node = seen("awsbatch", env.AWS_BATCH_MAIN), seen("awsbatch", env.AWS_BATCH)
+    main, node = detect_by("awsbatch", env.AWS_BATCH_MAIN), detect_by("awsbatch", env.AWS_BATCH)
     assert main
     assert node
     assert main.node_rank == 0
