@@ -73,7 +73,7 @@ def test_a_timer_that_is_put_off_does_not_wake_the_loop():
 
 
 def test_timers_that_are_cancelled_take_no_room():
-    """A door that is much asked sets some for each request, and cancels them seconds before their time."""
+    """A busy control socket sets timers for each request, and cancels them seconds before they are due."""
     loop, rung = EventLoop(), []
     callback = rung.append
     loop.call_later(3600, lambda: None)

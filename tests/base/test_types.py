@@ -19,7 +19,7 @@ from msgspec import Struct
 import ddplaunch
 from ddplaunch.base.errors import MAX_TAIL_LINES, MAX_TEXT_CHARS, escape_control_chars, sanitize_line, sanitize_text
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.types import MAX_COUNT, TailLines, as_dict, convert, decode, encode
+from ddplaunch.base.types import MAX_COUNT, TaggedMessage, TailLines, as_dict, convert, decode, encode
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.core import messages
 from ddplaunch.core.control_socket.server import all_requests
@@ -28,7 +28,7 @@ from ddplaunch.core.failures import FailureReport
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import check_payload
-from ddplaunch.features.doctor.messages import Exit, NodeAnswer, Question
+from ddplaunch.features.doctor import messages as doctor_messages
 from ddplaunch.features.runs.run_record import RunRecord
 from tests.core.job.test_machine import Job
 
@@ -45,7 +45,7 @@ RPC_KINDS = [module.KIND for module in load_features().modules("rpc_kinds")]
 CONTROL_SOCKET = list(dict.fromkeys(each for kind in all_requests() for each in (kind, *kind.answers)))
 """Requests of the control socket, and their replies."""
 
-DOCTOR = [Exit, *typing.get_args(Question), *typing.get_args(NodeAnswer)]
+DOCTOR = [kind for kind in TaggedMessage.__subclasses__() if kind.__module__.startswith(doctor_messages.__package__)]
 
 HISTORY = [RunRecord, *EVENT_TYPES.values()]
 """All that is read of a run that is over."""

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from tests.benchmarks import experiments
-from tests.benchmarks.runner import OURS, QUICK, Experiment, Size, table
+from tests.benchmarks.harness import OURS, QUICK, Experiment, Size, table
 
 
 def main() -> int:

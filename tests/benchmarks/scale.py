@@ -6,29 +6,49 @@ simulates the others; this goes further, and leaves node 0 a processor of its ow
 exit code is 1 where something did not end as it should.
 """
 
+from __future__ import annotations
+
 import argparse
 import math
 import os
 import platform
+import re
 import resource
+import select
 import signal
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
-from tests.benchmarks import kernel
-from tests.benchmarks.launchers import DEADLINE, Launchers
-from tests.benchmarks.measure import Failed
-from tests.benchmarks.players import Players
-from tests.benchmarks.runner import Values, number
+from tests.benchmarks.harness import (
+    Failed,
+    Values,
+    adopt_orphans,
+    cpu_ms,
+    descendants,
+    environment,
+    format_number,
+    kill_descendants,
+)
+from tests.benchmarks.simulated_nodes import SimulatedNodes
+from tests.conftest import free_port
+
+TIMEOUT_S = 180.0
+"""After which a job counts as hung."""
 
 KILLED, INTERRUPTED = 128 + signal.SIGKILL, 128 + signal.SIGINT
+
+RANK = 'echo "$RANK $$" >"$BENCH_REPORT"; exec sleep 1000'
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.scale", description=(__doc__ or "").partition(": ")[2].splitlines()[0]
+        prog="python -m tests.benchmarks.scale", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--nodes", type=_numbers, default=[4, 16, 64], metavar="N,N", help="real launchers")
     parser.add_argument(
@@ -63,6 +83,145 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",") if number]
 
 
+class Launchers:
+    """The launchers of one job, each with one rank that reports its start; a context manager, which ends them all.
+
+    Attributes:
+        ranks: the process of each rank that has reported its start, and when it did.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes, self.port = nodes, free_port()
+        self.ranks: dict[int, tuple[int, float]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._cleanup = ExitStack()
+        self._folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
+        os.mkfifo(self._folder / "report")
+        self._report = os.open(self._folder / "report", os.O_RDWR)  # as a writer too, so that it never ends
+        self._cleanup.callback(os.close, self._report)
+        self._cleanup.callback(kill_descendants)
+        adopt_orphans()
+
+    def __enter__(self) -> Launchers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._cleanup.close()
+        for process in self._processes.values():
+            process.wait()  # some were collected as orphans
+
+    @property
+    def control_port(self) -> int:
+        return self.port + 1
+
+    @property
+    def node_zero(self) -> int:
+        """The pid of node 0's launcher."""
+        return self._processes[0].pid
+
+    def start(self, node_rank: int) -> None:
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(self.port)]
+        which = ["--nnodes", str(self.nodes), "--node-rank", str(node_rank), "--nproc", "1"]
+        folder = str(self._folder)
+        with open(self._folder / f"{node_rank}.stderr", "wb") as stderr:
+            self._processes[node_rank] = subprocess.Popen(
+                [sys.executable, "-m", "ddplaunch", "run", *which, *where, "--no-python", "/bin/sh", "-c", RANK],
+                env={**environment(), "HOME": folder, "TMPDIR": folder, "BENCH_REPORT": f"{folder}/report"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+
+    def read_stderr(self, node_rank: int = 0) -> str:
+        """What a launcher has written to stderr so far."""
+        return (self._folder / f"{node_rank}.stderr").read_text(errors="replace")
+
+    def until(self, condition: Callable[[], bool], what: str, pause: float = 0.005) -> float:
+        """Wait for a condition; return when it was true.
+
+        Raises:
+            Failed: it did not come.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise Failed(f"{what}: not in {TIMEOUT_S:.0f} s; stderr of node 0: {self.read_stderr()[-300:]!r}")
+            time.sleep(pause)
+        return time.monotonic()
+
+    def until_ranks_run(self, count: int) -> None:
+        """Wait until ``count`` ranks have reported their start."""
+
+        def reported() -> bool:
+            if select.select([self._report], [], [], 0.02)[0]:
+                now = time.monotonic()
+                for line in os.read(self._report, 1 << 16).decode().splitlines():
+                    rank, pid = map(int, line.split())
+                    self.ranks[rank] = pid, now
+            return len(self.ranks) >= count
+
+        self.until(reported, "ranks run", pause=0)
+
+    def join(self) -> float:
+        """Start all, node 0 last; return the seconds from the moment when it listens until its rank runs."""
+        others = range(1, self.nodes)
+        for node_rank in others:
+            self.start(node_rank)
+        self.until(lambda: all(map(self.read_stderr, others)), "all wait for node 0", pause=0.1)
+        self.start(0)
+        listening = self.until(lambda: listens(self.control_port), "node 0 listens")
+        self.until_ranks_run(self.nodes)
+        return self.ranks[0][1] - listening
+
+    def finish(self, expected: int) -> float:
+        """Wait until every launcher has exited; return when the last did.
+
+        Raises:
+            Failed: one did not, or not with this code, or left a process behind.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
+        for rank, process in self._processes.items():
+            fd = os.pidfd_open(process.pid)
+            ended, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            os.close(fd)
+            if not ended:
+                raise Failed(f"node {rank} had not exited after {TIMEOUT_S:.0f} s")
+        last = time.monotonic()
+        codes = {process.wait() for process in self._processes.values()}
+        if codes != {expected}:
+            raise Failed(f"exit codes {sorted(codes)} instead of {expected}; node 0: {self.read_stderr()[-300:]!r}")
+        if left := descendants():
+            raise Failed(f"left behind: {', '.join(map(str, left))}")
+        return last
+
+    def at_rest(self, seconds: float, wait: Callable[[float], object]) -> Values:
+        """What node 0 does while nothing happens."""
+        wait(1.0)
+        before, cpu, began = traffic(self.control_port), cpu_ms(self.node_zero), time.monotonic()
+        wait(seconds)
+        took = time.monotonic() - began
+        return {
+            "at rest: node 0's CPU, ms/s": (cpu_ms(self.node_zero) - cpu) / took,
+            "at rest: bytes/s, both ways": (sum(traffic(self.control_port)) - sum(before)) / took,
+        }
+
+
+def listens(port: int) -> bool:
+    """Whether a process listens on a TCP port of this machine."""
+    tables = [path.read_text() for path in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()]
+    return any(re.search(rf":{port:04X} 0+:0000 0A ", each) for each in tables)
+
+
+def traffic(port: int) -> tuple[int, int]:
+    """Bytes sent and received on all open connections that ``port`` of this machine has accepted; asks ss."""
+    command = ["ss", "-tinH", "state", "established", "sport", "=", f":{port}"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    sent, received = (
+        sum(map(int, re.findall(rf"\b{name}:(\d+)", output))) for name in ("bytes_sent", "bytes_received")
+    )
+    return sent, received
+
+
 def measure_real(nodes: int, rest: float) -> Values:
     """Two jobs: one whose last rank is killed, one that is interrupted on node 0.
 
@@ -70,46 +229,16 @@ def measure_real(nodes: int, rest: float) -> Values:
         Failed: one did not run, or did not end as it should.
     """
     with Launchers(nodes) as job:
-        values = {"s until all have joined": _join(job), **_at_rest(job, rest, time.sleep)}
+        values = {"s until all have joined": job.join(), **job.at_rest(rest, time.sleep)}
         began = time.monotonic()
-        job.kill_rank(nodes - 1)
-        values["s from kill -9 of a rank to the last exit"] = _ended(job, KILLED) - began
+        os.kill(job.ranks[nodes - 1][0], signal.SIGKILL)
+        values["s from kill -9 of a rank to the last exit"] = job.finish(KILLED) - began
     with Launchers(nodes) as job:
-        _join(job)
+        job.join()
         began = time.monotonic()
-        job.interrupt()
-        values["s from Ctrl-C on node 0 to the last exit"] = _ended(job, INTERRUPTED) - began
+        os.kill(job.node_zero, signal.SIGINT)
+        values["s from Ctrl-C on node 0 to the last exit"] = job.finish(INTERRUPTED) - began
     return values
-
-
-def _join(job: Launchers) -> float:
-    """Seconds from the moment when node 0 listens until all have joined."""
-    for node_rank in range(1, job.nodes):
-        job.start(node_rank)
-    job.until(job.all_seek, "all wait for node 0", pause=0.1)
-    job.start(0)
-    listening = job.until(lambda: kernel.listens(job.control_port), "node 0 listens")
-    job.until(lambda: job.all_run(job.nodes), "all ranks run", pause=0)
-    return job.ranks[0][1] - listening
-
-
-def _ended(job: Launchers, expected: int) -> float:
-    last, codes = job.finish()
-    if codes != {expected}:
-        raise Failed(f"exit codes {sorted(codes)} instead of {expected}; node 0 says {job.read_stderr(0)[-300:]!r}")
-    return last
-
-
-def _at_rest(job: Launchers, seconds: float, wait: Callable[[float], object]) -> Values:
-    """What node 0 does while nothing happens."""
-    wait(1.0)
-    before, cpu, began = kernel.traffic(job.control_port), kernel.processor_ms(job.pid(0)), time.monotonic()
-    wait(seconds)
-    took = time.monotonic() - began
-    return {
-        "at rest: node 0's CPU, ms/s": (kernel.processor_ms(job.pid(0)) - cpu) / took,
-        "at rest: bytes/s, both ways": (sum(kernel.traffic(job.control_port)) - sum(before)) / took,
-    }
 
 
 def measure_simulated(nodes: int, rest: float) -> Values:
@@ -118,33 +247,34 @@ def measure_simulated(nodes: int, rest: float) -> Values:
     Raises:
         Failed: not all joined, or not all received the end.
     """
-    with Launchers(nodes) as job, closing(Players(nodes)) as players:
+    with Launchers(nodes) as job, closing(SimulatedNodes(nodes)) as others:
 
-        def play_until(what: str, message: str) -> float:
-            if not players.until(lambda: players.received[message] >= nodes - 1, DEADLINE):
-                raise Failed(f"{what}: not in {DEADLINE:.0f} s, received: {dict(players.received)}")
+        def run_until_received(message: str) -> float:
+            if not others.run_until(lambda: others.received[message] >= nodes - 1, TIMEOUT_S):
+                raise Failed(f"{message}: not in {TIMEOUT_S:.0f} s, received: {dict(others.received)}")
             return time.monotonic()
 
         job.start(0)
-        job.until(lambda: bool(job.read_stderr(0)), "node 0 waits")
+        job.until(lambda: bool(job.read_stderr()), "node 0 waits")
         time.sleep(0.5)  # the process that will start its rank begins too
-        cpu, began = kernel.processor_ms(job.pid(0)), time.monotonic()
-        players.call(job.control_port)
-        values = {"s to all joined": play_until("all have joined", "JoinAccepted") - began}
-        play_until("all were started", "StartAttempt")
-        job.until(lambda: job.all_run(1), "node 0's rank runs", pause=0)
+        cpu, began = cpu_ms(job.node_zero), time.monotonic()
+        others.call(job.control_port)
+        values = {"s to all joined": run_until_received("JoinAccepted") - began}
+        run_until_received("StartAttempt")
+        job.until_ranks_run(1)
+        status = Path(f"/proc/{job.node_zero}/status").read_text()
         values |= {
-            "node 0's CPU for joining, ms": kernel.processor_ms(job.pid(0)) - cpu,
-            "MB sent by node 0 until then": kernel.traffic(job.control_port)[0] / 1e6,
-            "node 0's peak memory, MB": kernel.peak_memory(job.pid(0)),
-            "connections that node 0 dropped": float(players.received["dropped"]),
-            **_at_rest(job, rest, lambda s: players.until(lambda: False, s)),
+            "node 0's CPU for joining, ms": cpu_ms(job.node_zero) - cpu,
+            "MB sent by node 0 until then": traffic(job.control_port)[0] / 1e6,
+            "node 0's peak memory, MB": int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) * 1024 / 1e6,
+            "connections that node 0 dropped": float(others.received["dropped"]),
+            **job.at_rest(rest, lambda seconds: others.run_until(lambda: False, seconds)),
         }
         began = time.monotonic()
-        players.all[-1].fail()
-        values["s from a rank's death to the end sent to all"] = play_until("the end was sent", "EndJob") - began
-        players.close()
-        _ended(job, KILLED)
+        others.nodes[-1].fail()
+        values["s from a rank's death to the end sent to all"] = run_until_received("EndJob") - began
+        others.close()
+        job.finish(KILLED)
     return values
 
 
@@ -159,7 +289,7 @@ def table(measured: dict[int, Values]) -> str:
         points = [(nodes, measured[nodes][name]) for nodes in sizes]
         power = exponent(points)
         grows = "–" if power is None else f"N^{power:.1f}"
-        lines.append(f"| {name} | {' | '.join(number(value) for _, value in points)} | {grows} |")
+        lines.append(f"| {name} | {' | '.join(format_number(value) for _, value in points)} | {grows} |")
     return "\n".join(lines)
 
 
@@ -167,10 +297,8 @@ def exponent(points: Sequence[tuple[float, float]]) -> float | None:
     """The power of x with which y grows, by least squares; None where there are too few points, or zeros."""
     if len(points) < 2 or any(y <= 0 for _, y in points):
         return None
-    logs = [(math.log(x), math.log(y)) for x, y in points]
-    x_mean, y_mean = (sum(each) / len(logs) for each in zip(*logs, strict=True))
-    spread = sum((x - x_mean) ** 2 for x, _ in logs)
-    return sum((x - x_mean) * (y - y_mean) for x, y in logs) / spread if spread else None
+    slope, _ = statistics.linear_regression(*zip(*((math.log(x), math.log(y)) for x, y in points), strict=True))
+    return slope
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ def test_more_tasks_than_nodes_are_refused(planned, run_in_fork, tmp_path, how):
         "  or --cluster none, if the step runs several jobs",
     ]
     other = run_in_fork(*words, env=SLURM_TASKS)
-    assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), "srun shows them all: it is said once"
+    assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), (
+        "srun shows the output of all tasks: it is printed once"
+    )
     assert planned(SLURM_TASKS, "--nnodes=1")["nnodes"] == 1, "a job each"
     assert planned(SLURM_TASKS, "--nnodes=2", "--spares=2", "--node-rank=1", "--master-addr=n2")["node_rank"] == 1
     assert planned(SLURM_TASKS, "--cluster=none", "--nnodes=2", "--node-rank=1")["node_rank"] == 1
@@ -105,7 +107,7 @@ def test_variables_override_the_cluster(planned):
 def test_a_task_with_a_rank_starts_one_rank(planned):
     plan = planned(SLURM_TASKS)
     (rank,) = plan["ranks"]
-    assert (plan["nnodes"], plan["node_rank"], rank["local_rank"]) == (2, 1, 1), "as people count, not a node each"
+    assert (plan["nnodes"], plan["node_rank"], rank["local_rank"]) == (2, 1, 1), "as users count, not a node each"
     environ = {name: rank["env"].get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     assert environ == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     assert (rank["env"]["GROUP_RANK"], rank["env"]["GROUP_WORLD_SIZE"]) == ("1", "2")
@@ -143,7 +145,9 @@ def test_more_processes_in_each_of_many_are_refused(run_in_fork, tmp_path):
         "  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 ddplaunch run --nproc 4 …",
     ]
     other = run_in_fork("run", "--nproc", "4", "train.py", env=SLURM_TASKS)
-    assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), "srun shows them all: it is said once"
+    assert (other.returncode, other.stdout, other.stderr) == (2, "", ""), (
+        "srun shows the output of all tasks: it is printed once"
+    )
 
 
 def test_exports_of_a_run_without_a_launcher_do_not_count(planned, run_in_fork, tmp_path):

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tests.faults.matrix import ROWS
-from tests.faults.result import HEAD
+from tests.faults.rows import HEAD
 from tests.faults.trial import Trial
 from tests.virtual_hosts.network import Network, unsupported
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from operator import methodcaller
 
-from tests.faults.launcher import PORT
 from tests.faults.rows import Action
+from tests.faults.trial import PORT, Trial
 from tests.virtual_hosts.host import Host
 
-if TYPE_CHECKING:
-    from tests.faults.trial import Trial
-
-TAKEN = """if True:
+LISTEN = """if True:
     import socket, sys, time
     sock = socket.create_server(("", int(sys.argv[1])))
     print("ready", flush=True)
     time.sleep(1000)
 """
+
+mark: Action = methodcaller("mark")
+"""The fault is now, and not when it began."""
+
+wait_for_ranks: Action = methodcaller("wait_for_ranks")
 
 
 def in_turn(*actions: Action) -> Action:
@@ -35,30 +37,21 @@ def ours(*actions: Action) -> Action:
     return lambda trial: in_turn(*actions)(trial) if trial.launcher == "ddplaunch" else None
 
 
-def mark(trial: Trial) -> None:
-    """The fault is now, and not when it began."""
-    trial.mark()
-
-
 def wait(seconds: float) -> Action:
-    return lambda trial: trial.wait_seconds(seconds)
+    return methodcaller("wait_seconds", seconds)
 
 
 def wait_for_output(number: int, text: str) -> Action:
-    return lambda trial: trial.wait_for_output(number, text)
-
-
-def wait_for_ranks(trial: Trial) -> None:
-    trial.wait_for_ranks()
+    return methodcaller("wait_for_output", number, text)
 
 
 def wait_for_end(number: int) -> Action:
-    return lambda trial: trial.wait_for_end(number)
+    return methodcaller("wait_for_end", number)
 
 
-def begin(node: int, **options: Any) -> Action:
+def begin(node: int, **options: object) -> Action:
     """Start the launcher of a node."""
-    return lambda trial: trial.begin(node, **options)
+    return methodcaller("begin", node, **options)
 
 
 def signal_launcher(node: int, number: int) -> Action:
@@ -70,10 +63,10 @@ def signal_rank(number: int) -> Action:
 
 
 def order_rank(what: str, rank: int = 3) -> Action:
-    return lambda trial: trial.order(rank, what)
+    return methodcaller("order", rank, what)
 
 
-def on_host(node: int, what: Callable[[Host], None]) -> Action:
+def on_host(node: int, what: Callable[[Host], object]) -> Action:
     return lambda trial: what(trial.hosts[node])
 
 
@@ -101,7 +94,7 @@ def take_port(port: int) -> Action:
     """Another process on node 0 listens there."""
 
     def take(trial: Trial) -> None:
-        holder = trial.hosts[0].start([sys.executable, "-IS", "-c", TAKEN, str(port)], stdout=-1)
+        holder = trial.hosts[0].start([sys.executable, "-IS", "-c", LISTEN, str(port)], stdout=-1)
         assert holder.stdout is not None
         with holder.stdout as pipe:
             pipe.readline()
@@ -114,7 +107,8 @@ def joining(trial: Trial) -> None:
     for number in (0, 1):
         trial.begin(number, nnodes=3)
     if trial.launcher == "torchrun":
-        return trial.until(lambda: trial.runs[1].connected(PORT), "a connection")
+        wanted = ("state", "established", f"( sport = :{PORT} or dport = :{PORT} )")
+        return trial.until(lambda: trial.hosts[1].run("ss", "-tnH", *wanted), "a connection")
     for number in (0, 1):
         trial.wait_for_output(number, "2/3 nodes joined")
 

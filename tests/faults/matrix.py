@@ -24,8 +24,8 @@ from tests.faults.actions import (
     wait_for_output,
     wait_for_ranks,
 )
-from tests.faults.launcher import PORT
 from tests.faults.rows import DEAD, HEARTBEAT, LOST, SILENCE, SOCKET, WELL, Action, Expect, Row, both, lost
+from tests.faults.trial import PORT
 from tests.virtual_hosts.host import Host
 
 GRACE = 2.0

@@ -19,5 +19,5 @@ MATRIX = [
 def test_row(row, restarts, network, tmp_path):
     result = Trial(row, restarts, "ddplaunch", network(2), tmp_path).play()  # type: ignore[arg-type]
     print(result.line())
-    output = "\n".join(f"launcher {number} said:\n{seen.stderr}" for number, seen in enumerate(result.seen))
+    output = "\n".join(f"stderr of launcher {number}:\n{seen.stderr}" for number, seen in enumerate(result.seen))
     assert result.complaints(scaled_timeout(ALLOWANCE)) == [], output

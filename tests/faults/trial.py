@@ -1,16 +1,94 @@
 """Runs one row of the matrix under one launcher, and counts what is left afterwards."""
 
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.faults.launcher import PORT, PROGRAM, Run, command_line, words
-from tests.faults.result import END_TIMEOUT_S, Result, Seen
-from tests.faults.rows import Row
+import psutil
+
+from tests.conftest import BackgroundCommand, clean_environment
+from tests.faults.rows import END_TIMEOUT_S, HEARTBEAT, Result, Row, Seen
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
+from tests.virtual_hosts.host import Host
 from tests.virtual_hosts.network import Network
+
+PORT = 29500
+PROGRAM = Path(__file__).with_name("program.py")
+
+_MARGIN = ("--heartbeat-timeout", "--grace", "--join-timeout", "--log-dir", "--preload")
+"""Options that torchrun has no counterpart of."""
+
+
+def words(
+    launcher: str, node: int, nnodes: int, address: str, port: int, restarts: int, more: Sequence[str]
+) -> list[str]:
+    """The command line of one node; ``more`` are options of ddplaunch, each with its value."""
+    common = ["--nnodes", str(nnodes), "--node-rank", str(node), "--master-addr", address, "--master-port", str(port)]
+    common += ["--max-restarts", str(restarts)]
+    if launcher == "torchrun":
+        kept = [
+            word
+            for flag, value in zip(more[::2], more[1::2], strict=True)
+            if flag not in _MARGIN
+            for word in (flag, value)
+        ]
+        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *common, *kept]
+    beat = ["--heartbeat-timeout", f"{HEARTBEAT:g}"]
+    return [sys.executable, "-m", "ddplaunch", "run", "--nproc", "2", *common, *beat, *more]
+
+
+class Run(BackgroundCommand):
+    """One launcher on a host, its output in files, its temporary files in a folder of the host's own."""
+
+    def __init__(self, host: Host, command: Sequence[str], folder: Path, name: str) -> None:
+        self.host = host
+        self.out, self.err, self.tmp = (folder / f"{name}.{kind}" for kind in ("out", "err", "tmp"))
+        self.tmp.mkdir()
+        environment = clean_environment(
+            {"TMPDIR": str(self.tmp), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        )
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = host.start(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        self.fault_at: float | None = None
+        self.verdict_at: float | None = None
+
+    @property
+    def code(self) -> int | None:
+        return self.process.returncode
+
+    def under_way(self) -> list[tuple[int, int, int]]:
+        """Rank, attempt and pid on its host of each rank that has reported its start."""
+        found = re.findall(r"under way: rank (\d+), attempt (\d+), pid (\d+)", self.stdout())
+        return [(int(rank), int(attempt), int(pid)) for rank, attempt, pid in found]
+
+    def steps(self) -> int:
+        """Return how many steps rank 0 has printed."""
+        return self.stdout().count("step ")
+
+    def pid_outside(self, inside: int) -> int:
+        """The pid, seen from here, of what is ``inside`` on the host."""
+        for pid in self.host.processes():
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+            except OSError:
+                continue  # it ended
+            if re.search(rf"(?m)^NSpid:.*\t{inside}$", status):
+                return pid
+        raise ProcessLookupError(f"no pid {inside} on {self.host.name}")
+
 
 LEFTOVERS_TIMEOUT_S = 1.0
 """Seconds that the kernel and an init have to bury what a launcher has killed."""
@@ -167,10 +245,18 @@ class Trial:
             time.sleep(0.01)
         ended = run.host.alive and run.process.poll() is not None
         files = [path.name for path in run.tmp.iterdir()] if ended else []
-        return Seen(run.process.poll(), seconds, run.stderr(), [command_line(pid) for pid in pids], files)
+        return Seen(run.process.poll(), seconds, run.stderr(), [*map(command_line, pids)], files)
 
     def _left(self, run: Run) -> list[int]:
         """What runs on its host beside other launchers and what the row itself has started there."""
         others = {each.process.pid for each in self.runs if each.process.poll() is None}
         started = {process.pid for process in run.host._started}
         return [pid for pid in run.host.processes() if pid not in started or pid in others]
+
+
+def command_line(pid: int) -> str:
+    """The command line of a process, for messages."""
+    try:
+        return " ".join(map(os.path.basename, psutil.Process(pid).cmdline()))[:60]
+    except psutil.NoSuchProcess:
+        return "?"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.benchmarks import contenders
+from tests.benchmarks.harness import PROGRAMS as BENCHMARKS
 from tests.conftest import read_events
 from tests.frameworks.launchers import PROGRAMS, TIMEOUT_S, reports, requires
 
@@ -15,7 +15,7 @@ def test_trl_with_peft_and_datasets(launchers):
 
     Each rank keeps its rows in a file of its own: where both had the same random name, one got the other's.
     """
-    log, program = launchers.folder / "log", contenders.PROGRAMS / "trl_sft.py"
+    log, program = launchers.folder / "log", BENCHMARKS / "trl_sft.py"
     ours = reports(launchers.ddplaunch("--log-dir", log, program))
     assert ours == reports(launchers.python(PROGRAMS / "start_by_loop.py", "2", program))
     (ready,) = read_events(log, "ready")

@@ -61,7 +61,7 @@ SUBMIT = ("submit", "--scheduler", "sge", "--nodes", "2", "--nproc", "2", *LIGHT
 FOLLOW = (SUBMIT[0], "--follow", *SUBMIT[1:], "spread")
 
 
-def begun(at: Login, job: object, text: str = "] rank") -> Path:
+def wait_for_ranks(at: Login, job: object, text: str = "] rank") -> Path:
     """Wait until all ranks of a job have written a text; return its log."""
     log = at.cluster.folder / f"sge-{job}.out"
     at.cluster.wait_until(lambda: log.exists() and log.read_text().count(text) == 4, f"four of {text!r}")
@@ -90,7 +90,7 @@ def test_a_deleted_job_is_stopped_on_all_nodes(at, tmp_path):
     write_program(tmp_path, "train.py", PROGRAM)
     following = at.start(*FOLLOW, "train.py", "wait")
     number = number_of(following)
-    begun(at, number)
+    wait_for_ranks(at, number)
     at.cluster.run("qdel", str(number))
     _, err = following.communicate(timeout=scaled_timeout(60))
     assert following.returncode == 137, err
@@ -121,7 +121,7 @@ def test_a_job_that_is_notified_saves(at, tmp_path):
     write_program(tmp_path, "train.py", NOTIFIED)
     following = at.start(*FOLLOW, "--qsub-arg=-notify", "train.py")
     number = number_of(following)
-    log = begun(at, number, "ready")
+    log = wait_for_ranks(at, number, "ready")
     at.cluster.run("qmod", "-sj", str(number))
     at.cluster.wait_until(lambda: log.read_text().count("got 10") == 4, "the notice of a suspension")
     at.cluster.run("qmod", "-usj", str(number))
@@ -145,7 +145,7 @@ def test_jobs_are_listed_in_another_shell(at, tmp_path):
     _, out, err = at.type(*SUBMIT, "spread", "train.py", "go", "fail")
     number = re.findall(r"^job (\d+):", out)[0]
     assert out.splitlines()[-2:] == [f"follow: ddplaunch attach {number}", f"cancel: ddplaunch stop {number}"], err
-    log = begun(at, number)
+    log = wait_for_ranks(at, number)
     assert at.type(*SUBMIT, "spread", "--qsub-arg=-h", "--job-name", "held", "train.py", "go", "fail")[0] == 0
     assert states() == [HELD, "running"]
     assert at.type("logs", number)[1] == log.read_text()
@@ -177,7 +177,7 @@ def test_an_array_whose_nodes_are_asked(at, tmp_path):
     assert code == 0, err
     number = re.findall(r"^job (\d+):", out)[0]
     assert f"follow: ddplaunch attach {number}_INDEX" in out
-    begun(at, f"{number}.3")
+    wait_for_ranks(at, f"{number}.3")
     code, out, err = at.type("stacks", f"{number}_3")
     assert code == 0, err
     assert "train.py" in out
@@ -215,7 +215,7 @@ def test_a_spare_takes_the_place_of_a_node_that_lost_power(at, tmp_path):
     words = ("--spares", "1", "--heartbeat-timeout", "4", "--join-timeout", "60", "train.py", "go")
     following = at.start(*FOLLOW, *words)
     number = number_of(following)
-    log = begun(at, number)
+    log = wait_for_ranks(at, number)
     lost = re.findall(r"\[2\] rank 2 of 4 on (n\d)", log.read_text())[0]
     next(host for host in at.cluster.nodes if host.name == lost).power_off()
     at.cluster.wait_until(lambda: log.read_text().count("] rank") == 8, "all ranks again")

@@ -1,10 +1,11 @@
-"""The result of a probe, and what follows from it alone."""
+"""What one interpreter of an audit has reported, and what follows from it alone."""
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from tests.preload_audit.state import ALIAS
 
@@ -23,17 +24,10 @@ class Dump:
     opaque: Mapping[Place, tuple[str, ...]]
     generators: Mapping[Place, tuple[str, ...]]
 
-    @classmethod
-    def of(cls, found: dict[str, Any]) -> Dump:
-        opaque, generators = (
-            {(module, name): tuple(kinds) for module, name, kinds in found[each]} for each in ("opaque", "generators")
-        )
-        return cls(found["modules"], found["shared"], opaque, generators)
-
 
 @dataclass(frozen=True)
 class Account:
-    edges: Mapping[str, frozenset[str]]
+    edges: Mapping[str, tuple[str, ...]]
     failed: Mapping[str, str]
     found: tuple[tuple[Stack, str], ...]
     read: Stacks
@@ -45,20 +39,10 @@ class Account:
     dumps: tuple[Dump, ...]
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> Account:
-        """Read a probe's answer; KeyError or TypeError if it is none."""
-        return cls(
-            edges={name: frozenset(names) for name, names in found["edges"].items()},
-            failed=found["failed"],
-            found=tuple((tuple(stack), what) for stack, what in found["found"]),
-            read=_stacks(found["read"]),
-            changed=_stacks(found["changed"]),
-            tried=_stacks(found["tried"]),
-            sought=_stacks(found["sought"]),
-            files=found["files"],
-            logged=tuple(found["logged"]),
-            dumps=tuple(map(Dump.of, found["dumps"])),
-        )
+    def read_file(cls, path: Path) -> Account:
+        """Read a probe's answer; OSError, ValueError or TypeError if there is none."""
+        found = marshal.loads(path.read_bytes())
+        return cls(**{**found, "dumps": tuple(Dump(**each) for each in found["dumps"])})
 
     def closure(self, roots: Iterable[str], without: frozenset[str] = frozenset()) -> frozenset[str]:
         """All that these modules import, themselves among it, as far as it is there at the end."""
@@ -71,10 +55,6 @@ class Account:
             todo += self.edges.get(name, ())
             todo.append(name.rpartition(".")[0])
         return frozenset(found)
-
-
-def _stacks(found: Mapping[str, Iterable[Iterable[str]]]) -> Stacks:
-    return {name: tuple(map(tuple, stacks)) for name, stacks in found.items()}
 
 
 def differences(one: Dump, other: Dump, *, only_common: bool = False) -> Iterator[Place]:

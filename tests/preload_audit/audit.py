@@ -7,16 +7,16 @@ is asked of interpreters that import torch and this distribution alone.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from ddplaunch.features.preload.rank.fork_fixups import GENERATORS
 from tests.preload_audit import allowed_differences
 from tests.preload_audit.account import Account, Dump, Place, Stack, Stacks, differences
-from tests.preload_audit.disturbances import DISTURBANCES, VARIABLES
+from tests.preload_audit.disturbances import DISTURBANCES
 from tests.preload_audit.findings import RANK_VARIABLE, SETS
 from tests.preload_audit.installed import Installed
 from tests.preload_audit.runs import RANKS, Failed, Runs
@@ -37,8 +37,10 @@ _FAMILY = re.compile(r"((?:TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE|TORCH_DYNAMO|
 """Variables of torch._dynamo, of which each version has others, some hundreds: all that begin so count as read."""
 
 _OF_TORCH = frozenset({"torch", "functorch", "torchgen"})
-_TERMINAL = "a terminal"
 _TORCH_FIRST = "torch's import before its own"
+
+_Reasons = dict[str, dict[str, None]]
+"""By module: what the audit has found, in the order in which it was found."""
 
 
 def may_be_set(variable: str) -> bool:
@@ -48,46 +50,23 @@ def may_be_set(variable: str) -> bool:
     )
 
 
-@dataclass
-class Guilt:
-    """What the audit holds against modules, in the order in which it was found."""
-
-    of: dict[str, dict[str, None]] = field(default_factory=dict)
-    binds: dict[str, dict[str, None]] = field(default_factory=dict)  # what makes them depend on when they are imported
-
-    def accuse(self, module: str, what: str) -> None:
-        if module.partition(".")[0] not in _OF_TORCH:
-            self.of.setdefault(module, {})[what] = None
-
-    def bind(self, module: str, what: str) -> None:
-        if module.partition(".")[0] not in _OF_TORCH:
-            self.binds.setdefault(module, {})[what] = None
-
-
 @dataclass(frozen=True)
-class Look:
-    """What an import asks of its process, and sets there.
+class Finding:
+    """What came of one distribution.
 
     Attributes:
+        guilty: by module: what it did that refuses it. bound_by: what makes it depend on when it is imported.
         tries: the modules that it imports where they are installed, and that are not installed here.
         seeks: those that it only looks for.
     """
 
+    name: str
+    guilty: Mapping[str, Sequence[str]]
+    bound_by: Sequence[str] = ()
     variables: Sequence[str] = ()
     sets: Sequence[str] = ()
     tries: Sequence[str] = ()
     seeks: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What came of one distribution."""
-
-    name: str
-    guilty: Mapping[str, Sequence[str]]  # by module: what it did
-    by_module: Mapping[str, Sequence[str]]  # which of these each of the audited modules leads to
-    bound_by: Sequence[str] = ()
-    look: Look = Look()
     loads: Sequence[str] = ()
     generators: Sequence[str] = ()
 
@@ -99,66 +78,50 @@ class Audit:
         self._installed, self._runs, self._asked = installed, runs, asked
         self._first = () if "torch" in asked else BY_CONTRACT
         self._modules = tuple(dict.fromkeys(module for modules in asked.values() for module in modules))
-        self._guilt = Guilt()
+        self._guilt: _Reasons = {}
+        self._binds: _Reasons = {}
         self._generators: dict[str, set[str]] = {}
         self._by_itself = set[Place]()
         self._opaque = set[tuple[str, str]]()
-        self._in_any_case = frozenset[str]()
-        self._alone: dict[str, tuple[Account, ...]] = {}
 
     def run(self) -> list[Finding]:
         """Look at everything; Failed if an interpreter does not get to its end."""
         with ThreadPoolExecutor(2) as pool:
-            begun = [pool.submit(self._runs.run, "plain", self._modules, first=self._first, ranks=[RANKS[0]])]
-            fork = pool.submit(self._runs.run, "fork", self._modules, first=self._first, ranks=RANKS)
-            self._plain = plain = begun[0].result()
-            self._in_any_case = plain.closure(self._first)
-            for number in RANKS:
-                begun.append(pool.submit(self._runs.run, "plain", self._modules, first=self._first, ranks=[number]))
-            alone = self._begin_alone(pool)
-            disturbed = self._begin_disturbed(pool)
-            accounts = [each.result() for each in begun]
-            self._judge_done(plain)
+
+            def begin(kind: str = "plain", modules: Sequence[str] = self._modules, **how: Any) -> Future[Account]:
+                return pool.submit(self._runs.run, kind, modules, **{"first": self._first, **how})
+
+            again, fork = begin(), begin("fork", ranks=RANKS)
+            self._plain = again.result()
+            self._in_any_case = self._plain.closure(self._first)
+            ranks = [begin(ranks=[number]) for number in RANKS]
+            # A value that was asked for is often kept (the folder for temporary files), so another distribution, or
+            # torch._dynamo, would hide which asks for it. Without variables, those that are asked for next are seen
+            # too.
+            alone = {
+                name: [begin(modules=modules, first=self._first[:1], bare=bare) for bare in (False, True)]
+                for name, modules in self._asked.items()
+            }
+            compared = list(self._plain.dumps[0].modules)
+            disturbed = {name: begin(disturbance=name, compared=compared) for name in DISTURBANCES}
+            if self._first:
+                disturbed[_TORCH_FIRST] = begin(first=(), last=self._first, compared=compared)
+            self._judge_done(self._plain)
             self._judge_done(fork.result())
-            self._judge_kept(accounts[1:], fork.result(), plain)
-            self._judge_order(pool, disturbed)
-            self._alone = {name: tuple(each.result() for each in runs) for name, runs in alone.items()}
-        return [self._finding(name, modules) for name, modules in self._asked.items()]
-
-    def _begin_alone(self, pool: ThreadPoolExecutor) -> dict[str, list[Future[Account]]]:
-        """Import the modules of each distribution after torch only, in the environment that is here and in a bare one.
-
-        A value that was asked for is often kept (the folder for temporary files), so another distribution, or
-        torch._dynamo, would hide who asks for it. Without variables, those that are asked for next are seen too.
-        """
-        return {
-            name: [
-                pool.submit(self._runs.run, "plain", modules, first=self._first[:1], bare=bare)
-                for bare in (False, True)
+            self._judge_kept([each.result() for each in ranks], fork.result())
+            for what, each in disturbed.items():
+                self._judge_order(each, what)
+            return [
+                self._make_finding(name, modules, [each.result() for each in alone[name]])
+                for name, modules in self._asked.items()
             ]
-            for name, modules in self._asked.items()
-        }
 
-    def _begin_disturbed(self, pool: ThreadPoolExecutor) -> dict[str, Future[Account]]:
-        found = {
-            "": self._begin(pool, disturbances=list(DISTURBANCES), variables=self._variables()),
-            _TERMINAL: self._begin(pool, terminal=True),
-        }
-        if self._first:
-            found[_TORCH_FIRST] = self._begin(pool, first=(), last=self._first)
-        return found
+    def _accuse(self, module: str, what: str) -> None:
+        self._note(self._guilt, module, what)
 
-    def _begin_singly(self, pool: ThreadPoolExecutor) -> dict[str, Future[Account]]:
-        runs = {name: self._begin(pool, disturbances=[name]) for name in DISTURBANCES}
-        return {**runs, "variables that it does not name": self._begin(pool, variables=self._variables())}
-
-    def _begin(self, pool: ThreadPoolExecutor, **how: Any) -> Future[Account]:
-        """Import what the plain run has imported, and compare what it has compared."""
-        how = {"first": self._first, "compared": list(self._plain.dumps[0].modules), **how}
-        return pool.submit(self._runs.run, "plain", self._modules, **how)
-
-    def _variables(self) -> dict[str, str]:
-        return {name: value for name, value in VARIABLES.items() if name not in self._plain.read}
+    def _note(self, reasons: _Reasons, module: str, what: str) -> None:
+        if module.partition(".")[0] not in _OF_TORCH:
+            reasons.setdefault(module, {})[what] = None
 
     def _culprit(self, stack: Stack) -> str | None:
         """The innermost module of a stack that is not Python's; None if torch's import led there, or no import did."""
@@ -175,41 +138,40 @@ class Audit:
             if module is None:
                 continue
             if _BINDS.fullmatch(what):
-                self._guilt.bind(module, what)
+                self._note(self._binds, module, what)
             elif not what.startswith(SETS) or not may_be_set(what.removeprefix(SETS)):
-                self._guilt.accuse(module, what)
+                self._accuse(module, what)
         for module, reason in account.failed.items():
-            self._guilt.accuse(module, f"cannot be imported: {reason}")
+            self._accuse(module, f"cannot be imported: {reason}")
 
-    def _judge_kept(self, plain: Sequence[Account], fork: Account, again: Account) -> None:
+    def _judge_kept(self, plain: Sequence[Account], fork: Account) -> None:
         """Compare ranks with each other, and each with the fork that is to be it."""
         zero = plain[0].dumps[0]
-        self._by_itself = by_itself = set(differences(zero, again.dumps[0]))
-        forks = dict(zip(RANKS, fork.dumps, strict=True))
-        for number, account in zip(RANKS, plain, strict=True):
+        self._by_itself = set(differences(zero, self._plain.dumps[0]))
+        for number, account, forked in zip(RANKS, plain, fork.dumps, strict=True):
             own = account.dumps[0]
-            for module, name in differences(own, forks[number]):
-                self._judge_difference(module, name, by_itself, number)
-            self._judge_shared(own, forks[number], account, fork)
+            for module, name in differences(own, forked):
+                self._judge_difference(module, name, number)
+            self._judge_shared(own, forked, account, fork)
             self._judge_unread(own)
-            self._judge_unread(forks[number])
-        for module, name in sorted(by_itself):
-            self._judge_difference(module, name, by_itself, 0)
+            self._judge_unread(forked)
+        for module, name in sorted(self._by_itself):
+            self._judge_difference(module, name, 0)
         for module, names in allowed_differences.ANEW.items():
             for name in names:
                 kept = {dump.modules[module].get(name) for dump in fork.dumps if module in dump.modules}
                 if kept and len(kept - {None}) == 1:
-                    self._guilt.accuse(module, f"has the same {module}.{name} in all forks")
+                    self._accuse(module, f"has the same {module}.{name} in all forks")
 
-    def _judge_difference(self, module: str, name: str, by_itself: set[Place], rank: int) -> None:
+    def _judge_difference(self, module: str, name: str, rank: int) -> None:
         if name in allowed_differences.ANEW.get(module, ()):
             return
         if not name:
-            self._guilt.accuse(module, "is imported in one order only")
-        elif (module, name) in by_itself:
-            self._guilt.accuse(module, f"has another {module}.{name} in each process")
+            self._accuse(module, "is imported in one order only")
+        elif (module, name) in self._by_itself:
+            self._accuse(module, f"has another {module}.{name} in each process")
         else:
-            self._guilt.accuse(module, f"has another {module}.{name} in a fork that is rank {rank}")
+            self._accuse(module, f"has another {module}.{name} in a fork that is rank {rank}")
 
     def _judge_shared(self, plain: Dump, fork: Dump, one: Account, other: Account) -> None:
         for what in plain.shared.keys() | fork.shared.keys():
@@ -219,93 +181,72 @@ class Audit:
                 if any(done == f"changes {what}" for _, done in (*one.found, *other.found)):
                     continue  # a module is blamed for it already
                 for module in culprits or self._modules:
-                    self._guilt.accuse(str(module), f"leaves another {what} in a fork")
+                    self._accuse(str(module), f"leaves another {what} in a fork")
 
     def _judge_unread(self, dump: Dump) -> None:
         for (module, name), kinds in dump.opaque.items():
             for kind in kinds:
                 if (module, kind) not in self._opaque:
                     self._opaque.add((module, kind))
-                    self._guilt.accuse(module, f"keeps {kind} in {module}.{name}, which cannot be read")
+                    self._accuse(module, f"keeps {kind} in {module}.{name}, which cannot be read")
         for (module, name), kinds in dump.generators.items():
             place = f"{module}.{name}"
             if place in GENERATORS:  # which forks seed anew
                 self._generators.setdefault(module, set()).add(place)
             else:
-                self._guilt.accuse(module, f"keeps a random generator ({', '.join(kinds)}) in {place}")
+                self._accuse(module, f"keeps a random generator ({', '.join(kinds)}) in {place}")
 
-    def _judge_order(self, pool: ThreadPoolExecutor, begun: Mapping[str, Future[Account]]) -> None:
-        for what, each in begun.items():
-            changed = self._changed(each, what or "what stands before")
-            if not changed:
-                continue
-            if what:
-                for module, name in changed:
-                    self._guilt.accuse(module, f"minds {what} ({module}.{name})")
-                continue
-            blamed = set[Place]()
-            for single, account in self._begin_singly(pool).items():
-                hold = self._guilt.accuse if single == "sys.argv" else self._guilt.bind
-                for module, name in self._changed(account, single):
-                    blamed.add((module, name))
-                    hold(module, f"minds {single} ({module}.{name})")
-            for module, name in changed - blamed:
-                self._guilt.bind(module, f"minds what stands before ({module}.{name})")
-
-    def _changed(self, begun: Future[Account], what: str) -> set[Place]:
-        """What an import keeps that it would not without a disturbance."""
+    def _judge_order(self, disturbed: Future[Account], what: str) -> None:
+        """Look at what an import keeps that it would not without a disturbance."""
         try:
-            account = begun.result()
+            account = disturbed.result()
         except Failed as error:
             for module in self._modules:
-                self._guilt.accuse(module, f"cannot be imported after {what}: {error}")
-            return set()
+                self._accuse(module, f"cannot be imported after {what}: {error}")
+            return
         for module, reason in account.failed.items():
             if module not in self._plain.failed:
-                self._guilt.accuse(module, f"cannot be imported after {what}: {reason}")
+                self._accuse(module, f"cannot be imported after {what}: {reason}")
         for name in account.logged:
             if not self._is_python(name) and name in self._plain.files:
-                self._guilt.bind(name, "logs at import")
+                self._note(self._binds, name, "logs at import")
         found = differences(self._plain.dumps[0], account.dumps[0], only_common=what == _TORCH_FIRST)
-        ours = {place for place in found if place[0] not in self._in_any_case} - self._by_itself
-        return {place for place in ours if place[1] not in allowed_differences.ANEW.get(place[0], ())}
+        for module, name in found:
+            own = module not in self._in_any_case and (module, name) not in self._by_itself
+            if own and name not in allowed_differences.ANEW.get(module, ()):
+                reasons = self._guilt if what == _TORCH_FIRST else self._binds
+                self._note(reasons, module, f"minds {what} ({module}.{name})")
 
-    def _finding(self, name: str, modules: Sequence[str]) -> Finding:
-        closures = {each: self._plain.closure([each], self._in_any_case) for each in modules}
-        closure = frozenset[str]().union(*closures.values()) | {each for each in modules if each in self._guilt.of}
-        guilty = {each: list(self._guilt.of[each]) for each in sorted(closure & self._guilt.of.keys())}
+    def _make_finding(self, name: str, modules: Sequence[str], alone: Sequence[Account]) -> Finding:
+        closure = self._plain.closure(modules, self._in_any_case) | {each for each in modules if each in self._guilt}
+        guilty = {each: list(self._guilt[each]) for each in sorted(closure & self._guilt.keys())}
         for each in modules:
             if each not in self._plain.files and each not in guilty:
                 guilty[each] = ["is not there after its import"]
-        bound = [
-            f"{each} {what}" for each in sorted(closure & self._guilt.binds.keys()) for what in self._guilt.binds[each]
-        ]
-        loads = self._installed.owners(self._plain.files.get(each, "") for each in closure) - {name}
-        return Finding(
-            name=name,
-            guilty=guilty,
-            by_module={each: sorted((closures[each] | {each}) & guilty.keys()) for each in modules},
-            bound_by=bound,
-            look=self._looked(self._alone[name]),
-            loads=sorted(loads),
-            generators=sorted(chain.from_iterable(self._generators.get(each, ()) for each in closure)),
-        )
 
-    def _looked(self, accounts: Sequence[Account]) -> Look:
-        def seen(found: Sequence[Stacks]) -> set[str]:
+        def seen(found: Iterable[Stacks]) -> set[str]:
             """What was noted while anything but torch's own import was executed."""
             return {name for each in found for name, stacks in each.items() if not all(map(self._of_first, stacks))}
 
-        found = chain.from_iterable(each.found for each in accounts)
-        sets = {what.removeprefix(SETS) for stack, what in found if what.startswith(SETS) and not self._of_first(stack)}
-        tried = seen([each.tried for each in accounts])
-        loaded = {name.partition(".")[0] for each in accounts for name in each.files}
-        return Look(
-            variables=sorted({_FAMILY.sub(r"\1*", each) for each in seen([each.read for each in accounts])}),
-            sets=sorted(sets),
+        tried = seen(each.tried for each in alone)
+        loaded = {name.partition(".")[0] for each in alone for name in each.files}
+        return Finding(
+            name=name,
+            guilty=guilty,
+            bound_by=[f"{each} {what}" for each in sorted(closure & self._binds.keys()) for what in self._binds[each]],
+            variables=sorted({_FAMILY.sub(r"\1*", each) for each in seen(each.read for each in alone)}),
+            sets=sorted(set(self._variables_set(alone))),
             tries=sorted(tried),
-            seeks=sorted(seen([each.sought for each in accounts]) - tried - loaded),
+            seeks=sorted(seen(each.sought for each in alone) - tried - loaded),
+            loads=sorted(self._installed.owners(self._plain.files.get(each, "") for each in closure) - {name}),
+            generators=sorted(chain.from_iterable(self._generators.get(each, ()) for each in closure)),
         )
+
+    def _variables_set(self, accounts: Sequence[Account]) -> Iterator[str]:
+        for account in accounts:
+            for stack, what in account.found:
+                if what.startswith(SETS) and not self._of_first(stack):
+                    yield what.removeprefix(SETS)
 
     def _of_first(self, stack: Stack) -> bool:
         return stack[:1] == self._first[:1]

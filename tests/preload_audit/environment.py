@@ -1,10 +1,12 @@
 """Records reads of the environment, the arguments and ``__main__``, inside an audit's interpreters.
 
-Standard library only; run from its path.
+Standard library only; run from its path. What native code reads is known from ``asked.c``, which is to be loaded
+before the C library (LD_PRELOAD).
 """
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import os
 import posix
@@ -150,3 +152,26 @@ def make_main(file: str, note: Note) -> dict[str, Any]:
     space.update({"\0note": note, "__builtins__": sys.modules["builtins"], "__file__": file})
     sys.modules["__main__"] = main
     return space
+
+
+_LIBC = ctypes.CDLL(None)
+_ENVIRON = ctypes.POINTER(ctypes.c_char_p).in_dll(_LIBC, "environ")
+_TAKE = getattr(_LIBC, "take_asked", None)
+if _TAKE is not None:
+    _TAKE.restype = ctypes.c_char_p
+
+
+def asked() -> Iterator[str]:
+    """The variables that native code has asked for since the last call."""
+    while _TAKE is not None and (name := _TAKE()) is not None:
+        yield os.fsdecode(name)
+
+
+def native_data() -> dict[bytes, bytes]:
+    """The environment as native code has it."""
+    found, number = {}, 0
+    while (each := _ENVIRON[number]) is not None:
+        name, _, value = each.partition(b"=")
+        found[name] = value
+        number += 1
+    return found

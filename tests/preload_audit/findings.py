@@ -1,7 +1,7 @@
 """Records what an import does besides making modules, and in which module, inside an audit's interpreters.
 
 Standard library only; run from its path. What Python does is recorded (os.environ is traced, audit events seen, a few
-functions are wrapped); for what native code reads, process.py asks the C library.
+functions are wrapped); for what native code reads, environment.py asks the C library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Audits imports in each rank: whether they change what was preloaded for all."""
 
 import datetime
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from tests.preload_audit.account import Account, differences
 from tests.preload_audit.audit import may_be_set
 from tests.preload_audit.findings import SETS
 from tests.preload_audit.installed import Installed
-from tests.preload_audit.known import Known
+from tests.preload_audit.known import Entry, Known
 from tests.preload_audit.runs import Failed, Runs
 
 _CHANGES = ("changes ", "moves ", "sets ", "handles ", "blocks ", "ignores ", "adds ")
@@ -46,8 +45,8 @@ _OF_CHILDREN = frozenset({"LD_LIBRARY_PATH"})
 _COMMON = ("numpy", "yaml", "tqdm", "requests")
 
 
-def audit(names: Sequence[str], installed: Installed, runs: Runs, known: Known, *, write: bool) -> int:
-    """Print the entry of each, or why there is none; return 1 if there is a reason."""
+def audit(names: Sequence[str], installed: Installed, runs: Runs, known: Known) -> dict[str, Entry]:
+    """Print what is held against each; return the entries of the others."""
     common = [
         module
         for name, each in known.packages.items()
@@ -55,23 +54,19 @@ def audit(names: Sequence[str], installed: Installed, runs: Runs, known: Known, 
         for module in each.get("modules", ())
     ] or list(_COMMON)
     found = dict(_found(list(names), installed, runs, common))
-    refused = {name: each.reasons for name, each in found.items() if each.reasons}
-    today = datetime.date.today().isoformat()
-    for name in names:
-        known.harmless.pop(name, None)
-        for reason in refused.get(name, ()):
+    for name, changes in found.items():
+        for reason in changes.reasons:
             print(f"{name}: {reason}", file=sys.stderr)
-        if name not in refused:
-            known.harmless[name] = {
-                "top": installed.tops(name),
-                "versions": [installed.versions[name]],
-                **({"sets": each.sets} if (each := found.get(name)) else {}),
-                "on": today,
-            }
-            print(json.dumps({name: known.harmless[name]}, indent=2), flush=True)
-    if write:
-        known.write()
-    return 1 if refused else 0
+    return {
+        name: {
+            "top": installed.tops(name),
+            "versions": [installed.versions[name]],
+            **({"sets": found[name].sets} if name in found else {}),
+            "on": datetime.date.today().isoformat(),
+        }
+        for name in names
+        if name not in found or not found[name].reasons
+    }
 
 
 @dataclass(frozen=True)

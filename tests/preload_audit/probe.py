@@ -1,6 +1,6 @@
 """Imports modules in an interpreter of an audit, and reports what it saw: one half of a comparison.
 
-Run by a stub, as ``STUB REQUEST ANSWER``: JSON files, of which ``Request`` has the fields of the first and
+Run by a stub, as ``STUB REQUEST ANSWER``: files of marshal, of which ``Request`` has the fields of the first and
 ``account.Account`` those of the second. Standard library only, and no name of ours in ``sys.modules``.
 
 ``"plain"`` is what a program would be: the variables of a rank, disturbances if any, then its imports. ``"fork"`` is
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
+import marshal
 import os
 import posix
 import sys
@@ -26,18 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.rank import preload_runner as preloading
     from ddplaunch.features.preload.rank import fork_fixups as repairs
     from tests.preload_audit import allowed_differences as excused
-    from tests.preload_audit import (
-        disturbances,
-        environment,
-        findings,
-        import_stack,
-        kinds,
-        process,
-        readers,
-        shared,
-        state,
-        surroundings,
-    )
+    from tests.preload_audit import disturbances, environment, findings, import_stack, readers, state, surroundings
 
     class Request(TypedDict):
         kind: Literal["plain", "fork", "harmless"]
@@ -46,8 +35,7 @@ if TYPE_CHECKING:
         last: list[str]  # what is imported after that
         compared: list[str] | None  # the modules to tell of; None for all but those that ``first`` brings
         ranks: list[dict[str, str]]  # the variables of each
-        disturbances: list[str]
-        variables: dict[str, str]
+        disturbance: str  # one of DISTURBANCES, or ""
         folder: str  # the program's own
         extra: str  # an empty one
         parent: int
@@ -61,13 +49,12 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    disturbances, environment, excused, findings, import_stack = (
+    disturbances, environment, excused, findings, import_stack, readers, state, surroundings = (
         _load("tests", "preload_audit", name)
-        for name in ("disturbances", "environment", "allowed_differences", "findings", "import_stack")
-    )
-    kinds, process, readers, shared, state, surroundings = (
-        _load("tests", "preload_audit", name)
-        for name in ("kinds", "process", "readers", "shared", "state", "surroundings")
+        for name in (
+            *("disturbances", "environment", "allowed_differences", "findings", "import_stack"),
+            *("readers", "state", "surroundings"),
+        )
     )
     leftovers, preloading = (_load("ddplaunch", "core", "rank", name) for name in ("atexit_cleanup", "preload_runner"))
     repairs = _load("ddplaunch", "features", "preload", "rank", "fork_fixups")
@@ -89,10 +76,10 @@ class Probe:
         if not self.forks:
             self._become_a_rank(request["ranks"][0])
         self.surroundings = surroundings.Surroundings(
-            self.imports, self.findings, process, environment, forks=self.forks, exempt=frozenset(request["first"])
+            self.imports, self.findings, environment, forks=self.forks, exempt=frozenset(request["first"])
         )
         self.findings.look_at_maps()
-        for _ in process.asked():
+        for _ in environment.asked():
             pass
         words = ["zygote.py", "3", "{}"] if self.forks else [os.path.basename(_MAIN), "--epochs", "3"]
         self.findings.install(environment, words)
@@ -156,8 +143,8 @@ class Probe:
                 finally:
                     os._exit(0)
             os.waitpid(pid, 0)
-            with open(path, encoding="utf-8") as file:
-                dumps.append(json.load(file))
+            with open(path, "rb") as file:
+                dumps.append(marshal.load(file))
         left.run()
         self._send(dumps)
 
@@ -170,12 +157,11 @@ class Probe:
         environment.make_main(os.path.join(self.request["folder"], os.path.basename(_MAIN)), self.findings.read_main)
 
     def _disturb(self) -> None:
-        self.findings.quiet = True
-        for name in self.request["disturbances"]:
+        if name := self.request["disturbance"]:
+            self.findings.quiet = True
             disturbances.DISTURBANCES[name](self.request["extra"])
-        os.environ.update(self.request["variables"])
-        self.findings.quiet = False
-        self.surroundings.accept()
+            self.findings.quiet = False
+            self.surroundings.accept()
 
     def _import(self, name: str) -> None:
         try:
@@ -205,21 +191,21 @@ class Probe:
         self.findings.quiet = True
         gc.unfreeze()
         gc.collect()
-        natives = readers.Natives(kinds.HARMLESS, kinds.PATTERNS)
-        reader = state.Reader(excused.NAMES, excused.ATTRIBUTES, natives, shared.generators())
+        natives = readers.Natives()
+        reader = state.Reader(excused.NAMES, excused.ATTRIBUTES, natives, state.shared_generators())
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(1_000_000)
         try:
             modules = reader.modules([name for name in names if name in sys.modules])
-            rest = shared.state(state.Reader({}, {}, natives), environment.data())
+            rest = state.shared_state(state.Reader({}, {}, natives), environment.data())
         finally:
             sys.setrecursionlimit(limit)
         self.findings.quiet = False
         return {
             "modules": modules,
             "shared": rest,
-            "opaque": [(*place, sorted(found)) for place, found in reader.opaque.items()],
-            "generators": [(*place, sorted(found)) for place, found in reader.generators.items()],
+            "opaque": {place: tuple(sorted(kinds)) for place, kinds in reader.opaque.items()},
+            "generators": {place: tuple(sorted(kinds)) for place, kinds in reader.generators.items()},
         }
 
     def _send(self, dumps: list[dict[str, Any]]) -> None:
@@ -231,15 +217,15 @@ class Probe:
             origin = getattr(space.get("__spec__"), "origin", None)
             files[name] = str(space.get("__file__") or origin or "")
         answer = {
-            "edges": {name: sorted(edges) for name, edges in seen.edges.items()},
+            "edges": {name: tuple(edges) for name, edges in seen.edges.items()},
             "failed": self.failed,
-            "found": list(self.findings.found),
-            "read": {name: list(stacks) for name, stacks in self.findings.read.items()},
-            "changed": {name: list(stacks) for name, stacks in self.findings.changed.items()},
-            "tried": {name: list(stacks) for name, stacks in seen.tried.items()},
-            "sought": {name: list(stacks) for name, stacks in seen.sought.items()},
+            "found": tuple(self.findings.found),
+            "read": _stacks(self.findings.read),
+            "changed": _stacks(self.findings.changed),
+            "tried": _stacks(seen.tried),
+            "sought": _stacks(seen.sought),
             "files": files,
-            "logged": sorted(set(disturbances.LOGGED)),
+            "logged": tuple(sorted(set(disturbances.LOGGED))),
             "dumps": dumps,
         }
         self._write(self.read_result, answer)
@@ -247,8 +233,12 @@ class Probe:
 
     def _write(self, path: str, answer: dict[str, Any]) -> None:
         self.findings.quiet = True
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(answer, file)
+        with open(path, "wb") as file:
+            marshal.dump(answer, file)
+
+
+def _stacks(found: dict[str, dict[tuple[str, ...], None]]) -> dict[str, tuple[tuple[str, ...], ...]]:
+    return {name: tuple(stacks) for name, stacks in found.items()}
 
 
 def _by_contract(name: str) -> bool:
@@ -273,8 +263,8 @@ _MAIN = sys.argv[0]
 
 def main() -> None:
     path, answer = sys.argv[1:]
-    with open(path, encoding="utf-8") as file:
-        request: Request = json.load(file)
+    with open(path, "rb") as file:
+        request: Request = marshal.load(file)
     _die_with(request["parent"])
     try:
         Probe(request, answer).run()

@@ -1,6 +1,6 @@
 """Reads the content of native objects as parts for state.py, inside an audit's interpreters.
 
-Standard library only; run from its path. What has neither a reader nor an entry in kinds.py is opaque.
+Standard library only; run from its path. What has neither a reader nor an entry in HARMLESS is opaque, and refused.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ class Found:
 class Natives:
     """Knows which classes have fields in native code, and reads their objects."""
 
-    def __init__(self, harmless: frozenset[str], patterns: Iterable[str]) -> None:
-        """The kinds whose objects hold nothing that processes could differ in (kinds.py)."""
-        self._harmless, self._patterns = harmless, re.compile("|".join(patterns) or "(?!)")
+    def __init__(self) -> None:
+        self._patterns = re.compile("|".join(PATTERNS))
         self._bases: dict[type, type | None] = {object: None}
         self._generators: dict[type, bool] = {}
         self._python = _deallocator(Found)
@@ -53,7 +52,7 @@ class Natives:
         return self._generators[kind]
 
     def is_harmless(self, kind: type) -> bool:
-        return f"{kind.__module__}.{kind.__qualname__}" in self._harmless
+        return f"{kind.__module__}.{kind.__qualname__}" in HARMLESS
 
     def is_native(self, kind: type) -> bool:
         """Whether a class was made by native code: those of Python all end their objects in one way."""
@@ -62,7 +61,7 @@ class Natives:
     def read(self, value: Any, kind: type) -> Found:
         """Read what is in ``value`` because it is a ``kind``."""
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if name in self._harmless or self._patterns.fullmatch(name):
+        if name in HARMLESS or self._patterns.fullmatch(name):
             return Found()
         for each in kind.__mro__[:-1]:
             reader = _READERS.get(f"{each.__module__}.{each.__qualname__}")
@@ -98,13 +97,6 @@ GENERATORS = frozenset(
     }
 )
 """Kinds of random generators."""
-
-
-def _reduced(value: Any) -> list[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = value.__reduce__()
-    return [found] if isinstance(found, str) else [list(each) if hasattr(each, "__next__") else each for each in found]
 
 
 def _cached(value: Any) -> list[Any]:
@@ -183,10 +175,6 @@ def _fields(*names: str) -> Read:
     return lambda value: [getattr(value, name) for name in names]
 
 
-def _shown(value: Any) -> list[Any]:
-    return [str(value)]
-
-
 def _represented(value: Any) -> list[Any]:
     return [re.sub(" at 0x[0-9a-f]+", "", repr(value))]
 
@@ -216,10 +204,6 @@ def _weak(value: Any) -> list[Any]:
     return [value()]
 
 
-def _buffer(value: Any) -> list[Any]:
-    return [value.closed] if value.closed else [value.getvalue(), value.tell()]
-
-
 def _of(names: str, reader: Read, module: str = "builtins") -> dict[str, Read]:
     return {f"{module}.{name}": reader for name in names.split()}
 
@@ -227,7 +211,6 @@ def _of(names: str, reader: Read, module: str = "builtins") -> dict[str, Read]:
 _READERS: dict[str, Read] = {
     **_of("str bytes bytearray int float complex", _atom),
     **_of("dict_keys dict_values dict_items", list),
-    **_of("slice range", _fields("start", "stop", "step")),
     **_of("staticmethod classmethod instancemethod", _fields("__func__")),
     **_of("getset_descriptor member_descriptor wrapper_descriptor method_descriptor", _of_class),
     **_of("classmethod_descriptor", _of_class),
@@ -249,24 +232,17 @@ _READERS: dict[str, Read] = {
     "builtins.BaseException": _exception,
     "weakref.ReferenceType": _weak,
     **_of("ProxyType CallableProxyType", _nothing, "weakref"),
-    "types.GenericAlias": _fields("__origin__", "__args__"),
     "types.UnionType": _fields("__args__"),
-    "types.SimpleNamespace": lambda value: [vars(value)],
     "typing.Union": _fields("__args__"),
     "typing.TypeVar": _fields("__name__", "__bound__", "__constraints__"),
     "typing.ParamSpec": _fields("__name__", "__bound__"),
     **_of("TypeVarTuple TypeAliasType", _fields("__name__"), "typing"),
-    "collections.deque": lambda value: [list(value), value.maxlen],
-    "_collections._tuplegetter": _reduced,
     "functools._lru_cache_wrapper": _cached,
-    "functools.partial": _fields("func", "args", "keywords"),
     "functools.KeyWrapper": _fields("obj"),
     "_thread._local": lambda value: [_local.__getattribute__(value, "__dict__")],
     **_of("lock LockType RLock", _lock, "_thread"),
     "_contextvars.ContextVar": _variable,
     "_contextvars.Context": lambda value: [dict(value.items())],
-    "array.array": lambda value: [value.typecode, value.tobytes()],
-    **_of("StringIO BytesIO", _buffer, "_io"),
     **_of("TextIOWrapper BufferedReader BufferedWriter BufferedRandom FileIO", _file, "_io"),
     "_queue.SimpleQueue": _drained,
     "_struct.Struct": _fields("format", "size"),
@@ -283,15 +259,61 @@ _READERS: dict[str, Read] = {
     "re.Pattern": _fields("pattern", "flags"),
     "_regex.Pattern": _fields("pattern", "flags"),
     "re.Match": _fields("re", "string", "pos", "endpos", "regs"),
-    **_of("datetime date time timedelta timezone", _represented, "datetime"),
-    **_of("Decimal Context", _represented, "decimal"),
-    "zoneinfo.ZoneInfo": _fields("key"),
     "_cython_function": _compiled,
     "numpy.ndarray": _array,
     "numpy.generic": _scalar,
-    "numpy.dtype": _shown,
     "numpy.ufunc": _fields("__name__"),
     **_of("TensorBase _TensorBase", _tensor, "torch._C"),
-    **_of("dtype device layout memory_format", _shown, "torch"),
+    **_of("dtype device layout memory_format", _represented, "torch"),
 }
 """By the kind's full name."""
+
+HARMLESS: frozenset[str] = frozenset(
+    {
+        # Python's own: tables of functions, made once and never written to.
+        "_abc._abc_data",
+        "_thread._localdummy",
+        "unicodedata.UCD",
+        "random.SystemRandom",
+        # Names of temporary files: begins anew where it finds itself in another process.
+        "tempfile._RandomNameSequence",
+        # Random bytes with which processes of one program know each other: forks of one process share them.
+        "multiprocessing.process.AuthenticationString",
+        "multiprocess.process.AuthenticationString",
+        # A library and its functions, at addresses.
+        "_ctypes.CType_Type",
+        "_ctypes.CField",
+        "_cffi_backend.FFI",
+        "_cffi_backend.Lib",
+        "_cffi_backend.CType",
+        "_cffi_backend.__FFIGlobSupport",
+        # Functions of Fortran and of scipy's dispatch, which tables of native code name.
+        "builtins.fortran",
+        "uarray._Function",
+        # Takes pyarrow's types out of its registry at the end.
+        "pyarrow.lib._ExtensionRegistryNanny",
+        # Types of messages by name: modules add their own, and none is ever removed.
+        "google._upb._message.DescriptorPool",
+        # What a library adds to torch's operators: functions by their names, which no other can take away.
+        "torch._C._DispatchModule",
+        "torch._C._DispatchOperatorHandle",
+        "torch._C._PyObjectDispatchFunc",
+        "torch._C._PyObjectRedispatchFunc",
+        # Numpy's functions, and its wrappers of them.
+        "numpy._ArrayFunctionDispatcher",
+        "numpy._core._multiarray_umath._ArrayFunctionDispatcher",
+    }
+)
+"""Kinds of native objects without state of a process, by full name: each was looked at."""
+
+PATTERNS = (
+    # Functions that Cython, pybind11 and nanobind have made, and their kinds of properties.
+    r"_cython_[\w.]+\.\w*cython_function_or_method",
+    r"[\w.]*\bcython_function_or_method|[\w.]*\bfused_cython_function",
+    r"pybind11_builtins\.\w+|builtins\.pybind11_detail_function_record_\w+|nanobind\.nb_\w+",
+    # Types of messages, made of texts in the source, never written to.
+    r"google\._upb\._message\.\w*Descriptor",
+    # Markers of kinds: enumerations of native code are values.
+    r"torch\._C\._?\w*(Type|Kind|Mode|Op|Key|Tag)s?",
+)
+"""More of them, by patterns of full names."""

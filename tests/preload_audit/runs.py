@@ -1,7 +1,7 @@
 """Starts the interpreters of an audit, and reads the result of each."""
 
 import itertools
-import json
+import marshal
 import os
 import resource
 import shutil
@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.preload_audit.account import Account
 
@@ -62,7 +61,7 @@ class Runs:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._numbers = itertools.count(1)
-        for name in ("first", "work", "extra", "extra/lib"):
+        for name in ("first", "work", "extra"):
             (scratch / name).mkdir()
         home = scratch / "home"  # a copy, so that all interpreters of an audit run the same
         for name in ("tests/preload_audit", "ddplaunch/core/rank", "ddplaunch/features/preload/rank"):
@@ -70,7 +69,7 @@ class Runs:
         self._asked = scratch / "asked.so"
         source = Path(__file__).parent / "asked.c"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._asked, source, "-ldl"], check=True)
-        for name in ("zygote", "train", "other"):
+        for name in ("zygote", "train"):
             text = _STUB.format(home=str(home), probe=str(home / "tests" / "preload_audit" / "probe.py"))
             (scratch / "first" / f"{name}.py").write_text(text)
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
@@ -85,9 +84,7 @@ class Runs:
         last: Sequence[str] = (),
         compared: Sequence[str] | None = None,
         ranks: Sequence[int] = (0,),
-        disturbances: Sequence[str] = (),
-        variables: dict[str, str] | None = None,
-        terminal: bool = False,
+        disturbance: str = "",
         bare: bool = False,
     ) -> Account:
         """Have one interpreter import modules; Failed if it ends otherwise than it should.
@@ -103,54 +100,37 @@ class Runs:
             "last": list(last),
             "compared": None if compared is None else list(compared),
             "ranks": [rank(each) for each in ranks],
-            "disturbances": list(disturbances),
-            "variables": variables or {},
+            "disturbance": disturbance,
             "folder": str(self._scratch / "first"),
             "extra": str(self._scratch / "extra"),
             "parent": os.getpid(),
         }
-        Path(request).write_text(json.dumps(asked))
-        stub = (
-            self._scratch / "first" / (("zygote" if kind == "fork" else "other" if disturbances else "train") + ".py")
-        )
+        Path(request).write_bytes(marshal.dumps(asked))
+        stub = self._scratch / "first" / f"{'zygote' if kind == 'fork' else 'train'}.py"
         ours = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *rank(0)}
         kept = _NEEDED if bare else os.environ.keys() - ours
         environ = {name: value for name, value in os.environ.items() if name in kept}
         environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._asked)}
-        options: dict[str, Any] = {"cwd": self._scratch / "work", "env": environ}
         output_file = self._scratch / f"{number}.output"
         with output_file.open("wb") as output:
-            command = [sys.executable, str(stub), request, answer]
-            if terminal:
-                code = _on_terminal(command, output.fileno(), **options)
-            else:
-                streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-                code = subprocess.run(command, **streams, **options, check=False, timeout=_TIMEOUT_S).returncode
+            code = subprocess.run(
+                [sys.executable, str(stub), request, answer],
+                cwd=self._scratch / "work",
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                check=False,
+                timeout=_TIMEOUT_S,
+            ).returncode
         if code != 0:
             shown = output_file.read_text(errors="replace")[-1500:].strip()
             raise Failed(f"{kind}: {_ended(code)}\n{shown}".strip())
         try:
-            return Account.of(json.loads(Path(answer).read_text()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return Account.read_file(Path(answer))
+        except (OSError, ValueError, EOFError, TypeError) as error:
             raise Failed(f"{kind}: no answer ({type(error).__name__}: {error})") from error
 
 
 def _ended(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _on_terminal(command: list[str], output: int, **options: Any) -> int:
-    """Run a command on a terminal of its own, whose output goes to a file."""
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, **options)
-    os.close(theirs)
-    while True:
-        try:
-            data = os.read(ours, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-        if not data:
-            break
-        os.write(output, data)
-    os.close(ours)
-    return process.wait(_TIMEOUT_S)

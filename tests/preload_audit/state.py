@@ -15,7 +15,7 @@ import types
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
     from tests.preload_audit.readers import Natives
@@ -32,8 +32,8 @@ _OF_CLASSES |= {"__firstlineno__", "__static_attributes__"}
 _ADDRESSES = range(1 << 32, 1 << 48)
 _SHOWN = re.compile(r"\b0x([0-9a-f]{6,12})\b")
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-OURS = frozenset({"import_stack", "findings", "surroundings", "state", "probe", "environment", "readers", "process"})
-OURS |= {"disturbances", "shared", "excused", "kinds"}
+OURS = frozenset({"import_stack", "findings", "surroundings", "state", "probe", "environment", "readers"})
+OURS |= {"disturbances", "excused"}
 
 ALIAS = "@"
 """Before a name of another module's class, function or module. Some modules bind these when they are first asked."""
@@ -54,7 +54,7 @@ class Reader:
         natives: Natives,
         spared: Iterable[object] = (),
     ) -> None:
-        """What is left out: names by module, and attributes by the module of a base class (excused.py).
+        """What is left out: names by module, and attributes by the module of a base class (allowed_differences.py).
 
         ``spared``: the generators that Python, numpy and torch keep for everybody, which each rank seeds anew.
         """
@@ -341,3 +341,38 @@ def namespace(module: object) -> dict[str, Any]:
     except AttributeError:
         return {}
     return space if isinstance(space, dict) else {}
+
+
+_OF_TORCH = (
+    "get_default_dtype",
+    "get_default_device",
+    "get_num_threads",
+    "is_grad_enabled",
+    "get_float32_matmul_precision",
+    "are_deterministic_algorithms_enabled",
+)
+
+
+def shared_state(reader: Reader, environ: Mapping[bytes, bytes]) -> dict[str, int]:
+    """The number of each, by words for it."""
+    found = {"$" + os.fsdecode(name): reader.number(value) for name, value in environ.items()}
+    warnings = sys.modules.get("warnings")
+    filters: Any = getattr(warnings, "filters", ())
+    # Their order is that of the imports, and matters only where two libraries are at odds about one warning.
+    found["warnings.filters"] = hash(tuple(sorted(str(each) for each in filters)))
+    found["sys.path"] = hash(tuple(sys.path))
+    found["sys.meta_path"] = hash(tuple(getattr(each, "__name__", type(each).__name__) for each in sys.meta_path))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        read = [getattr(torch, name) for name in _OF_TORCH if hasattr(torch, name)]
+        found["torch's settings"] = hash(tuple(str(each()) for each in read))
+    return found
+
+
+def shared_generators() -> Iterator[object]:
+    """Those of Python, numpy and torch themselves: each rank seeds them anew (core/rank/rank_runner.py)."""
+    random, mtrand, torch = (sys.modules.get(name) for name in ("random", "numpy.random.mtrand", "torch"))
+    yield getattr(random, "_inst", None)
+    yield getattr(mtrand, "_rand", None)
+    yield getattr(getattr(mtrand, "_rand", None), "_bit_generator", None)
+    yield getattr(torch, "default_generator", None)

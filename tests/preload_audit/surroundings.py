@@ -7,13 +7,10 @@ goes on to be executed, so that what has changed is known to be the doing of tho
 from __future__ import annotations
 
 import _locale
-import _socket
 import builtins
-import gc
 import os
 import signal
 import sys
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +31,6 @@ class Surroundings:
         self,
         imports: import_stack.ImportStack,
         found: findings.Findings,
-        native: ModuleType,
         variables: ModuleType,
         *,
         forks: bool,
@@ -45,7 +41,7 @@ class Surroundings:
         While one of ``exempt`` is on the stack nothing is looked at: it is imported in any case.
         """
         self._imports, self._found, self._forks, self._exempt = imports, found, forks, exempt
-        self._native, self._variables = native, variables
+        self._variables = variables
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._numbers = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
         self._descriptors = self._fds()
@@ -96,11 +92,11 @@ class Surroundings:
 
     def _look_at_native_code(self, thoroughly: bool) -> None:
         """Note which variables it has asked for, and which it has set."""
-        for name in self._native.asked():
+        for name in self._variables.asked():
             self._found.see_in_native_code(name)
         if not thoroughly:
             return
-        theirs, ours = self._native.variables(), self._variables.data()
+        theirs, ours = self._variables.native_data(), self._variables.data()
         for key in theirs.keys() | ours.keys():
             if theirs.get(key) != ours.get(key) and key not in self._set_in_native_code:
                 self._set_in_native_code.add(key)
@@ -155,30 +151,16 @@ class Surroundings:
                 look[name] = int(value, 16) & ~_LIBC
             elif name == "Threads:":
                 look[name] = int(value)
-        look["the name of the process"] = status.partition("\n")[0]
         look["Umask:"] = status.partition("Umask:")[2][:6]
         look["signal handlers"] = tuple(map(signal.getsignal, self._numbers))
         look["alarms"] = tuple(signal.getitimer(number)[0] > 0 for number in _TIMERS)
         look["builtins"] = tuple((name, id(value)) for name, value in builtins.__dict__.items() if name != "_")
-        look["the time zone"] = time.tzname
-        look["the priority"] = os.getpriority(os.PRIO_PROCESS, 0)
-        look["how long integers may be"] = getattr(sys, "get_int_max_str_digits", int)()
         look["sys.excepthook"] = sys.excepthook
-        look["sys.unraisablehook"] = sys.unraisablehook
-        look["sys.displayhook"] = sys.displayhook
-        look["sys.breakpointhook"] = sys.breakpointhook
         look["sys.stdout"], look["sys.stderr"] = sys.stdout, sys.stderr
         look["sys.path"] = tuple(sys.path)
-        look["sys.path_hooks"] = tuple(sys.path_hooks)
         look["sys.meta_path"] = tuple(map(id, sys.meta_path))
-        look["the recursion limit"] = sys.getrecursionlimit()
-        look["the switch interval"] = sys.getswitchinterval()
-        look["how libraries are loaded"] = sys.getdlopenflags()
-        look["garbage collection"] = (gc.isenabled(), gc.get_threshold(), tuple(gc.callbacks))
         look["the locale"] = _locale.setlocale(_locale.LC_ALL)
         look["the working directory"] = os.getcwd()
-        look["the CPUs it may use"] = len(os.sched_getaffinity(0))
-        look["the time limit of sockets"] = _socket.getdefaulttimeout()
         for name, read in _OF_MODULES:
             module = modules.get(name)
             if module is not None and (name == done or name not in self._imports.modules):
@@ -289,11 +271,6 @@ def _logging(logging: Any) -> dict[str, Any]:
     return {"logging": (levels, factories)}
 
 
-def _decimal(decimal: Any) -> dict[str, Any]:
-    contexts = decimal.getcontext(), decimal.DefaultContext
-    return {"decimal's context": [(each.prec, each.rounding, each.Emin, each.Emax, each.traps) for each in contexts]}
-
-
 def _weakref(weakref: Any) -> dict[str, Any]:
     infos = {id(info): info.func for info in weakref.finalize._registry.values() if info.atexit}
     return {"finalizers": {number: f"{each.__module__}.{each.__qualname__}" for number, each in infos.items()}}
@@ -304,21 +281,6 @@ _OF_MODULES: tuple[tuple[str, Callable[[Any], dict[str, Any]]], ...] = (
     ("numpy.random", _numpy),
     ("torch", lambda torch: {"torch.random": _Same(torch.default_generator.get_state())}),
     ("logging", _logging),
-    (
-        "multiprocessing.context",
-        lambda context: {
-            "how multiprocessing starts": getattr(context._default_context._actual_context, "_name", None)
-        },
-    ),
-    (
-        "warnings",
-        lambda warnings: {
-            "warnings.filters": tuple(map(id, warnings.filters)),
-            "warnings.showwarning": warnings.showwarning,
-        },
-    ),
-    ("threading", lambda threading: {"threading.excepthook": threading.excepthook}),
-    ("decimal", _decimal),
+    ("warnings", lambda warnings: {"warnings.filters": tuple(map(id, warnings.filters))}),
     ("weakref", _weakref),
-    ("asyncio.events", lambda events: {"asyncio's policy": events._event_loop_policy}),
 )

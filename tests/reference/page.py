@@ -1,6 +1,6 @@
-"""Renders docs/reference.md: commands, clusters, exit codes and ``ddplaunch.runtime`` come from the code.
+"""Renders docs/reference.md: commands and ``ddplaunch.runtime`` come from the code.
 
-The tables of variables and of JSON are written by hand, in the page; the tests check that they are complete.
+The tables of variables, exit codes and JSON are written by hand, in the page; the tests check that they are complete.
 """
 
 import ast
@@ -10,17 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
-from msgspec.structs import asdict
 
 import ddplaunch
 from ddplaunch import runtime
 from ddplaunch.cli.click_commands import cli
 from ddplaunch.cli.run_options import SECTIONS
 from ddplaunch.features.submit.batch_command import BatchCommand
-from ddplaunch.system.clusters import SYSTEMS
-from ddplaunch.system.clusters.systems.host_lists import HOSTFILES
-from ddplaunch.system.clusters.systems.node_platforms import NODE_VARIABLE_SYSTEMS
-from tests.reference import records
 
 PACKAGE = Path(ddplaunch.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "reference.md"
@@ -40,8 +35,7 @@ OF_SCHEDULERS = {
 def page() -> str:
     """Render the whole page."""
     parts = (
-        HEAD, *_commands(), written("## Environment variables", "### What is read of clusters"), *_clusters(),
-        *_exit_codes(), written("## The dry run as JSON", "## ddplaunch.runtime"), *_runtime(),
+        HEAD, *_commands(), written("## Environment variables", "## ddplaunch.runtime"), *_runtime(),
     )  # fmt: skip
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
@@ -53,10 +47,14 @@ def written(start: str, end: str) -> str:
 
 def tables(heading: str) -> list[dict[str, str]]:
     """Return the tables below a heading: the names in the first column of each, with the second column."""
-    text = re.split("\n#+ ", _below(heading))[0]
-    blocks = [block.splitlines()[2:] for block in text.split("\n\n") if block.lstrip("\n").startswith("| ")]
+    blocks = [block.splitlines()[2:] for block in section(heading).split("\n\n") if block.lstrip("\n").startswith("| ")]
     rows = [[row.split(" | ") for row in block] for block in blocks]
     return [{name: row[1] for row in each for name in re.findall(r"`([^`]+)`", row[0])} for each in rows]
+
+
+def section(heading: str) -> str:
+    """Return the text below a heading."""
+    return re.split("\n#+ ", _below(heading))[0]
 
 
 def _below(heading: str) -> str:
@@ -182,60 +180,6 @@ def _code(text: str) -> str:
 # --------------------------------------------------------------------------------------------------------- variables
 
 
-def _clusters() -> Iterator[str]:
-    yield "### What is read of clusters\n"
-    yield "[Clusters](clusters.md) says which of these decides.\n"
-    yield table(("system", "variables"), [(name, ", ".join(f"`{each}`" for each in of)) for name, of in clusters()])
-
-
-ROW_NAMES = {"generic_nodes": "nodes", "ddplaunch_submit": "submitted"}
-"""Functions that have not the name of their row."""
-
-
-FILE_NAMES = {"single_node_check": "none of these: refused", "hydra_pmi": "pmi", "openmpi_pmix": "pmix"}
-"""Rows of files whose variables belong to no function."""
-
-
-def clusters() -> Iterator[tuple[str, list[str]]]:
-    """Each system with the variables that its function in ``clusters/`` names, or its row; in the end those of none."""
-    listed = {
-        row.cluster: sorted({each for each in map(str, asdict(row).values()) if NAME.fullmatch(each)})
-        for row in NODE_VARIABLE_SYSTEMS
-    }
-    listed |= {name: sorted(names) for name, names in HOSTFILES.items()}
-    for path in sorted((PACKAGE / "system" / "clusters").rglob("*.py")):
-        top = _defined(ast.parse(path.read_text(encoding="utf-8")))
-        rows = {name: ROW_NAMES.get(name, name) for name in top if name in SYSTEMS or name in ROW_NAMES}
-        for name, row in rows.items():
-            listed[row] = sorted(_variables_of(top[name], {each: top[each] for each in top.keys() - rows.keys()}))
-        names = [name for name in all_caps(path) if name not in NO_VARIABLES]
-        if not rows and names:
-            listed[FILE_NAMES.get(path.stem, path.stem)] = names
-    yield from sorted(listed.items(), key=lambda each: (":" in each[0], each[0]))
-
-
-def _defined(module: ast.Module) -> dict[str, ast.AST]:
-    """What a module defines at its top, by name."""
-    found: dict[str, ast.AST] = {each.name: each for each in module.body if isinstance(each, ast.FunctionDef)}
-    for each in module.body:
-        if isinstance(each, ast.Assign):
-            names = [name.id for target in each.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-            values = each.value.elts if len(names) > 1 and isinstance(each.value, ast.Tuple) else [each.value]
-            found |= dict(zip(names, values, strict=True))
-    return found
-
-
-def _variables_of(node: ast.AST, top: Mapping[str, ast.AST]) -> set[str]:
-    """The variables that a function names, or what it uses of ``top``."""
-    found = set()
-    for each in ast.walk(node):
-        if isinstance(each, ast.Constant) and NAME.fullmatch(str(each.value)):
-            found.add(str(each.value))
-        elif isinstance(each, ast.Name) and each.id in top and top[each.id] is not node:
-            found |= _variables_of(top[each.id], {name: value for name, value in top.items() if name != each.id})
-    return found - NO_VARIABLES
-
-
 NO_VARIABLES = {
     *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "NO_LOG", "HIDES_FRAMES"),
     *(
@@ -272,24 +216,7 @@ def all_caps(path: Path) -> list[str]:
     return sorted(text for text in texts if NAME.fullmatch(text))
 
 
-# -------------------------------------------------------------------------------------------------- codes and runtime
-
-
-def _exit_codes() -> Iterator[str]:
-    yield "## Exit codes\n"
-    yield (
-        "The exit code is that of the first rank that [failed](failures.md), or one of the launcher's, with a name in "
-        "`ddplaunch.base.errors`. All nodes return the same.\n"
-    )
-    ours = {number: (name, text) for name, number, text in records.error_codes()}
-    rows = []
-    for code in sorted({*ours, *records.EXITS}):
-        name, text = ours.get(code, ("", ""))
-        means, after = records.EXITS.get(code, (text, ""))
-        shown = f"{code} + N" if name == "EXIT_SIGNAL" else "1 to 125" if code == 1 else str(code)
-        means = ": ".join(filter(None, [(means or text).rstrip("."), after]))
-        rows.append((shown, f"{means} (`{name}`)" if name else means))
-    yield table(("code", "meaning"), rows)
+# ----------------------------------------------------------------------------------------------------------- runtime
 
 
 def _runtime() -> Iterator[str]:

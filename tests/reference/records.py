@@ -1,12 +1,9 @@
-"""The fields of all JSON that ddplaunch writes, as the code has them, and the exit codes."""
+"""The fields of all JSON that ddplaunch writes, as the code has them."""
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import ddplaunch
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.events import EVENT_TYPES
@@ -128,29 +125,3 @@ def failure_fields() -> tuple[list[str], list[str]]:
     first = RankFailure(**blank)
     verdict = FailureReport(first, (), (), 0, 1).to_json()
     return list(verdict), list(verdict["first"])
-
-
-EXITS = {
-    0: ("All ranks returned 0.", ""),
-    1: ("The code of the first rank that failed; 1 after an exception.", "`raise`, `sys.exit(3)`, an error in torch"),
-    2: ("", "a misspelt option, a port in use; or a rank's own `sys.exit(2)`"),
-    69: ("", "a machine that went down"),
-    70: ("", "please report it, with the file that the message names"),
-    71: ("", "`pids.max`, `ulimit -u`; the message says how many ranks had started"),
-    75: ("", "[preemption](preemption.md), a time limit"),
-    126: ("What `--no-python` names cannot be executed.", "a missing execute permission"),
-    130: ("Ctrl-C (SIGINT).", ""),
-    134: ("SIGABRT.", "a failed check in native code, a broken heap"),
-    135: ("SIGBUS.", "`/dev/shm` is full, a mapped file shrank"),
-    137: ("SIGKILL.", "`kill -9`, the kernel's out-of-memory killer"),
-    139: ("SIGSEGV.", "a segmentation fault in native code"),
-    143: ("SIGTERM, to ddplaunch, or to one rank from outside.", "a scheduler's time limit"),
-}
-"""Exit codes: what they mean, where ``errors.py`` does not say it, and what brings them about."""
-
-
-def error_codes() -> Iterator[tuple[str, int, str]]:
-    """The exit codes that the launcher itself chooses: name, number, and the text below it in ``errors.py``."""
-    text = (Path(ddplaunch.__file__).parent / "base" / "errors.py").read_text(encoding="utf-8")
-    for match in re.finditer(r'^(EXIT_\w+) = (\d+)\n"""(.*?)"""', text, re.MULTILINE | re.DOTALL):
-        yield match[1], int(match[2]), " ".join(match[3].split())

@@ -8,7 +8,7 @@ import pytest
 from ddplaunch.cli.click_commands import cli
 from ddplaunch.features.submit.slurm import OVERRIDE_VARIABLES
 from tests.reference import records
-from tests.reference.page import NAME, NO_VARIABLES, PACKAGE, PAGE, all_caps, clusters, page, tables
+from tests.reference.page import NAME, NO_VARIABLES, PACKAGE, PAGE, all_caps, page, section, tables
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
@@ -24,7 +24,7 @@ def test_every_variable_of_ours_is_listed():
 
 @pytest.mark.slow
 def test_every_other_variable_in_the_source_is_listed():
-    listed = {name for _, names in clusters() for name in names}
+    listed = set(re.findall(r"`(\w+)`", section("### What is read of clusters")))
     for heading in ("ddplaunch's own", "What every rank gets", "What ranks get in some jobs", "What ddplaunch reads"):
         listed |= variables(heading)
     found = {name for path in SOURCES for name in all_caps(path)} - set(
@@ -37,6 +37,15 @@ def test_every_other_variable_in_the_source_is_listed():
 def variables(heading: str) -> set[str]:
     (found,) = tables(f"### {heading}")
     return {*found}
+
+
+def test_every_exit_code_of_the_launcher_is_described():
+    codes = re.findall(
+        r"^(EXIT_\w+) = (\d+)$", (PACKAGE / "base" / "errors.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert codes
+    for name, number in codes:
+        assert re.search(rf"^\| {number}( \+ N)? \| .*\(`{name}`\) \|$", section("## Exit codes"), re.MULTILINE), name
 
 
 def test_every_rank_gets_what_the_page_says():

@@ -45,7 +45,7 @@ class CommandResult(NamedTuple):
 class Login:
     """The login host of a cluster, and what a user types there.
 
-    Each host has its own folder of doors, as machines do, and ``home`` may be one that is its own too.
+    Each host has its own folder of control sockets, as machines do, and ``home`` may be one that is its own too.
     """
 
     def __init__(self, cluster: Slurm | GridEngine, home: Path) -> None:

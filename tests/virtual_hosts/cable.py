@@ -23,7 +23,7 @@ class Cable:
         """The network namespace of the host, while the cable is plugged in."""
         self._relay: subprocess.Popen[bytes] | None = None
         self._queues = False
-        """Whether its ends have queues that delay or limit."""
+        """Whether its ends have queues that limit."""
 
     def plug(self, inside: NetworkNamespace, pid: int) -> None:
         """Plug it in, at the host whose network namespace this is and ``pid`` lives in."""
@@ -61,23 +61,12 @@ class Cable:
         """Switch the interface off inside the host."""
         self._plugged().ip(f"link set {self.interface} down")
 
-    def delay(self, milliseconds: float) -> None:
-        """Let everything take that much longer, each way."""
-        self._stop_relay()
-        try:
-            self._queue(f"netem delay {milliseconds}ms limit 100000")
-        except HostError:
-            self._start_relay(milliseconds)
-
     def narrow(self, rate: str) -> None:
         """Let no more through than this ("10mbit"), each way; the rest waits, and what has to wait long is lost."""
-        self._queue(f"tbf rate {rate} burst 32kb latency 400ms")
-
-    def _queue(self, discipline: str) -> None:
-        inside = self._plugged()
-        inside.call("tc", "qdisc", "replace", "dev", self.interface, "root", *discipline.split())
+        discipline = f"tbf rate {rate} burst 32kb latency 400ms".split()
+        self._plugged().call("tc", "qdisc", "replace", "dev", self.interface, "root", *discipline)
         self._queues = True
-        self.switch.call("tc", "qdisc", "replace", "dev", self.port, "root", *discipline.split())
+        self.switch.call("tc", "qdisc", "replace", "dev", self.port, "root", *discipline)
 
     def heal(self) -> None:
         """Undo all faults of the cable."""
@@ -95,8 +84,12 @@ class Cable:
             raise HostError(f"{self.port} is not plugged in")
         return self.inside
 
-    def _start_relay(self, milliseconds: float) -> None:
-        """Lead the cable through a relay: port, a bridge of its own, a TAP; the relay; a TAP in the switch's bridge."""
+    def delay(self, milliseconds: float) -> None:
+        """Let everything take that much longer, each way.
+
+        The cable leads through a relay: port, a bridge of its own, a TAP; the relay; a TAP in the switch's bridge.
+        """
+        self._stop_relay()
         near, far = f"{self.port}-near", f"{self.port}-far"
 
         def start() -> subprocess.Popen[bytes]:

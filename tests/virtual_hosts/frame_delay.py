@@ -1,7 +1,7 @@
 """A slow cable: forwards Ethernet frames between two TAP devices after a delay.
 
-For kernels without netem. Run as ``relay.py MILLISECONDS TAP TAP PIDFD`` in the network namespace of the switch; it
-prints "ready" when the devices are there, and ends, and they with it, when the process of the pidfd does.
+Many kernels have no netem. Run as ``frame_delay.py MILLISECONDS TAP TAP PIDFD`` in the network namespace of the
+switch; it prints "ready" when the devices are there, and ends, and they with it, when the process of the pidfd does.
 """
 
 import fcntl

@@ -23,7 +23,6 @@ from tests.virtual_hosts.namespaces import (
     setns,
     unshare,
 )
-from tests.virtual_hosts.quota import Quota
 
 _INIT = Path(__file__).with_name("init.py")
 
@@ -38,14 +37,13 @@ class Host:
         addresses: Sequence[str],
         files: dict[str, str],
         cables: Sequence[Cable],
-        group: str,
         ipv6: bool,
     ) -> None:
         """``addresses``: IPv4, IPv6 and that of the second interface; ``files``: what lies in its /etc instead."""
         self.number, self.name = number, name
         self.address, self.address6, self.address_second = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
-        self._freezer, self._quota = Freezer(), Quota(group)
+        self._freezer = Freezer()
         self._init: subprocess.Popen[bytes] | None = None
         self._network: NetworkNamespace | None = None
         self._started: list[subprocess.Popen[Any]] = []
@@ -162,7 +160,6 @@ class Host:
         settings = {
             "hostname": self.name,
             "files": self._files,
-            "group": str(self._quota.group or ""),
             "test_process": us,
         }
         unshare(HOST)
@@ -201,7 +198,6 @@ class Host:
             self._init.wait()
             self._started.clear()
             self._freezer.thaw()
-            self._quota.lift()
 
     def close(self) -> None:
         """Remove the host."""
@@ -228,11 +224,6 @@ class Host:
         if not self.alive or self._init is None:
             raise HostError(f"{self.name} is not up")
         return self._init
-
-    def limit(self, cpus: float) -> None:
-        """Give its processes, and all that they start, the time of ``cpus`` CPUs; skip where that cannot be done."""
-        self._running()
-        self._quota.set(cpus, self.processes())
 
     # Faults of the first interface
 

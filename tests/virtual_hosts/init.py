@@ -5,14 +5,12 @@ As PID 1, it takes every process of the host along when it is killed.
 """
 
 import ctypes
-import errno
 import json
 import os
 import select
 import signal
 import socket
 import sys
-import time
 
 BIND, MOVE, RECURSIVE, PRIVATE = 4096, 8192, 16384, 1 << 18
 DETACH = 2
@@ -62,24 +60,11 @@ def wait_for_end(fd: int) -> None:
     poll.poll()
 
 
-def remove_group(parent: int, name: str) -> None:
-    """Remove a control group that the host's processes may have been in, once they are gone."""
-    while True:
-        try:
-            return os.rmdir(name, dir_fd=parent)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                return  # there is none
-            time.sleep(0.01)
-
-
 def main() -> None:
     settings = json.load(sys.stdin)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # like all signals from within, ignored by PID 1 if not handled
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for a parent that ignores this
     os.chdir("/")
-    folder, name = os.path.split(settings["group"])
-    parent = os.open(folder or "/", os.O_RDONLY)
     set_up(settings["hostname"], settings["files"])
     os.write(1, b"ready\n")
     for fd in range(3):
@@ -89,8 +74,6 @@ def main() -> None:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
         pass  # we are the only process
-    if name:
-        remove_group(parent, name)
 
 
 if __name__ == "__main__":

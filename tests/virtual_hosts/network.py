@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import uuid
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +46,6 @@ class Network:
                     f"link add {bridge} type bridge forward_delay 0 mcast_snooping 0", f"link set {bridge} up"
                 )
             self._switch.ip(f"address add {_SWITCH}/24 dev br0")
-            unique = f"hosts-{os.getpid()}-{uuid.uuid4().hex[:8]}"
             for i in range(count):
                 self.hosts.append(
                     Host(
@@ -56,7 +54,6 @@ class Network:
                         (f"10.77.0.{10 + i}", f"fd77::{10 + i}" if ipv6 else "", f"10.78.0.{10 + i}" if second else ""),
                         _files(i, count, debian_hosts, dns, ipv6),
                         _cables(self._switch, i, ipv6, second),
-                        f"{unique}-n{i}",
                         ipv6,
                     )
                 )

@@ -115,18 +115,15 @@ class JobAttempt(Struct):
     @property
     def first_launcher_failure(self) -> NodeFailure | None:
         """The launcher failure, unless a rank had failed before."""
-        return (
-            self.launcher_failure
-            if self.launcher_failure and self.launcher_failure.happened_before(self.failure_report)
-            else None
-        )
+        return self._unless_later(self.launcher_failure)
 
     @property
     def first_lost_node(self) -> NodeFailure | None:
         """The first node that was lost or has left, unless a rank had failed before."""
-        return (
-            self.lost_nodes[0] if self.lost_nodes and self.lost_nodes[0].happened_before(self.failure_report) else None
-        )
+        return self._unless_later(self.lost_nodes[0] if self.lost_nodes else None)
+
+    def _unless_later(self, failure: NodeFailure | None) -> NodeFailure | None:
+        return failure if failure and failure.happened_before(self.failure_report) else None
 
     @property
     def failure_report(self) -> FailureReport | None:

@@ -83,12 +83,3 @@ FORMATTER = MessageFormatter()
 
 def _to_plain_data(value: object) -> object:
     return value.to_json() if hasattr(value, "to_json") else str(value)
-
-
-def without_node_fields(line: bytes) -> bytes:
-    """Remove time and node rank from a JSON message, so that equal messages of several nodes become identical."""
-    try:
-        message = json.loads(line)
-    except ValueError:  # truncated, or not a message of ddplaunch
-        return line
-    return json.dumps({name: value for name, value in message.items() if name not in ("time", "node_rank")}).encode()

@@ -60,8 +60,8 @@ class DebugServer:
         self._rpc, self._notify, self._send = rpc, notify, send
         self._ranks: NodeRanks | None = None
         self._socket: socket.socket | None = None
-        self._known: dict[int, Debuggee] = {}
-        self._connections: set[Connection[messages.FromDebugger]] = set()
+        self._connected: list[Debuggee] = []
+        self._known: dict[int, Debuggee] = {}  # by rank, from its first message on
         self._users: list[DebugUser] = []
         self._pausing: set[int] = set()  # ranks that a user has requested to stop
         self._withdrawn: set[int] = set()  # such ranks whose user has left since
@@ -112,8 +112,8 @@ class DebugServer:
     def close(self) -> None:
         for each in self._known.values():
             each.end_terminal()
-        for connection in self._connections:
-            connection.close()
+        for each in self._connected:
+            each.connection.close()
         if self._socket is not None:
             self.loop.unwatch_fd(self._socket.fileno())
             self._socket.close()
@@ -128,30 +128,26 @@ class DebugServer:
         except OSError:
             return
         if peer_uid(sock) != os.geteuid():
-            sock.close()
-            return
-
-        def on_lost(why: str) -> None:
-            self._connections.discard(connection)
-            for rank, each in list(self._known.items()):
-                if each.connection is connection:
-                    self._on_rank_disconnect(rank, each)
-                    del self._known[rank]
-
+            return sock.close()
         connection = Connection[messages.FromDebugger](
             self.loop,
             sock,
             messages.FROM_DEBUGGER,
-            lambda message: self._on_rank_message(connection, message),
-            on_lost,
+            lambda message: self._on_rank_message(each, message),
+            lambda why: self._on_lost(each),
         )
-        self._connections.add(connection)
+        each = Debuggee(connection)
+        self._connected.append(each)
 
-    def _on_rank_message(self, connection: Connection[messages.FromDebugger], message: messages.FromDebugger) -> None:
+    def _on_lost(self, each: Debuggee) -> None:
+        self._connected.remove(each)
+        for rank in [rank for rank, other in self._known.items() if other is each]:
+            self._on_rank_disconnect(rank, each)
+            del self._known[rank]
+
+    def _on_rank_message(self, each: Debuggee, message: messages.FromDebugger) -> None:
         rank = message.rank
-        each = self._known.get(rank)
-        if each is None or each.connection is not connection:
-            each = self._known[rank] = Debuggee(connection)
+        self._known[rank] = each
         match message:
             case messages.RankStopped():
                 if each.detached and not message.error:
@@ -161,7 +157,7 @@ class DebugServer:
                     return None
                 if rank in self._withdrawn or (message.error and self._left_failed):
                     self._withdrawn.discard(rank)
-                    return connection.send(messages.DetachUser(rank))
+                    return each.connection.send(messages.DetachUser(rank))
                 if not self._users:
                     self.on_stop_unattended()
                 if not self.is_active:
@@ -175,7 +171,7 @@ class DebugServer:
                 self._pausing.discard(rank)
                 self._start_idle_timer(rank, each)
             case messages.TerminalRequest():
-                connection.send(messages.TerminalRequest(rank, self._open_terminal(rank, each)))
+                each.connection.send(messages.TerminalRequest(rank, self._open_terminal(rank, each)))
             case messages.DebuggerOutput(data=data, prompt=prompt):
                 each.output, each.prompt = (each.output + data)[-SCROLLBACK_BYTES:], prompt
                 each.is_arriving &= not prompt

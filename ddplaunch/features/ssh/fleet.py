@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -16,7 +17,7 @@ from msgspec import Struct
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, EXIT_UNAVAILABLE, EXIT_USAGE, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.job.signal_forwarding import InspectKey
-from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMessage, MessageKind, without_node_fields
+from ddplaunch.core.output.log_message import FORMATTER, JSON_LINE_START, LogMessage, MessageKind
 from ddplaunch.core.output.sink import Sink
 from ddplaunch.features.ssh.connection_limiter import RETRY_DELAY_S, ConnectionLimiter
 from ddplaunch.features.ssh.remote_launcher import GO_BYTE, HEARTBEAT_BYTE, INSPECT_BYTE, KILL_DELAY_S, SIGNAL_BYTES
@@ -202,7 +203,7 @@ class Fleet:
         if self._state is FleetState.CHECKING or self.problems:
             return  # a login banner, or a text that the problems contain
         if number == 2 and len(self._hosts) > 1 and self._is_launcher_line(host, line):
-            words = without_node_fields(line) if line.startswith(_JSON_START) else line
+            words = _without_node_fields(line) if line.startswith(_JSON_START) else line
             lines = self._launcher_lines_by_host.setdefault(host, Counter())
             lines[words] += 1
             if lines[words] <= self._launcher_lines[words]:
@@ -326,3 +327,12 @@ class Fleet:
 
 def _hint_for(host: SshSession) -> str:
     return "" if host.has_replied else f"; does `ssh {host.name} true` work without a prompt?"
+
+
+def _without_node_fields(line: bytes) -> bytes:
+    """Remove time and node rank from a JSON message, so that equal messages of several nodes become identical."""
+    try:
+        message = json.loads(line)
+    except ValueError:  # truncated, or not a message of ddplaunch
+        return line
+    return json.dumps({name: value for name, value in message.items() if name not in ("time", "node_rank")}).encode()

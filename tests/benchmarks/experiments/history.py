@@ -1,22 +1,19 @@
 """What the history and the inspection endpoint cost a run that is not inspected."""
 
-from tests.benchmarks.contenders import ddplaunch
-from tests.benchmarks.runner import OURS, Experiment, Row, Size
-from tests.benchmarks.turns import run
-
-WITHOUT = ("--no-inspect", "--no-history")
+from tests.benchmarks.harness import OURS, Experiment, Row, Size, compare, ddplaunch, run
 
 
 def experiment(size: Size) -> Experiment:
-    without = " ".join(WITHOUT)
+    without = ("--no-inspect", "--no-history")
+    other = " ".join(without)
     what = f"{size.many} ranks, with inspection and history"
     return Experiment(
-        {
-            OURS: lambda: run(ddplaunch()(size.many, "collective.py")),
-            without: lambda: run(ddplaunch(*WITHOUT)(size.many, "collective.py")),
-        },
+        compare(
+            lambda launcher: run(launcher(size.many, "collective.py")),
+            **{OURS: ddplaunch(), other: ddplaunch(*without)},
+        ),
         (
-            Row(f"{what}: the whole command", "wall", "s", without),
-            Row(f"{what}: CPU of the whole job", "cpu", "CPU-s", without),
+            Row(f"{what}: the whole command", "wall", "s", other),
+            Row(f"{what}: CPU of the whole job", "cpu", "CPU-s", other),
         ),
     )

@@ -1,37 +1,53 @@
-"""What launcher and zygote do while the ranks sleep."""
+"""What launcher and zygote do while the ranks sleep: how often they wake, and their CPU time."""
 
-from tests.benchmarks import kernel
-from tests.benchmarks.contenders import Launcher, ddplaunch
-from tests.benchmarks.measure import Job
-from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size, Values
-from tests.benchmarks.turns import compare
+import re
+import time
+from pathlib import Path
+
+from tests.benchmarks.harness import (
+    OURS,
+    TORCHRUN,
+    Experiment,
+    Job,
+    Launcher,
+    Row,
+    Size,
+    Values,
+    compare,
+    cpu_ms,
+    ddplaunch,
+    descendants,
+)
 
 
-def _activity(pids: list[int]) -> Values:
-    return {
-        "switches": sum(map(kernel.switches, pids)),
-        "cpu": sum(map(kernel.processor_ms, pids)),
-        "memory": sum(map(kernel.resident_memory, pids)),
-    }
+def _switches(pid: int) -> int:
+    """How often the threads of a process went to sleep or were interrupted (context switches of both kinds)."""
+    threads = Path(f"/proc/{pid}/task").glob("*/status")
+    return sum(int(each) for thread in threads for each in re.findall(r"ctxt_switches:\t(\d+)", thread.read_text()))
 
 
 def experiment(size: Size) -> Experiment:
     def idled(launcher: Launcher) -> Values:
         with Job(launcher(size.few, "collective.py"), hold=True) as job:
             job.until("held", size.few)
-            job.watch(1.0)  # what starting up still owes
-            others = set(kernel.descendants(job.pid))
+            time.sleep(1.0)  # what starting up still owes
+            others = {each.pid for each in descendants(job.pid)}
             for rank in job.pids("held").values():
-                others -= {rank, *kernel.descendants(rank)}
+                others -= {rank, *(each.pid for each in descendants(rank))}
             watched = {"launcher": [job.pid], "zygote": sorted(others)}
-            before = {name: _activity(pids) for name, pids in watched.items()}
-            job.watch(size.idle_s)
-            values: Values = {}
-            for name, pids in watched.items():
-                if pids:
-                    after = _activity(pids)
-                    values |= {f"{name}_{key}": after[key] - before[name][key] for key in ("switches", "cpu")}
-                    values[f"{name}_memory"] = after["memory"]
+            reads = {"switches": _switches, "cpu": cpu_ms}
+
+            def activity() -> Values:
+                return {
+                    f"{name}_{what}": float(sum(map(read, pids)))
+                    for name, pids in watched.items()
+                    if pids
+                    for what, read in reads.items()
+                }
+
+            before = activity()
+            time.sleep(size.idle_s)
+            values = {name: value - before[name] for name, value in activity().items()}
             job.release()
             job.succeed()
             return values
@@ -42,11 +58,7 @@ def experiment(size: Size) -> Experiment:
         tuple(
             Row(f"{what}: {name}'s {shown}", f"{name}_{value}", unit)
             for name in ("launcher", "zygote")
-            for value, shown, unit in (
-                ("switches", "context switches", ""),
-                ("cpu", "CPU", "ms"),
-                ("memory", "RSS", "MB"),
-            )
+            for value, shown, unit in (("switches", "context switches", ""), ("cpu", "CPU", "ms"))
         ),
         rounds=2,
     )

@@ -4,10 +4,19 @@ import os
 import signal
 import time
 
-from tests.benchmarks.contenders import Launcher
-from tests.benchmarks.measure import Failed, Job
-from tests.benchmarks.runner import OURS, SPAWN, TORCHRUN, Experiment, Row, Size, Values
-from tests.benchmarks.turns import compare
+from tests.benchmarks.harness import (
+    OURS,
+    SPAWN,
+    TORCHRUN,
+    Experiment,
+    Failed,
+    Job,
+    Launcher,
+    Row,
+    Size,
+    Values,
+    compare,
+)
 
 
 def experiment(size: Size) -> Experiment:

@@ -1,7 +1,6 @@
 """The memory of a whole job whose ranks idle after a collective."""
 
-from tests.benchmarks.runner import OURS, SPAWN, TORCHRUN, Experiment, Row, Size
-from tests.benchmarks.turns import compare, held
+from tests.benchmarks.harness import OURS, SPAWN, TORCHRUN, Experiment, Row, Size, compare, held
 
 
 def experiment(size: Size) -> Experiment:

@@ -4,10 +4,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.contenders import Launcher, ddplaunch, torchrun
-from tests.benchmarks.measure import Job
-from tests.benchmarks.runner import OURS, Experiment, Row, Size, Values
-from tests.benchmarks.turns import compare
+from tests.benchmarks.harness import OURS, Experiment, Job, Launcher, Row, Size, Values, compare, ddplaunch, torchrun
 
 TEE = "torchrun --tee 3"
 _LINE = re.compile(rb"(?:\[(\d+)\] |\[default(\d+)\]:)rank (\d+) line (\d+) x{60} end")

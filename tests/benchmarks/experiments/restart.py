@@ -4,9 +4,7 @@ import os
 import signal
 import time
 
-from tests.benchmarks.contenders import Launcher, ddplaunch, torchrun
-from tests.benchmarks.measure import Job
-from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size, Values
+from tests.benchmarks.harness import OURS, TORCHRUN, Experiment, Job, Launcher, Row, Size, Values, ddplaunch, torchrun
 
 # Without it torchrun's restarts meet the keys of the previous attempt and fail (torch 2.13, gloo).
 RESTARTABLE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

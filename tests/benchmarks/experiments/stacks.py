@@ -6,9 +6,7 @@ from ddplaunch.cli import client
 from ddplaunch.core.control_socket.socket_dir import list_sockets
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
-from tests.benchmarks.contenders import ddplaunch
-from tests.benchmarks.measure import Failed, Job
-from tests.benchmarks.runner import OURS, Experiment, Row, Size, Values
+from tests.benchmarks.harness import OURS, Experiment, Failed, Job, Row, Size, Values, ddplaunch
 
 
 def _inspected(ranks: int) -> float:

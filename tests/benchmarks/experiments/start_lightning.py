@@ -1,7 +1,6 @@
 """A program that imports Lightning: its Trainer with DDP, four steps."""
 
-from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size
-from tests.benchmarks.turns import compare, run
+from tests.benchmarks.harness import OURS, TORCHRUN, Experiment, Row, Size, compare, run
 
 REQUIRES = ("lightning",)
 

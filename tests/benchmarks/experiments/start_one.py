@@ -1,11 +1,8 @@
 """One rank, beside one process of plain python."""
 
-from tests.benchmarks.contenders import ddplaunch, plain
-from tests.benchmarks.runner import OURS, Experiment, Row, Size
-from tests.benchmarks.turns import run
+from tests.benchmarks.harness import OURS, PLAIN, Experiment, Row, Size, ddplaunch, plain, run
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-PLAIN = "plain python"
 
 
 def experiment(size: Size) -> Experiment:

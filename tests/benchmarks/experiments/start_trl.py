@@ -5,10 +5,19 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from tests.benchmarks.contenders import LAUNCHERS, Launcher
-from tests.benchmarks.measure import Failed
-from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size, Values
-from tests.benchmarks.turns import compare, run
+from tests.benchmarks.harness import (
+    LAUNCHERS,
+    OURS,
+    TORCHRUN,
+    Experiment,
+    Failed,
+    Launcher,
+    Row,
+    Size,
+    Values,
+    compare,
+    run,
+)
 
 REQUIRES = ("trl", "peft", "datasets")
 RANKS = 2

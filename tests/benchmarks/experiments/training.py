@@ -1,7 +1,6 @@
 """The shortest training: DDP and one AdamW step."""
 
-from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size
-from tests.benchmarks.turns import compare, run
+from tests.benchmarks.harness import OURS, TORCHRUN, Experiment, Row, Size, compare, run
 
 
 def experiment(size: Size) -> Experiment:

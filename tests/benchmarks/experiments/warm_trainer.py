@@ -1,16 +1,16 @@
 """A program that imports transformers, from a zygote that is kept warm: the time to its first step."""
 
+import tempfile
 from pathlib import Path
 
-from tests.benchmarks.contenders import LAUNCHERS, ddplaunch
-from tests.benchmarks.measure import Job
-from tests.benchmarks.runner import OURS, TORCHRUN, Experiment, Row, Size, Values
-from tests.benchmarks.turns import lasting_folder
+from tests.benchmarks.harness import LAUNCHERS, OURS, TORCHRUN, Experiment, Job, Row, Size, Values, ddplaunch
 
 REQUIRES = ("transformers",)
 
 
 def experiment(size: Size) -> Experiment:
+    kept = tempfile.TemporaryDirectory(prefix="benchmark-warm-")
+
     def stepped(command: list[str], folder: Path | None = None) -> Values:
         with Job(command, folder=folder) as job:
             job.until("step", size.many)
@@ -20,7 +20,7 @@ def experiment(size: Size) -> Experiment:
     what = f"{size.many} ranks, Hugging Face's Trainer, --warm: from the command to the first step"
     return Experiment(
         {
-            OURS: lambda: stepped(ddplaunch("--warm")(size.many, "hf_trainer.py"), lasting_folder("warm-trainer")),
+            OURS: lambda: stepped(ddplaunch("--warm")(size.many, "hf_trainer.py"), Path(kept.name)),
             TORCHRUN: lambda: stepped(LAUNCHERS[TORCHRUN](size.many, "hf_trainer.py")),
         },
         (Row(what, "step", "s", TORCHRUN),),

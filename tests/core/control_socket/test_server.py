@@ -58,12 +58,12 @@ def run(start_ddplaunch, runtime) -> Run:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory) -> Iterator[BackgroundJob]:
-    """Two ranks that run; its tests only ask their job."""
+def shared_job(tmp_path_factory) -> Iterator[BackgroundJob]:
+    """A job of two ranks for tests that only send requests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", runtime := str(tmp_path_factory.mktemp("r")))
         words = ("run", "--nproc", "2", "--no-history", "--no-python", "sh", "-c", SLEEPS)
-        job = BackgroundJob(tmp_path_factory.mktemp("asked"), words, {"XDG_RUNTIME_DIR": runtime})
+        job = BackgroundJob(tmp_path_factory.mktemp("shared"), words, {"XDG_RUNTIME_DIR": runtime})
         try:
             job.wait_for("up", 2)
             job.path = find_socket_path(job)
@@ -173,16 +173,16 @@ GARBAGE = [
 ]
 
 
-def test_invalid_requests_are_dropped(asked):
+def test_invalid_requests_are_dropped(shared_job):
     for sent in (*GARBAGE, encode(StatusQuery()) + encode(StopJobRequest())):
-        with call(asked.path) as sock:
+        with call(shared_job.path) as sock:
             sock.sendall(sent)
             try:
                 while sock.recv(1 << 16):
                     assert sent not in GARBAGE
             except ConnectionResetError:
                 pass  # it was closed before all was read
-        assert wait_for_status(asked).state is JobState.RUNNING
+        assert wait_for_status(shared_job).state is JobState.RUNNING
 
 
 @pytest.mark.slow
@@ -228,17 +228,17 @@ def test_a_process_that_has_a_killed_launchers_pid_now_does_not_keep_its_socket(
     assert not list(runtime.rglob("*.1")), "a client removes what is left"
 
 
-def test_slow_clients_and_a_suspended_launcher(asked):
-    with call(asked.path) as sock:
+def test_slow_clients_and_a_suspended_launcher(shared_job):
+    with call(shared_job.path) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         sock.sendall(encode(StatusQuery()))
-        assert wait_for_status(asked).state is JobState.RUNNING
-    os.kill(asked.process.pid, signal.SIGSTOP)
+        assert wait_for_status(shared_job).state is JobState.RUNNING
+    os.kill(shared_job.process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(JobNotResponding, match=r"is suspended \(PID \d+\)"):
-            client.send_request(asked.path, StatusQuery(), 0.5)
+            client.send_request(shared_job.path, StatusQuery(), 0.5)
     finally:
-        os.kill(asked.process.pid, signal.SIGCONT)
+        os.kill(shared_job.process.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("variables", [{"HOME": "/proc/no"}, {"XDG_RUNTIME_DIR": "/proc/no"}, {"TMPDIR": "/proc/no"}])
@@ -288,20 +288,20 @@ def test_without_a_folder_there_is_no_control_socket(monkeypatch):
     control.close()
 
 
-def test_requests_beyond_the_limit_wait(asked):
+def test_requests_beyond_the_limit_wait(shared_job):
     """All places are taken, and all that the kernel has for those who wait: the next waits for its turn."""
     others = []
     while len(others) < 500:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         others.append(sock)
         try:
-            sock.connect(asked.path)
+            sock.connect(shared_job.path)
         except BlockingIOError:
             break
     with pytest.raises(JobNotResponding) as raised:
-        client.send_request(asked.path, StatusQuery(), 0.2)
+        client.send_request(shared_job.path, StatusQuery(), 0.2)
     assert "did not reply within 0.2 s" in raised.value.message
     assert "try again" in (raised.value.hint or "")
     for sock in others:
         sock.close()
-    assert client.send_request(asked.path, StatusQuery()).world_size == 2
+    assert client.send_request(shared_job.path, StatusQuery()).world_size == 2

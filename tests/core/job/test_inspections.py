@@ -24,8 +24,8 @@ def job():
     return made
 
 
-def asked(job):
-    """The questions to nodes: who, and what."""
+def list_requests(job):
+    """The requests to nodes: node rank and message."""
     return [(number, message) for number, message in job.sent if isinstance(message, RpcRequest)]
 
 
@@ -40,9 +40,9 @@ def found(serial, *ranks):
 
 def test_ranks_are_stopped_after_the_inspection_of_all(job):
     job.fail(1, 2)
-    assert [number for number, _ in asked(job)] == [0, 1]
+    assert [number for number, _ in list_requests(job)] == [0, 1]
     assert stops(job) == []
-    serial = asked(job)[0][1].serial
+    serial = list_requests(job)[0][1].serial
     job.send(1, found(serial, 2, 3))
     assert stops(job) == []
     job.send(0, found(serial, 0, 1))
@@ -63,7 +63,7 @@ def test_a_node_that_does_not_answer_is_not_waited_for(job):
 
 def test_a_second_ctrl_c_skips_the_inspection(job):
     job.send(1, messages.StopRequested(signal.SIGINT))
-    assert asked(job)
+    assert list_requests(job)
     assert stops(job) == []
     job.send(1, messages.StopRequested(signal.SIGINT, again=True))
     assert [message.grace_s for _, message in job.sent if isinstance(message, messages.StopAttempt)] == [0.0, 0.0]
@@ -73,7 +73,7 @@ def test_preempted_ranks_are_not_inspected(job):
     job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
     job.wait(100)
     assert stops(job)
-    assert not asked(job)
+    assert not list_requests(job)
 
 
 @pytest.mark.parametrize("rules", [{"grace": 4.0}, {"inspect": False}])
@@ -82,14 +82,14 @@ def test_no_inspection_with_a_short_grace(rules):
     job.join(1)
     job.fail(1, 2)
     assert stops(job) == [0, 1]
-    assert not asked(job)
+    assert not list_requests(job)
 
 
 def test_secondary_failures_are_inspected_in_more_detail(job):
     job.fail(1, 2, message="RuntimeError: Connection closed by peer")
-    assert {message.payload for _, message in asked(job)} == {Detail.WAITS}
+    assert {message.payload for _, message in list_requests(job)} == {Detail.WAITS}
     job.fail(0, 1, message="ValueError: no such class")
-    assert len(asked(job)) == 2, "once an attempt"
+    assert len(list_requests(job)) == 2, "once an attempt"
 
 
 def test_an_ended_attempt_waits_for_its_inspection(job):
@@ -101,13 +101,13 @@ def test_an_ended_attempt_waits_for_its_inspection(job):
     ends = [message for _, message in job.sent if isinstance(message, messages.EndJob)]
     assert not ends
     for number in (0, 1):
-        job.send(number, found(asked(job)[0][1].serial, 2 * number, 2 * number + 1))
+        job.send(number, found(list_requests(job)[0][1].serial, 2 * number, 2 * number + 1))
     assert [message.outcome.code for _, message in job.sent if isinstance(message, messages.EndJob)] == [3, 3]
 
 
 def test_an_inspection_does_not_wait_for_a_lost_node(job):
     job.fail(0, 0)
-    job.send(0, found(asked(job)[0][1].serial, 0, 1))
+    job.send(0, found(list_requests(job)[0][1].serial, 0, 1))
     job.lose(1)
     job.wait(0)
     assert stops(job) == [0]
@@ -116,7 +116,7 @@ def test_an_inspection_does_not_wait_for_a_lost_node(job):
 def test_a_node_that_is_lost_during_an_inspection_is_the_cause(job):
     """A rank's complaint that its connection closed is no match for the node that went."""
     job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
-    job.send(0, found(asked(job)[0][1].serial, 0, 1))
+    job.send(0, found(list_requests(job)[0][1].serial, 0, 1))
     job.send(0, messages.AttemptReport(0, 1, 0.0))
     job.lose(1)
     job.wait(1)
@@ -127,7 +127,7 @@ def test_a_node_that_is_lost_during_an_inspection_is_the_cause(job):
 
 def test_each_request_gets_a_reply(job):
     job.send(1, RpcRequest(7, "inspect", 3.0, Detail.STATE))
-    serial = asked(job)[0][1].serial
+    serial = list_requests(job)[0][1].serial
     for number in (0, 1):
         job.send(number, found(serial, 2 * number))
     number, answer = job.sent[-1]
@@ -138,4 +138,4 @@ def test_each_request_gets_a_reply(job):
 def test_a_report_about_ranks_of_another_node_is_a_protocol_error(job):
     job.fail(0, 0)
     with pytest.raises(ProtocolError):
-        job.send(1, found(asked(job)[0][1].serial, 0))
+        job.send(1, found(list_requests(job)[0][1].serial, 0))

@@ -21,21 +21,8 @@ from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, JobContext, JobSide, load_features
+from ddplaunch.core.job import job_events as ev
 from ddplaunch.core.job.job_attempt import JobPhase, TimeLimitExpired
-from ddplaunch.core.job.job_events import (
-    Accept,
-    ClockMeasured,
-    Command,
-    ConnectionLost,
-    Disconnect,
-    Event,
-    HelloReceived,
-    MessageReceived,
-    Refuse,
-    Send,
-    Start,
-    Woken,
-)
 from ddplaunch.core.job.machine import JobMachine
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NodeHello, RpcReply, RpcRequest
@@ -105,17 +92,17 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
-        self.now, self.events = 0.0, list[tuple[float, Event | Command]]()
+        self.now, self.events = 0.0, list[tuple[float, ev.Event | ev.Command]]()
         self.nodes: dict[int, Node] = {}  # that are connected
         self.orders = Counter[tuple[Node, str]]()
         self.config = self._make_config()
         chosen: list[tuple[str, Feature]] = [("unreliable", Unreliable(random))] if random.random() < 0.3 else []
         self.machine = JobMachine(self.config, self._hello(0), "id", [*load_features(), *chosen])
         self.nodes[0] = Node(self._hello(0))
-        self.do(Start())
+        self.do(ev.Start())
         if random.random() < 0.7:
             for number in range(1, random.randint(1, self.config.max_nodes)):
-                self.do(HelloReceived(number, self._hello(number)))
+                self.do(ev.HelloReceived(number, self._hello(number)))
 
     def _make_config(self) -> JobConfig:
         choose = self.random.choice
@@ -152,28 +139,28 @@ class History:
     @property
     def story(self) -> str:
         """All events, and below each the commands that followed."""
-        commands = (Accept, Refuse, Send, Disconnect)
+        commands = (ev.Accept, ev.Refuse, ev.Send, ev.Disconnect)
         return "\n".join(
             f"{moment:8.2f}  {'    ' * isinstance(each, commands)}{each}"[:300] for moment, each in self.events
         )
 
-    def do(self, event: Event) -> None:
+    def do(self, event: ev.Event) -> None:
         """Let an event happen, and what follows from it."""
         self.events.append((self.now, event))
         ended = self.machine.phase is JobPhase.ENDED
         commands = self.machine.on(event, Now(self.now, WALL + self.now))
-        assert all(isinstance(each, Refuse) for each in commands) or not ended, "after the end"
+        assert all(isinstance(each, ev.Refuse) for each in commands) or not ended, "after the end"
         for command in commands:
             self.events.append((self.now, command))
             match command:
-                case Send(number, message):
+                case ev.Send(number, message):
                     self._deliver(self.nodes[number], message)
-                case Disconnect(number):
+                case ev.Disconnect(number):
                     del self.nodes[number]
-                case Accept(_, hello):
+                case ev.Accept(_, hello):
                     number = hello.node_spec.node_rank
                     self.nodes[number] = Node(hello)
-        starts = [each.message for each in commands if isinstance(each, Send) and isinstance(each.message, START)]
+        starts = [each.message for each in commands if isinstance(each, ev.Send) and isinstance(each.message, START)]
         if starts:
             assert self.config.min_nodes <= len(starts) <= self.config.max_active_nodes
             places = [each.assignment.first_rank for each in starts if each.assignment]
@@ -205,7 +192,7 @@ class History:
                 node.ended, node.attempt = True, None
 
     def send(self, node: Node, message: Any) -> None:
-        self.do(MessageReceived(node.number, message))
+        self.do(ev.MessageReceived(node.number, message))
 
     def start_ranks(self, node: Node) -> None:
         node.started = True
@@ -254,7 +241,7 @@ class History:
 
     def lose(self, node: Node) -> None:
         del self.nodes[node.number]
-        self.do(ConnectionLost(node.number, "its connection closed", self.random.choice((0.0, 3.0))))
+        self.do(ev.ConnectionLost(node.number, "its connection closed", self.random.choice((0.0, 3.0))))
 
     def signal(self, node: Node) -> None:
         again, node.signalled = node.signalled, True
@@ -274,17 +261,17 @@ class History:
         number = self.random.choice(free or [0]) if self.random.random() < 0.99 else 0
         changed = {"versions": Versions("3.12")} if self.random.random() < 0.01 else {}
         given = self.random.random() < 0.7
-        self.do(HelloReceived(len(self.events), self._hello(number, has_node_rank=given, **changed)))
+        self.do(ev.HelloReceived(len(self.events), self._hello(number, has_node_rank=given, **changed)))
 
     def decline(self) -> None:
-        self.do(HelloReceived(len(self.events), messages.JoinDeclined(1, "n1", "no torch", None, None)))
+        self.do(ev.HelloReceived(len(self.events), messages.JoinDeclined(1, "n1", "no torch", None, None)))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with the deadlines meanwhile."""
         end = self.now + seconds
         while (at := self.machine.wake_at()) is not None and at <= end:
             self.now = max(self.now, at)
-            self.do(Woken())
+            self.do(ev.Woken())
         self.now = end
 
     def _actions(self, node: Node) -> list[tuple[float, Any]]:
@@ -296,7 +283,7 @@ class History:
             (0.005, lambda: self.send(node, messages.PreemptionNotice(signal.SIGUSR2))),
             (0.02, lambda: self.send(node, messages.ForwardSignal(signal.SIGUSR1))),
             (0.02, lambda: self.send(node, RpcRequest(7, "inspect", 3.0, Detail.STATE))),
-            (0.02, lambda: self.do(ClockMeasured(node.number, ClockOffset(self.random.uniform(-9, 9), 0.1)))),
+            (0.02, lambda: self.do(ev.ClockMeasured(node.number, ClockOffset(self.random.uniform(-9, 9), 0.1)))),
             (0.002, lambda: self.send(node, messages.NodeStartError("the target is missing", None))),
         ]
         if node.number:

@@ -120,7 +120,7 @@ def test_a_name_that_no_server_resolves_is_waited_for(hosts):
 @pytest.mark.parametrize(
     ("fault", "seconds", "expected"),
     [
-        ("drop", "4.5", "does a firewall block it?"),  # said after 4 s
+        ("drop", "4.5", "does a firewall block it?"),  # shown after 4 s
         ("power_off", "4.5", "does a firewall block it|no route"),
         ("reject", "1", "connection refused"),
     ],

@@ -85,7 +85,7 @@ def test_a_refused_node_without_the_token_does_not_end_the_job(step):
 
 @pytest.mark.slow
 def test_a_refused_node_that_a_user_started_may_be_started_again(start_ddplaunch, tmp_path):
-    """Nodes that people start one by one: a slip on one is no end of the job."""
+    """Where users start the nodes one by one, a wrong option on one does not end the job."""
     write_program(tmp_path, "hello.py", "print('hello')")
     words = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--start", "exec")
     zero = start_ddplaunch("run", *words, "--node-rank", "0", "--nproc", "1", "hello.py")

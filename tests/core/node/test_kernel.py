@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.features.warm.conftest import Shell, wait_for_exit
-from tests.features.warm.test_kills import again, begin
+from tests.features.warm.test_kills import begin, run_again
 from tests.seccomp import without
 from tests.start_modes import FORKED
 
@@ -127,8 +127,8 @@ def test_a_rank_that_is_traced_by_its_parent_has_its_signals(tmp_path):
 class ShellWithout(Shell):
     """Runs ``ddplaunch`` without pidfds."""
 
-    def launch(self, *words: str | Path, nproc: int = 2) -> str:
-        return f"{shlex.join(without('ENOSYS', *PIDFDS))} {super().launch(*words, nproc=nproc)}"
+    def launch(self, *words: str | Path) -> str:
+        return f"{shlex.join(without('ENOSYS', *PIDFDS))} {super().launch(*words)}"
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_warm_runs_without_pidfds(tmp_path):
             above, below = begin(shell)
             os.kill(above[killed], signal.SIGKILL)
             wait_for_exit(above["launcher"], above["zygote"], above["guardian"], *below)
-            assert again(shell) == above["warm"]
+            assert run_again(shell) == above["warm"]
         shell.log_out()
         wait_for_exit(above["warm"])
     finally:

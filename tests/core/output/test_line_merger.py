@@ -143,9 +143,9 @@ rank = int(os.environ["RANK"])
 print("loading checkpoint", flush=True)
 print("loss", rank, flush=True)
 print("a warning", file=sys.stderr, flush=True)
-open(f"said-{rank}", "w").close()
-while not all(os.path.exists(f"said-{each}") for each in range(int(os.environ["WORLD_SIZE"]))):
-    time.sleep(0.01)  # what a rank said is not held after its end
+open(f"printed-{rank}", "w").close()
+while not all(os.path.exists(f"printed-{each}") for each in range(int(os.environ["WORLD_SIZE"]))):
+    time.sleep(0.01)  # lines of a rank are not held after its end
 """
 
 

@@ -35,7 +35,7 @@ RECORD = """
         setattr(owner, name, call)
 
     record(zygote_process, "spawn_zygote", lambda config, fd, environment, *rest: [config, dict(environment)])
-    record(zygote_socket.ZygoteSocket, "send", lambda self, message, *rest: message if "job" in message else None)
+    record(zygote_socket, "encode_message", lambda message: message if "job" in message else None)
 """
 
 
@@ -49,7 +49,7 @@ class ZygoteDriver:
         words[0] = str(write_launcher(folder, RECORD))
         assert run_command(words, folder, environ).returncode == 0
         config, environment = json.loads((folder / "spawn_zygote.json").read_text())
-        text = (folder / "send.json").read_text()
+        text = (folder / "encode_message.json").read_text()
         removed = os.path.dirname(json.loads(text)["job"]["error_file"])
         self._request: dict[str, Any] = json.loads(text.replace(removed, str(folder)))
         config = {**config, "parent_pid": os.getpid(), "remove_on_exit": []}

@@ -44,21 +44,23 @@ def test_noise_is_not_named(backend, noise):
         assert describe_findings(now, then) == []
 
 
-def test_a_slower_node_is_named_with_both_values():
-    now = examined(factor=lambda what, nodes: 2.0 if what == "bandwidth" and 2 in nodes else 1.0)
-    assert describe_findings(now, examined()) == [
-        "warning n2: all_reduce (nccl) with any other node: 800 MiB/s; it was 1.6 GiB/s on 2026-11-17 10:00"
-    ]
-    assert describe_findings(examined(), now) == [], "faster than it was"
+ON_DATE = "on 2026-11-17 10:00"
 
 
-def test_a_link_and_a_gpu_that_are_slower_than_they_were():
-    slower = {("bandwidth", (1, 3)): 2.0, ("power", (0,)): 1.5}
+@pytest.mark.parametrize(
+    ("slower", "findings"),
+    [
+        ({("bandwidth", pair): 2.0 for pair in itertools.combinations(range(4), 2) if 2 in pair},
+         [f"warning n2: all_reduce (nccl) with any other node: 800 MiB/s; it was 1.6 GiB/s {ON_DATE}"]),
+        ({("bandwidth", (1, 3)): 2.0, ("power", (0,)): 1.5},
+         [f"warning n1 and n3: all_reduce (nccl): 800 MiB/s; it was 1.6 GiB/s {ON_DATE}",
+          f"warning n0: matrices on cuda:0: 333 TFLOP/s; it was 500 TFLOP/s {ON_DATE}"]),
+    ],
+)  # fmt: skip
+def test_slower_measurements_are_named_with_both_values(slower, findings):
     now = examined(factor=lambda what, nodes: slower.get((what, nodes), 1.0))
-    assert describe_findings(now, examined()) == [
-        "warning n1 and n3: all_reduce (nccl): 800 MiB/s; it was 1.6 GiB/s on 2026-11-17 10:00",
-        "warning n0: matrices on cuda:0: 333 TFLOP/s; it was 500 TFLOP/s on 2026-11-17 10:00",
-    ]
+    assert describe_findings(now, examined()) == findings
+    assert describe_findings(examined(), now) == [], "faster than before"
 
 
 def test_a_busy_node_is_not_compared():

@@ -9,6 +9,7 @@ import pytest
 
 import ddplaunch
 from ddplaunch.features.doctor.findings import SLOW_FRACTION_WHEN_BUSY
+from ddplaunch.system.devices.cgroups import list_cgroup_dirs
 from tests.conftest import wait_until, write_program
 from tests.features.doctor.doctor_command import DoctorCommand
 from tests.features.doctor.findings import CPU_LIMIT, ITSELF, LARGE_LOST, NO_LOOPBACK, TOO_FAR
@@ -116,9 +117,14 @@ def test_a_link_that_is_slow_and_far(doctor):
     assert {tuple(speed["nodes"]) for speed in found["speeds"]} == {(0,), (1,), (2,)}
 
 
-def test_debian_hosts_of_which_one_has_little_time(doctor):
-    """It is named for what its control group allows: between two waits it is as fast as others."""
-    code, found, result = doctor(2, lambda hosts: hosts[1].limit(0.25), debian_hosts=True, ipv6=False)
+def test_debian_hosts_of_which_one_has_little_time(doctor, tmp_path):
+    """It is named for what its control group allows."""
+    group = write_program(tmp_path, "group/cpu.max", "25000 100000\n").parent
+
+    def limit(hosts):
+        hosts[1].run("mount", "--bind", group, next(filter(os.path.isdir, list_cgroup_dirs("cpu"))))
+
+    code, found, result = doctor(2, limit, debian_hosts=True, ipv6=False)
     assert (code, result) == (0, [f"n1: {CPU_LIMIT} 0.25 of {os.cpu_count()} CPUs"])
     assert [each["severity"] for each in found["findings"] if "control group" in each["text"]] == ["warning"]
     links = [node["facts"]["link"] for node in found["nodes"]]

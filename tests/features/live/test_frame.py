@@ -333,12 +333,6 @@ def test_sentences_are_not_cut():
     assert re.match("   0 [.] ", rows[-1])
 
 
-def test_sixteen_ranks_fit_into_24_rows():
-    rows = full(replace(busy_job(16, hint="? help"), sentences=("one " * 30,)))
-    assert len([row for row in rows if "all_reduce" in row]) == 16
-    assert rows[-1] == "? help"
-
-
 def test_the_table_scrolls_to_the_chosen_rank():
     one = busy_job(64)
     assert " 0 ........" in "\n".join(full(one))

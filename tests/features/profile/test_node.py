@@ -1,4 +1,4 @@
-"""Tests of the launcher's part of a profile, with the rank's end of a rank channel."""
+"""Tests of the launcher's part of a profile, and of its messages."""
 
 import os
 import socket
@@ -13,8 +13,8 @@ from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.node import RankProfiler
-from ddplaunch.features.profile.rank_profile import STARTING
-from ddplaunch.features.profile.rpc import ProfileRequest
+from ddplaunch.features.profile.rank_profile import STARTING, RankProfile
+from ddplaunch.features.profile.rpc import KIND, ProfileRequest
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,11 @@ def test_a_rank_is_starting_until_it_has_reported_the_signal_of_profiles(reporte
         RankProfiler(loop, cast("NodeRanks", ranks), request, lambda reply, is_last: replies.append(reply)).start()
     channel.close()
     assert [reply.missing_reason for reply in replies if reply] == [reason]
+
+
+def test_malformed_profiles_and_requests_are_refused():
+    assert KIND.busy_error == "this job is being profiled already"
+    with pytest.raises(ValueError, match="contradicts"):
+        RankProfile(0, "n0", places=(1, 0))
+    with pytest.raises(ValueError, match="a profile of"):
+        ProfileRequest(1e6)

@@ -8,7 +8,7 @@ from ddplaunch.core.control_socket.server import MAX_STREAMING_CLIENTS
 from ddplaunch.core.control_socket.status_request import StatusQuery
 from ddplaunch.features.runs.output_request import MAX_UNSENT_BYTES, OutputChunk, TailOutputRequest
 from tests.conftest import wait_until, write_program
-from tests.core.control_socket.test_server import door
+from tests.core.control_socket.test_server import find_socket_path
 from tests.start_modes import LIGHT
 
 SPEAKS = """
@@ -39,10 +39,11 @@ def printed(pieces) -> dict[int, str]:
 
 
 def test_output_in_memory_and_following_to_the_last_byte(job, tmp_path):
-    assert printed(client.stream_replies(door(job), TailOutputRequest())) == {0: "begun 0\n", 1: "begun 1\n"}
-    assert printed(client.stream_replies(door(job), TailOutputRequest((1,)))) == {1: "begun 1\n"}
-    assert printed(client.stream_replies(door(job), TailOutputRequest((7,)))) == {}
-    pieces = client.stream_replies(door(job), TailOutputRequest(follow=True))
+    path = find_socket_path(job)
+    assert printed(client.stream_replies(path, TailOutputRequest())) == {0: "begun 0\n", 1: "begun 1\n"}
+    assert printed(client.stream_replies(path, TailOutputRequest((1,)))) == {1: "begun 1\n"}
+    assert printed(client.stream_replies(path, TailOutputRequest((7,)))) == {}
+    pieces = client.stream_replies(path, TailOutputRequest(follow=True))
     first = [next(pieces), next(pieces)]
     assert printed(first) == {0: "begun 0\n", 1: "begun 1\n"}
     (tmp_path / "go").touch()
@@ -52,7 +53,7 @@ def test_output_in_memory_and_following_to_the_last_byte(job, tmp_path):
 
 
 def test_only_so_many_may_follow(job, tmp_path):
-    path = door(job)
+    path = find_socket_path(job)
     followers = [client.stream_replies(path, TailOutputRequest(follow=True)) for _ in range(MAX_STREAMING_CLIENTS)]
     for each in followers:
         next(each)

@@ -9,15 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ddplaunch.base.text import display_width
-from ddplaunch.cli import client
+from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.text_table import short_target
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.rank_logs import read_last_lines
-from ddplaunch.features.runs.stop import wait
+from ddplaunch.features.runs.stop import stop, wait
 from ddplaunch.system.processes.proc_utils import is_suspended
 from tests.conftest import (
     NEWEST,
@@ -350,7 +351,6 @@ def test_stop_matches_no_part_of_a_number_in_a_name(running, run_in_fork):
 
 def test_wait_for_a_run_whose_launcher_was_killed(running, start_ddplaunch, run_in_fork):
     job = running()
-    wait_until(lambda: NAME in history_store.list_runs(), "the record of the run")
     waiting = start_ddplaunch("wait", NAME)
     job.signal(signal.SIGKILL)
     assert (waiting.wait(), waiting.stderr()) == (69, f"Error: {NAME} has no exit code: its launcher was killed\n")
@@ -401,10 +401,8 @@ def test_logs_of_a_run_that_succeeded(run_ddplaunch, run_in_fork, tmp_path):
     )
     assert run_in_fork("logs", MINE, "--tail", "9", "--rank", "1").stdout.startswith("1 says 0\n")
     assert f"output: ddplaunch logs {MINE}" in run_in_fork("report", MINE).stdout
-    assert run_in_fork("clean", MINE).returncode == 0
-    write_program(tmp_path, "ends.py", "")
-    assert run_ddplaunch("run", "--nproc", "2", "--run-id", MINE, *LIGHT, "ends.py").returncode == 0
-    done = run_in_fork("logs", MINE)
+    keep(run_id="silent")
+    done = run_in_fork("logs", "silent")
     assert (done.returncode, done.stdout) == (0, "")
     assert "have printed nothing" in done.stderr
 
@@ -437,11 +435,15 @@ def test_last_lines(data, count, last):
 
 
 @pytest.mark.slow
-def test_stop_all(running, run_in_fork):
+def test_stop_all(running, monkeypatch):
+    """Only of these two jobs here: jobs of virtual hosts are seen too, by their folder in /tmp."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
-    done = run_in_fork("stop", "--all")
+    pids = [job.process.pid for job in jobs]
+    mine = [each for each in locate.list_running() if each.pid in pids]
+    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: mine)
+    done = CliRunner().invoke(stop, ["--all"])
     assert "was suspended: " in done.stderr
     assert done.stderr.count(" has ended\n") == 2
     assert [job.wait() for job in jobs] == [130, 130]
@@ -478,10 +480,10 @@ def test_refused_words_of_commands_for_runs(run_in_fork, words, expected):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 def test_another_user_sees_and_reaches_nothing(running):
     job = running()
-    for words in (("ps", "--json"), ("logs", NAME), ("stop", NAME), ("report", NAME)):
+    for words in (("ps", "--json"), ("logs", NAME), ("stop", NAME)):
         text = (
             "import os, sys, json, difflib, msgspec, tempfile, ddplaunch.cli\n"
-            "from ddplaunch.features.runs import logs, ps, report, report_text, stop\n"
+            "from ddplaunch.features.runs import logs, ps, stop\n"
             "from ddplaunch.features.runs import history_store, rank_logs, run_lookup\n"
             "from ddplaunch.features.ssh import job_records\n"
             "os.chdir('/'); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"

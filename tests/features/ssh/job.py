@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import BackgroundCommand, clean_environment, ddplaunch_command, wait_until
-from tests.faults.launcher import command_line
+from tests.faults.trial import command_line
 from tests.features.ssh.sshd import Sshd
 from tests.virtual_hosts.host import Host
 

@@ -16,43 +16,7 @@ from ddplaunch.system.clusters.systems import node_platforms
 from ddplaunch.system.network.addresses import list_reachable_addresses
 from tests.conftest import write_program
 from tests.core.job.test_joining import free_port
-from tests.system.clusters.recorded_environments import (
-    ALONE,
-    AWS_BATCH,
-    AWS_BATCH_MAIN,
-    AZURE_BATCH,
-    AZUREML,
-    AZUREML_JOB,
-    CHIEF,
-    CONDOR,
-    FLUX,
-    GCP_BATCH,
-    HYDRA,
-    KUBERNETES,
-    LEPTON,
-    NNODES,
-    NUMBERED,
-    OPENPAI,
-    PAI,
-    PALS,
-    POD,
-    PYTORCHJOB,
-    PYTORCHJOB_OLD,
-    QRSH,
-    SKYPILOT,
-    SUBMITIT,
-    TORCH,
-    TORCH_NODE,
-    TORCHRUN,
-    TRAINJOB,
-    VERTEX_AI,
-    VOLCANO,
-    VOLCENGINE,
-    cluster_spec,
-    mvapich,
-    openmpi,
-    require_detected,
-)
+from tests.system.clusters import recorded_environments as env
 
 ON_ITS_OWN = "is treated as a job of its own"
 
@@ -61,8 +25,8 @@ SGE = {"JOB_ID": "4711", "JOB_SCRIPT": "/job"}
 OF_OURS = {"DDPLAUNCH_HOSTS": "n1,n2", "DDPLAUNCH_NODE_RANK": "1"}  # of a job of `ddplaunch submit`
 
 
-def seen(name: str, environ: Mapping[str, str]) -> ClusterEnv | None:
-    """What one system says, with nothing that others add."""
+def detect_by(name: str, environ: Mapping[str, str]) -> ClusterEnv | None:
+    """What one system detects, without the others."""
     return SYSTEMS[name].detect(environ)
 
 
@@ -75,68 +39,68 @@ def a_rank(*place: int | None, **others: Any) -> dict[str, Any]:
 
 
 FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
-    ("torchelastic", TORCHRUN, a_rank(3, 4, 1, 2, run_id="my-job")),
-    ("torchelastic", {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, a_rank(3, 4, 1, 2, run_id=None)),
+    ("torchelastic", env.TORCHRUN, a_rank(3, 4, 1, 2, run_id="my-job")),
+    ("torchelastic", {**env.TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, a_rank(3, 4, 1, 2, run_id=None)),
     (
         "azureml",
-        {**AZUREML_JOB, **openmpi(3, 4, 1, 2), "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"},
+        {**env.AZUREML_JOB, **env.openmpi(3, 4, 1, 2), "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"},
         a_rank(3, 4, 1, 2, address="10.0.0.4"),
     ),
     (
         "azureml",
-        {**AZUREML_JOB, **openmpi(1, 2, 1, 2), "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.4"},
+        {**env.AZUREML_JOB, **env.openmpi(1, 2, 1, 2), "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.4"},
         {"nnodes": 1, "address": "10.0.0.4"},
     ),
-    ("azureml", AZUREML, a_node(2, 1, address="10.0.0.4", port=6105, run_id="loving_drum_4k")),
-    ("torch", TORCH, a_rank(3, 4, 1, None, nnodes=None, node_rank=None, address="n1", port=29500)),
-    ("torch", TORCHRUN, a_rank(3, 4, 1, 2, nnodes=2, node_rank=1)),
-    ("torch", {**TORCH, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}, {"nnodes": 1, "node_rank": 0}),
-    ("submitit", SUBMITIT, a_rank(1, 2, 1, 2, nnodes=1, address="127.0.0.1", run_id="4711")),
+    ("azureml", env.AZUREML, a_node(2, 1, address="10.0.0.4", port=6105, run_id="loving_drum_4k")),
+    ("torch", env.TORCH, a_rank(3, 4, 1, None, nnodes=None, node_rank=None, address="n1", port=29500)),
+    ("torch", env.TORCHRUN, a_rank(3, 4, 1, 2, nnodes=2, node_rank=1)),
+    ("torch", {**env.TORCH, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}, {"nnodes": 1, "node_rank": 0}),
+    ("submitit", env.SUBMITIT, a_rank(1, 2, 1, 2, nnodes=1, address="127.0.0.1", run_id="4711")),
     (
         "submitit",
-        {**SUBMITIT, "SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0"},
+        {**env.SUBMITIT, "SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0"},
         a_node(1, 0),
     ),
-    ("pals", PALS, a_rank(3, 4, 1, 2, node_rank=1, run_id=PALS["PALS_APID"])),
-    ("pals", {**PALS, "PALS_LOCAL_RANKID": "0", "PALS_LOCAL_SIZE": "1", "PALS_NODEID": "3"}, a_node(4, 3)),
-    ("pals", {**PALS, "PALS_LOCAL_SIZE": ""}, a_rank(3, 4, 1, None)),
-    ("mpich", HYDRA, a_rank(4, 5, 1, 2, nnodes=None, node_rank=None, port=None, run_id=None)),
-    ("mpich", {**HYDRA, "PMIX_RANK": "4"}, a_rank(4, 5, 1, 2)),
-    ("mpich", {**HYDRA, "PMIX_RANK": "1", "SLURM_STEP_ID": "0"}, a_rank(4, 5, 1, 2)),  # that is its daemon's
-    ("mpich", {**HYDRA, "I_MPI_HYDRA_UUID": "06000000-8ac7"}, a_rank(4, 5, 1, 2, run_id="06000000-8ac7")),
-    ("mpich", {**HYDRA, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, a_node(5, 4)),
-    ("mvapich", mvapich("MV2", 3, 4, 1, 2), a_rank(3, 4, 1, 2)),
-    ("mvapich", mvapich("MVP", 3, 4, 1, 2), a_rank(3, 4, 1, 2)),
-    ("mvapich", mvapich("MVP", 3, 4, 0, 1), a_node(4, 3)),
-    ("flux", FLUX, a_rank(3, 4, 1, None, nnodes=2, node_rank=None, run_id="f2WzFTu3ry1")),
-    ("flux", {**FLUX, "FLUX_JOB_NNODES": "4", "FLUX_TASK_LOCAL_ID": "0"}, a_node(4, 3)),
+    ("pals", env.PALS, a_rank(3, 4, 1, 2, node_rank=1, run_id=env.PALS["PALS_APID"])),
+    ("pals", {**env.PALS, "PALS_LOCAL_RANKID": "0", "PALS_LOCAL_SIZE": "1", "PALS_NODEID": "3"}, a_node(4, 3)),
+    ("pals", {**env.PALS, "PALS_LOCAL_SIZE": ""}, a_rank(3, 4, 1, None)),
+    ("mpich", env.HYDRA, a_rank(4, 5, 1, 2, nnodes=None, node_rank=None, port=None, run_id=None)),
+    ("mpich", {**env.HYDRA, "PMIX_RANK": "4"}, a_rank(4, 5, 1, 2)),
+    ("mpich", {**env.HYDRA, "PMIX_RANK": "1", "SLURM_STEP_ID": "0"}, a_rank(4, 5, 1, 2)),  # that is its daemon's
+    ("mpich", {**env.HYDRA, "I_MPI_HYDRA_UUID": "06000000-8ac7"}, a_rank(4, 5, 1, 2, run_id="06000000-8ac7")),
+    ("mpich", {**env.HYDRA, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, a_node(5, 4)),
+    ("mvapich", env.mvapich("MV2", 3, 4, 1, 2), a_rank(3, 4, 1, 2)),
+    ("mvapich", env.mvapich("MVP", 3, 4, 1, 2), a_rank(3, 4, 1, 2)),
+    ("mvapich", env.mvapich("MVP", 3, 4, 0, 1), a_node(4, 3)),
+    ("flux", env.FLUX, a_rank(3, 4, 1, None, nnodes=2, node_rank=None, run_id="f2WzFTu3ry1")),
+    ("flux", {**env.FLUX, "FLUX_JOB_NNODES": "4", "FLUX_TASK_LOCAL_ID": "0"}, a_node(4, 3)),
     (
         "flux",
-        {**FLUX, "FLUX_JOB_NNODES": "1", "FLUX_TASK_LOCAL_ID": "3"},
+        {**env.FLUX, "FLUX_JOB_NNODES": "1", "FLUX_TASK_LOCAL_ID": "3"},
         a_rank(3, 4, 3, 4, nnodes=1, node_rank=0, address="127.0.0.1"),
     ),
-    ("skypilot", SKYPILOT, a_node(2, 1, address="10.0.0.4", nproc="8")),
-    ("sagemaker", ALONE["sagemaker"], a_node(2, 1, address="algo-1", nproc="8", run_id="my-training")),
-    ("sagemaker", {**ALONE["sagemaker"], "SM_NUM_GPUS": "0"}, a_node(2, 1, nproc=None)),
-    ("vertexai", VERTEX_AI, a_node(2, 1, address=VERTEX_AI["MASTER_ADDR"], port=2222, nproc=None)),
-    ("awsbatch", AWS_BATCH, a_node(3, 1, address="10.0.0.4")),
+    ("skypilot", env.SKYPILOT, a_node(2, 1, address="10.0.0.4", nproc="8")),
+    ("sagemaker", env.ALONE["sagemaker"], a_node(2, 1, address="algo-1", nproc="8", run_id="my-training")),
+    ("sagemaker", {**env.ALONE["sagemaker"], "SM_NUM_GPUS": "0"}, a_node(2, 1, nproc=None)),
+    ("vertexai", env.VERTEX_AI, a_node(2, 1, address=env.VERTEX_AI["MASTER_ADDR"], port=2222, nproc=None)),
+    ("awsbatch", env.AWS_BATCH, a_node(3, 1, address="10.0.0.4")),
     *(
         (
             "awsbatch",
-            {**AWS_BATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "2", "AWS_BATCH_JOB_NODE_INDEX": index},
+            {**env.AWS_BATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "2", "AWS_BATCH_JOB_NODE_INDEX": index},
             a_node(3, rank),
         )
         for index, rank in (("2", 0), ("0", 1), ("1", 2))
     ),
     (
         "volcengine",
-        VOLCENGINE,
-        a_node(2, 1, nproc="8", address="10.128.97.74", port=9006, run_id=VOLCENGINE["MLP_TASK_ID"]),
+        env.VOLCENGINE,
+        a_node(2, 1, nproc="8", address="10.128.97.74", port=9006, run_id=env.VOLCENGINE["MLP_TASK_ID"]),
     ),
-    ("volcengine", {**VOLCENGINE, "MLP_WORKER_GPU": "0"}, {"nproc": None}),
+    ("volcengine", {**env.VOLCENGINE, "MLP_WORKER_GPU": "0"}, {"nproc": None}),
     (
         "lepton",
-        LEPTON,
+        env.LEPTON,
         a_node(
             2,
             1,
@@ -155,14 +119,18 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
         },
         a_node(1, 0, address=None, nproc=None),
     ),
-    ("modelarts", ALONE["modelarts"], a_node(2, 1, nproc="8", address="job-worker-0.job", address_may_be_unknown=True)),
+    (
+        "modelarts",
+        env.ALONE["modelarts"],
+        a_node(2, 1, nproc="8", address="job-worker-0.job", address_may_be_unknown=True),
+    ),
     ("modelarts", {"MA_NUM_HOSTS": "1", "MA_NUM_GPUS": "0", "VC_TASK_INDEX": "7"}, a_node(1, 0, nproc=None)),
-    ("dstack", NUMBERED["dstack"], {"run_id": "calm-otter-1"}),
-    ("dstack", {**NUMBERED["dstack"], "DSTACK_GPUS_PER_NODE": "0"}, {"nproc": None}),
-    ("runpod", NUMBERED["runpod"], {"port": 29400}),
+    ("dstack", env.NUMBERED["dstack"], {"run_id": "calm-otter-1"}),
+    ("dstack", {**env.NUMBERED["dstack"], "DSTACK_GPUS_PER_NODE": "0"}, {"nproc": None}),
+    ("runpod", env.NUMBERED["runpod"], {"port": 29400}),
     (
         "beaker",
-        {**NUMBERED["beaker"], "BEAKER_LEADER_REPLICA_HOSTNAME": ""},
+        {**env.NUMBERED["beaker"], "BEAKER_LEADER_REPLICA_HOSTNAME": ""},
         a_node(
             1,
             0,
@@ -173,12 +141,12 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
             ),
         ),
     ),
-    ("kubeflow", TRAINJOB, a_node(3, 1, nproc="auto", address="job-node-0-0.job", port=29500)),
-    ("kubeflow", {**TRAINJOB, "PET_NNODES": "3:3"}, {"nnodes": 3}),
-    ("kubeflow", PYTORCHJOB_OLD, a_node(2, 1, nproc=None, address="job-master-0", port=23456)),
-    ("kubeflow", PYTORCHJOB, a_node(2, 1, nproc="8", address="job-master-0", port=23456)),
-    ("pai", PAI, a_node(2, 1, address=PAI["MASTER_ADDR"], port=23456, nproc="8")),
-    ("nodes", NNODES, a_node(2, 1, address="10.0.0.4", port=29500, nproc="8")),
+    ("kubeflow", env.TRAINJOB, a_node(3, 1, nproc="auto", address="job-node-0-0.job", port=29500)),
+    ("kubeflow", {**env.TRAINJOB, "PET_NNODES": "3:3"}, {"nnodes": 3}),
+    ("kubeflow", env.PYTORCHJOB_OLD, a_node(2, 1, nproc=None, address="job-master-0", port=23456)),
+    ("kubeflow", env.PYTORCHJOB, a_node(2, 1, nproc="8", address="job-master-0", port=23456)),
+    ("pai", env.PAI, a_node(2, 1, address=env.PAI["MASTER_ADDR"], port=23456, nproc="8")),
+    ("nodes", env.NNODES, a_node(2, 1, address="10.0.0.4", port=29500, nproc="8")),
     *(
         (
             "tfconfig",
@@ -186,18 +154,18 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
             a_node(3, node_rank, address=address, port=2222, variables=(name,)),
         )
         for name, written, node_rank, address in (
-            ("TF_CONFIG", cluster_spec("chief", 0, **CHIEF), 0, "a"),
-            ("TF_CONFIG", cluster_spec("worker", 1, **CHIEF), 2, "a"),
-            ("TF_CONFIG", cluster_spec("worker", 2, worker=["[fd77::10]:2222", "b:2222", "c:2222"]), 2, "fd77::10"),
-            ("CLUSTER_SPEC", cluster_spec("workerpool0", 0, **POOLS), 0, "p0-0"),
-            ("CLUSTER_SPEC", cluster_spec("workerpool1", 1, **POOLS), 2, "p0-0"),
+            ("TF_CONFIG", env.cluster_spec("chief", 0, **env.CHIEF), 0, "a"),
+            ("TF_CONFIG", env.cluster_spec("worker", 1, **env.CHIEF), 2, "a"),
+            ("TF_CONFIG", env.cluster_spec("worker", 2, worker=["[fd77::10]:2222", "b:2222", "c:2222"]), 2, "fd77::10"),
+            ("CLUSTER_SPEC", env.cluster_spec("workerpool0", 0, **POOLS), 0, "p0-0"),
+            ("CLUSTER_SPEC", env.cluster_spec("workerpool1", 1, **POOLS), 2, "p0-0"),
         )
     ),
-    ("openpai", OPENPAI, a_node(2, 1, address="10.0.0.4", run_id="admin~train")),
+    ("openpai", env.OPENPAI, a_node(2, 1, address="10.0.0.4", run_id="admin~train")),
     (
         "openpai",
         {
-            **OPENPAI,
+            **env.OPENPAI,
             "PAI_TASK_ROLE_TASK_COUNT_worker": "1",
             "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "0",
             "PAI_HOST_IP_worker_0": "",
@@ -206,17 +174,17 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
     ),
     (
         "volcano",
-        {**VOLCANO, "VC_TASK_INDEX": ""},
+        {**env.VOLCANO, "VC_TASK_INDEX": ""},
         a_node(2, 1, address="job-my-nodes-0.job", address_may_be_unknown=True),
     ),
     (
         "volcano",
-        {**VOLCANO, "VK_TASK_INDEX": ""},
+        {**env.VOLCANO, "VK_TASK_INDEX": ""},
         a_node(2, 1, address="job-my-nodes-0.job", address_may_be_unknown=True),
     ),
     (
         "volcano",
-        {**VOLCANO, "VC_MY_NODES_HOSTS": ""},
+        {**env.VOLCANO, "VC_MY_NODES_HOSTS": ""},
         a_node(
             1,
             0,
@@ -224,27 +192,27 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
         ),
     ),
     ("htcondor", {"_CONDOR_PROCNO": "0", "_CONDOR_NPROCS": "1"}, a_node(1, 0)),
-    ("htcondor", {**CONDOR, "MASTER_ADDR": "n1"}, a_node(2, 1, address="n1")),
-    ("kubernetes", POD, a_node(2, 1, address="job-0.job", port=29500, address_may_be_unknown=True)),
+    ("htcondor", {**env.CONDOR, "MASTER_ADDR": "n1"}, a_node(2, 1, address="n1")),
+    ("kubernetes", env.POD, a_node(2, 1, address="job-0.job", port=29500, address_may_be_unknown=True)),
     (
         "kubernetes",
-        {**POD, "DDPLAUNCH_NNODES": "2:4", "JOB_COMPLETION_INDEX": "3"},
+        {**env.POD, "DDPLAUNCH_NNODES": "2:4", "JOB_COMPLETION_INDEX": "3"},
         {"min_nodes": 2, "nnodes": 4, "node_rank": 3},
     ),
     # beside a Service called master
     (
         "kubernetes",
-        {**POD, "JOB_COMPLETION_INDEX": "0", "DDPLAUNCH_NNODES": "1", "MASTER_PORT": "tcp://10.96.3.1:80"},
+        {**env.POD, "JOB_COMPLETION_INDEX": "0", "DDPLAUNCH_NNODES": "1", "MASTER_PORT": "tcp://10.96.3.1:80"},
         {"nnodes": 1, "port": None},
     ),
     (
         "kubernetes",
-        {**KUBERNETES, "JOB_COMPLETION_INDEX": "7"},
+        {**env.KUBERNETES, "JOB_COMPLETION_INDEX": "7"},
         a_node(1, 0, notes=(f"JOB_COMPLETION_INDEX=7 without DDPLAUNCH_NNODES: this pod {ON_ITS_OWN}",)),
     ),
     (
         "gcpbatch",
-        GCP_BATCH,
+        env.GCP_BATCH,
         a_node(
             1,
             0,
@@ -281,55 +249,55 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
     ),
     ("sge", {**SGE, **OF_OURS, "SGE_TASK_ID": "undefined"}, {"run_id": "4711"}),
     ("sge", {**SGE, **OF_OURS, "SGE_TASK_ID": "3"}, {"run_id": "4711_3"}),
-    ("azurebatch", AZURE_BATCH, a_node(1, 0, is_batch_script=True)),
+    ("azurebatch", env.AZURE_BATCH, a_node(1, 0, is_batch_script=True)),
 ]
 
 
 @pytest.mark.parametrize(("name", "environ", "expected"), FOUND)
 def test_detected_cluster_environments(name: str, environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    cluster_env = require_detected(seen(name, environ))
+    cluster_env = env.require_detected(detect_by(name, environ))
     assert (cluster_env.cluster, {field: getattr(cluster_env, field) for field in expected}) == (name, expected)
 
 
 LEFT_TO_OTHERS: list[tuple[str, Mapping[str, str]]] = [
-    *(("torchelastic", {**TORCHRUN, name: ""}) for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK")),
-    ("azureml", {**AZUREML, "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}),  # several a node: torch's to tell
-    ("azureml", AZUREML_JOB),
-    *(("torch", {**TORCH, name: ""}) for name in TORCH),
-    ("torch", PYTORCHJOB_OLD),
-    ("submitit", {**SUBMITIT, "SUBMITIT_EXECUTOR": "slurm"}),
-    ("submitit", {**SUBMITIT, "SUBMITIT_EXECUTOR": "debug"}),
-    ("pals", {**PALS, "SLURM_STEP_ID": "0"}),  # srun --mpi=cray_shasta; Slurm knows the hosts
+    *(("torchelastic", {**env.TORCHRUN, name: ""}) for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK")),
+    ("azureml", {**env.AZUREML, "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}),  # several a node: torch's to tell
+    ("azureml", env.AZUREML_JOB),
+    *(("torch", {**env.TORCH, name: ""}) for name in env.TORCH),
+    ("torch", env.PYTORCHJOB_OLD),
+    ("submitit", {**env.SUBMITIT, "SUBMITIT_EXECUTOR": "slurm"}),
+    ("submitit", {**env.SUBMITIT, "SUBMITIT_EXECUTOR": "debug"}),
+    ("pals", {**env.PALS, "SLURM_STEP_ID": "0"}),  # srun --mpi=cray_shasta; Slurm knows the hosts
     ("mpich", {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9"}),  # srun --mpi=pmi2 and Flux
     ("mvapich", {"MV2_ENABLE_AFFINITY": "0"}),
     ("flux", {"FLUX_URI": "local:///tmp/flux-x/local-0", "FLUX_ENCLOSING_ID": "f2WzFTu3ry1"}),  # a batch script
-    ("vertexai", {**VERTEX_AI, "LOCAL_RANK": "0"}),
-    ("pai", {**PAI, "LOCAL_RANK": "0"}),
+    ("vertexai", {**env.VERTEX_AI, "LOCAL_RANK": "0"}),
+    ("pai", {**env.PAI, "LOCAL_RANK": "0"}),
     ("awsbatch", {"AWS_BATCH_JOB_ID": "1c2f5a5e", "AWS_BATCH_JOB_ARRAY_INDEX": "3"}),
-    ("kubeflow", KUBERNETES),
-    ("kubeflow", {**PYTORCHJOB_OLD, "LOCAL_RANK": "0"}),
-    ("kubeflow", {name: value for name, value in PYTORCHJOB_OLD.items() if name not in KUBERNETES}),
-    ("nodes", {**NNODES, "NNODES": "1"}),
+    ("kubeflow", env.KUBERNETES),
+    ("kubeflow", {**env.PYTORCHJOB_OLD, "LOCAL_RANK": "0"}),
+    ("kubeflow", {name: value for name, value in env.PYTORCHJOB_OLD.items() if name not in env.KUBERNETES}),
+    ("nodes", {**env.NNODES, "NNODES": "1"}),
     ("nodes", {"NNODES": "2", "NPROC_PER_NODE": "8"}),  # no address
     *(
         ("tfconfig", {"TF_CONFIG": written})
         for written in ("{}", '{"cluster": {}}', '{"task": {"type": "worker", "index": 0}}')
     ),
-    ("volcano", KUBERNETES),
+    ("volcano", env.KUBERNETES),
     ("htcondor", {"_CONDOR_SCRATCH_DIR": "/var/lib/condor/execute/dir_4711", "_CONDOR_SLOT": "slot1_1"}),
-    ("kubernetes", KUBERNETES),
+    ("kubernetes", env.KUBERNETES),
     ("nomad", {"NOMAD_JOB_NAME": "train"}),
     ("lsf", {"LSF_ENVDIR": "/opt/lsf/conf"}),
     ("pbs", {"PBS_CONF_FILE": "/etc/pbs.conf"}),
     ("sge", {"JOB_ID": "4711", "SGE_ROOT": "/opt/sge"}),
-    ("sge", {**QRSH, "PE": ""}),  # qrsh in a terminal, on one host
+    ("sge", {**env.QRSH, "PE": ""}),  # qrsh in a terminal, on one host
     ("azurebatch", {"AZ_BATCH_JOB_ID": "batchjob001", "AZ_BATCH_NODE_ID": "tvm-1"}),
 ]
 
 
 @pytest.mark.parametrize(("name", "environ"), LEFT_TO_OTHERS)
 def test_incomplete_variables_are_not_detected(name: str, environ: Mapping[str, str]) -> None:
-    assert seen(name, environ) is None
+    assert detect_by(name, environ) is None
 
 
 REFUSED: list[tuple[str, Mapping[str, str], str]] = [
@@ -341,7 +309,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("pals", {"PMI_RANK": "2"}, "PALS_RANKID=3 and PMI_RANK=2 contradict each other"),
     ("pals", {"PMIX_RANK": "2"}, "PALS_RANKID=3 and PMIX_RANK=2 contradict each other"),
     ("mpich", {"PMIX_RANK": "1"}, "PMI_RANK=4 and PMIX_RANK=1 contradict each other"),
-    *(("mpich", {name: "1x"}, f"{name}=1x is not a number") for name in sorted(set(HYDRA) - {"PMI_FD"})),
+    *(("mpich", {name: "1x"}, f"{name}=1x is not a number") for name in sorted(set(env.HYDRA) - {"PMI_FD"})),
     *(
         ("openmpi", {f"OMPI_COMM_WORLD_{name}": ""}, f"OMPI_COMM_WORLD_{name} is not set")
         for name in ("SIZE", "LOCAL_RANK", "LOCAL_SIZE")
@@ -387,7 +355,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     *(
         (
             "tfconfig",
-            {"TF_CONFIG": cluster_spec(*who, **CHIEF)},
+            {"TF_CONFIG": env.cluster_spec(*who, **env.CHIEF)},
             f"TF_CONFIG: this is {who[0]} {who[1]}, not one of the 3",
         )
         for who in (("ps", 0), ("evaluator", 0), ("worker", 2))
@@ -414,7 +382,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("kubernetes", {"DDPLAUNCH_NNODES": "2:"}, "DDPLAUNCH_NNODES= is not a number"),
     ("kubernetes", {"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
     ("sge", {**OF_OURS, "DDPLAUNCH_NODE_RANK": "2"}, "DDPLAUNCH_NODE_RANK=2 and hosts in DDPLAUNCH_HOSTS=2 contradict"),
-    ("sge", {**QRSH, "PE_HOSTFILE": ""}, "JOB_SCRIPT=QRSH on a host of sge job 1: no variable has its node rank"),
+    ("sge", {**env.QRSH, "PE_HOSTFILE": ""}, "JOB_SCRIPT=QRSH on a host of sge job 1: no variable has its node rank"),
     ("azurebatch", {"AZ_BATCH_IS_CURRENT_NODE_MASTER": "false"}, "this is a subtask of one on 2 hosts"),
 ]
 
@@ -422,7 +390,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
 @pytest.mark.parametrize(("name", "changed", "expected"), REFUSED)
 def test_contradicting_variables_are_refused(name: str, changed: Mapping[str, str], expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        seen(name, {**ALONE[name], **changed})
+        detect_by(name, {**env.ALONE[name], **changed})
 
 
 @pytest.mark.parametrize(
@@ -435,7 +403,7 @@ def test_contradicting_variables_are_refused(name: str, changed: Mapping[str, st
 )
 def test_hints_of_refusals(name: str, changed: Mapping[str, str], typed: str) -> None:
     with pytest.raises(UsageError) as raised:
-        seen(name, {**ALONE[name], **changed})
+        detect_by(name, {**env.ALONE[name], **changed})
     assert typed in str(raised.value.hint)
 
 
@@ -451,7 +419,7 @@ def test_hints_of_refusals(name: str, changed: Mapping[str, str], typed: str) ->
     ],
 )
 def test_each_job_has_a_port_of_its_own(name: str, changed: Mapping[str, str]) -> None:
-    one, other = seen(name, ALONE[name]), seen(name, {**ALONE[name], **changed})
+    one, other = detect_by(name, env.ALONE[name]), detect_by(name, {**env.ALONE[name], **changed})
     assert one
     assert other
     assert other.port
@@ -465,8 +433,8 @@ ROWS = {row.cluster: row for row in node_platforms.NODE_VARIABLE_SYSTEMS}
 
 @pytest.mark.parametrize("name", ROWS)
 def test_numbered_nodes(name: str) -> None:
-    row, environ = ROWS[name], NUMBERED[name]
-    cluster_env = require_detected(detect(environ))
+    row, environ = ROWS[name], env.NUMBERED[name]
+    cluster_env = env.require_detected(detect(environ))
     assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (
         name,
         2,
@@ -475,7 +443,7 @@ def test_numbered_nodes(name: str) -> None:
     )
     assert cluster_env.nproc == ("8" if row.nproc else None)
     assert (cluster_env.rank_assignment, cluster_env.may_be_single) == (None, False)
-    alone = require_detected(detect({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name))
+    alone = env.require_detected(detect({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name))
     assert (alone.nnodes, alone.node_rank, alone.address) == (1, 0, None)
     with pytest.raises(UsageError, match=f"{row.node_rank}=2 and {row.nnodes}=2 contradict"):
         detect({**environ, row.node_rank: "2"})
@@ -488,7 +456,7 @@ def test_numbered_nodes(name: str) -> None:
 def test_several_numbered_nodes_need_an_address(name: str) -> None:
     row = ROWS[name]
     with pytest.raises(UsageError, match=f"{row.node_rank}=1 of {row.nnodes}=2 nodes") as raised:
-        detect({**NUMBERED[name], row.address: ""})
+        detect({**env.NUMBERED[name], row.address: ""})
     assert f'--nnodes "${row.nnodes}" --node-rank "${row.node_rank}"' in str(raised.value.hint)
 
 
@@ -513,33 +481,33 @@ def hosts(tmp_path: Path) -> Path:
 )
 def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_platforms, "RENDEZVOUS", str(hosts))
-    environ = ALONE["determined"]
+    environ = env.ALONE["determined"]
     if text is None:  # another task
-        assert seen("determined", environ) is None
+        assert detect_by("determined", environ) is None
         return
     hosts.write_text(text)
     if "10.0.0.4" in text:
-        cluster_env = require_detected(seen("determined", environ))
+        cluster_env = env.require_detected(detect_by("determined", environ))
         found = (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id)
         assert found == (2, 1, "10.0.0.4", "1.6f1c1a3e.1")
     else:
         expected = r"does not say which container this is|container_rank=1 and container_addrs=1"
         with pytest.raises(UsageError, match=expected):
-            seen("determined", environ)
+            detect_by("determined", environ)
 
 
 def test_hosts_of_google_are_numbered_by_their_place_in_the_file(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"other-0.c.project.internal\n{own}\n")
-    cluster_env = require_detected(
-        seen("gcpbatch", {**GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)})
+    cluster_env = env.require_detected(
+        detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)})
     )
     assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (2, 1, "other-0.c.project.internal")
     hosts.write_text("a\nb\n")
     with pytest.raises(UsageError, match=f"does not have this machine, {own}"):
-        seen("gcpbatch", {**GCP_BATCH, "BATCH_HOSTS_FILE": str(hosts)})
+        detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_HOSTS_FILE": str(hosts)})
     with pytest.raises(UsageError, match=r"BATCH_TASK_COUNT=3 and BATCH_HOSTS_FILE=\S+ \(hosts: 2\) contradict"):
-        seen("gcpbatch", {**GCP_BATCH, "BATCH_TASK_COUNT": "3", "BATCH_HOSTS_FILE": str(hosts)})
+        detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_TASK_COUNT": "3", "BATCH_HOSTS_FILE": str(hosts)})
 
 
 HOSTFILES = {
@@ -557,7 +525,7 @@ def test_a_script_gets_a_note_about_its_hosts(name: str, hosts: Path) -> None:
     job_id, file = HOSTFILES[name]
     job = {job_id: "4711", file: str(hosts)}
     hosts.write_text("n1 4 all.q@n1 UNDEFINED\nn1\nn2\nn2\n")
-    cluster_env = require_detected(detect(job))
+    cluster_env = env.require_detected(detect(job))
     assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.is_batch_script) == (
         name,
         1,
@@ -565,12 +533,12 @@ def test_a_script_gets_a_note_about_its_hosts(name: str, hosts: Path) -> None:
         True,
     )
     assert f"the script of {name} job 4711 runs on one of its 2 hosts; to use all: " in cluster_env.notes[0]
-    rank = require_detected(detect({**job, **openmpi(3, 4, 1, 2)}))
+    rank = env.require_detected(detect({**job, **env.openmpi(3, 4, 1, 2)}))
     assert (rank.cluster, rank.address) == ("openmpi", "n1")
     assert rank.port
     assert file in rank.variables
     hosts.write_text("n1\nn1\n")
-    alone = require_detected(detect(job))
+    alone = env.require_detected(detect(job))
     assert alone.notes == ()
 
 
@@ -584,7 +552,7 @@ def test_a_process_on_another_host_than_the_scripts_is_refused(hosts: Path) -> N
     assert raised.value.message == expected
     assert "--nnodes 2 --node-rank 1 --master-addr n1.cluster" in str(raised.value.hint)
     hosts.write_text(f"{own}\nn2\n")
-    first = require_detected(detect({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)}))
+    first = env.require_detected(detect({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)}))
     assert first.is_batch_script
 
 
@@ -596,7 +564,7 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     def found(rank: int, size: int, local_rank: int, **others: str) -> ClusterEnv:
         numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank}
         task = {f"JSM_NAMESPACE_{name}": str(value) for name, value in numbers.items()}
-        cluster_env = require_detected(seen("lsf", {**job, **task, **others}))
+        cluster_env = env.require_detected(detect_by("lsf", {**job, **task, **others}))
         return cluster_env
 
     several = found(4, 6, 1)
@@ -612,11 +580,11 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     assert found(4, 6, 1, LSB_DJOB_RANKFILE="/proc/nowhere").address is None
     with pytest.raises(UsageError, match="JSM_NAMESPACE_RANK=x is not a number"):
         found(4, 6, 1, JSM_NAMESPACE_RANK="x")
-    script = require_detected(seen("lsf", job))
+    script = env.require_detected(detect_by("lsf", job))
     assert (script.nnodes, script.node_rank, script.rank_assignment) == (1, 0, None)
     assert "one of its 2 hosts; to use all: jsrun" in script.notes[0]
     del job["CSM_ALLOCATION_ID"]  # then the first line is a host like the rest
-    script = require_detected(seen("lsf", job))
+    script = env.require_detected(detect_by("lsf", job))
     assert "one of its 3 hosts" in script.notes[0]
 
 
@@ -625,25 +593,25 @@ def test_a_task_of_blaunch_is_a_node(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"h1\nh1\n{own}\n{own}\n")
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "LSF_PM_TASKID": "3"}
-    cluster_env = require_detected(seen("lsf", job))
+    cluster_env = env.require_detected(detect_by("lsf", job))
     assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id) == (2, 1, "h1", "4711")
     assert cluster_env.port
     hosts.write_text("h1\nh2\n")
-    elsewhere = require_detected(seen("lsf", job))
+    elsewhere = env.require_detected(detect_by("lsf", job))
     assert elsewhere.is_batch_script
 
 
 def test_a_task_of_pbsdsh_is_a_node(hosts: Path) -> None:
     hosts.write_text("n1.example.org\nn1.example.org\nn2.example.org\nn2.example.org\n")
     job = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(hosts), "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}
-    script = require_detected(seen("pbs", job))
+    script = env.require_detected(detect_by("pbs", job))
     assert (script.nnodes, script.node_rank, script.address, script.is_batch_script) == (1, 0, None, True)
     for node, task in ("0", "2"), ("1", "1"):
-        cluster_env = require_detected(seen("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
+        cluster_env = env.require_detected(detect_by("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
         assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (2, int(node), "n1.example.org")
         assert cluster_env.port
     with pytest.raises(UsageError, match="PBS_NODENUM=2 and hosts in PBS_NODEFILE=2 contradict"):
-        seen("pbs", {**job, "PBS_NODENUM": "2"})
+        detect_by("pbs", {**job, "PBS_NODENUM": "2"})
 
 
 def test_a_host_file_that_is_not_a_regular_file(tmp_path: Path, hosts: Path) -> None:
@@ -657,11 +625,11 @@ def test_a_host_file_that_is_not_a_regular_file(tmp_path: Path, hosts: Path) -> 
         (hosts, "more than 16777216 bytes"),
     ):
         with pytest.raises(UsageError, match=f"{odd} cannot be read as a host file: {why}"):
-            seen("pbs", {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(odd)})
+            detect_by("pbs", {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(odd)})
 
 
 def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> None:
-    main, node = seen("awsbatch", AWS_BATCH_MAIN), seen("awsbatch", AWS_BATCH)
+    main, node = detect_by("awsbatch", env.AWS_BATCH_MAIN), detect_by("awsbatch", env.AWS_BATCH)
     assert main
     assert node
     assert main.node_rank == 0
@@ -677,7 +645,7 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
     ("environ", "lines", "typed"),
     [
         (
-            CONDOR,
+            env.CONDOR,
             [
                 "Error: _CONDOR_PROCNO=1 of _CONDOR_NPROCS=2 nodes, but no variable has node 0's address",
                 '  ddplaunch run --nnodes "$_CONDOR_NPROCS" --node-rank "$_CONDOR_PROCNO" --master-addr … on every '
@@ -687,7 +655,7 @@ def test_the_main_node_of_aws_finds_its_own_address_and_the_job_its_port() -> No
             "--nnodes 2 --node-rank 1 --master-addr n1",
         ),
         (
-            TORCH_NODE,
+            env.TORCH_NODE,
             [
                 "Error: RANK=1 and WORLD_SIZE=2 without LOCAL_RANK: do they count nodes or processes?",
                 '  nodes: ddplaunch run --nnodes "$WORLD_SIZE" --node-rank "$RANK" …; processes: set LOCAL_RANK in '
@@ -724,8 +692,8 @@ SCRIPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_S
         ),
         (
             "awsbatch",
-            {**AWS_BATCH, "AWS_BATCH_JOB_NUM_NODES": "2"},
-            {**AWS_BATCH_MAIN, "AWS_BATCH_JOB_NUM_NODES": "2"},
+            {**env.AWS_BATCH, "AWS_BATCH_JOB_NUM_NODES": "2"},
+            {**env.AWS_BATCH_MAIN, "AWS_BATCH_JOB_NUM_NODES": "2"},
             {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1"},
         ),
     ],

@@ -352,16 +352,10 @@ def test_ranks_whose_collectives_are_queried():
     assert ranks_to_query(together(*ranks)) == (1, 2, 3)  # it waits, and no rank is missing
     ranks[0] = replace(ranks[0], last=(collective(8, completed=True),))
     assert ranks_to_query(together(*ranks)) == ()  # it does not, so those at the same place neither
-
-
-def test_at_most_four_ranks_are_queried_at_first():
-    ranks = [rank(n, 8, 7, "all_reduce", f"step at train.py:{n}") for n in range(8)]
-    assert ranks_to_query(together(*ranks, rank(8, 7, 7, "f at a.py:1"))) == (0, 1, 2, 3)
-
-
-def test_all_waiting_ranks_are_queried_after_sends():
-    assert ranks_to_query(cheap_inspection("point_to_point")) == (0,)
+    many = [rank(n, 8, 7, "all_reduce", f"step at train.py:{n}") for n in range(8)]
+    assert ranks_to_query(together(*many, rank(8, 7, 7, "f at a.py:1"))) == (0, 1, 2, 3)  # at first
     first = cheap_inspection("point_to_point")
+    assert ranks_to_query(first) == (0,)  # whose sends make the numbers of all doubtful
     one = replace(first, ranks=(full_inspection("point_to_point").ranks[0], *first.ranks[1:]))
     assert ranks_to_query(one) == (1, 2)
 

@@ -1,0 +1,158 @@
+"""Simulated nodes: each sends what a launcher would send, and runs no rank; all live in this process.
+
+They read no more of a message than its name, so that the time goes into node 0, which is real.
+"""
+
+import json
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.stack_frames import Frame
+from ddplaunch.base.types import encode
+from ddplaunch.core.failures import RankFailure
+from ddplaunch.core.messages import (
+    AttemptReport,
+    FailureReported,
+    HeartbeatMessage,
+    Message,
+    NodeHello,
+    RpcReply,
+)
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection, Thread
+from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.target.versions import Versions
+
+RETRY_S = 0.5
+"""After which a node that node 0 has dropped calls again."""
+
+HEARTBEAT_INTERVAL_S = 15.0 / 4
+
+
+class SimulatedNode:
+    def __init__(self, loop: EventLoop, hello: NodeHello, received: Counter[str]) -> None:
+        """``received`` counts the messages of all nodes by their names, and "dropped" connections."""
+        self._loop, self._hello, self._received = loop, hello, received
+        self._stopped = 1
+        self._drained = self._over = self.joined = False
+        self._socket: socket.socket | None = None
+
+    def call(self, port: int) -> None:
+        self._buffer = bytearray()
+        self._socket = socket.socket()
+        self._socket.setblocking(False)
+        self._socket.connect_ex(("127.0.0.1", port))
+        self._loop.watch_fd(self._socket.fileno(), partial(self._on_readable, port))
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._loop.unwatch_fd(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def send(self, message: Message) -> None:
+        """Send a message: small enough that the kernel takes all of it, or the connection is lost."""
+        with suppress(OSError):
+            if self._socket is not None:
+                self._socket.send(encode(message))
+
+    def fail(self) -> None:
+        """Report what a launcher does when its rank is killed."""
+        spec = self._hello.node_spec
+        failure = RankFailure(spec.node_rank, 0, spec.host, 1, 0, None, 9, None, None, time.time(), None)
+        self._stopped = 0
+        self.send(FailureReported(0, failure, time.time()))
+
+    def _inspect(self, serial: int) -> RpcReply:
+        """The inspection of its rank, which waits."""
+        spec = self._hello.node_spec
+        threads = (Thread((Frame("wait", "train.py", 7, own=True),)),)
+        ranks = (RankInspection(spec.node_rank, spec.host, 1, ProcessCondition.ALIVE, threads=threads),)
+        return RpcReply(serial, "inspect", Inspection(time.time(), ranks, 1))
+
+    def _on_readable(self, port: int) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            if not self._over:
+                self._received["dropped"] += 1
+                self._loop.call_later(RETRY_S, partial(self.call, port))
+            return
+        self._buffer += data
+        while len(self._buffer) >= 4:
+            end = 4 + struct.unpack_from("!I", self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            name = bytes(self._buffer[11:64]).partition(b'"')[0].decode()  # behind the length and {"op":"
+            body = bytes(self._buffer[4:end]) if name == "RpcRequest" else b""
+            del self._buffer[:end]
+            self._on_message(name, body)
+
+    def _on_message(self, name: str, body: bytes) -> None:
+        self._received[name] += 1
+        match name:
+            case "Welcome":
+                self.send(self._hello)
+            case "JoinAccepted":
+                self.joined = True
+            case "RpcRequest":
+                self.send(self._inspect(json.loads(body)["serial"]))
+            case "StopAttempt" if not self._drained:
+                self._drained = True
+                self.send(AttemptReport(0, self._stopped, time.time()))
+            case "EndJob" | "JoinRefused":
+                self._over = True
+
+
+class SimulatedNodes:
+    """Nodes 1 to ``count`` - 1 of a job, on a loop of their own."""
+
+    def __init__(self, count: int) -> None:
+        self.received: Counter[str] = Counter()
+        self._loop = EventLoop()
+        python = Versions(f"{sys.version_info.major}.{sys.version_info.minor}")
+        self.nodes = []
+        for rank in range(1, count):
+            spec = NodeSpec(rank, f"host-{rank:05}", ("cpu",))
+            hello = NodeHello(spec, str(count), None, "/bin/sh", None, 0, python, (), "0" * 32)
+            self.nodes.append(SimulatedNode(self._loop, hello, self.received))
+        self._loop.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
+        self._wake()
+
+    def call(self, port: int) -> None:
+        """All call node 0's control port at once, as a cluster's nodes do that were all started."""
+        for node in self.nodes:
+            node.call(port)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def run_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Run until a condition is true, at most this long; return whether it was."""
+        deadline = time.monotonic() + timeout_s
+        while not (holds := condition()) and time.monotonic() < deadline:
+            self._loop.run_once()
+        return holds
+
+    def _wake(self) -> None:
+        """Let ``run_until`` look at the clock."""
+        self._loop.call_later(0.02, self._wake)
+
+    def _send_heartbeats(self) -> None:
+        self._loop.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
+        for node in self.nodes:
+            if node.joined:  # node 0 drops what speaks before
+                node.send(HeartbeatMessage(time.time()))
