@@ -118,6 +118,25 @@ def test_with_x_the_first_failure_is_reported_at_once(checks):
     assert "rerun" not in output
 
 
+LIMITED = """
+    import pytest
+    import time
+
+    from tests.suite import time_limit
+
+    time_limit.scaled_timeout = lambda seconds: 1000 * seconds
+
+    @pytest.mark.timeout(0.1)
+    def test_on_a_slow_machine():
+        time.sleep(0.3)
+    """
+
+
+def test_the_time_limit_of_a_test_is_scaled(checks):
+    _, output = run(checks(LIMITED, "-p", "tests.suite.time_limit"))
+    assert "= 1 passed in" in output, "not in a rerun"
+
+
 SUMMARIZED = """
     import pytest
     import time

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import run_command, write_program
 from tests.features.python.test_pytest_debugger import QUIET
+from tests.scaled_timeouts import scaled_timeout
 
 HEAD = "import os, time, pytest\n\n"
 
@@ -241,8 +242,9 @@ def test_good(): pass
 @pytest.mark.slow
 def test_the_next_test_runs_after_any_outcome(tmp_path: Path):
     """pytest-timeout raises in the process of pytest. The time of a marker does not include the start of the ranks."""
-    write_program(tmp_path, "late.py", "import time; time.sleep(5)")
-    printed = run(tmp_path, OUTCOMES)
+    seconds = scaled_timeout(5)
+    write_program(tmp_path, "late.py", f"import time; time.sleep({seconds})")
+    printed = run(tmp_path, OUTCOMES.replace("timeout=5", f"timeout={seconds}"))
     assert ended(printed) == "2 failed, 2 passed"
     assert "\nFailed: Timeout" in printed or "\nTimeout (>2.0s)" in printed
     assert "\nFailed: DID NOT RAISE" in printed
