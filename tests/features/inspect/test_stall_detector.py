@@ -101,7 +101,8 @@ def test_with_a_shorter_stall_timeout_there_is_no_earlier_inspection(monkeypatch
 
 
 def test_ranks_that_print_are_inspected_every_five_minutes(node):
-    """Ranks that wait are stuck although they print, for ranks whose collectives change it is no news."""
+    """Ranks that wait are stuck although they print; ranks whose collectives change are not."""
+    assert LONG_WAIT == 600
     for step in range(1000):
         node.collectives = (step + 1, step), (step, step)
         node.wait(19)

@@ -96,11 +96,14 @@ class Shell:
         return self.started[-1], out
 
     def launch(self, *words: str | Path) -> str:
-        _, *others = ddplaunch_command("run", "--warm", "--nproc", "2", *words)
+        return self.command("run", "--warm", "--nproc", "2", *words)
+
+    def command(self, *words: str | Path) -> str:
+        _, *others = ddplaunch_command(*words)
         return shlex.join([str(self.launcher), *others])
 
     def warm(self, *words: str) -> RunResult:
-        return self.run(shlex.join(ddplaunch_command("warm", *words)))
+        return self.run(self.command("warm", *words))
 
     def list_zygotes(self) -> list[int]:
         """Return the pids of the warm zygotes."""
