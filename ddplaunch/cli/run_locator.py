@@ -184,10 +184,6 @@ class HostConnector(ABC):
     """A feature's way to run commands on other hosts."""
 
     @abstractmethod
-    def environment(self) -> dict[str, str]:
-        """Return the variables of this process that commands on the hosts get too."""
-
-    @abstractmethod
     def interactive_command(self, host: str, words: list[str], *, terminal: bool) -> list[str]:
         """Return the command that runs a ddplaunch command on a host, on this terminal or with pipes."""
 

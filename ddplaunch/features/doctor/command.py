@@ -34,7 +34,7 @@ from ddplaunch.system.clusters.host_spec import read_host_options
 from ddplaunch.system.clusters.systems import slurm_env
 from ddplaunch.system.network.addresses import check_local_address
 from ddplaunch.system.network.kernel_limits import raise_fd_limit_for_hosts
-from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.plan.launch_command import forwarded_variables, python_command
 from ddplaunch.system.plan.rendezvous import locate_store
 
 HEARTBEAT_TIMEOUT_S = 60.0  # without data for this long a host counts as lost
@@ -105,7 +105,7 @@ def doctor(
     if save is not None:
         baseline.check_writable(save)
     options = DoctorOptions(thorough, as_json, save, baseline.read_baseline(compare) if compare is not None else None)
-    environ: dict[str, str] = {}
+    environ = forwarded_variables(os.environ)  # in Slurm too: SLURM_EXPORT_ENV may exclude them
     loop = EventLoop()
     if hosts is None and hostfile is None:
         for name, value in (("include", include), ("exclude", exclude), ("remote-python", remote_python)):
@@ -118,7 +118,6 @@ def doctor(
         connector = find_host_connector(hosts_option or "--hosts")
         all_hosts, python = read_host_options(hosts, hostfile, include, exclude), remote_python or sys.executable
         commands = connector.python_commands(all_hosts, python, NODE_STATEMENT, HEARTBEAT_TIMEOUT_S)
-        environ = connector.environment()
     if master_addr is not None and len(commands) < 2:
         raise UsageError("--master-addr works only with several nodes", "--hosts n1,n2")
     raise_fd_limit_for_hosts(len(commands))

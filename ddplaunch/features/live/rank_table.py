@@ -119,11 +119,11 @@ def render_table(lines: Sequence[TableRow], limit: int, *, cursor: int | None = 
     half = max(0, -(-room // 2) - len(gap)) if outputs else room
 
     def texts(location: str, last_line: str) -> Row:
-        shown = truncate_row((StyledText(location),), half)
+        shown = truncate_row((StyledText(location.expandtabs()),), half)
         if not outputs:
             return shown
         blank = " " * (half - row_width(shown)) + gap
-        return (*shown, StyledText(blank), *truncate_row((StyledText(last_line),), room - half - len(gap)))
+        return (*shown, StyledText(blank), *truncate_row((StyledText(last_line.expandtabs()),), room - half - len(gap)))
 
     rows: list[Row] = [tuple(span._replace(style="2") for span in (StyledText(head), *texts("does", "last line")))]
     for one in lines:

@@ -13,12 +13,9 @@ from msgspec import Struct
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli.run_locator import HostConnector, NodeCommand
 from ddplaunch.system.clusters.host_spec import Host
-from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.system.plan.launch_command import forwarded_variables, python_command
 
 REMOTE_STATEMENT = "from ddplaunch.features.ssh.remote_launcher import main; sys.exit(main())"
-FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
-FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
-"""The variables that are passed to the hosts by default."""
 
 CONNECT_TIMEOUT_S = 15  # unless the user's configuration has a limit: TCP's own is two minutes
 
@@ -120,20 +117,8 @@ def remote_shell_command(words: list[str], environ: Mapping[str, str]) -> str:
     return f"exec {shlex.join(words)}"
 
 
-def forwarded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are passed to the hosts by default."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in FORWARDED_VARIABLES or name.startswith(FORWARDED_PREFIXES)
-    }
-
-
 class SshConnector(HostConnector):
     """Runs commands on hosts over SSH."""
-
-    def environment(self) -> dict[str, str]:
-        return forwarded_variables(os.environ)
 
     def interactive_command(self, host: str, words: list[str], *, terminal: bool) -> list[str]:
         return interactive_ssh_command(host, words, os.environ, terminal=terminal)
@@ -141,9 +126,9 @@ class SshConnector(HostConnector):
     def python_commands(
         self, hosts: Sequence[Host], python: str, statement: str, timeout_s: float
     ) -> list[NodeCommand]:
-        commands = []
+        commands, environ = [], forwarded_variables(os.environ)
         for host in hosts:
             route, name = resolve_ssh_config(host.destination), host.destination
-            words = ssh_command(name, route, python, self.environment(), timeout_s, statement)
+            words = ssh_command(name, route, python, environ, timeout_s, statement)
             commands.append(NodeCommand(host.name, route.address, words, f"ssh {name} true"))
         return commands

@@ -35,11 +35,12 @@ from ddplaunch.features.ssh.fleet import Fleet, HostProblem
 from ddplaunch.features.ssh.job_records import SshJob, record_job
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.ssh.remote_launcher import HostJob
-from ddplaunch.features.ssh.ssh_command import forwarded_variables, resolve_ssh_config, ssh_command
+from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
 from ddplaunch.features.ssh.ssh_session import SshSession
 from ddplaunch.system.clusters.host_spec import Host
 from ddplaunch.system.clusters.host_spec import read_host_options as read_hosts
 from ddplaunch.system.network.kernel_limits import raise_fd_limit_for_hosts
+from ddplaunch.system.plan.launch_command import forwarded_variables
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
 from ddplaunch.system.processes.proc_utils import start_ticks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddplaunch.base.text import shell_quote
 from ddplaunch.system.plan.plan import Plan
@@ -24,6 +24,19 @@ START_TIMEOUT_S = 60.0
 
 MAX_QUOTED_CHARS = 300
 """Of a line from a host, its login shell or ssh, where a message quotes it."""
+
+FORWARDED_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
+"""The variables that are passed to other machines by default."""
+
+
+def forwarded_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are passed to other machines by default."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in FORWARDED_VARIABLES or name.startswith(FORWARDED_PREFIXES)
+    }
 
 
 def python_command(python: str, statement: str = LAUNCHER_STATEMENT) -> list[str]:

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import time
+import zipfile
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -202,7 +203,11 @@ def test_odd_output_and_file_names(debug_job, tmp_path):
 
 def test_a_program_that_looks_for_pdb_finds_the_real_one(debug_job, tmp_path):
     """As programs do that check whether IPython is there; ``python -m pdb`` reads the code of pdb."""
+    with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:  # all its modules have one loader
+        archive.writestr("ipdb.py", "def set_trace(): pass\n")
+        archive.writestr("other.py", "")
     asks = "import importlib.util as u\nassert u.find_spec('pdb').loader.get_code('pdb')\n"
+    asks += "__import__('sys').path.insert(0, 'modules.zip')\nassert u.find_spec('ipdb')\nimport other, ipdb\n"
     job = debug_job(asks + STEPS.replace("breakpoint()", "import pdb; pdb.set_trace()"), "1")
     assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "demo").stdout
     assert job.wait() == 0, job.stderr()

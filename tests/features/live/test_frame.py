@@ -326,6 +326,12 @@ def test_the_columns_of_the_table():
     )
 
 
+def test_tabs_keep_the_columns_of_the_table():
+    one = busy_job(2)
+    one = replace(one, locations={}, current=replace(one.current, last_lines={0: "step\t7", 1: "step\t8"}))
+    assert [row.partition("step")[2] for row in full(one)[5:7]] == ["    7", "    8"]
+
+
 def test_sentences_are_not_cut():
     expected = "rank 3 " + "waits for a rank that does not arrive " * 5 + "at all"
     rows = full(replace(busy_job(4, hint="? help"), sentences=(expected,)), 40, 10)

@@ -211,16 +211,20 @@ class _ImportWatcher:
         others: list[Any] = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
         spec: Any = next((found for each in others if (found := each.find_spec(name, path, target))), None)
         if hasattr(spec and spec.loader, "exec_module"):
-            self._call_after(spec.loader)
+            try:
+                self._call_after(spec.loader)
+            except AttributeError:
+                pass  # a loader with slots: this debugger stops at its own terminal
         return spec
 
     def _call_after(self, loader: Any) -> None:
+        """Make a loader call back; it stays so, as that of a zip file is shared by all its modules."""
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
             execute(module)
-            self._on_import(module)
+            if module.__name__ in self._missing:
+                self._on_import(module)
 
         loader.exec_module = exec_module
 

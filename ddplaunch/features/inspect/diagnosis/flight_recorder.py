@@ -62,6 +62,7 @@ class RecordedOperation(Struct, frozen=True):
     process_group: tuple[str, str]  # name, description
     collective_seq_id: Counter
     time_created_ns: Nanoseconds
+    pg_id: Counter = 0  # of its process group; later groups of the process have higher ones
     profiling_name: str = ""  # "gloo:all_reduce"
     op_id: Number = -1
     input_dtypes: list[str] = []
@@ -183,12 +184,16 @@ def collectives_between(dump: bytes, since: float, until: float) -> Iterator[Rec
 
 
 def _by_group(dump: bytes) -> dict[str, list[Collective]]:
+    """Return the collectives of each group, of several with one name those of the newest.
+
+    After ``destroy_process_group`` torch names new groups like the old ones.
+    """
     found: dict[str, list[Collective]] = {}
-    for entry in _entries(dump):
-        if entry.is_p2p:
-            continue  # NCCL's send and recv, which have numbers of their own
+    entries = [entry for entry in _entries(dump) if not entry.is_p2p]  # NCCL numbers its send and recv separately
+    newest = {entry.group[0]: entry.pg_id for entry in sorted(entries, key=lambda entry: entry.pg_id)}
+    for entry in entries:
         group = entry.group[0]
-        if len(found) < MAX_GROUPS or group in found:
+        if entry.pg_id == newest[group] and (len(found) < MAX_GROUPS or group in found):
             found.setdefault(group, []).append(_collective(entry))
     return found
 

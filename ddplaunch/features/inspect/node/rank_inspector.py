@@ -305,9 +305,9 @@ def apply_group_states(found: RankInspection, reply: RankReply) -> RankInspectio
 
 def apply_last_collectives(found: RankInspection, reply: RankReply) -> RankInspection:
     """Return the inspection with the rank's last collectives. ValueError or TypeError: the reply is malformed."""
-    groups = apply_group_states(found, reply).groups
-    last = tuple(each for trace in reply.traces for each in parse_last_collectives(trace))
+    groups, known = apply_group_states(found, reply).groups, parse_group_counts(reply.groups)
+    unused = {group.group for group, count in known.items() if count == 0}  # recorded are those of a destroyed group
+    recorded = (each for trace in reply.traces for each in parse_last_collectives(trace))
+    last = tuple(each for each in recorded if each.group not in unused)
     used = {each.group for each in groups} | {each.group for each in last}
-    return replace(
-        found, last=last, known=tuple(each for each in parse_group_counts(reply.groups) if each.group in used)
-    )
+    return replace(found, last=last, known=tuple(each for each in known if each.group in used))

@@ -10,7 +10,14 @@ from ddplaunch.features.inspect.diagnosis.flight_recorder import (
     parse_last_collectives,
     parse_states,
 )
-from ddplaunch.features.inspect.diagnosis.inspection import ActiveCall, Collective, GroupState
+from ddplaunch.features.inspect.diagnosis.inspection import (
+    ActiveCall,
+    Collective,
+    GroupState,
+    ProcessCondition,
+    RankInspection,
+)
+from ddplaunch.features.inspect.node.rank_inspector import RankReply, apply_last_collectives
 
 ENTRY = {
     "collective_seq_id": 5,
@@ -74,11 +81,21 @@ NCCL_SEND = {"profiling_name": "nccl:send 0->1", "is_p2p": True, "op_id": 6, "p2
          [(6, False, True), (8, False, True)]),
         ([{"op_id": 7}], [(5, False, False)]),  # sends are counted by torch, and not here
         ([{"profiling_name": "nccl:all_reduce", "state": "completed"}, NCCL_SEND], [(5, True, True)]),
+        # the second is of a new group with the name of one that was destroyed
+        ([{"retired": True, "pg_id": 0}, {"collective_seq_id": 1, "op_id": 1, "pg_id": 1}], [(1, False, True)]),
     ],
 )  # fmt: skip
 def test_incomplete_collectives_and_sends(changes, expected):
     found = parse_last_collectives(entries(*changes))
     assert [(each.number, each.completed, each.alone) for each in found] == expected
+
+
+def test_no_collectives_of_a_destroyed_group_whose_name_another_has():
+    """The default group of the second ``init_process_group`` has not been used yet."""
+    groups = b'[["0","default_pg",[0,1],0]]'
+    reply = RankReply.parse(b"\t".join([b"1", groups, b"", entries({"retired": True})]))
+    found = apply_last_collectives(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
+    assert found.last == ()
 
 
 @pytest.mark.parametrize(
