@@ -83,4 +83,6 @@ def test_four_ranks_learn_and_go_on_after_a_stop(run_ddplaunch, tmp_path):
     assert shown[5][1] < shown[2][1] < shown[0][1]
     guess = GUESS.search(rest.stdout)
     assert guess is not None
-    assert shown[5][2] > float(guess[1]) > 0, "by less in some runs: no two have the same word pieces"
+    # Before it learns from context it guesses the commonest word: 1.0 to 1.1 times as many. Then 1.5 to 2 times, which
+    # varies, as no two runs have the same word pieces.
+    assert shown[5][2] > 1.2 * float(guess[1]) > 0

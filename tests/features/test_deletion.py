@@ -13,6 +13,7 @@ import pytest
 from ddplaunch.cli.click_commands import COMMANDS
 from ddplaunch.core.feature import load_features
 from tests.conftest import assert_refused, clean_environment, run_command, write_program
+from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.package_copy import PACKAGE, copy_package
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import FORKED
@@ -142,9 +143,10 @@ def test_without_a_feature_the_others_work(name: str, package: Path, tmp_path: P
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("runtime_dir")
 def test_without_ssh_the_doctor_and_the_debugger_work_on_this_machine(package: Path, tmp_path: Path):
     write_program(tmp_path, "train.py", "loss = 42\nbreakpoint()\n")
-    environment = {"PYTHONPATH": str(package.parent), "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment = {"PYTHONPATH": str(package.parent)}
     start = [sys.executable, "-m", "ddplaunch"]
     missing = "needs the feature ssh, which this ddplaunch does not have"
     with without(package, {"ssh"}):
@@ -155,7 +157,7 @@ def test_without_ssh_the_doctor_and_the_debugger_work_on_this_machine(package: P
         assert_refused(run_command([*start, "debug", "--hosts", "n1"], tmp_path, environment), f"--hosts {missing}")
 
         job = subprocess.Popen(
-            [*start, "run", "--nproc", "1", *FORKED, "--debug", "train.py"],
+            [*start, "run", "--nproc", "1", "--run-id", "without-ssh", *FORKED, "--debug", "train.py"],
             cwd=tmp_path,
             env=clean_environment(environment),
             stderr=subprocess.PIPE,
@@ -164,7 +166,7 @@ def test_without_ssh_the_doctor_and_the_debugger_work_on_this_machine(package: P
         try:
             assert job.stderr
             assert "is at a breakpoint: train.py:2" in job.stderr.readline()
-            answered = run_command([*start, "debug"], tmp_path, environment, input="p loss + 1\nc\n")
+            answered = run_command([*start, "debug", "without-ssh"], tmp_path, environment, input="p loss + 1\nc\n")
             assert "43" in answered.stdout.splitlines(), answered
             assert job.wait(scaled_timeout(60)) == 0
         finally:

@@ -16,7 +16,7 @@ from typing import Any
 from ddplaunch.features.preload.rank.fork_fixups import GENERATORS
 from tests.preload_audit import allowed_differences
 from tests.preload_audit.account import Account, Dump, Place, Stack, Stacks, differences
-from tests.preload_audit.disturbances import DISTURBANCES
+from tests.preload_audit.disturbances import DISTURBANCES, TERMINAL
 from tests.preload_audit.findings import RANK_VARIABLE, SETS
 from tests.preload_audit.installed import Installed
 from tests.preload_audit.runs import RANKS, Failed, Runs
@@ -214,7 +214,7 @@ class Audit:
         for module, name in found:
             own = module not in self._in_any_case and (module, name) not in self._by_itself
             if own and name not in allowed_differences.ANEW.get(module, ()):
-                reasons = self._guilt if what == _TORCH_FIRST else self._binds
+                reasons = self._guilt if what in (_TORCH_FIRST, TERMINAL) else self._binds
                 self._note(reasons, module, f"minds {what} ({module}.{name})")
 
     def _make_finding(self, name: str, modules: Sequence[str], alone: Sequence[Account]) -> Finding:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+TERMINAL = "a terminal"
+
+
 def torch_defaults(extra: str) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_default_device"):
@@ -40,6 +43,43 @@ LOGGED: list[str] = []
 """The loggers whose records reached the program's handler."""
 
 
+def python_settings(extra: str) -> None:
+    """Change what belongs to Python, all at once: each disturbance costs an interpreter."""
+    import contextlib
+    import decimal
+    import locale
+    import random
+    import warnings
+
+    random.seed(4711)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(4711)
+    warnings.simplefilter("ignore")
+    warnings.filterwarnings("always", category=FutureWarning)
+    decimal.getcontext().prec = 5
+    decimal.DefaultContext.prec = 6
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, "C" if "UTF" in locale.setlocale(locale.LC_ALL).upper() else "C.UTF-8")
+    sys.setrecursionlimit(1234)
+    sys.path.append(extra)
+
+
+def terminal(extra: str) -> None:
+    """Give the process a terminal as stdin, stdout and stderr, whose output goes nowhere."""
+    ours, theirs = os.openpty()
+    if os.fork() == 0:
+        try:
+            os.close(theirs)
+            while os.read(ours, 1 << 16):
+                pass
+        finally:  # OSError: the other end is closed
+            os._exit(0)
+    os.close(ours)
+    for fd in range(3):
+        os.dup2(theirs, fd)
+    os.close(theirs)
+
+
 def working_folder(extra: str) -> None:
     os.chdir(extra)
 
@@ -48,5 +88,7 @@ DISTURBANCES: dict[str, Callable[[str], None]] = {
     "torch's settings": torch_defaults,
     "logging": logging_setup,
     "the working folder": working_folder,
+    "Python's settings": python_settings,
+    TERMINAL: terminal,
 }
 """By what they change; called with a folder in which there is nothing."""

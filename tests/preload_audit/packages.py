@@ -139,6 +139,7 @@ DOES: dict[str, tuple[str, str]] = {
     "lists_here": ("import os\nX = os.listdir()", "lists the working folder"),
     "scans_here": ("import os\nX = [each.name for each in os.scandir('.')]", "lists the working folder"),
     # In the process.
+    "minds_terminal": ("import sys\nX = sys.stdout.isatty()", "minds a terminal (minds_terminal.X)"),
     "sets_alarm": ("import signal\nsignal.alarm(100_000)", "sets an alarm"),
     "temporary": ("import tempfile\nD = tempfile.mkdtemp()\nimport os\nos.rmdir(D)", "makes a temporary folder"),
     "writes": ("import os\nopen(os.path.join(os.path.dirname(__file__), 'log'), 'w').close()", "writes {site}/log"),
@@ -163,6 +164,10 @@ DOES: dict[str, tuple[str, str]] = {
         "changes sys.meta_path",
     ),
     "builtin": ("import builtins\nbuiltins.profile = lambda f: f", "changes builtins"),
+    "precise": ("import decimal\ndecimal.DefaultContext.prec = 9", "changes decimal's context"),
+    "recursive": ("import sys\nsys.setrecursionlimit(3000)", "changes the recursion limit"),
+    "collects": ("import gc\ngc.set_threshold(50_000)", "changes garbage collection"),
+    "zone": ("import os, time\nos.environ['TZ'] = 'XYZ3'\ntime.tzset()", "changes the time zone"),
     "opaque": (
         "import sqlite3\nX = sqlite3.connect(':memory:')",
         "keeps sqlite3.Connection in opaque.X, which cannot be read",
@@ -173,6 +178,10 @@ DOES: dict[str, tuple[str, str]] = {
 """What does something that is seen as it happens, and the expected finding."""
 
 BOUND: dict[str, tuple[str, str]] = {
+    "as_decimal": ("import decimal\nX = decimal.Decimal(1) / 7", "minds Python's settings (as_decimal.X)"),
+    "as_locale": ("import locale\nX = locale.setlocale(locale.LC_ALL)", "minds Python's settings (as_locale.X)"),
+    "as_path": ("import sys\nX = sys.path[-1]", "minds Python's settings (as_path.X)"),
+    "as_filters": ("import warnings\nX = len(warnings.filters)", "minds Python's settings (as_filters.X)"),
     "as_folder": ("import os\nX = os.path.basename(os.getcwd())", "minds the working folder (as_folder.X)"),
     "as_seed": ("import random\nX = random.random() < 2", "moves Python's random state"),
     "filters": ("import warnings\nwarnings.simplefilter('ignore', BytesWarning)", "changes the warning filters"),

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import _locale
 import builtins
+import gc
 import os
 import signal
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -160,6 +162,13 @@ class Surroundings:
         look["sys.path"] = tuple(sys.path)
         look["sys.meta_path"] = tuple(map(id, sys.meta_path))
         look["the locale"] = _locale.setlocale(_locale.LC_ALL)
+        look["the time zone"] = time.tzname
+        look["the recursion limit"] = sys.getrecursionlimit()
+        look["the length limit of integers"] = getattr(sys, "get_int_max_str_digits", int)()
+        look["garbage collection"] = (gc.isenabled(), gc.get_threshold(), tuple(gc.callbacks))
+        look["how libraries are loaded"] = sys.getdlopenflags()
+        look["the priority"] = os.getpriority(os.PRIO_PROCESS, 0)
+        look["the CPUs it may use"] = len(os.sched_getaffinity(0))
         look["the working directory"] = os.getcwd()
         for name, read in _OF_MODULES:
             module = modules.get(name)
@@ -271,6 +280,15 @@ def _logging(logging: Any) -> dict[str, Any]:
     return {"logging": (levels, factories)}
 
 
+def _decimal(decimal: Any) -> dict[str, Any]:
+    contexts = decimal.getcontext(), decimal.DefaultContext
+    return {"decimal's context": [(each.prec, each.rounding, each.Emin, each.Emax, each.traps) for each in contexts]}
+
+
+def _multiprocessing(context: Any) -> dict[str, Any]:
+    return {"how multiprocessing starts": getattr(context._default_context._actual_context, "_name", None)}
+
+
 def _weakref(weakref: Any) -> dict[str, Any]:
     infos = {id(info): info.func for info in weakref.finalize._registry.values() if info.atexit}
     return {"finalizers": {number: f"{each.__module__}.{each.__qualname__}" for number, each in infos.items()}}
@@ -283,4 +301,6 @@ _OF_MODULES: tuple[tuple[str, Callable[[Any], dict[str, Any]]], ...] = (
     ("logging", _logging),
     ("warnings", lambda warnings: {"warnings.filters": tuple(map(id, warnings.filters))}),
     ("weakref", _weakref),
+    ("decimal", _decimal),
+    ("multiprocessing.context", _multiprocessing),
 )

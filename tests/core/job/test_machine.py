@@ -359,6 +359,27 @@ def test_a_failure_is_sent_to_nodes_that_have_finished():
     assert job.outcome(1).outcome.code == 3
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_on_any_node_stops_all(again):
+    job = joined(1)
+    job.send(1, messages.StopRequested(signal.SIGINT))
+    assert job.take(messages.NoteMessage, 0)[0].text == "Ctrl-C on node 1 (n1)"
+    if again:
+        job.send(1, messages.StopRequested(signal.SIGINT, again=True))
+    assert [stop.grace_s for stop in job.take(messages.StopAttempt, 0)] == [30, 0][: 1 + again]
+    job.drain(0)
+    job.drain(1)
+    assert job.outcome(0).outcome.code == 130
+
+
+def test_ctrl_c_ends_the_wait_before_a_restart():
+    job = Job(max_restarts=1, restart_backoff=600.0)
+    job.drain(0, job.fail(0, 0))
+    assert job.take(messages.Restarting)
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    assert job.outcome(0).outcome.code == 130
+
+
 def test_only_a_third_signal_does_not_wait_for_the_nodes():
     job = joined(1, grace=0.0)
     job.send(1, messages.StopRequested(signal.SIGINT))

@@ -323,6 +323,10 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
             "send stop request SIGQUIT",
         ),
     ),
+    "SIGQUIT without a terminal stops at once": (
+        *BEGIN,
+        step(5, SIGNAL(SIGQUIT), "show: SIGQUIT: stopping 2 ranks", "SIGQUIT to all", "send stop request SIGQUIT"),
+    ),
     "Ctrl-Z": (*BEGIN, step(5, SIGNAL(SIGTSTP), "SuspendJob")),
     "a signal after the end": (
         *BEGIN,

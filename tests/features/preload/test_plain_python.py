@@ -150,3 +150,28 @@ def test_a_forked_rank_sees_what_plain_python_shows(run_ddplaunch, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [*expected, "True"]
     assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}] {line}" for rank in range(2) for line in lines)
+
+
+CACHES = """
+    import os, pathlib
+    root = pathlib.Path(__file__).resolve().parent / ("cache-" + os.environ["RANK"])
+    for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TMPDIR"):
+        os.environ[name] = str(root / name)
+    import tempfile, torch, torch.hub
+    from torch._inductor.runtime import cache_dir_utils
+    print(tempfile.gettempdir(), torch.hub.get_dir(), cache_dir_utils.cache_dir(), cache_dir_utils.triton_cache_dir(0))
+"""
+
+
+@pytest.mark.ci
+def test_computed_folders_of_caches(run_ddplaunch, tmp_path):
+    """Each rank has its own, which torch reads at its import and later."""
+    script = write_program(tmp_path, "train.py", CACHES)
+    for rank in "01":
+        (tmp_path / f"cache-{rank}" / "TMPDIR").mkdir(parents=True)
+    plain = [run_command([sys.executable, script], env={"RANK": rank}).stdout for rank in "01"]
+    for name in ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TMPDIR"):
+        assert f"{tmp_path}/cache-1/{name}" in plain[1]
+    done = run_ddplaunch("run", "--nproc", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {plain[rank].strip()}" for rank in range(2)]

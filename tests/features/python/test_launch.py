@@ -45,8 +45,11 @@ def test_tensors_are_returned_completely(python: Python):
     body = """
 def make(given):
     import torch
-    if rank() == 0:
-        time.sleep(0.5)  # the other has returned
+    if rank() == 1:
+        os.symlink(f"/proc/{os.getpid()}", "other")
+    else:
+        while not os.path.islink("other") or os.path.exists("other"):  # until the other rank has ended
+            time.sleep(0.01)
     assert float(given.sum()) == given.numel()
     linear = torch.nn.Linear(600, 600)
     return [given * (rank() + 2), torch.arange(3), linear, linear.weight.detach().t()]

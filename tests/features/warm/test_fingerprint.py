@@ -63,6 +63,11 @@ def fingerprint_in(folder: Path, before: str = "") -> object:
 
 
 @pytest.mark.slow
+def test_processes_with_equal_state_have_equal_fingerprints(tmp_path):
+    assert fingerprint_in(tmp_path) == fingerprint_in(tmp_path, "TERM=x OLDPWD=/")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [pytest.param(each, marks=[needs_root] * (each in AS_ROOT)) for each in DIFFERENT])
 def test_inherited_state_changes_the_fingerprint(tmp_path, what):
     before = DIFFERENT[what]
