@@ -132,7 +132,7 @@ class JobAttempt(Struct):
             first = self.time_limit.failure
             others = [each for each in self.failures.values() if each.rank != first.rank]
             # A rank that is stopped closes its connections: another that loses one was stopped too.
-            failed = [each for each in others if not each.is_secondary]
+            failed = [each for each in others if not each.is_secondary or each.is_timeout or each.moment < first.moment]
             stopped = self.stopped_ranks + len(others) - len(failed)
             stopped -= self.time_limit.rank_was_alive and len(others) == len(self.failures)
             stopped = min(stopped, self.world_size - 1 - len(failed))  # a rank's process may outlive its program

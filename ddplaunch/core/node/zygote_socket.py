@@ -113,7 +113,8 @@ class ZygoteSocket:
                 self._loop.unwatch_fd(self._socket.fileno(), write=True)
                 message.tries += 1
                 is_transient = message.data is not None and error.errno in _TRANSIENT_ERRORS
-                if is_transient and message.tries * _RETRY_INTERVAL_S < _RETRY_TIMEOUT_S:
+                may_fail = message.fds or message.on_failed  # else there is nothing to do but to try again
+                if is_transient and not (may_fail and message.tries * _RETRY_INTERVAL_S >= _RETRY_TIMEOUT_S):
                     self._loop.call_later(_RETRY_INTERVAL_S, self._send_pending)
                     return
                 _close(message.fds)
