@@ -103,9 +103,8 @@ class JobMachine:
     def on(self, event: job_events.Event, now: Now) -> list[job_events.Command]:
         """Handle an event, and return the commands that follow from it.
 
-        Raises:
-            ProtocolError: a node cannot have sent this message now, so its connection is to be closed. Commands that
-                precede the error are returned with the next event, ``ConnectionLost``.
+        Raises ProtocolError if a node cannot have sent this message now, so its connection is to be closed. Commands
+        that precede the error are returned with the next event, ``ConnectionLost``.
         """
         self._turn.now = now
         match event:

@@ -106,9 +106,7 @@ class Streams:
 
         ``has_stdin``: the rank gets the launcher's stdin. ``show``: which of descriptors 1 and 2 are shown. ``log``: a
         file for both.
-
-        Raises:
-            OSError: too many files are open.
+        Raises OSError if too many files are open.
         """
         self._attempt_starts[rank] = self._tails[rank].total if rank in self._tails else 0
         times = self._times.setdefault(rank, OutputTimes())

@@ -64,8 +64,7 @@ def render_page(shares: Sequence[RunRecord], beside: PageInputs = _NOTHING) -> s
 def write_page(shares: Sequence[RunRecord], file: str, beside: PageInputs) -> None:
     """Write the page of a run from the records of its nodes; an existing file is replaced.
 
-    Raises:
-        UsageError: the file cannot be written.
+    Raises UsageError if the file cannot be written.
     """
     text = render_page(shares, beside)
     if file == STDOUT:
