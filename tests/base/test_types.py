@@ -257,7 +257,7 @@ def test_a_coordinator_accepts_any_message():
         ("\udc80", "\\udc80"),
     ],
 )
-def test_harmless(text, plain):
+def test_control_characters_are_escaped_once(text, plain):
     assert escape_control_chars(text) == plain
     assert escape_control_chars(plain) == plain
 

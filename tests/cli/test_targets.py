@@ -36,7 +36,7 @@ def test_a_script(run_ddplaunch, tmp_path, mode, words):
 
 @MODES
 @pytest.mark.smoke
-def test_a_module(run_ddplaunch, tmp_path, mode):
+def test_a_module_runs_as_main_with_its_package(run_ddplaunch, tmp_path, mode):
     write_program(tmp_path, "pkg/__init__.py", "print('package')\n")
     write_program(
         tmp_path, "pkg/mod.py", "import sys\nfrom . import other\nprint(__name__, __package__, sys.argv[1:])\n"

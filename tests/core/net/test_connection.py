@@ -135,7 +135,7 @@ def test_unsent_messages_arrive_before_the_end():
         (("fe80::1", 80, 0, socket.if_nametoindex("lo")), "fe80::1%lo"),
     ],
 )
-def test_literals(name, shown):
+def test_addresses_are_formatted(name, shown):
     assert format_address(name) == shown
 
 

@@ -55,7 +55,7 @@ def test_carriage_return_newline_is_a_newline(data):
         assert out.replace(b"\r", b"") == data.replace(b"\r", b"")
 
 
-def test_bar_is_what_was_drawn_last():
+def test_the_progress_bar_is_the_last_drawn_line():
     assembler = LineAssembler()
     assert assembler.feed(b"\r 10%") == b""
     assert assembler.progress_bar == b" 10%"

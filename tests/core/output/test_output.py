@@ -105,7 +105,7 @@ def test_output_of_any_bytes_is_shown(tmp_path, printer):
 
 
 @pytest.mark.smoke
-def test_show(run_ddplaunch, tmp_path, printer):
+def test_show_selects_ranks_and_the_log_has_all(run_ddplaunch, tmp_path, printer):
     script = printer("print('out', rank); print('err', rank, file=sys.stderr)")
     done = run_ddplaunch("run", *LIGHT, "--nproc", "3", "--show", "0,2", "--log-dir", "logs", script)
     assert {int(line.split()[-1]) for line in done.stdout.splitlines()} == {0, 2}

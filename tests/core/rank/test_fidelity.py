@@ -344,7 +344,7 @@ def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("start", "names", "how"),
     [("zygote", SHADOWS, "fresh"), ("forked", HARMLESS, "forked"), ("exec", SHADOWS, "fresh")],
 )
-def test_files_beside_the_script_go_before_modules_of_the_launcher(
+def test_files_next_to_the_script_precede_modules_of_the_launcher(
     start: str, names: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
     for name in names:
@@ -358,7 +358,7 @@ def test_files_beside_the_script_go_before_modules_of_the_launcher(
 
 
 @forked_and_exec
-def test_files_beside_a_function_go_before_modules_of_the_launcher(start: str, tmp_path: Path) -> None:
+def test_files_next_to_a_function_precede_modules_of_the_launcher(start: str, tmp_path: Path) -> None:
     names = ["click", "plan", "errors", "arguments", "ddplaunch"]
     if start == "exec":
         names += ["inspect", "dataclasses", "typing"]
@@ -413,7 +413,7 @@ FEATURES = (
 )
 
 
-def test_what_programs_can_do(tmp_path: Path) -> None:
+def test_language_features_work_in_ranks(tmp_path: Path) -> None:
     scene = Scene((str(PROGRAMS / "features.py"),))
     plain = scene.plain(tmp_path)
     assert not [each for each in FEATURES if "Error" in str(plain[each]) and each != "traceback"]

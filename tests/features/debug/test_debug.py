@@ -161,7 +161,7 @@ def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(run_dd
     assert "with --debug the rank waits " in done.stderr
 
 
-def test_no_peer_comes(debug_job):
+def test_a_rank_resumes_after_the_debug_timeout(debug_job):
     """The rank goes on after --debug-timeout; meanwhile neither --timeout nor --straggler-timeout counts."""
     limits = ("--debug", "--debug-timeout", "4", "--timeout", "1.5", "--straggler-timeout", "1")
     job = debug_job(STEPS, "1", options=limits)
@@ -257,7 +257,7 @@ if os.environ["RANK"] == "1":
 
 
 @pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
-def test_other_ways_to_stop(debug_job, tmp_path, how):
+def test_every_way_to_stop_opens_the_prompt(debug_job, tmp_path, how):
     """And the one not to: PYTHONBREAKPOINT=0."""
     job = debug_job(OTHER_WAYS, how=how)
     done = pipe_to_debugger(tmp_path, "p loss\nc\np loss + 1\nc\np 2 + 5\nc\n", "demo")

@@ -49,7 +49,7 @@ def flows(count, faulty):
         (replace(SOUND, claimed=400_000, rate=1.5e8), None),
     ],
 )
-def test_a_way(flow, text):
+def test_the_path_of_a_flow_is_described(flow, text):
     assert describe_paths((flow,), 2) == ([text] if text else [])
 
 

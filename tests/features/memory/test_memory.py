@@ -426,7 +426,7 @@ def point(moment, own, children=0, shared=0, cache=0):
         ([], None, "reduce host"),
     ],
 )
-def test_growth_and_advice(points, grew, advice):
+def test_the_report_shows_growth_and_advice(points, grew, advice):
     lines = explain_oom(OutOfMemory(3, MemoryLimit(64 << 30, "/kubepods/pod7", "memory.max"), 0, 1), points)
     assert advice in lines[-1]
     assert lines[-1].endswith("; or raise resources.limits.memory of the pod")

@@ -113,7 +113,7 @@ SPENT: dict[str, tuple[list[Happened], TimeBreakdown]] = {
 
 
 @pytest.mark.parametrize("name", SPENT)
-def test_where_the_time_goes(name):
+def test_time_is_counted_by_category(name):
     happened, spent = SPENT[name]
     assert account(0.0, 1, happened) == spent
 

@@ -93,7 +93,7 @@ def fail(host: str, run_id: str) -> None:
         kept.observe(event)
 
 
-def test_all_runs_lately(run_in_fork):
+def test_report_since_sums_all_recent_runs(run_in_fork):
     assert run_in_fork("report", "--since", "7d").stdout == "no recorded run began in the last 7 d and ended\n"
     keep(run_id="well")
     for number, host in enumerate(("n3", "n4", "n3")):

@@ -286,7 +286,7 @@ def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
     assert len(text) < 500_000
 
 
-def test_odd_times_are_no_trouble():
+def test_impossible_times_are_shown_as_unknown():
     odd = replace(record(2), began=1e18, ended=-1e18)
     assert "at an unknown time" in render_page([odd])
 
@@ -328,7 +328,7 @@ def test_a_browser_opens_it(run, width, dark, written, tmp_path):
 
 @needs_browser
 @pytest.mark.slow
-def test_the_search(tmp_path):
+def test_the_page_searches_the_output(tmp_path):
     outputs = {0: b"step 1\nloss 0.5\n", 1: b"step 1\n<b>LOSS</b> is nan\n", 2: b"nothing\n"}
     path = tmp_path / "a page.html"
     path.write_text(render_page([record(4)], PageInputs(printed=outputs, failed_first=(2,))), encoding="utf-8")

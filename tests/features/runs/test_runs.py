@@ -317,7 +317,7 @@ def test_stop_shows_the_ranks_left_and_stop_now_kills_them(start_ddplaunch, run_
     assert (stopping.wait(), job.wait()) == (0, 130)
 
 
-def test_wait(running, start_ddplaunch, run_in_fork):
+def test_wait_ends_with_the_exit_code_of_the_run(running, start_ddplaunch, run_in_fork):
     job = running()
     waiting = start_ddplaunch("wait", NAME)
     os.kill(job.ranks()[1], signal.SIGKILL)
@@ -360,7 +360,7 @@ def test_wait_for_a_run_whose_launcher_was_killed(running, start_ddplaunch, run_
     assert lost in run_in_fork("logs", NAME).stderr
 
 
-def test_clean(running, run_in_fork):
+def test_clean_removes_ended_runs_and_refuses_a_running_one(running, run_in_fork):
     running()
     for name in ("a", "b", "c"):
         keep(run_id=name)

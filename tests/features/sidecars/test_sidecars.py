@@ -187,7 +187,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
-def test_its_guard_killed(begin, tmp_path, waits):
+def test_the_guard_of_sidecars_is_killed(begin, tmp_path, waits):
     job, pid = begin(("children",), waits)
     os.kill(parent(pid), signal.SIGKILL)
     expected = f"{NAME} ended because their guard process was killed; the job goes on"
@@ -302,7 +302,7 @@ def own_terminal(slave: int) -> None:
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
 
-def test_only_beside_rank_0(start_ddplaunch, tmp_path, waits):
+def test_sidecars_run_on_node_0_only(start_ddplaunch, tmp_path, waits):
     """The other nodes take the option and do without, even without the program."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
