@@ -101,7 +101,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.smoke
 def test_a_function_from_a_tutorial_runs_unchanged(run_ddplaunch, tmp_path):
-    """It chooses its own port, which the launcher's store must not be in the way of."""
+    """The function chooses a port itself, which the launcher's store must not occupy."""
     write_program(tmp_path, "multigpu.py", TUTORIAL.replace("{port}", str(free_port())))
     done = run_ddplaunch(
         *("run", "--nproc", "2", "multigpu.py:main", "--save-every", "3", "--total_epochs", "4", "--batch-size", "32")

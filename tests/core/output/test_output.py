@@ -439,7 +439,7 @@ def test_log_folder(run_ddplaunch, tmp_path):
 
 
 def test_a_reader_that_closes_while_output_is_buffered():
-    """What waits is dropped at the next write; nothing of it may still be in use then."""
+    """Buffered output is dropped at the next write, and must not be in use then."""
     read, write_end = os.pipe()
     loop = EventLoop()
     writes = sink.Sink(loop, write_end)

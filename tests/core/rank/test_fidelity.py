@@ -107,7 +107,7 @@ def assert_same(rank: Seen, plain: Seen, fields: Sequence[str] = (), *, but: Seq
 
 
 def _shielded(signals: dict[str, Any]) -> dict[str, Any]:
-    """As they are, but that the scheduler's warning does no harm until it is handled (docs/preemption.md).
+    """The same dispositions, but the scheduler's warning is ignored until the program handles it (docs/preemption.md).
 
     And that two real-time signals are caught, for ``ddplaunch stacks``: the second in C, so that to Python it is an
     ignored one.
@@ -285,7 +285,7 @@ def test_several_ranks_have_pipes_that_show_each_line_at_once(start: str, tmp_pa
 
 @forked_and_exec
 def test_a_function_has_the_same_process(start: str, stage: Path) -> None:
-    """There is no plain way to start it; all but its module is as for the script."""
+    """Plain python cannot start a function; everything but its module is as for the script."""
     (rank,) = Scene(("nested/probe.py:main", "x"), nproc=1).ranks(stage, start)
     plain = Scene(("nested/probe.py", "x")).plain(stage)
     assert_same(rank, plain, but=("main", "argv", "orig_argv"))

@@ -201,7 +201,7 @@ def test_odd_output_and_file_names(debug_job, tmp_path):
 
 
 def test_a_program_that_looks_for_pdb_finds_the_real_one(debug_job, tmp_path):
-    """As programs do that check whether IPython is there; ``python -m pdb`` reads the code of pdb."""
+    """Some programs check whether IPython is loaded; ``python -m pdb`` reads the code of pdb."""
     asks = "import importlib.util as u\nassert u.find_spec('pdb').loader.get_code('pdb')\n"
     job = debug_job(asks + STEPS.replace("breakpoint()", "import pdb; pdb.set_trace()"), "1")
     assert "(rank 1) p 6 * 7\n42\n" in pipe_to_debugger(tmp_path, "p 6 * 7\n", "demo").stdout

@@ -93,7 +93,7 @@ def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
     here = 1 if "100" in each.rows else 2
     each.type("\x1d")
     each.until(lambda each: each.rows[-1] == f"(rank {here})")
-    each.type("p\trank\r")  # nobody completes here
+    each.type("p\trank\r")  # no completion here
     each.until(f"rank {here} is in ipdb, which needs ")
     each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 2)
     each.type(f"@{3 - here}\r")

@@ -21,7 +21,7 @@ def describe_paths(flows, count=4, ways=()):
 
 
 def flows(count, faulty):
-    """All ways of so many nodes, with those that are not sound."""
+    """Return the flows between ``count`` nodes; ``faulty``: those with faults."""
     pairs = itertools.permutations(range(count), 2)
     return tuple(replace(faulty.get(pair, SOUND), source=pair[0], target=pair[1]) for pair in pairs)
 

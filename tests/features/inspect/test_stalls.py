@@ -69,7 +69,7 @@ def test_each_stalled_attempt_is_stopped_and_its_culprit_reported(run_ddplaunch,
     ids=" ".join,
 )
 def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
-    """Those that only wait have room beside each other."""
+    """Tests that only wait may run at the same time."""
     words = ("run", *SOON, "--show", "none", "--nproc", "3", PROGRAM)
     jobs = {what: start_ddplaunch(*words, what, elsewhere) for what in side_by_side}
     assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))

@@ -201,7 +201,7 @@ def test_the_number_of_kept_runs_is_limited(state, monkeypatch):
 
 
 def test_removing_runs_delays_no_end_for_long(state, monkeypatch):
-    """What is too much goes little by little then, the oldest first."""
+    """Surplus runs are removed a few at a time, the oldest first."""
     for number in range(20):
         keep(run_id=f"r{number}")
         os.utime(history_store.run_dir(f"r{number}"), (number, number))

@@ -134,7 +134,7 @@ def test_it_ends_with_a_job_that_is_stopped(begin):
 
 
 def test_a_sidecar_that_ends_by_a_signal_to_all_processes_is_not_reported(begin):
-    """scancel does: that a sidecar ends before the ranks is no news then."""
+    """As with scancel: a sidecar that ends before the ranks is not reported then."""
     job, pid = begin((), SLEEPER, "deaf")
     job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the signal")
@@ -166,7 +166,7 @@ def test_launcher_killed(begin):
 
 
 def test_zygote_killed(begin):
-    """What sweeps up after the ranks' zygote passes the sidecars by, and they end with the job."""
+    """The sweep after the loss of the ranks' zygote spares the sidecars, which end with the job."""
     job, pid = begin(("tidy",), SLEEPER)
     (zygote,) = {parent(rank) for rank in ranks(job)}
     assert zygote != parent(pid)
@@ -220,7 +220,7 @@ def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp
 
 
 def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(begin, tmp_path):
-    """And the report of what had gone wrong before still comes."""
+    """The report of an earlier failure is still printed."""
     write_program(tmp_path, "t.py", WAITS + "raise SystemExit(9)\n")
     job, pid = begin(("deaf",), "--log-dir", "logs", "t.py")
     (tmp_path / "go").touch()
@@ -303,7 +303,7 @@ def own_terminal(slave: int) -> None:
 
 
 def test_sidecars_run_on_node_0_only(start_ddplaunch, tmp_path, waits):
-    """The other nodes take the option and do without, even without the program."""
+    """Other nodes accept the option and start nothing, even if the program is missing."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     write_program(
@@ -340,7 +340,7 @@ def answers(url: str, path: str = "") -> bytes:
 
 @real
 def test_two_tensorboards_answer_while_their_jobs_live(start_ddplaunch, tmp_path, waits):
-    """Each at an address of its own, of the loopback alone, and each with its own runs."""
+    """Each listens on its own loopback address and shows its own runs."""
     jobs, urls = [], []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -373,7 +373,7 @@ def test_tensorboard_on_a_machine_reached_over_ssh_prints_the_tunnel_command(sta
 
 
 def test_a_tensorboard_that_fails_shows_why(start_ddplaunch, tmp_path, waits):
-    """What it says on its way is not shown otherwise; and a module of the user's is none of its own."""
+    """Its progress messages are not shown, and a module of the user does not shadow its own."""
     write_program(tmp_path, "site/tensorboard/__init__.py", "")
     write_program(
         tmp_path,

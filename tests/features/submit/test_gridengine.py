@@ -155,7 +155,7 @@ def test_the_end_of_a_job_is_parsed_from_qacct(failed, code, ended):
 
 
 def test_how_an_array_ended():
-    """As qacct of 8.1.9 had it: index 1 was started again, and 2 is to be."""
+    """Recorded from qacct 8.1.9: index 1 was restarted, and index 2 will be."""
     again = "taskid       {}\nfailed       25  : rescheduling\nexit_status  99                  \n"
     ended = "taskid       1\nfailed       0    \nexit_status  4                   \n"
     records = parse_qacct(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")

@@ -106,7 +106,7 @@ def dry(submit):
 
 
 def last_words(script: str) -> list[str]:
-    """What stands behind ``ddplaunch run`` in it."""
+    """Return the words after ``ddplaunch run`` in the script."""
     *_, interpreter, words = script.partition("\ncode=$?\n")[0].splitlines()
     assert shlex.split(interpreter.rstrip("\\")) == python_command(sys.executable)
     assert words.startswith("  run --cluster slurm ")
@@ -550,7 +550,7 @@ def test_follow_survives_a_requeue_and_a_failed_query(submit, cluster):
 
 
 def test_stderr_that_is_apart(submit, cluster, tmp_path):
-    """Its folder is made, and following shows it where it belongs."""
+    """Its folder is created, and --follow shows stderr on stderr."""
     cluster.plays('echo one >> "$STATE/log"; echo two >> "$STATE/errors"; say COMPLETED None 0:0')
     scontrol = cluster.folder / "bin/scontrol"
     scontrol.write_text(scontrol.read_text().replace("ExitCode=$3 ", "ExitCode=$3 StdErr=$STATE/errors "))

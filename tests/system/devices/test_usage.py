@@ -56,7 +56,7 @@ class Asked:
         self.replies += 1
 
     def ask(self):
-        """What it knows once the question is answered, or given up."""
+        """Return the usage after a reply or a timeout."""
         before = self.replies
         self.watch.query()
         ends = self.loop.call_later(scaled_timeout(30), lambda: pytest.fail("no answer"))
