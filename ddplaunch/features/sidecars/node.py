@@ -1,4 +1,4 @@
-"""Sidecars: programs that run beside the ranks of node 0, from the first attempt to the end of the job.
+"""Sidecars: programs that run alongside the ranks of node 0, from the first attempt to the end of the job.
 
 They are children of a zygote of their own, without imports, which is swept only once, at the end. As for the ranks, it
 kills what is left of them if the launcher is killed.
