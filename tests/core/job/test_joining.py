@@ -342,7 +342,7 @@ def test_sigterm_on_one_node_of_an_elastic_job_lets_the_others_continue(nodes, t
     assert second.wait() == 143
     first.wait_for("world 1")
     host = os.uname().nodename
-    leaves = f"ddplaunch: SIGTERM on node 1 ({host}): it leaves the job; stopping the ranks, to go on without it\n"
+    leaves = f"ddplaunch: SIGTERM on node 1 ({host}): it leaves the job; stopping the ranks, to continue without it\n"
     assert leaves in first.stderr()
     write_program(tmp_path, "gate", "")
     assert first.wait() == 0, first.stderr()

@@ -38,7 +38,7 @@ from ddplaunch.system.target.versions import Versions
 CHECKED = Options({Checking: Checking(check=True)}, {})
 """The options of a job whose nodes check their machines."""
 
-LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
+LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to continue without it"
 
 
 class Job:

@@ -337,7 +337,7 @@ def test_two_clients_at_once(debug_job, debug_terminal):
 
 
 def test_a_suspended_client_while_a_rank_prints_ten_megabytes(debug_job, tmp_path):
-    """The job goes on as fast, and the client gets all of it when it continues."""
+    """The job continues as fast, and the client gets all of it when it continues."""
     job = debug_job(STEPS, "1")
     wait_for_stops(job)
     with (tmp_path / "output").open("wb") as output:
