@@ -98,11 +98,17 @@ def start_node(start_ddplaunch, program):
     return start
 
 
+def kill_node(node: BackgroundJob) -> None:
+    """Kill a launcher and stop its rank: until that is killed too, it would go on training with the others."""
+    os.kill(node.ranks()[0], signal.SIGSTOP)
+    node.process.kill()
+
+
 def test_a_lost_node_joins_again_at_once_with_grow(start_node, tmp_path, undisturbed):
     hold, options = {"0": [2, 360], "1": [3, 120]}, ("--nnodes", "2:3", "--grow")
     nodes = [start_node(node_rank, *options, hold=hold) for node_rank in range(3)]
     nodes[0].wait_for("attempt 0 is held")
-    nodes[2].process.kill()
+    kill_node(nodes[2])
     nodes[0].wait_for("attempt 1 is held")
     nodes[2] = start_node(2, *options, hold=hold)
     assert [node.wait() for node in nodes] == [0, 0, 0], nodes[0].stderr()
@@ -117,7 +123,7 @@ def test_without_grow_a_node_waits_for_the_next_restart(start_node, tmp_path, un
     hold, options = {"0": [2, 360], "1": [3, 120]}, ("--nnodes", "1:2", "--max-restarts", "1")
     nodes = [start_node(node_rank, *options, hold=hold) for node_rank in range(2)]
     nodes[0].wait_for("attempt 0 is held")
-    nodes[1].process.kill()
+    kill_node(nodes[1])
     nodes[0].wait_for("attempt 1 is held")
     nodes[1] = start_node(1, *options, hold=hold)
     wait_until(lambda: "has joined; it takes part" in nodes[0].stderr(), "the node that waits")
