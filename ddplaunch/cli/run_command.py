@@ -20,6 +20,7 @@ from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
 from ddplaunch.cli.dry_run import print_plan
+from ddplaunch.cli.job_config_options import check_nodes, read_job_config
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
@@ -107,7 +108,6 @@ def run(ctx: click.Context, /, **_: object) -> int:
             inputs, plan = planned[0], planned[0].plan
             start = NodeStart(inputs.options, plan)
             undo.callback(start.tree.close)
-            from ddplaunch.cli.job_config_options import check_nodes, read_job_config
             from ddplaunch.cli.job_launch import build_node_job
             from ddplaunch.core.net.link import listen_on_node_zero
 
