@@ -366,5 +366,7 @@ def test_a_handler_that_raises_is_reported_and_the_job_goes_on():
     client.rpc.on_request(object(), RpcRequest(9, "merged", 3.0, "what"), Merged())
     client.wait(1)
     (report,) = client.reports
-    assert report.startswith("bug in ddplaunch: the answer to the request merged failed and is left out, the job continues")
+    assert report.startswith(
+        "bug in ddplaunch: the answer to the request merged failed and is left out, the job continues"
+    )
     assert "ZeroDivisionError" in report
