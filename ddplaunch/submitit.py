@@ -60,8 +60,7 @@ class Task:
     def __call__(self) -> None:
         """Run this node's ranks until they end.
 
-        Raises:
-            LaunchError: the job failed; the report is in the log.
+        Raises LaunchError if the job failed; the report is in the log.
         """
         words = [*python_command(sys.executable), "run"]
         words += [] if self.nproc is None else ["--nproc", str(self.nproc)]

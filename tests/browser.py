@@ -68,7 +68,7 @@ _SEARCH = """<!DOCTYPE html>
 class PageVisit:
     """The result of opening a page: screenshot, errors and requests."""
 
-    console: list[str]  # what the browser, and scripts, said of it
+    console: list[str]  # messages of the browser and of scripts
     requests: list[str]  # the addresses that the page asked for
     dom: str  # the page as the browser has it
     picture: Path  # a PNG of it

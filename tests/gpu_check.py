@@ -103,7 +103,7 @@ def test_backend_auto_is_nccl(run: Run, tmp_path: Path) -> None:
     assert "backend nccl" in done.stdout, done.stderr
 
 
-def test_ranks_are_bound_to_the_cpus_beside(run: Run) -> None:
+def test_ranks_are_bound_to_the_cpus_next_to_their_gpu(run: Run) -> None:
     done = run("--bind", "numa", "rank.py")
     assert done.returncode == 0, done.stderr
     for rank in json.loads(run("--bind", "numa", "rank.py", "--dry-run", "--json").stdout)["ranks"]:

@@ -80,7 +80,7 @@ def test_words_that_were_replaced_are_gone():
     assert found == [], "CONTRIBUTING.md has the terms under Code terms"
 
 
-def test_no_riddles_in_messages_and_pages():
+def test_messages_and_pages_use_plain_phrases():
     """In the package and on every page, also where a phrase is split over two lines."""
     home = PACKAGE.parent
     pages = [*home.glob("*.md"), *(home / "docs").glob("*.md")]

@@ -179,7 +179,7 @@ def test_features_are_not_named_in_texts_either():
     assert wrong == []
 
 
-def test_no_circle_of_files():
+def test_files_import_each_other_without_circles():
     """Also none through an import inside a function, or for type checking alone."""
     reached = {name: reachable(name) for name in modules()}
     circles = {frozenset(other for other in reached[name] if name in reached[other]) for name in modules()}
@@ -205,7 +205,7 @@ def test_features_require_those_that_they_import():
         assert {*feature.requires} == needed, name
 
 
-def test_what_runs_in_user_processes_stands_alone():
+def test_rank_folders_import_the_standard_library_only():
     wrong = []
     for name in modules():
         if is_in_ranks(name) and not name.startswith(PROGRAMS_FOR_RANKS):

@@ -90,7 +90,7 @@ def shown(folder: Path, *words: str, env: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_failure(tmp_path):
+def test_the_picture_of_a_failure_is_what_run_prints(tmp_path):
     write_program(tmp_path, "train.py", FAILURE)
     lines = shown(tmp_path, "run", "train.py", "--nproc", "4", env={"CUDA_VISIBLE_DEVICES": ""})
     assert essence(drawn("failure.svg")) == essence(lines)

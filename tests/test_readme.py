@@ -72,7 +72,7 @@ waits_by_itself = pytest.mark.timeout(0)  # each wait of such a test has its end
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed, on which host (where the block has several), and the lines that the page shows of its output."""
+    """A command of a page: its words, its host (if the block has several), and the output that the page shows."""
 
     host: int
     typed: str

@@ -40,7 +40,7 @@ def test_under_torchrun(tmp_path):
     assert lines(done.stdout) == TWO, done.stderr
 
 
-def test_alone(tmp_path):
+def test_runtime_without_a_launcher(tmp_path):
     done = run_command([sys.executable, write_program(tmp_path, "t.py", SHOWS)], timeout=100)
     assert lines(done.stdout) == ["(0, 0, 1, True, False) device(type='cpu')"], done.stderr
 

@@ -17,7 +17,7 @@ def calls(*names: str) -> Iterator[tuple[str, ast.Call, str]]:
                 yield f"{path.relative_to(TESTS)}:{node.lineno}", node, text.splitlines()[node.lineno - 1]
 
 
-def test_a_sleep_is_no_synchronisation():
+def test_sleeping_is_not_synchronisation():
     """Where time itself is the subject, a comment on the line says so."""
     found = [place for place, _, line in calls("time.sleep") if "  # " not in line]
     assert found == [], "wait_until() in tests/conftest.py waits for a condition"

@@ -29,9 +29,7 @@ class HelperProcess:
 
         ``pipe_stdin``: it reads requests from stdin (``write``). ``merge_stderr``: ``on_output`` gets its stderr too.
         ``preexec_fn`` is called in the child.
-
-        Raises:
-            OSError: it cannot be started.
+        Raises OSError if it cannot be started.
         """
         self._loop, self._on_output, self._on_timeout = loop, on_output, on_timeout
         self._child = subprocess.Popen(

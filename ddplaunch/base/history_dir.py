@@ -1,4 +1,4 @@
-"""The private folder of the history of runs; other records of jobs are in folders beside it."""
+"""The private folder of the history of runs; other records of jobs are in folders next to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders with a small JSON file for each job that this user has started or submitted, beside the history of runs."""
+"""Folders with a small JSON file for each job that this user has started or submitted, next to the history of runs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from ddplaunch.base.options import Options
 from ddplaunch.base.safe_files import open_for_writing
 from ddplaunch.cli.console_output import print_message, print_note, print_notes
 from ddplaunch.cli.failure_text import render_verdict
-from ddplaunch.cli.job_config_options import check_nodes, read_job_config
 from ddplaunch.cli.node_config_options import read_node_config
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs
@@ -29,7 +28,6 @@ from ddplaunch.core.failures import JobResult
 from ddplaunch.core.feature import FeatureContext, load_features
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import FromNode
-from ddplaunch.core.net.link import listen_on_node_zero
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.runner import NodeRunner
@@ -49,18 +47,6 @@ T = TypeVar("T")
 EXIT_DELAY_S = 0.5  # other nodes exit after node 0, which prints why: mpirun kills all when the first process fails
 
 
-def bind_control_port(planning: PlanInputs) -> tuple[JobConfig, socket.socket | None]:
-    """Return the job config, and on node 0 the socket that listens on the control port.
-
-    Raises UsageError if this node cannot run its ranks, or the port is taken, and NameTimeout if this is node 0, and
-    its own name does not resolve in time.
-    """
-    plan = planning.plan
-    job_config = read_job_config(planning.options, plan.master_addr, plan.master_port, planning.cluster_env)
-    check_nodes(plan, job_config, print_notes)
-    return job_config, listen_on_node_zero(plan, job_config) if plan.nnodes > 1 else None
-
-
 def build_node_job(
     planning: PlanInputs,
     show_rules: ShowRules,
@@ -70,6 +56,7 @@ def build_node_job(
 ) -> NodeJob:
     """Print the notes on the plan, and return this node's part of the job, ready to run.
 
+    ``listener_socket`` listens on the control port, on node 0 of several nodes.
     Raises UsageError if a port is taken, an interface does not exist, or a folder cannot be created.
     """
     plan, options = planning.plan, planning.options
@@ -102,7 +89,7 @@ class NodeJob:
         cluster_env: ClusterEnv | None,
         listener_socket: socket.socket | None,
     ) -> None:
-        """Bind the ports and open the log folder; ``listener_socket`` is that of ``bind_control_port``.
+        """Bind the other ports and open the log folder.
 
         Raises UsageError if a port is taken, an interface does not exist, or the folder cannot be created.
         """

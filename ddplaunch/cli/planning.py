@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 
@@ -19,12 +18,8 @@ from ddplaunch.cli.cluster_detection import (
     ignored_rank_variables,
     to_started_rank,
 )
-from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.core_options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
 from ddplaunch.cli.option_values import AUTO
-from ddplaunch.core.feature import load_features
-from ddplaunch.core.output.isolation import Isolation
-from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.devices.machine import read_machine
 from ddplaunch.system.plan.plan import Plan
@@ -71,18 +66,6 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
         all_notes.append(note)
         plan = plan_as(0)
     return PlanInputs(plan, options, cluster_env, plan_as)
-
-
-def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:
-    """Plan what this node's zygote does before the ranks start: nothing, unless a feature has more to do."""
-    start = options[Starting].start
-    zygote_plan = ZygotePlan(forks=start == "zygote", source="--start zygote")
-    if start == "exec" or (start == "auto" and sys.platform != "linux"):
-        return zygote_plan
-    for name, feature in load_features():
-        isolation = Isolation(f"the feature {name}", print_note)
-        zygote_plan = isolation.call(feature.plan_zygote, options, plan, zygote_plan) or zygote_plan
-    return zygote_plan
 
 
 def _describe_spares(options: Options) -> str:

@@ -20,6 +20,7 @@ from ddplaunch.cli.config_defaults import with_project_defaults
 from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
 from ddplaunch.cli.dry_run import print_plan
+from ddplaunch.cli.job_config_options import check_nodes, read_job_config
 from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
@@ -104,12 +105,17 @@ def run(ctx: click.Context, /, **_: object) -> int:
             planned = _make_plan(options, parse_notes, file_notes)
             if isinstance(planned, int):
                 return planned
-            start = NodeStart(planned[0].options, planned[0].plan)
+            inputs, plan = planned[0], planned[0].plan
+            start = NodeStart(inputs.options, plan)
             undo.callback(start.tree.close)
-            from ddplaunch.cli import job_launch
+            from ddplaunch.cli.job_launch import build_node_job
+            from ddplaunch.core.net.link import listen_on_node_zero
 
-            job_config, listener_socket = job_launch.bind_control_port(planned[0])
-            job = job_launch.build_node_job(*planned, start, job_config, listener_socket)
+            job_config = read_job_config(inputs.options, plan.master_addr, plan.master_port, inputs.cluster_env)
+            check_nodes(plan, job_config, print_notes)
+            if plan.nnodes > 1:
+                listener_socket = listen_on_node_zero(plan, job_config)
+            job = build_node_job(*planned, start, job_config, listener_socket)
             undo.pop_all()
         except UsageError as error:
             from ddplaunch.cli import declining

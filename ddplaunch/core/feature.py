@@ -193,8 +193,7 @@ class JobSide:
     def on_message(self, node: int, message: FromNode) -> None:
         """Called with a node's messages about the running attempt, once the core has handled them.
 
-        Raises:
-            ProtocolError: the node cannot have sent this; then it counts as lost.
+        Raises ProtocolError if the node cannot have sent this; then the node counts as lost.
         """
 
     def on_deadline(self, name: str) -> None:
@@ -318,8 +317,7 @@ class Feature:
     def make_zygote_source(self, options: Options) -> ZygoteSource | None:
         """Return what provides the zygotes of this node; None if the job does not use the feature.
 
-        Raises:
-            UsageError: the options of the feature are wrong.
+        Raises UsageError if the options of the feature are wrong.
         """
         return None
 

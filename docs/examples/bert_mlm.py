@@ -179,7 +179,7 @@ def main(
                 save(checkpoint, {"epoch": epoch, "tokenizer": coded, **parts})
     if rank == 0 and epochs > done:
         print(f"always guessing {tokenizer.convert_ids_to_tokens(guess)!r} finds {common:.3f}")
-    dist.barrier()  # nobody leaves while another still talks
+    dist.barrier()  # no rank leaves while another one still communicates
     del ddp  # none may outlive the group: dropped after it, it can hang (gloo, torch 2.13)
     dist.destroy_process_group()
 

@@ -100,7 +100,7 @@ def main(init_method: str = "env://", epochs: int = 5, lr: float = 0.01, mnist: 
     dist.all_reduce(right)
     if rank == 0:
         print(f"held out: {int(right)} of {len(held_out)} right, {right.item() / len(held_out):.3f}")
-    dist.barrier()  # nobody leaves while another still talks
+    dist.barrier()  # no rank leaves while another one still communicates
     del ddp  # none may outlive the group: dropped after it, it can hang (gloo, torch 2.13)
     dist.destroy_process_group()
 

@@ -38,7 +38,7 @@ def save(path: Path, model: nn.Module, wrapped: bool) -> None:
 
 def load(path: Path, model: nn.Module, device: torch.device) -> str:
     """Read what any of the ways has saved, with the prefix or without; return the first name in the file."""
-    # map_location: it was saved from somebody else's device, which need not be there, or would fill up with every copy.
+    # map_location: it was saved from another rank's device, which may not exist here, or would fill up with all copies.
     state = torch.load(path, map_location=device, weights_only=True)
     first = next(iter(state))
     consume_prefix_in_state_dict_if_present(state, "module.")
@@ -104,7 +104,7 @@ def main(
         save(save_to, model, wrapped)
         print(f"saved {save_to}")
     if parallel == "ddp":
-        dist.barrier()  # the file is there when anybody leaves
+        dist.barrier()  # no rank leaves before the file is there
         del model, optimizer  # no DDP object may outlive the group: dropped after it, it can hang (gloo, torch 2.13)
         dist.destroy_process_group()
 

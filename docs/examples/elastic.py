@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 BATCH = 24  # of all ranks together, however many (up to 24): so the learning rate stays the same, not scaled
 
-told: list[int] = []
+stop_signals: list[int] = []
 """The SIGTERMs so far: the launcher sends one to every rank when it wants to start again with other nodes."""
 
 
@@ -65,12 +65,12 @@ def save(path: Path, state: dict[str, object]) -> None:
 
 
 def train(device: torch.device, model: nn.Module, data: TensorDataset, epochs: int, path: Path, every: int) -> bool:
-    """Train up to the end of epoch ``epochs``, or until all ranks were told to stop; return whether it is the end."""
+    """Train up to the end of epoch ``epochs``, or until all ranks got SIGTERM; return whether it is the end."""
     rank, world_size, steps = dist.get_rank(), dist.get_world_size(), 0
     who = f"{world_size} ranks, attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     sampler = ElasticSampler(len(data))
-    if path.exists():  # not after DDP(): that is where the ranks first meet, so before it nobody can write a newer one
+    if path.exists():  # not after DDP(): the ranks first meet there, so no rank can write a newer one before
         state = torch.load(path, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -87,9 +87,9 @@ def train(device: torch.device, model: nn.Module, data: TensorDataset, epochs: i
             loss.backward()
             optimizer.step()
             steps, sampler.consumed = steps + 1, sampler.consumed + BATCH
-            # All ranks stop after the same step, the first that finds every one of them told. If one told were enough,
-            # others would leave before their own launcher tells them to, which looks to it as if they had failed.
-            totals = torch.stack([loss.detach() / world_size, torch.tensor(float(len(told) > 0), device=device)])
+            # All ranks stop after the same step: the first one before which every rank had got SIGTERM. If one were
+            # enough, others would leave before their own launcher stops them, which would count as a failure.
+            totals = torch.stack([loss.detach() / world_size, torch.tensor(float(bool(stop_signals)), device=device)])
             dist.all_reduce(totals)
             stop = totals[1].item() == world_size
             finished = epoch == epochs and sampler.consumed + BATCH > len(data)
@@ -105,7 +105,7 @@ def train(device: torch.device, model: nn.Module, data: TensorDataset, epochs: i
 
 def main(checkpoint: Path, epochs: int = 20, every: int = 10) -> None:
     """Train on 960 samples, write ``checkpoint`` after every ``every`` steps, and show the loss over all samples."""
-    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    signal.signal(signal.SIGTERM, lambda number, frame: stop_signals.append(number))
     sys.stdout.reconfigure(line_buffering=True)  # in a log too, what is printed is there when we are killed
     device = join_group()
     torch.manual_seed(0)  # the same data and parameters on all ranks
@@ -115,7 +115,7 @@ def main(checkpoint: Path, epochs: int = 20, every: int = 10) -> None:
     finished = train(device, model, TensorDataset(x, y), epochs, checkpoint, every)
     if finished and dist.get_rank() == 0:
         print(f"finished: loss {nn.functional.mse_loss(model(x.to(device)).detach(), y.to(device)).item():.5f}")
-    dist.barrier()  # nobody leaves while another still talks
+    dist.barrier()  # no rank leaves while another one still communicates
     # No DDP object may outlive the group: dropped after it, it can hang (gloo, torch 2.13). Ours went with train().
     dist.destroy_process_group()
     if not finished:

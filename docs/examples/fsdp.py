@@ -155,7 +155,7 @@ def main(
         moments = [each for values in optimizer.state.values() for each in values.values() if each.ndim]
         held = megabytes([*model.parameters(), *gradients, *moments])
         print(f"with gradients and AdamW's moments {held:.1f} MB of {size * 4:.1f}")
-    dist.barrier()  # nobody leaves while another still talks
+    dist.barrier()  # no rank leaves while another one still communicates
     del model, optimizer, loss  # no DDP object may outlive the group: dropped after it, it can hang (gloo, torch 2.13)
     dist.destroy_process_group()
 

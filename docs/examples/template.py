@@ -205,7 +205,7 @@ def evaluate(
 def main() -> None:
     device = join_group()
     train(arguments(), device)
-    dist.barrier()  # nobody leaves while another still talks
+    dist.barrier()  # no rank leaves while another one still communicates
     # No DDP object may outlive the group: dropped after it, it can hang (gloo, torch 2.13). Ours went with train().
     dist.destroy_process_group()
 

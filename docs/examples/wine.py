@@ -35,7 +35,7 @@ def join_group() -> torch.device:
     backend = "nccl" if on_gpus else "gloo"
     if "RANK" in os.environ:
         dist.init_process_group(backend, device_id=device if on_gpus else None)
-    else:  # nobody launched us: a group of one needs no address and no port
+    else:  # without a launcher: a group of one needs no address and no port
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return device
 
@@ -117,7 +117,7 @@ def main(epochs: int = 30, lr: float = 0.02, batch_size: int = 8, checkpoint: Pa
             accuracy = (model(x).argmax(1) == y).float().mean().item()
         print(f"parameters equal on all ranks: {'yes' if equal else 'NO'}")
         print(f"held-out accuracy: {accuracy:.3f}")
-    dist.barrier()  # nobody leaves while another still talks
+    dist.barrier()  # no rank leaves while another one still communicates
     # No DDP object may outlive the group: dropped after it, it can hang (gloo, torch 2.13). Ours went with train().
     dist.destroy_process_group()
 

@@ -7,7 +7,7 @@ from ddplaunch.base.event_loop import EventLoop
 
 
 def test_a_signal_comes_before_the_other_descriptors():
-    """A thousand ranks may have something to say when Ctrl-C comes."""
+    """Ctrl-C is handled first even if a thousand ranks have written."""
     loop, calls = EventLoop(), []
     previous = signal.getsignal(signal.SIGUSR1)
     loop.add_signal_handlers([signal.SIGUSR1], lambda number: calls.append("signal"))
@@ -36,7 +36,7 @@ def test_a_signal_comes_before_the_other_descriptors():
 
 
 def test_a_posted_call_comes_after_its_caller_is_done():
-    """In order, in the same round, with what is posted meanwhile; and no round waits while something is posted."""
+    """Calls run in order and in the same round, also those posted meanwhile; no round waits while a call is posted."""
     loop, calls = EventLoop(), []
 
     def ask():

@@ -210,7 +210,7 @@ def test_random_messages_are_accepted_or_refused(kind):
 
 
 def act_on(message: messages.Message) -> None:
-    """What this machine does with it, as far as that is only words."""
+    """Make the texts that this machine shows of a message, and check that they are harmless."""
     if isinstance(message, messages.JoinStatus):
         assert escape_control_chars(format_join_status(message)) == format_join_status(message)
     verdict: FailureReport | None = None
@@ -226,7 +226,7 @@ def act_on(message: messages.Message) -> None:
 
 @pytest.mark.slow
 def test_a_coordinator_accepts_any_message():
-    """It acts, or says that this cannot be; then the node is lost, as for node 0. There is always an end."""
+    """The machine acts, or raises ProtocolError; then the node counts as lost. The job always ends."""
     maker = Maker(0)
     for _ in range(200):
         job = Job(min_nodes=2, grace=1.0, max_restarts=2)
@@ -257,7 +257,7 @@ def test_a_coordinator_accepts_any_message():
         ("\udc80", "\\udc80"),
     ],
 )
-def test_harmless(text, plain):
+def test_control_characters_are_escaped_once(text, plain):
     assert escape_control_chars(text) == plain
     assert escape_control_chars(plain) == plain
 

@@ -272,7 +272,7 @@ def test_usage_errors_for_any_program(line, message, hint):
 
 
 @pytest.mark.parametrize("line", ["", "--nproc 4", "-m", "--", "--help"])
-def test_no_target(line):
+def test_a_line_without_a_target(line):
     assert split(line).target is None
 
 

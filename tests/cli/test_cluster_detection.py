@@ -177,7 +177,7 @@ def test_tasks_of_one_machine_are_not_called_nodes(start_ddplaunch, tmp_path):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
-    """It holds the store and coordinates; a launcher of ours in its place runs the one rank."""
+    """torchrun holds the store and coordinates; each ddplaunch below it runs one rank."""
     write_program(tmp_path, "train.py", SCRIPT)
     logs = ("--log-dir", str(tmp_path / "torchrun"))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *logs, "--no-python")
@@ -189,7 +189,7 @@ def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
 
 @pytest.mark.slow
 def test_a_job_that_a_rank_starts_is_its_own(run_ddplaunch, tmp_path):
-    """Its variables are those of the rank: a node's rank, and a world that may be larger than its own."""
+    """It inherits the variables of its rank: node rank and world size of the outer job."""
     write_program(
         tmp_path, "inner.py", "import os; print('inner', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
     )
@@ -216,7 +216,7 @@ def slurm_node(rank: int, port: int) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_what_srun_shows_of_all_nodes_is_printed_once(start_ddplaunch, tmp_path):
-    """By node 0: warnings, restarts, the report; another says only what no other knows."""
+    """Node 0 prints warnings, restarts and the report; other nodes print only what concerns themselves."""
     write_program(
         tmp_path,
         "train.py",

@@ -154,7 +154,7 @@ def test_a_reader_that_leaves_early(tmp_path):
 
 
 def test_the_other_nodes_get_the_words_that_were_typed(run_in_fork, tmp_path):
-    """As they can be typed: a signal by its name."""
+    """The words are printed as a user can type them: a signal by its name."""
     write_program(tmp_path, "train.py", "")
     typed = "--role trainer --grace 20 --preempt-signal USR1 --preempt-forward XCPU --show all,local:1/none"
     place = "--nnodes 2 --master-addr n0 --master-port 4000 --nproc 2"

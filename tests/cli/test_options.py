@@ -144,7 +144,7 @@ def test_what_is_inferred_goes_behind_what_is_set():
         ("--grace y --on-stall x train.py", "--grace y: expected a time"),
     ],
 )
-def test_what_cannot_be_read(words, expected):
+def test_invalid_options_are_refused(words, expected):
     with pytest.raises(UsageError) as raised:
         options(*words.split())
     assert raised.value.message.startswith(expected)

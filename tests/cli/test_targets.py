@@ -36,7 +36,7 @@ def test_a_script(run_ddplaunch, tmp_path, mode, words):
 
 @MODES
 @pytest.mark.smoke
-def test_a_module(run_ddplaunch, tmp_path, mode):
+def test_a_module_runs_as_main_with_its_package(run_ddplaunch, tmp_path, mode):
     write_program(tmp_path, "pkg/__init__.py", "print('package')\n")
     write_program(
         tmp_path, "pkg/mod.py", "import sys\nfrom . import other\nprint(__name__, __package__, sys.argv[1:])\n"
@@ -101,7 +101,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.smoke
 def test_a_function_from_a_tutorial_runs_unchanged(run_ddplaunch, tmp_path):
-    """It chooses its own port, which the launcher's store must not be in the way of."""
+    """The function chooses a port itself, which the launcher's store must not occupy."""
     write_program(tmp_path, "multigpu.py", TUTORIAL.replace("{port}", str(free_port())))
     done = run_ddplaunch(
         *("run", "--nproc", "2", "multigpu.py:main", "--save-every", "3", "--total_epochs", "4", "--batch-size", "32")

@@ -26,7 +26,7 @@ def first_name(path: Path) -> str:
 
 
 def test_one_card_to_data_parallel_to_ddp(run_ddplaunch, tmp_path):
-    """Each goes on where the one before ended, and takes the steps that one card would take there."""
+    """Each program continues from the previous one's checkpoint, with the steps that one card would take."""
     short = ("--epochs", "2")
     first, second, instead, whole, in_parallel = run_by_python_in_turn(
         tmp_path,

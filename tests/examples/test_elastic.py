@@ -40,7 +40,7 @@ class Watched(elastic.ElasticSampler):
             for share in super().__iter__():
                 if [self.epoch, start] == hold and dist.get_rank() == 0:
                     print(f"attempt {{attempt}} is held", flush=True)
-                    while not elastic.told:
+                    while not elastic.stop_signals:
                         time.sleep(0.01)
                 print(attempt, self.epoch, start, *share, file=log)
                 yield share

@@ -24,7 +24,7 @@ def held(output: str) -> tuple[float, float]:
 
 
 def test_more_ranks_hold_less_and_take_the_same_steps(run_ddplaunch, tmp_path):
-    """Also from a checkpoint of DDP on, as if it had never been interrupted, and had had one rank all the time."""
+    """The result is that of one uninterrupted rank, also when resumed from a checkpoint of DDP."""
 
     def run(ranks: int, steps: int, *words: str) -> str:
         small = ("--width", 128, "--layers", 4)

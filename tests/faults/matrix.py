@@ -197,4 +197,4 @@ ROWS = [
 ]
 # fmt: on
 
-assert max(Counter(row.name for row in ROWS).values()) == 1, "rows are told apart by name"
+assert max(Counter(row.name for row in ROWS).values()) == 1, "names of rows are unique"

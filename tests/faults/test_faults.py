@@ -16,7 +16,7 @@ MATRIX = [
 
 
 @pytest.mark.parametrize(("row", "restarts"), MATRIX)
-def test_row(row, restarts, network, tmp_path):
+def test_a_fault_has_the_documented_outcome(row, restarts, network, tmp_path):
     result = Trial(row, restarts, "ddplaunch", network(2), tmp_path).play()  # type: ignore[arg-type]
     print(result.line())
     output = "\n".join(f"stderr of launcher {number}:\n{seen.stderr}" for number, seen in enumerate(result.seen))

@@ -56,7 +56,7 @@ class Reader:
     ) -> None:
         """What is left out: names by module, and attributes by the module of a base class (allowed_differences.py).
 
-        ``spared``: the generators that Python, numpy and torch keep for everybody, which each rank seeds anew.
+        ``spared``: the generators that Python, numpy and torch share among all users, which each rank seeds anew.
         """
         self._names, self._excused, self._natives = names, attributes, natives
         self._spared = {id(each) for each in spared}

@@ -137,7 +137,7 @@ def test_an_import_that_ends_the_process_is_refused(quiet):
 
 
 @pytest.mark.ci
-def test_what_changes_others_is_not_harmless(quiet):
+def test_a_package_that_changes_other_modules_is_not_harmless(quiet):
     quiet.install("victim", {"victim.py": "flag = [1]"})
     quiet.install("harms", {"harms.py": "import victim\nvictim.flag.append(2)"})
     quiet.install("harms_environment", {"harms_environment.py": "import os\nos.environ['HARMED'] = '1'"})

@@ -73,7 +73,7 @@ def inspection_fields() -> list[str]:
 
 
 def stacks_fields() -> list[str]:
-    """What ``ddplaunch stacks --json`` has beside them."""
+    """What ``ddplaunch stacks --json`` has in addition."""
     found = json.loads(json.dumps(stacks_json(_inspection())))
     return [path for path in _paths(found, "") if path.partition("[")[0] not in _inspection().to_json()]
 

@@ -155,7 +155,7 @@ def debugged(at: Login, host: Host, job: str, rank: int) -> str:
 
 
 def test_a_job_on_nodes_with_homes_of_their_own(login, tmp_path):
-    """What it was is on its nodes, and asked there, as its ranks are debugged; ``--now`` kills it without its grace."""
+    """Its record and its debugger are on its nodes, and queried there; ``--now`` kills it without grace."""
     at = login(shared_home=False, settings={"KillWait": "300"})
     cluster = at.cluster
     write_program(tmp_path, "deaf.py", f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{dedent(WAITS)}")

@@ -76,7 +76,7 @@ def test_a_terminal_of_srun_is_interactive_with_pty_alone(standing_slurm, tmp_pa
 
 
 def test_ranks_find_their_places(standing_slurm, tmp_path):
-    """In jobs at once on the same nodes, two of them alike: they do not meet."""
+    """Several jobs run at the same time on the same nodes, two of them equal; they do not connect to each other."""
     write_program(tmp_path, "train.py", SHOWS)
     cluster = standing_slurm
     jobs = [*PLACES.items(), ("uneven tasks", PLACES["uneven tasks"])]
@@ -141,7 +141,7 @@ def test_gpus_that_slurm_gives(slurm, tmp_path, fake_nvml):
 
 
 def test_a_script_on_two_nodes_and_its_steps(standing_slurm, tmp_path):
-    """Without srun it is one machine, and says so; steps at once, beside each other or overlapping, do not meet."""
+    """Without srun the job uses one machine and notes that; parallel and overlapping steps stay separate."""
     write_program(tmp_path, "train.py", SHOWS)
     write_program(tmp_path, "shows.py", SHOWS_WITHOUT_TORCH)
     cluster = standing_slurm
@@ -216,7 +216,7 @@ TYPED = {
 
 
 def test_a_node_that_cannot_start_is_not_waited_for(standing_slurm, tmp_path):
-    """Beside it, one that is only late."""
+    """The other case is a node that is only late."""
     cluster = standing_slurm
     write_program(tmp_path, "train.py", "print('here')\n")
     ours = ddplaunch_command("run", *LIGHT, "train.py")

@@ -57,7 +57,7 @@ def number_of(following: subprocess.Popen[str]) -> int:
 
 
 def test_a_job_on_two_nodes_is_followed_to_its_end(submit, tmp_path):
-    """And the exit code of a rank comes back."""
+    """The exit code is that of the failed rank."""
     cluster, start = submit()
     program = SHOWS.replace(
         "dist.destroy", "dist.barrier()  # the failure stops ranks that have not printed\ndist.destroy"

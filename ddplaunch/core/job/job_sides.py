@@ -56,7 +56,7 @@ class _SideContext(JobContext):
 
 
 class JobSides:
-    """Makes the sides, and passes calls on to them; one that raises is reported once, and the job goes on."""
+    """Makes the sides, and passes calls on to them; one that raises is reported once, and the job continues."""
 
     def __init__(
         self,

@@ -103,9 +103,8 @@ class JobMachine:
     def on(self, event: job_events.Event, now: Now) -> list[job_events.Command]:
         """Handle an event, and return the commands that follow from it.
 
-        Raises:
-            ProtocolError: a node cannot have sent this message now, so its connection is to be closed. Commands that
-                precede the error are returned with the next event, ``ConnectionLost``.
+        Raises ProtocolError if a node cannot have sent this message now, so its connection is to be closed. Commands
+        that precede the error are returned with the next event, ``ConnectionLost``.
         """
         self._turn.now = now
         match event:
@@ -171,7 +170,7 @@ class JobMachine:
         self._add_node(hello)
 
     def _on_declined(self, connection: int, declined: messages.JoinDeclined) -> None:
-        """Called when a node cannot join: end the job while nodes are still joining, else go on without it."""
+        """Called when a node cannot join: end the job while nodes are still joining, else continue without it."""
         refusal = messages.JoinRefused(declined.text, declined.hint)
         if declined.run_id != self._own_hello.run_id:
             refusal = messages.JoinRefused("this is another job", "give every node of a job the same --run-id")
@@ -290,7 +289,7 @@ class JobMachine:
         text = f"{node.name}: {message.message}" if self._config.is_multi_node else message.message
         if node.phase is not NodePhase.IDLE or self.phase not in (JobPhase.RUNNING, JobPhase.STOPPING):
             return self._end(JobResult(EXIT_USAGE, usage_error=(text, message.hint)))
-        # it has joined during the attempt, which goes on without it
+        # it has joined during the attempt, which continues without it
         self._nodes.leave_out(self._remove_node(node.node_rank), f"{text}; it does not take part", (text, message.hint))
 
     def _on_rank_failure(self, failure: RankFailure, clock: float) -> None:
@@ -397,7 +396,7 @@ class JobMachine:
         node.leaving = True
         if node.phase is NodePhase.RUNNING:
             self._attempt.add_leaving_node(node, self._turn.now.wall)
-            text = f"SIGTERM on {node.name}: it leaves the job; stopping the ranks, to go on without it"
+            text = f"SIGTERM on {node.name}: it leaves the job; stopping the ranks, to continue without it"
             self._nodes.broadcast_note(text)
             self._stop_ranks(signal.SIGTERM)
         elif not node.has_ranks:  # its launcher ends by itself

@@ -142,7 +142,7 @@ class NodeTable(dict[int, JoinedNode]):
 
     def end_leaving_node(self, node: JoinedNode) -> None:
         """Send EndJob to a node that leaves, once its ranks have ended."""
-        remark = "SIGTERM: this node has left the job, which goes on without it"
+        remark = "SIGTERM: this node has left the job, which continues without it"
         self.send(node.node_rank, EndJob(JobResult(EXIT_SIGNAL + signal.SIGTERM, remark=remark)))
 
     @property

@@ -96,8 +96,7 @@ class CoordinatorServer:
     def _handle(self, event: Event) -> None:
         """Let the machine handle an event, and execute the commands that follow; none of them leads to another event.
 
-        Raises:
-            ProtocolError: a node cannot have sent this message. Its ``ConnectionLost`` follows.
+        Raises ProtocolError if a node cannot have sent this message; its ``ConnectionLost`` follows.
         """
         for command in self._machine.on(event, Now(time.monotonic(), time.time())):
             self._execute(command)

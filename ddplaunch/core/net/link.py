@@ -35,9 +35,7 @@ def make_link(
 
     ``on_message`` is called by the loop with each message to this node, never from within a call of the link.
     ``listener_socket`` listens on the control port, if that was opened before.
-
-    Raises:
-        UsageError: the control port is taken.
+    Raises UsageError if the control port is taken.
     """
 
     def post_message(message: Message) -> None:
@@ -99,9 +97,7 @@ def listen_on_node_zero(plan: Plan, config: JobConfig) -> socket.socket | None:
     """Listen on the control port before anything else; None if there is none, or this is not node 0.
 
     With --node-rank auto, node 0 is the first launcher on the machine that has node 0's address.
-
-    Raises:
-        UsageError: the master port or the control port is taken.
+    Raises UsageError if the master port or the control port is taken.
     """
     if config.port is None or (plan.has_node_rank and plan.node_rank):
         return None

@@ -32,7 +32,7 @@ HOOKS = (
 
 
 class NodeSides:
-    """Makes the sides, and passes calls on to them; one that raises is reported once, and the job goes on."""
+    """Makes the sides, and passes calls on to them; one that raises is reported once, and the job continues."""
 
     def __init__(self, loop: EventLoop, report: Callable[[str], object]) -> None:
         """``report`` gets messages on bugs."""

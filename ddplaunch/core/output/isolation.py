@@ -1,4 +1,4 @@
-"""Isolates optional parts, like the sides of features: an exception in one disables it, and the job goes on."""
+"""Isolates optional parts, like the sides of features: an exception in one disables it, and the job continues."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def _raise(error: Exception) -> NoReturn:
 
 def describe_bug(feature: str, error: Exception) -> str:
     """Describe the exception that disabled a feature, with its traceback and a request to report it."""
-    what = f"bug in ddplaunch: {feature} failed and is left out, the job goes on; please report it"
+    what = f"bug in ddplaunch: {feature} failed and is left out, the job continues; please report it"
     return f"{what}:\n{escape_control_chars(format_trace(error))}"

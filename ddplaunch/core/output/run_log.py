@@ -33,9 +33,7 @@ class RunLog:
         """Create the folder, if requested and not created yet; RUN_ID.2 and so on if an earlier job has RUN_ID.
 
         ``late``: the job is running already, so RUN_ID is its own, and node-N may belong to the replaced node.
-
-        Raises:
-            UsageError: the folder cannot be created.
+        Raises UsageError if the folder cannot be created.
         """
         if self._parent is None or self.path is not None:
             return

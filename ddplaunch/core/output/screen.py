@@ -23,7 +23,7 @@ from ddplaunch.core.output.sink import HIGH_WATER_BYTES, Sink
 from ddplaunch.core.output.wait_footer import WaitFooter
 
 Source = int | str
-"""The origin of output: a rank, or the name of a program beside the ranks."""
+"""The origin of output: a rank, or the name of a program alongside the ranks."""
 
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")  # ANSI codes, by rank; red is for errors
 _FAINT = "2"  # for such programs

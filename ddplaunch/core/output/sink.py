@@ -16,7 +16,7 @@ RETRY_S = 0.5  # between two attempts to write to a file on a full disk
 
 
 class Sink:
-    """The launcher's stdout or stderr. If the reader has closed it or is stuck, output is dropped; the job goes on.
+    """The launcher's stdout or stderr. If the reader has closed it or is stuck, output is dropped; the job continues.
 
     Writes to a file that fail, as on a full disk, are retried, and the output is buffered. It is dropped only after
     ``READER_TIMEOUT_S`` with a full buffer, or that long after the job's end.

@@ -1,4 +1,4 @@
-"""Captures output of ranks and programs beside them by pipes: to log files, a tail in memory, lines to the screen."""
+"""Captures the output of ranks and sidecars by pipes: to log files, a tail in memory, lines to the screen."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OutputListener(Protocol):
 
 
 class Streams:
-    """The output pipes of all ranks of an attempt, and of programs beside them, which outlive it."""
+    """The output pipes of all ranks of an attempt, and of programs alongside them, which outlive it."""
 
     def __init__(
         self,
@@ -106,9 +106,7 @@ class Streams:
 
         ``has_stdin``: the rank gets the launcher's stdin. ``show``: which of descriptors 1 and 2 are shown. ``log``: a
         file for both.
-
-        Raises:
-            OSError: too many files are open.
+        Raises OSError if too many files are open.
         """
         self._attempt_starts[rank] = self._tails[rank].total if rank in self._tails else 0
         times = self._times.setdefault(rank, OutputTimes())

@@ -73,7 +73,7 @@ else:
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 IGNORED_SIGNALS = (*STOPPING, *proc_utils.FORWARDED_SIGNALS)
 """Signals that the launcher handles. systemd, or Slurm with proctrack/linuxproc, may send them to the whole process
-tree: the zygote survives them, or the ranks would die with it in the midst of their grace, and reports them."""
+tree: the zygote survives them, or the ranks would die with it during their grace, and reports them."""
 
 _HELPER_TIMEOUT_S = 3.0  # additional time for multiprocessing's helper processes to end by themselves
 

@@ -418,7 +418,7 @@ def help_text() -> str:
         ("d", "debugger of the chosen rank (ddplaunch debug). d and p do not work with --ui."),
         ("o", f"order of the ranks: {', '.join(SORT_KEYS)}"),
         ("x", "stop the job (ddplaunch stop)"),
-        ("q", "quit this view; the job goes on"),
+        ("q", "quit this view; the job continues"),
     )
     marks = ((what.sign, f"{what.word}: {what.meaning}" if what.meaning else what.word) for what in RankActivity)
     return "".join(f"  {mark}  {text}\n" for mark, text in (*keys, *marks))

@@ -153,7 +153,7 @@ class NotifyObserver(NodeSide):
                 self._reported.add(number)
                 how = f"took more than {COMMAND_TIMEOUT_S:g} s and was killed" if code is None else describe_exit(code)
                 last = f": {sanitize_line(words, 200)}" if words else ""
-                self._show_note(f"--notify {self._commands[number].command_text} {how}{last}; the job goes on")
+                self._show_note(f"--notify {self._commands[number].command_text} {how}{last}; the job continues")
         self._send_next()
 
     def _on_notifier_lost(self, why: str) -> None:

@@ -40,8 +40,7 @@ class NotifyCommand(Struct, frozen=True):
 def read_commands(options: Options, *, is_remote: bool = False) -> tuple[NotifyCommand, ...]:
     """Return the commands of --notify; ``is_remote``: they run on another machine, so nothing can be checked here.
 
-    Raises:
-        UsageError: a program does not exist.
+    Raises UsageError if a program does not exist.
     """
     commands = options[Notifications].notify
     return tuple(NotifyCommand(*find_program(text, "--notify", is_remote=is_remote)) for text in commands)

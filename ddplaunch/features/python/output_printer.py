@@ -103,7 +103,7 @@ class OutputPrinter:
             except UnicodeEncodeError as error:
                 target.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
             target.flush()
-        except (OSError, ValueError, AttributeError):  # closed; the job goes on
+        except (OSError, ValueError, AttributeError):  # closed; the job continues
             pass
         except BaseException as error:
             self.error = error

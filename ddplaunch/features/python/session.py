@@ -51,8 +51,7 @@ class Session:
     def __init__(self, *, restart: bool = False, output: IO[str] | None = None, **keywords: Unpack[Keywords]) -> None:
         """Keywords are the options of ``ddplaunch run``; the ranks start with the first call.
 
-        Raises:
-            UsageError: a keyword that involves other machines.
+        Raises UsageError for a keyword that involves other machines.
         """
         for name in ("hosts", "hostfile", "nnodes", "node_rank", "spares"):
             if keywords.get(name):

@@ -129,9 +129,7 @@ def job_state(job: SubmittedJob, which: JobId, scheduler: Scheduler | None = Non
     """Return the state of a job: the stored one if it has ended for good, else the scheduler's; store how it ended.
 
     ``scheduler`` saves making one for each of several queries.
-
-    Raises:
-        LaunchError: the scheduler does not answer, or neither it nor the record knows how the job ended.
+    Raises LaunchError if the scheduler does not answer, or neither it nor the record knows how the job ended.
     """
     scheduler = scheduler or get_scheduler(job)
     stored = None

@@ -33,8 +33,7 @@ REQUEST_TIMEOUT_S = 10.0  # for a request to arrive
 def serve(run: str, port: str, job: BatchJobState | None) -> None:
     """Serve the page of a run until Ctrl-C; ``port``: 0 for any; ``job``: the state of its batch job.
 
-    Raises:
-        UsageError: the port is invalid or in use.
+    Raises UsageError if the port is invalid or in use.
     """
     if not (port.isascii() and port.isdecimal() and int(port) < 65536):
         raise UsageError(f"--serve {sanitize_line(port, 60)}: expected a port", "ddplaunch report RUN --serve 8000")

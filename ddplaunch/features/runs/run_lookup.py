@@ -80,8 +80,7 @@ class RecordedRunLocator(RunLocator):
 def find_run(word: str) -> FoundRun:
     """Find the run that ``word`` names, running or ended, see ``RunIndex.find_name``.
 
-    Raises:
-        UsageError: no run, or several runs match.
+    Raises UsageError if no run, or several runs match.
     """
     index = locate.index_runs()
     name = index.find_name(word)

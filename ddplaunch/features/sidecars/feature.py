@@ -1,4 +1,4 @@
-"""Programs beside the ranks: ``--sidecar`` and ``--tensorboard``."""
+"""Programs alongside the ranks: ``--sidecar`` and ``--tensorboard``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sidecars: programs that run beside the ranks of node 0, from the first attempt to the end of the job.
+"""Sidecars: programs that run alongside the ranks of node 0, from the first attempt to the end of the job.
 
 They are children of a zygote of their own, without imports, which is swept only once, at the end. As for the ranks, it
 kills what is left of them if the launcher is killed.
@@ -92,7 +92,7 @@ class SidecarRunner(NodeSide):
         try:
             self._zygote = ZygoteClient(self._loop, listener=self, environment=self._tree.environ, shielded=shielded)
         except process_limits.ResourceLimitError as error:
-            return self._show_note(f"{self._names}: {error.message}; the job goes on")
+            return self._show_note(f"{self._names}: {error.message}; the job continues")
         self._tree.other_zygotes.add(self._zygote.pid)
 
     def _build_job(self, number: int, sidecar: Sidecar, fds: dict[str, int]) -> ProgramJob:
@@ -173,7 +173,7 @@ class SidecarRunner(NodeSide):
         if not (self._stopping or self._stop_expected):
             last = rank_files.last_lines(self._streams.tail(sidecar.name, TAIL_BYTES), 1) if code else ()
             words = "".join(f": {line.strip()}" for line in last)
-            self._show_note(f"{sidecar.name} {describe_exit(code)}, the job goes on{words}")
+            self._show_note(f"{sidecar.name} {describe_exit(code)}, the job continues{words}")
         elif self._stopping and code == -signal.SIGKILL and not self._stopped_now:
             self._show_note(f"{sidecar.name} did not end within {self._grace:g} s of SIGTERM, and was killed")
 
@@ -196,7 +196,7 @@ class SidecarRunner(NodeSide):
         """The zygote was killed, and the sidecars by their parent-death signal."""
         self._was_lost = True
         if not self._stopping:
-            self._show_note(f"{self._names} ended because their guard process was killed; the job goes on")
+            self._show_note(f"{self._names} ended because their guard process was killed; the job continues")
         self._close()  # waits for its end: only then has the launcher adopted its descendants
         if self._stopping:
             self._tree.kill_remaining()  # no ranks are left

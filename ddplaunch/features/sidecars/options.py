@@ -12,7 +12,7 @@ from ddplaunch.cli.option_values import check_commands
 
 
 class SidecarPrograms(OptionGroup, frozen=True):
-    """Programs that run beside the ranks."""
+    """Programs that run alongside the ranks."""
 
     heading = "Sidecars, notifications and metrics"
     after = "preempt_forward"

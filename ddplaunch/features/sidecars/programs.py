@@ -41,8 +41,7 @@ _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTI
 def read_sidecars(options: SidecarPrograms, *, is_remote: bool = False) -> tuple[Sidecar, ...]:
     """Return the sidecars; ``is_remote``: they run on another machine, so nothing can be checked here.
 
-    Raises:
-        UsageError: a program or TensorBoard is not installed, or the folder is a file.
+    Raises UsageError if a program or TensorBoard is not installed, or the folder is a file.
     """
     found: list[Sidecar] = []
     if (folder := options.tensorboard) is not None:

@@ -256,8 +256,7 @@ def _has_containers() -> bool:
 def _memory_values(ctx: click.Context) -> list[str | None]:
     """The value of each option of ``MEMORY_OPTIONS``; one on the command line overrides the others from files.
 
-    Raises:
-        UsageError: several are given.
+    Raises UsageError if several are given.
     """
     values = {name: ctx.params[name.replace("-", "_")] for name in MEMORY_OPTIONS}
     explicit = [name for name in MEMORY_OPTIONS if value_source(ctx, name.replace("-", "_")) is OptionSource.TYPED]

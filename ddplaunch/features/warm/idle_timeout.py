@@ -24,8 +24,7 @@ DEFAULT_IDLE_TIMEOUT_S = 600.0
 def read_idle_timeout(options: Options) -> tuple[float, str | None]:
     """Return how long an idle zygote is kept, 0 for not at all; and why not, if it was requested.
 
-    Raises:
-        UsageError: the value in the file is not a time.
+    Raises UsageError if the value in the file is not a time.
     """
     if options[Warming].warm is False:
         return 0.0, None

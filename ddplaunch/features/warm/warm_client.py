@@ -23,9 +23,7 @@ def send_order(sock: socket.socket, order: WarmOrder, control: socket.socket, gu
     """Send the order of a run to the warm zygote at ``sock``.
 
     ``control`` and ``guardian_socket`` are the ends that the run's zygote and its guardian get.
-
-    Raises:
-        OSError: it cannot be sent without blocking.
+    Raises OSError if it cannot be sent without blocking.
     """
     body = os.memfd_create("order", os.MFD_CLOEXEC)
     try:
@@ -46,11 +44,7 @@ def hand_over_fds(
     received back from ``zygote_end``, a copy of its end of ``control``, so that no process keeps them. After a message
     on ``guardian_socket`` none comes on ``control``.
 
-    Returns:
-        Whether the zygote has confirmed.
-
-    Raises:
-        OSError: they cannot be sent.
+    Returns whether the zygote has confirmed. Raises OSError if the descriptors cannot be sent.
     """
     fds: list[int] = []
     try:

@@ -15,8 +15,7 @@ from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, is_private_dir, listen
 def warm_socket_dir() -> str:
     """Return the folder for new sockets; create it if necessary.
 
-    Raises:
-        OSError: no private folder can be created.
+    Raises OSError if no private folder can be created.
     """
     for path in socket_dir_candidates("ddplaunch-warm"):
         with suppress(OSError):
@@ -42,8 +41,7 @@ def _make_dir(path: str) -> None:
 def connect(path: str) -> socket.socket | None:
     """Connect to the warm zygote at ``path``; None if there is none.
 
-    Raises:
-        OSError: it is busy (EAGAIN), or another user's (EPERM).
+    Raises OSError if it is busy (EAGAIN), or another user's (EPERM).
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -62,8 +60,7 @@ def connect(path: str) -> socket.socket | None:
 def listen_at(path: str) -> socket.socket:
     """Listen at ``path`` for a new warm zygote; replaces the socket of one that was killed.
 
-    Raises:
-        OSError: another launcher is doing so (EAGAIN), or another error.
+    Raises OSError if another launcher is doing so (EAGAIN), or on another error.
     """
     while True:
         _make_dir(os.path.dirname(path))
@@ -77,8 +74,7 @@ def listen_at(path: str) -> socket.socket:
 def remove_stale(path: str) -> None:
     """Remove the socket of a killed warm zygote, and its folder if that is empty then.
 
-    Raises:
-        OSError: a zygote listens at ``path``, or another launcher is about to.
+    Raises OSError if a zygote listens at ``path``, or another launcher is about to.
     """
     with _locked_path(path):
         pass

@@ -97,8 +97,7 @@ class WarmZygoteStarter:
     ) -> WarmStart:
         """Start a warm zygote as a detached process, with this run's order in its socket.
 
-        Raises:
-            OSError: it cannot be started, or another launcher is starting it.
+        Raises OSError if it cannot be started, or another launcher is starting it.
         """
         listening = warm_sockets.listen_at(path)
         ours, end = socket.socketpair()
@@ -177,9 +176,7 @@ def _session_leader() -> int:
     """The process that ends when the user logs out: the leader of this session, or of the parent's session.
 
     If that has ended or is invisible (in a container, behind nsenter): the outermost visible process of the session.
-
-    Raises:
-        OSError: there is none but the launcher itself.
+    Raises OSError if there is none but the launcher itself.
     """
     ours = os.getpid()
     leader = os.getppid() if os.getsid(0) == ours else ours

@@ -135,9 +135,8 @@ def unresolvable_error(address: str) -> Unresolvable:
 def resolve(address: str, port: int | None = None) -> SocketAddresses:
     """Look up a name, for as long as that takes.
 
-    Raises:
-        OSError: it is unknown, or the name server does not answer; also where it cannot be a name at all, for which
-            ``socket.getaddrinfo`` has two more exceptions: labels of over 63 letters (RFC 1035), and NUL.
+    Raises OSError if it is unknown, or the name server does not answer; also where it cannot be a name at all, for
+    which ``socket.getaddrinfo`` has two more exceptions: labels of over 63 letters (RFC 1035), and NUL.
     """
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)

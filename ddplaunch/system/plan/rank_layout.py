@@ -166,9 +166,9 @@ def bind_to_numa(
     usable = [kept for cpus in numa if (kept := _intersection(cpus, everything))] or [everything]
     bound = []
     for local_rank in range(local_world_size):
-        beside = slots[local_rank % len(slots)].cpus
-        if beside:
-            bound.append(_intersection(beside, everything) or everything)
+        near_cpus = slots[local_rank % len(slots)].cpus
+        if near_cpus:
+            bound.append(_intersection(near_cpus, everything) or everything)
         else:
             bound.append(usable[local_rank * len(usable) // local_world_size])
     return tuple(bound)

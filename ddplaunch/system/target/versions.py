@@ -25,7 +25,7 @@ class Versions(Struct, frozen=True):
 
 
 def read_versions(*, torch: bool) -> Versions:
-    """Read torch/version.py, which holds assignments only, and the name of the NCCL distribution beside it.
+    """Read torch/version.py, which holds assignments only, and the name of the NCCL distribution next to it.
 
     ``torch=False`` for a program, which need not be Python.
     """

@@ -26,7 +26,7 @@ PLANNED = events.AttemptPlanned(PLAN, 0)
 STARTED = tuple(events.RankStarted(rank, 100 + rank, 0) for rank in range(3))
 
 
-def test_the_beginning():
+def test_the_status_before_any_event():
     status = StatusTracker(PLAN).status()
     assert (status.state, status.attempt, status.run_id, status.target) == (JobState.JOINING, -1, "r", "sleep 600")
     assert status.ranks == ()
@@ -44,7 +44,7 @@ def test_events_are_folded_on_request():
     assert watch.status().state is JobState.ENDED
 
 
-def test_a_thousand_ranks_are_no_burden():
+def test_a_thousand_ranks_cost_little_time():
     many = plan(ranks=1000)
     watch = StatusTracker(many)
     watch.observe(events.AttemptPlanned(many, 0))
@@ -73,12 +73,12 @@ def test_a_thousand_ranks_are_no_burden():
     ],
     ids=lambda value: value.name if isinstance(value, JobState) else None,
 )
-def test_states(happened, state, since):
+def test_the_state_of_the_job_follows_its_events(happened, state, since):
     status = folded(PLANNED, *happened)
     assert (status.state, status.since) == (state, since)
 
 
-def test_ranks():
+def test_the_status_has_the_state_of_each_rank():
     status = folded(PLANNED, *STARTED[:2], events.RankExited(1, 101, 4, 0))
     assert [(each.pid, each.state, each.code) for each in status.ranks] == [
         (100, RankState.RUNNING, None),

@@ -87,7 +87,7 @@ def find_socket_path(job: BackgroundJob) -> str:
 
 
 def wait_for_status(job: BackgroundJob, state: JobState = JobState.RUNNING, attempt: int = 0) -> Status:
-    """Its status, once it is that far."""
+    """Wait until the job has this state, and return its status."""
     found: list[Status] = []
 
     def reached() -> bool:
@@ -106,7 +106,7 @@ def call(path: str) -> socket.socket:
 
 
 def list_own_sockets(runtime: Path) -> list[str]:
-    """Those of the test; other runs of this user may have theirs elsewhere."""
+    """List the sockets of this test; other runs of this user may have sockets elsewhere."""
     return [path for path in socket_dir.list_sockets() if path.startswith(str(runtime))]
 
 
@@ -130,7 +130,7 @@ def test_the_status_while_ranks_run_and_after_a_restart(run):
 
 
 def test_stop(run, runtime):
-    """With the grace of the job, which these ranks use up; then without."""
+    """The first stop grants the grace, which these ranks use up; the second one does not."""
     job = run(program=STUBBORN)
     client.send_request(job.path, StopJobRequest())
     assert all(is_alive(rank.pid) for rank in wait_for_status(job, JobState.STOPPING).ranks)
@@ -144,7 +144,7 @@ def test_stop(run, runtime):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
 def test_another_user_is_refused(run, runtime):
-    """It is kept out by the folder, and where that is open by its uid."""
+    """The folder keeps other users out; if it is open, the uid of the peer is checked."""
     job = run()
     text = (
         "import os, socket, sys\nos.chdir('/')\ns = socket.socket(socket.AF_UNIX)\n"
@@ -219,7 +219,7 @@ def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
 
 
 def test_a_process_that_has_a_killed_launchers_pid_now_does_not_keep_its_socket(run, runtime):
-    """As that of a launcher in another PID namespace, which was the second process there."""
+    """For example the pid 2 of a launcher in another PID namespace."""
     job = run()
     job.signal(signal.SIGKILL)
     job.wait()
@@ -289,7 +289,7 @@ def test_without_a_folder_there_is_no_control_socket(monkeypatch):
 
 
 def test_requests_beyond_the_limit_wait(shared_job):
-    """All places are taken, and all that the kernel has for those who wait: the next waits for its turn."""
+    """All connections and the kernel's backlog are in use: the next request waits for its turn."""
     others = []
     while len(others) < 500:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

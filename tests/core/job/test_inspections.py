@@ -93,7 +93,7 @@ def test_secondary_failures_are_inspected_in_more_detail(job):
 
 
 def test_an_ended_attempt_waits_for_its_inspection(job):
-    """Its verdict is to name whom the others waited for."""
+    """Its verdict names the rank that the others waited for."""
     for number in (0, 1):
         job.fail(number, 2 * number, message="RuntimeError: Connection closed by peer")
     for number in (0, 1):
@@ -114,7 +114,7 @@ def test_an_inspection_does_not_wait_for_a_lost_node(job):
 
 
 def test_a_node_that_is_lost_during_an_inspection_is_the_cause(job):
-    """A rank's complaint that its connection closed is no match for the node that went."""
+    """A rank's closed connection is a consequence of the lost node."""
     job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
     job.send(0, found(list_requests(job)[0][1].serial, 0, 1))
     job.send(0, messages.AttemptReport(0, 1, 0.0))

@@ -51,7 +51,8 @@ def test_a_side_that_raises_is_reported_once_and_the_job_goes_on():
     features = (("first", Raising(at_once=True)), ("second", Raising(at_once=False)))
     job = Job(features=features, max_restarts=1)
     assert bugs(job) == [
-        f"bug in ddplaunch: the feature {name} failed and is left out, the job goes on" for name in ("first", "second")
+        f"bug in ddplaunch: the feature {name} failed and is left out, the job continues"
+        for name in ("first", "second")
     ]
     assert len(job.take(messages.StartAttempt)) == 1
     job.drain(0, job.fail(0, 0))
@@ -212,7 +213,7 @@ def test_where_the_inspection_itself_raises_ranks_are_stopped_as_without_it(monk
     job = Job(inspect=True)
     failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
     job.wait(1)
-    assert bugs(job) == ["bug in ddplaunch: the request inspect failed and is left out, the job goes on"]
+    assert bugs(job) == ["bug in ddplaunch: the request inspect failed and is left out, the job continues"]
     assert len(job.take(messages.StopAttempt)) == 1
     job.drain(0, failure, stopped=1)
     outcome = job.outcome(0).outcome

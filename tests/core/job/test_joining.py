@@ -201,7 +201,7 @@ def test_another_python_is_an_error_unless_allowed(nodes, tmp_path):
 
 @pytest.mark.slow
 def test_launchers_with_a_wrong_token_are_refused(nodes):
-    """And does the job no harm: the right one comes later. The token itself never travels."""
+    """The job waits on, and the right launcher joins later. The token itself is never sent."""
     job = nodes(2)
     right = {"DDPLAUNCH_TOKEN": "s3cret"}
     first = job.start(0, env=right)
@@ -281,7 +281,7 @@ def test_a_preemption_notice_while_node_0_is_waited_for(start_ddplaunch, tmp_pat
 
 
 def test_a_name_of_node_0_that_does_not_resolve_is_waited_for(start_ddplaunch, tmp_path):
-    """As in Docker compose, where a name comes with its container; a typo is seen in the same line."""
+    """As in Docker compose, where a name exists only with its container; the same line shows a typo."""
     write_program(tmp_path, "hello.py", HELLO)
     where = ("--master-addr", "no.such.host.invalid", "--nnodes", "2", "--node-rank", "auto")
     job = start_ddplaunch("run", "--nproc", "1", "--start", "exec", "--join-timeout", "2", *where, "hello.py")
@@ -332,7 +332,7 @@ def test_a_node_that_joins_again_is_in_the_same_record(nodes, tmp_path, run_in_f
 
 
 def test_sigterm_on_one_node_of_an_elastic_job_lets_the_others_continue(nodes, tmp_path):
-    """As a scheduler does that takes back one machine."""
+    """SIGTERM comes as from a scheduler that takes back one machine."""
     write_program(tmp_path, "waits.py", WAITS_FOR_GATE)
     job = nodes("1:2")
     first, second = (job.start(number, target="waits.py") for number in range(2))
@@ -342,7 +342,7 @@ def test_sigterm_on_one_node_of_an_elastic_job_lets_the_others_continue(nodes, t
     assert second.wait() == 143
     first.wait_for("world 1")
     host = os.uname().nodename
-    leaves = f"ddplaunch: SIGTERM on node 1 ({host}): it leaves the job; stopping the ranks, to go on without it\n"
+    leaves = f"ddplaunch: SIGTERM on node 1 ({host}): it leaves the job; stopping the ranks, to continue without it\n"
     assert leaves in first.stderr()
     write_program(tmp_path, "gate", "")
     assert first.wait() == 0, first.stderr()

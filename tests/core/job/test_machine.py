@@ -38,7 +38,7 @@ from ddplaunch.system.target.versions import Versions
 CHECKED = Options({Checking: Checking(check=True)}, {})
 """The options of a job whose nodes check their machines."""
 
-LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to go on without it"
+LEAVES = "SIGTERM on node 1 (n1): it leaves the job; stopping the ranks, to continue without it"
 
 
 class Job:
@@ -462,7 +462,7 @@ def test_a_membership_change_does_not_use_a_restart():
 
 @pytest.mark.parametrize(("most", "code"), [(3, None), (2, 69)])
 def test_a_node_lost_in_the_wait_before_a_restart(most, code):
-    """The restart comes when it was to come, once, with those who are left; a job of fixed size ends."""
+    """The restart happens once, at the planned time, with the remaining nodes; a job of fixed size ends."""
     job = joined(*range(1, most), min_nodes=2, max_nodes=most, max_restarts=1, restart_backoff=5.0)
     job.take(messages.StartAttempt)
     job.drain(0, job.fail(0, 0))
@@ -770,7 +770,7 @@ def test_a_new_node_interrupts_the_ranks_after_its_check():
 
 
 def test_a_new_node_with_a_failed_check_while_the_ranks_fail():
-    """It was asked as it joined; the others start when they were to, and after a check of their own."""
+    """The new node was checked as it joined; the others restart at the planned time, after a check of their own."""
     job = checking(min_nodes=1, max_nodes=2, grow=True, max_restarts=1, restart_backoff=5.0)
     job.wait(job.rules.join_window)
     job.send(0, messages.CheckPassed(0))

@@ -275,7 +275,7 @@ class History:
         self.now = end
 
     def _actions(self, node: Node) -> list[tuple[float, Any]]:
-        """What a node may do now, with weights."""
+        """Return the possible actions of a node, with weights."""
         if node.ended:
             return [(0.5, lambda: self.lose(node))] if node.number else []
         found: list[tuple[float, Any]] = [
@@ -333,7 +333,7 @@ class History:
         action()
 
     def finish_all(self) -> None:
-        """From now on every node does what it is to do, and no more fails."""
+        """Let every node act as ordered, without further failures."""
         for _ in range(200):
             for node in list(self.nodes.values()):
                 while node.inbox and not node.ended:

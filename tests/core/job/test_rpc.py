@@ -279,7 +279,7 @@ def test_a_kind_that_raises_is_reported_once_and_refused_from_then_on(nodes, hoo
                 nodes.reply(node, (2 * node,))
     sent = [message for _, message in nodes.take() if not isinstance(message, RpcRequest)]
     (note,) = [message.text for message in sent if isinstance(message, NoteMessage)]
-    assert note.startswith("bug in ddplaunch: the request merged failed and is left out, the job goes on")
+    assert note.startswith("bug in ddplaunch: the request merged failed and is left out, the job continues")
     assert sent[1:] == [RpcReply(serial, "merged", refusal=BUG_ERROR) for serial in (1, 2)]
 
 
@@ -366,5 +366,7 @@ def test_a_handler_that_raises_is_reported_and_the_job_goes_on():
     client.rpc.on_request(object(), RpcRequest(9, "merged", 3.0, "what"), Merged())
     client.wait(1)
     (report,) = client.reports
-    assert report.startswith("bug in ddplaunch: the answer to the request merged failed and is left out, the job goes")
+    assert report.startswith(
+        "bug in ddplaunch: the answer to the request merged failed and is left out, the job continues"
+    )
     assert "ZeroDivisionError" in report

@@ -98,7 +98,7 @@ def signalled(node: int, number: int, *, again: bool = False) -> tuple[int, Any]
     return node, messages.StopRequested(number, again)
 
 
-def test_success() -> None:
+def test_a_job_of_two_nodes_succeeds() -> None:
     story = Story(min_nodes=2).joined(1)
     story.at(1, (0, messages.RanksStarted(0)))
     story.at(1, (1, messages.RanksStarted(0)))

@@ -32,7 +32,7 @@ def test_timeout_stops_the_ranks():
 
 
 def test_timeout_counts_from_the_start_of_the_first_rank():
-    """Not from the import of torch, nor anew after a restart; where no rank ever starts it is over, too."""
+    """The import of torch does not count, and a restart does not reset it; it also expires if no rank ever starts."""
     job = Job(timeout=60.0, max_restarts=1)
     job.wait(50)
     job.send(0, messages.RanksStarted(0))
@@ -124,7 +124,7 @@ def test_a_job_that_ends_in_time():
 
 
 def test_stalls_suspected_by_all_nodes_are_one_inspection():
-    """They are asked once for all of them, and once more for those that come late."""
+    """The nodes are asked once for all suspicions, and once more for late ones."""
     job = Job(min_nodes=8, max_nodes=8)
     job.join(*range(1, 8))
     for number in range(8):
@@ -169,7 +169,7 @@ class Waiting:
         return [each.text for each in found if isinstance(each, messages.JobStalled) and each.text]
 
     def inspected(self, seconds: float) -> None:
-        """Answer all questions as ranks do that stand still for so long."""
+        """Answer all requests as ranks that have made no progress for this time."""
         shares = {"quiet": self.quiet or seconds, "standstill": seconds}
         ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **shares)]
         arrivals = CollectiveArrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
@@ -232,7 +232,7 @@ def test_all_nodes_are_notified_of_a_stall_and_of_its_end():
 
 
 def test_a_rank_that_only_prints_ends_no_stall():
-    """Its node cannot know: node 0 counts the time as stalled again, from where it began, and says no more of it."""
+    """Only its output was progress: node 0 counts the stall from its beginning, and reports it no second time."""
     waiting = Waiting()
     assert waiting.suspect(24.0)
     for seconds in (70.0, 330.0):  # as announced early, and after the stall timeout

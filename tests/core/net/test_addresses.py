@@ -86,7 +86,7 @@ def test_ranks_meet_at_the_address_that_peers_reach(hosts, made, how, address, o
     assert getattr(hosts(**made), how)(address, *options) == [printed.split()] * 2
 
 
-def test_what_the_user_has_set_stays(hosts):
+def test_interfaces_that_the_user_has_set_stay(hosts):
     found = hosts(second=True).reduce("10.77.0.10", env={"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib7"})
     assert found == [["10.77.0.10", "eth1", "ib7", "None"]] * 2
 

@@ -15,7 +15,7 @@ EVERY = 3.75  # seconds between two beats, by default
 
 
 class Machine:
-    """One end: a clock that is off, may go wrong and be set, and a steady one that may stand still."""
+    """One end of a connection: a wall clock with an error, which may be set, and a monotonic one, which may stop."""
 
     def __init__(self, world, ahead=0.0, drift=0.0):
         self.world, self.ahead, self.drift, self.asleep = world, ahead, drift, 0.0
@@ -33,7 +33,7 @@ class Machine:
 
     @property
     def offset(self):
-        """What it knows of the other one's clock."""
+        """Return the measured offset of the other end's clock."""
         return self.peer.best_offset(self.now)
 
 
@@ -67,7 +67,7 @@ class World:
         self.now = until
 
     def check(self, most):
-        """Both know the truth, within what they say and ``most``."""
+        """Check both measured offsets: the error is below the stated one, and that below ``most``."""
         for number, sign in ((0, 1), (1, -1)):
             offset = self.ends[number].offset
             assert abs(offset.offset_s - sign * self.truth) <= offset.error_s + 1e-6
@@ -116,7 +116,7 @@ def test_a_clock_that_is_set(which, step):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("seconds", [1.0, 5000.0])
 def test_a_machine_whose_clocks_stood_still(which, seconds):
-    """A virtual machine that was stopped and continued: what was received before is of no use."""
+    """A virtual machine was stopped and continued: earlier measurements are discarded."""
     for phase in range(20):
         world = World(0.5)
         world.go_on(60 + phase * EVERY / 20)

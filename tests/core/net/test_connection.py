@@ -135,7 +135,7 @@ def test_unsent_messages_arrive_before_the_end():
         (("fe80::1", 80, 0, socket.if_nametoindex("lo")), "fe80::1%lo"),
     ],
 )
-def test_literals(name, shown):
+def test_addresses_are_formatted(name, shown):
     assert format_address(name) == shown
 
 
@@ -172,7 +172,7 @@ def test_threads_that_read_their_first_message_at_once():
 
 @pytest.mark.slow
 def test_a_connection_that_is_closed_is_forgotten():
-    """What it calls mostly holds it: without the garbage collector nothing of it stays."""
+    """Its callbacks often refer to it: it is freed without the garbage collector."""
     loop = EventLoop()
     ours, theirs = socket.socketpair()
     connection: Connection[HeartbeatMessage] = Connection(

@@ -24,7 +24,7 @@ LAG = 0.03
 
 
 class Machines:
-    """Two of one job: time and what is under way between them, as a loop sees it; either may stand still."""
+    """Two machines of one job: their time and the messages in flight; either one may be suspended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -65,7 +65,7 @@ class Machines:
             self.heartbeats[own].record(1 - own)
 
     def go_on(self, until: float) -> None:
-        """Let time pass; what is due on one that stands still waits."""
+        """Let time pass; timers of a suspended machine wait."""
         held: list[tuple[float, int, int, Timer]] = []
         while self._timers and self._timers[0][0] <= until:
             entry = heapq.heappop(self._timers)

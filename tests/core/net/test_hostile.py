@@ -106,7 +106,7 @@ def test_a_node_that_sends_impossible_values_is_lost(started):
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
-    """On arrival, or where it is compared with how the job stands."""
+    """It is refused on arrival, or when compared with the state of the job."""
     job, accepted = joined(1), (*FROM_NODE, *load_features().message_types(from_node_zero=False))
     with pytest.raises(ProtocolError):
         job.send(
@@ -125,7 +125,7 @@ def test_a_preemption_notice_by_a_signal_without_a_name(started):
 
 @pytest.mark.slow
 def test_long_texts_of_a_node_are_cut(started):
-    """Each of its ranks may fail once an attempt, and its words are cut when they come."""
+    """Each of its ranks may fail once in an attempt, and texts are cut on arrival."""
     launcher, peer = started(node_spec=make_node_spec(1, ranks=25))
     for rank in range(1, 26):
         text = "x" * (4 << 20)

@@ -14,7 +14,7 @@ from ddplaunch.core.net.link import make_link
 from tests.features.runs.recorded_events import plan
 
 
-def test_an_answer_never_comes_within_the_question():
+def test_a_reply_never_arrives_within_the_call():
     loop, received = EventLoop(), []
     link = make_link(loop, plan(ranks=1), JobConfig(), received.append)
 

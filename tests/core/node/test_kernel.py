@@ -104,7 +104,7 @@ def test_proc_of_another_pid_namespace(tmp_path):
 
 
 def test_a_rank_that_is_traced_by_its_parent_has_its_signals(tmp_path):
-    """PTRACE_TRACEME: a stop for a signal is no end, and the signal then comes."""
+    """PTRACE_TRACEME: a stop for a signal is not an end, and the signal arrives afterwards."""
     text = """
         import ctypes, os, signal, sys, time
 

@@ -445,7 +445,7 @@ def test_a_stop_while_ranks_start():
     )
 
 
-def test_ctrl_c_before_any_rank_is_spawned_is_no_success():
+def test_ctrl_c_before_any_rank_is_spawned_is_not_a_success():
     world = World(inspects_before_stop=True)
     world.unsent = {0, 1}
     world.on(start())

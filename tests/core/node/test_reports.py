@@ -134,7 +134,7 @@ def test_hints_for_stdin_and_for_another_environment(run_ddplaunch, tmp_path):
     assert "$VIRTUAL_ENV" not in run_ddplaunch(*words, env={"VIRTUAL_ENV": sys.prefix}).stderr
 
 
-def test_an_empty_name_is_refused_and_a_number_with_a_dash_is_no_part(monkeypatch):
+def test_an_empty_name_is_refused_and_a_negative_number_matches_nothing(monkeypatch):
     monkeypatch.setattr(run_lookup.history_store, "list_runs", lambda: ["run-1"])
     monkeypatch.setattr(locate, "list_running", lambda: [])
     for ask in (run_lookup.find_run, locate.find_running):

@@ -278,7 +278,7 @@ def test_closed_standard_streams(tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv to leave it")
-def test_as_another_user(tmp_path):
+def test_a_job_of_an_unprivileged_user(tmp_path):
     """Without root's rights the job works, and leaves nothing. (The right to read is kept: Python may be root's.)"""
     tmp_path.chmod(0o777)
     script = tmp_path / "who.py"

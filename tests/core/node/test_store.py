@@ -204,7 +204,7 @@ def test_a_dry_run_shows_who_opens_the_store(run_in_fork, tmp_path):
 
 @pytest.mark.slow
 def test_a_store_that_is_killed_ends_the_attempt(start_ddplaunch, tmp_path):
-    """As a zygote that is killed does; a launcher that is killed takes the store along."""
+    """As when a zygote is killed. If the launcher is killed, the store ends too."""
     script = write_program(tmp_path, "waits.py", "import signal, torch\nprint('up', flush=True)\nsignal.pause()")
     job, other = (start_ddplaunch("run", "--nproc", "2", "--max-restarts", "1", script) for _ in range(2))
     first = second = 0

@@ -89,7 +89,7 @@ def test_a_full_disk_is_an_error_of_a_command(tmp_path, words):
 
 
 def test_a_temporarily_full_disk_loses_nothing(tmp_path, mount_small_disk):
-    """There is room again only when the ranks have printed all."""
+    """The disk has space again only after the ranks have printed everything."""
     small_disk = mount_small_disk("64k")
     fill = small_disk / "fill"
     fill.write_bytes(bytes(60_000))

@@ -1,4 +1,4 @@
-"""Tests that an observer, a request or a sidecar that raises is reported once, and the job goes on; order of events."""
+"""Tests that an observer, request or sidecar that raises is reported once, and the job continues; order of events."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_feature_that_raises_is_reported_once_and_left_out(start_ddplaunch, tm
         ("the feature sidecars failed", 1),
         ("the feature memory failed", 1),
     ):
-        assert output.count(f"bug in ddplaunch: {what} and is left out, the job goes on; please report it") == times
+        assert output.count(f"bug in ddplaunch: {what} and is left out, the job continues; please report it") == times
     assert output.count("Traceback (most recent call last)") == 11
     assert "RuntimeError: an answer that comes later" in output
     assert "rank 0 exited with code 3" in output or "rank 1 exited with code 3" in output
@@ -114,7 +114,7 @@ def test_a_side_that_raises_holds_up_neither_the_ranks_nor_the_launcher(start_dd
     assert job.wait() == 124
     output = job.stderr()
     for side in ("debug", "sidecars", "notify"):
-        assert output.count(f"bug in ddplaunch: the feature {side} failed and is left out, the job goes on") == 1
+        assert output.count(f"bug in ddplaunch: the feature {side} failed and is left out, the job continues") == 1
     assert job.stdout().count("goes on") == 2
     assert "--timeout (3.0s) expired" in output
     job.assert_nothing_left()
@@ -130,7 +130,7 @@ def test_a_bug_of_the_core_in_a_request_ends_the_job(start_ddplaunch, tmp_path):
     client.send_request(path, StopJobRequest(now=True))
     assert job.wait() == 70
     assert "bug in ddplaunch: RuntimeError: no sweep" in job.stderr()
-    assert "the job goes on" not in job.stderr()
+    assert "the job continues" not in job.stderr()
     wait_until(lambda: not job.left(), "the end of the rank")
 
 

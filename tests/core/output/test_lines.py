@@ -55,7 +55,7 @@ def test_carriage_return_newline_is_a_newline(data):
         assert out.replace(b"\r", b"") == data.replace(b"\r", b"")
 
 
-def test_bar_is_what_was_drawn_last():
+def test_the_progress_bar_is_the_last_drawn_line():
     assembler = LineAssembler()
     assert assembler.feed(b"\r 10%") == b""
     assert assembler.progress_bar == b" 10%"
@@ -109,7 +109,7 @@ PIECES = (b"\r", b"\n", b"\r\n", b"\x1b[A", b"\x1b", b"\x1b[", b"\x1b[31m", b"a"
 
 
 def assembled(data: bytes, ends: list[int]) -> bytes:
-    """What comes out where the stream is read in pieces that end there."""
+    """Return the lines of a stream that is read in pieces with these ends."""
     assembler = LineAssembler()
     pieces = [data[start:end] for start, end in itertools.pairwise([0, *ends, len(data)])]
     return b"".join([*map(assembler.feed, pieces), assembler.close()])

@@ -105,7 +105,7 @@ def test_output_of_any_bytes_is_shown(tmp_path, printer):
 
 
 @pytest.mark.smoke
-def test_show(run_ddplaunch, tmp_path, printer):
+def test_show_selects_ranks_and_the_log_has_all(run_ddplaunch, tmp_path, printer):
     script = printer("print('out', rank); print('err', rank, file=sys.stderr)")
     done = run_ddplaunch("run", *LIGHT, "--nproc", "3", "--show", "0,2", "--log-dir", "logs", script)
     assert {int(line.split()[-1]) for line in done.stdout.splitlines()} == {0, 2}
@@ -439,7 +439,7 @@ def test_log_folder(run_ddplaunch, tmp_path):
 
 
 def test_a_reader_that_closes_while_output_is_buffered():
-    """What waits is dropped at the next write; nothing of it may still be in use then."""
+    """Buffered output is dropped at the next write, and must not be in use then."""
     read, write_end = os.pipe()
     loop = EventLoop()
     writes = sink.Sink(loop, write_end)

@@ -91,7 +91,7 @@ print("end", rank, flush=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")], ids=["memory", "files"])
 def test_logs_since(start_ddplaunch, run_in_fork, tmp_path, runtime_dir, words):
-    """Of all attempts while it runs; afterwards of what is kept."""
+    """Lines of all attempts while the job runs; afterwards of the stored output."""
     write_program(tmp_path, "phases.py", PHASES)
     job = start_ddplaunch("run", "--run-id", "p", *words, *LIGHT, "--nproc", "2", "--max-restarts", "1", "phases.py")
     job.wait_for("early", 2)

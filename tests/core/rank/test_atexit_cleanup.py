@@ -50,7 +50,7 @@ PROGRAM = """
 
 
 def test_shared_folders_live_as_long_as_the_job(run_ddplaunch, tmp_path):
-    """And go with it; what flushes or closes a process's own things runs in each rank, as ever."""
+    """They are removed at its end; handlers that flush or close a process's own files run in each rank."""
     write_program(tmp_path, "shared.py", SHARED)
     script = write_program(tmp_path, "train.py", PROGRAM)
     (tmp_path / "tmp").mkdir()
@@ -89,7 +89,7 @@ ARROW = """
 
 @pytest.mark.parametrize("theirs", [None, "background_thread:true"])
 def test_monitor_threads_of_libraries_are_disabled(run_ddplaunch, tmp_path, theirs):
-    """And ranks do not see how they were asked."""
+    """Ranks do not see the variables that disable them."""
     write_program(tmp_path, "arrow.py", ARROW)
     script = write_program(tmp_path, "train.py", "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))")
     environment = {} if theirs is None else {"JE_ARROW_MALLOC_CONF": theirs}
@@ -100,7 +100,7 @@ def test_monitor_threads_of_libraries_are_disabled(run_ddplaunch, tmp_path, thei
 
 
 def test_a_slow_removal_does_not_end_the_job(run_ddplaunch, tmp_path):
-    """Of a preload after which ranks cannot be forked: they start one by one."""
+    """After this preload ranks cannot be forked, so they start one by one."""
     slow = """
         import atexit, threading, time
         def drop():

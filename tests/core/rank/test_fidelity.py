@@ -107,7 +107,7 @@ def assert_same(rank: Seen, plain: Seen, fields: Sequence[str] = (), *, but: Seq
 
 
 def _shielded(signals: dict[str, Any]) -> dict[str, Any]:
-    """As they are, but that the scheduler's warning does no harm until it is handled (docs/preemption.md).
+    """The same dispositions, but the scheduler's warning is ignored until the program handles it (docs/preemption.md).
 
     And that two real-time signals are caught, for ``ddplaunch stacks``: the second in C, so that to Python it is an
     ignored one.
@@ -285,7 +285,7 @@ def test_several_ranks_have_pipes_that_show_each_line_at_once(start: str, tmp_pa
 
 @forked_and_exec
 def test_a_function_has_the_same_process(start: str, stage: Path) -> None:
-    """There is no plain way to start it; all but its module is as for the script."""
+    """Plain python cannot start a function; everything but its module is as for the script."""
     (rank,) = Scene(("nested/probe.py:main", "x"), nproc=1).ranks(stage, start)
     plain = Scene(("nested/probe.py", "x")).plain(stage)
     assert_same(rank, plain, but=("main", "argv", "orig_argv"))
@@ -344,7 +344,7 @@ def installed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("start", "names", "how"),
     [("zygote", SHADOWS, "fresh"), ("forked", HARMLESS, "forked"), ("exec", SHADOWS, "fresh")],
 )
-def test_files_beside_the_script_go_before_modules_of_the_launcher(
+def test_files_next_to_the_script_precede_modules_of_the_launcher(
     start: str, names: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
     for name in names:
@@ -358,7 +358,7 @@ def test_files_beside_the_script_go_before_modules_of_the_launcher(
 
 
 @forked_and_exec
-def test_files_beside_a_function_go_before_modules_of_the_launcher(start: str, tmp_path: Path) -> None:
+def test_files_next_to_a_function_precede_modules_of_the_launcher(start: str, tmp_path: Path) -> None:
     names = ["click", "plan", "errors", "arguments", "ddplaunch"]
     if start == "exec":
         names += ["inspect", "dataclasses", "typing"]
@@ -413,7 +413,7 @@ FEATURES = (
 )
 
 
-def test_what_programs_can_do(tmp_path: Path) -> None:
+def test_language_features_work_in_ranks(tmp_path: Path) -> None:
     scene = Scene((str(PROGRAMS / "features.py"),))
     plain = scene.plain(tmp_path)
     assert not [each for each in FEATURES if "Error" in str(plain[each]) and each != "traceback"]

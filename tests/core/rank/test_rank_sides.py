@@ -60,7 +60,7 @@ def test_a_side_that_raises_is_reported_and_the_program_goes_on(how: tuple[str, 
     assert lines == {0: ["begin", "program", "at exit"], 1: hooks, 2: hooks}
     for rank, hook in ((0, "begin"), (1, "leave")):
         what = (
-            f"[{rank}] bug in ddplaunch: features/toy/rank/toy failed in rank {rank} and is left out, the job goes on"
+            f"[{rank}] bug in ddplaunch: features/toy/rank/toy failed in rank {rank} and is left out, the job continues"
         )
         assert what in done.stderr
         assert f"[{rank}] ValueError: no {hook}\n" in done.stderr

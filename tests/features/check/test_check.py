@@ -1,4 +1,4 @@
-"""Tests of ``--check``: problems of a node that are found before an attempt, and how the job goes on."""
+"""Tests of ``--check``: problems of a node that are found before an attempt, and how the job continues."""
 
 import ctypes
 import os

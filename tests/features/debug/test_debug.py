@@ -161,7 +161,7 @@ def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(run_dd
     assert "with --debug the rank waits " in done.stderr
 
 
-def test_no_peer_comes(debug_job):
+def test_a_rank_resumes_after_the_debug_timeout(debug_job):
     """The rank goes on after --debug-timeout; meanwhile neither --timeout nor --straggler-timeout counts."""
     limits = ("--debug", "--debug-timeout", "4", "--timeout", "1.5", "--straggler-timeout", "1")
     job = debug_job(STEPS, "1", options=limits)
@@ -257,8 +257,8 @@ if os.environ["RANK"] == "1":
 
 
 @pytest.mark.parametrize("how", [LIGHT, EXEC], ids=["fork", "exec"])
-def test_other_ways_to_stop(debug_job, tmp_path, how):
-    """And the one not to: PYTHONBREAKPOINT=0."""
+def test_every_way_to_stop_opens_the_prompt(debug_job, tmp_path, how):
+    """Every way to stop works, and PYTHONBREAKPOINT=0 turns breakpoints off."""
     job = debug_job(OTHER_WAYS, how=how)
     done = pipe_to_debugger(tmp_path, "p loss\nc\np loss + 1\nc\np 2 + 5\nc\n", "demo")
     for answered in ("p loss\n5\n", "p loss + 1\n6\n", "p 2 + 5\n7\n"):
@@ -398,7 +398,7 @@ def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
 
 
 def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path):
-    """With a debugpy that only says where it would listen."""
+    """Uses a debugpy that only prints where it would listen."""
     write_program(tmp_path, "train.py", "print('up')")
     write_program(tmp_path, "there/debugpy.py", "def listen(address):\n    return address[0], 4711\n")
     done = run_ddplaunch(

@@ -202,7 +202,7 @@ def test_odd_output_and_file_names(debug_job, tmp_path):
 
 
 def test_a_program_that_looks_for_pdb_finds_the_real_one(debug_job, tmp_path):
-    """As programs do that check whether IPython is there; ``python -m pdb`` reads the code of pdb."""
+    """Some programs check whether IPython is loaded; ``python -m pdb`` reads the code of pdb."""
     with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:  # all its modules have one loader
         archive.writestr("ipdb.py", "def set_trace(): pass\n")
         archive.writestr("other.py", "")
@@ -342,7 +342,7 @@ def test_two_clients_at_once(debug_job, debug_terminal):
 
 
 def test_a_suspended_client_while_a_rank_prints_ten_megabytes(debug_job, tmp_path):
-    """The job goes on as fast, and the client gets all of it when it continues."""
+    """The job continues as fast, and the client gets all of it when it continues."""
     job = debug_job(STEPS, "1")
     wait_for_stops(job)
     with (tmp_path / "output").open("wb") as output:

@@ -93,7 +93,7 @@ def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
     here = 1 if "100" in each.rows else 2
     each.type("\x1d")
     each.until(lambda each: each.rows[-1] == f"(rank {here})")
-    each.type("p\trank\r")  # nobody completes here
+    each.type("p\trank\r")  # no completion here
     each.until(f"rank {here} is in ipdb, which needs ")
     each.until(lambda each: sum("is at a breakpoint" in row for row in each.history) == 2)
     each.type(f"@{3 - here}\r")
@@ -178,7 +178,7 @@ def test_embed_sees_the_frame_that_called_it(debug_job, debug_terminal, home, mo
     assert "really" not in job.stdout() + job.stderr()
 
 
-def test_a_pipe_is_no_terminal_and_no_client_comes(debug_job, home, tmp_path):
+def test_an_external_debugger_without_terminal_and_client(debug_job, home, tmp_path):
     job = debug_job(STEPS.format("breakpoint()"), "0", "1", env=IPDB)
     wait_for_stops(job, 2)
     done = pipe_to_debugger(tmp_path, "p loss\n@1 detach\n", "demo")

@@ -54,8 +54,8 @@ def blocked(way: PathResult) -> PathResult:
     return replace(way, outcome="silent") if 2 in (way.source, way.target) and way.port == 29500 else way
 
 
-def test_a_blocked_port_is_one_finding_beside_lost_packets():
-    """The ways of the node that loses packets are not clear, and do not take the other finding apart."""
+def test_a_blocked_port_and_lost_packets_are_two_findings():
+    """The paths of the node that loses packets are left out, so the other finding is not split."""
     found = examined(4)
     lossy = tuple(Flow(1, other, 10_000, seconds=1e-4, sent=301, lost=30, rate=8e8) for other in (0, 2, 3))
     result = find_all(replace(found, ways=tuple(map(blocked, found.ways)), flows=lossy))

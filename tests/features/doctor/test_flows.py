@@ -21,7 +21,7 @@ def describe_paths(flows, count=4, ways=()):
 
 
 def flows(count, faulty):
-    """All ways of so many nodes, with those that are not sound."""
+    """Return the flows between ``count`` nodes; ``faulty``: those with faults."""
     pairs = itertools.permutations(range(count), 2)
     return tuple(replace(faulty.get(pair, SOUND), source=pair[0], target=pair[1]) for pair in pairs)
 
@@ -49,7 +49,7 @@ def flows(count, faulty):
         (replace(SOUND, claimed=400_000, rate=1.5e8), None),
     ],
 )
-def test_a_way(flow, text):
+def test_the_path_of_a_flow_is_described(flow, text):
     assert describe_paths((flow,), 2) == ([text] if text else [])
 
 

@@ -118,7 +118,7 @@ def test_a_link_that_is_slow_and_far(doctor):
 
 
 def test_debian_hosts_of_which_one_has_little_time(doctor, tmp_path):
-    """It is named for what its control group allows."""
+    """The report names its CPU quota."""
     group = write_program(tmp_path, "group/cpu.max", "25000 100000\n").parent
 
     def limit(hosts):

@@ -73,7 +73,7 @@ def test_gpus_with_errors_and_a_lost_gpu(tmp_path, fake_nvml):
 
 
 def test_a_tmpdir_where_nothing_can_be_written(run_in_fork, tmp_path):
-    """Python takes the next folder without a word; /proc stands for one that is full, for root too."""
+    """Python silently uses the next folder; /proc stands in for a full one, as root can write elsewhere."""
     write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
     done = run_in_fork("doctor", "--json", cwd=Path("/"), env={"TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)})
     found = json.loads(done.stdout)

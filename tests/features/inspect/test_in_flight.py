@@ -78,7 +78,7 @@ def test_a_long_finally_does_not_hide_its_exception(run_ddplaunch, tmp_path, pro
 
 
 @pytest.mark.slow
-def test_a_caught_exception_is_no_cause(run_ddplaunch, tmp_path):
+def test_a_caught_exception_is_not_the_cause(run_ddplaunch, tmp_path):
     """The rank that runs in the handler is stopped at once, as any other."""
     done = run_ddplaunch("run", "--nproc", "2", "--grace", "600", write_program(tmp_path, "train.py", CAUGHT))
     assert done.returncode == 1

@@ -342,7 +342,7 @@ def test_stacks_of_waiting_tasks(inspected):
 
 
 def test_signals_that_the_program_catches(inspected):
-    """A free signal is used; where none is left the program gets one of each kind, whatever the inspections."""
+    """A free signal is used. If all are in use, the program gets one signal of each kind, however many inspections."""
     assert inspected.ranks["catches one"]["threads"]
     assert inspected.ranks["catches all"]["no_stack"] == NO_SIGNAL
     assert "catches one caught" not in inspected.job.stdout()

@@ -137,7 +137,7 @@ def test_activity_of_a_rank_with_its_status(found, status, state, expected):
     assert rank_activity(found, status, JobState[state]) is RankActivity[expected]
 
 
-def test_a_hang():
+def test_the_view_of_a_hang():
     expected = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has not"
     one = hanging(
         4, sentences=(expected,), gpus=(GpuUsage(0, 80, 40 * GIB, 80 * GIB), GpuUsage(1, 98, 71 * GIB, 80 * GIB))
@@ -192,7 +192,7 @@ def test_512_ranks_in_a_few_rows():
 @pytest.mark.parametrize("count", [1, 4, 64, 1000])
 @pytest.mark.parametrize("across", [1, 40, 80])
 @pytest.mark.parametrize("down", [1, 5, 24])
-def test_any_size(count, across, down):
+def test_the_view_fits_a_terminal_of_any_size(count, across, down):
     one = hanging(count, sentences=("日本 " * 50,), hint="x" * 100)
     rows = render_footer(one, across, down)
     assert 1 <= len(rows) <= min(MAX_FOOTER_ROWS, max(1, down - 1))
@@ -249,7 +249,7 @@ def test_filters(chosen, left):
         ((GpuUsage(0, 5, GIB, None), GpuUsage(1, None, None, None)), "2 GPUs 5 % 1 GiB"),
     ],
 )
-def test_gpus(gpus, text):
+def test_the_load_of_gpus_is_summarized(gpus, text):
     found = [row for row in shown(snapshot(rank(0), rank(1), gpus=gpus)) if "GPU" in row]
     assert found[0].endswith(f"| {text}") if text else not found
 
@@ -275,7 +275,7 @@ def test_names_of_ranks():
     assert format_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
 
 
-def test_rows():
+def test_rows_are_truncated_by_display_width():
     row = (StyledText("abc", "31"), StyledText("日本"))
     assert (display_width("日本"), row_width(row)) == (4, 7)
     assert (
@@ -353,7 +353,7 @@ def test_the_table_scrolls_to_the_chosen_rank():
     ("order", "first"),
     [("rank", 0), ("state", 0), ("CPU%", 0), ("late", 1), ("coll/s", 3), ("mem", 3), ("GPU%", 3), ("GPUmem", 0)],
 )
-def test_orders(order, first):
+def test_the_table_is_sorted_by_each_column(order, first):
     assert order in SORT_KEYS
     one = replace(busy_job(4), sort_by=order)
     assert build_table_rows(one, rank_activities(one))[0].rank.rank == first

@@ -132,7 +132,7 @@ def test_keys_and_the_size_of_the_terminal(start_view):
     each = start_view("--nproc", "2", "chats.py", "1")
     each.until(lambda each: each.shows_frame)
     each.type("?")
-    each.until("q  quit this view; the job goes on")
+    each.until("q  quit this view; the job continues")
     each.type("xxyyf")  # what is typed ahead is not shown
     each.until("no rank has failed")
     assert not [row for row in each.history if "xxyy" in row]

@@ -122,7 +122,7 @@ def check_model(model: str, each: dict[str, Any]) -> None:
 
 
 @EACH
-def test_golden(manifest, name):
+def test_manifests_equal_the_golden_files(manifest, name):
     text = manifest(JOBS[name])
     assert text == golden(name)
     assert max(map(len, text.splitlines())) <= 144

@@ -102,7 +102,7 @@ def test_times_are_seconds(spec, text, seconds):
         ("--mem 500kb", {"memory": "500Ki"}), ("--mem 2TB", {"memory": "2Ti"}),
     ],
 )  # fmt: skip
-def test_resources(spec, options, limits):
+def test_gpu_options_become_resource_limits(spec, options, limits):
     _, _, container = spec(f"{options} train.py")
     assert container.get("resources") == (limits and {"limits": limits})
 
@@ -235,7 +235,7 @@ def test_refused(manifest, line, expected):
     assert_refused(manifest(line), *expected)
 
 
-def test_bytes_that_are_no_text(manifest):
+def test_bytes_that_are_not_text(manifest):
     assert_refused(manifest(f"{ASKED} train.py -- \udcff"), "a manifest cannot hold")
 
 

@@ -54,7 +54,7 @@ def test_neighbours_do_not_matter(read):
 
 
 @READERS
-def test_numbers_and_truth(read):
+def test_numbers_and_booleans_keep_their_types(read):
     meant = {"a": 0, "b": -3, "c": True, "d": False, "e": [1, True, "1", "true"], "f": [{"g": 1, "h": [{"i": "1"}]}]}
     assert read(write_yaml(meant)) == meant
 

@@ -175,7 +175,7 @@ def test_a_killed_dataloader_worker_is_recognised(group, start_ddplaunch, tmp_pa
 
 @limited
 def test_a_group_near_its_limit_raises_the_alarm(group, monkeypatch):
-    """Each time after a while without a wake-up: what has happened meanwhile counts."""
+    """After each alarm there is a pause; a rise during the pause raises the next alarm."""
     monkeypatch.setattr(memory_alarm, "MIN_QUIET_S", 0.02)
     path, loop, woken = group(100), EventLoop(), []
     program = "held = []\nwhile True: held.append(bytearray(int(input()) << 20)); print(flush=True)"
@@ -220,7 +220,7 @@ def test_a_change_of_the_events_of_version_2_raises_the_alarm(tmp_path):
 
 
 def test_folders_of_control_groups(tmp_path):
-    """Version 2 may stand beside version 1; a line that is neither is passed over."""
+    """Version 2 may be mounted together with version 1; other lines are ignored."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     write_program(tmp_path, "proc/self/cgroup", "4:cpu,memory:/a/b\n3:pids:/a\n\nodd\n0::/x\n")
     found = [
@@ -426,7 +426,7 @@ def point(moment, own, children=0, shared=0, cache=0):
         ([], None, "reduce host"),
     ],
 )
-def test_growth_and_advice(points, grew, advice):
+def test_the_report_shows_growth_and_advice(points, grew, advice):
     lines = explain_oom(OutOfMemory(3, MemoryLimit(64 << 30, "/kubepods/pod7", "memory.max"), 0, 1), points)
     assert advice in lines[-1]
     assert lines[-1].endswith("; or raise resources.limits.memory of the pod")

@@ -51,7 +51,7 @@ def test_a_failed_command_is_reported_once_and_its_children_are_killed(run_ddpla
     command = "setsid sleep 600 & echo $! >> pids; yes | head -c 9000000; echo; echo no mail here; exit 3"
     job = run_ddplaunch("run", "--notify", shlex.join(["sh", "-c", command]), "t.py")
     assert (job.returncode, job.stderr.count("--notify")) == (0, 1)
-    assert "exited with code 3: no mail here; the job goes on" in job.stderr
+    assert "exited with code 3: no mail here; the job continues" in job.stderr
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 

@@ -83,7 +83,7 @@ def test_statements_before_an_import_decide_whether_it_is_preloaded(admitting, b
     assert sorted(admitting.modules(before + "import torch, free, bound\n")) == sorted(modules)
 
 
-def test_the_reasons(admitting):
+def test_the_reason_is_given_for_each_module_left_out(admitting):
     admitting.add("bad", harmless=True, refused="makes a temporary folder at import")
     admitting.add("old", version="1.0", harmless=True)
     admitting.add("next", version="2.0", harmless=True)
@@ -255,7 +255,7 @@ def test_a_package_is_not_preloaded_if_a_folder_of_the_user_hides_it(admitting, 
     assert admitting.reasons(source)["uses"] == f"{os.path.relpath(hidden)} comes first"
 
 
-def test_plugins_beside_the_program(admitting):
+def test_plugins_next_to_the_program(admitting):
     write_program(admitting.folder, "mine.egg-info/entry_points.txt", "[console_scripts]\nx = y:z\n")
     assert admitting.modules("import free\n") == ["free"]
     write_program(admitting.folder, "mine.egg-info/entry_points.txt", "[free.plugins]\nx = y:z\n")

@@ -95,7 +95,7 @@ def nested(trace) -> bool:
 
 
 def test_a_known_hot_function(job, run_in_fork, tmp_path):
-    """Without torch: the ranks are profiled by signals."""
+    """The ranks do not import torch; they are profiled by signals."""
     begun = job(*LIGHT, ranks=3)
     done = run_in_fork("profile", str(begun.process.pid), "--seconds", "2")
     assert done.returncode == 0, done.stderr

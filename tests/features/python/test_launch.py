@@ -242,7 +242,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_stream_that_raises(python: Python):
-    """It is the caller's: the ranks end, and the caller gets what it raised. What it cannot encode, it gets escaped."""
+    """The ranks end, and the caller gets the exception. Text that the stream cannot encode is escaped."""
     body = """
 import io
 
@@ -303,7 +303,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_rank_may_launch(python: Python):
-    """Ranks get the variables that they are given, and none that places the caller in a job of its own."""
+    """Ranks get the given variables, and none that describes the caller's place in another job."""
     body = """
 def outer():
     return rank(), os.environ["SIZE"], launch(rank, nproc=2, preload="threading")

@@ -28,7 +28,7 @@ def ended(output: str) -> str:
 
 @pytest.mark.slow
 def test_bodies_run_in_ranks(tmp_path: Path):
-    """With what each rank has of its own, other fixtures, parameters and classes; all of them in the same ranks."""
+    """Rank fixtures, other fixtures, parameters and classes work, all in the same ranks."""
     body = """
 def test_nothing_is_imported_before_it_is_needed():
     import sys

@@ -31,12 +31,12 @@ def answers(run_in_fork, cluster, tmp_path):
 
 
 def kept(tmp_path):
-    """What is kept of job 77."""
+    """Return the stored record of job 77."""
     return json.loads((tmp_path / "state/ddplaunch/submitted/77.json").read_text())
 
 
 def test_a_job_is_followed_again(answers, cluster, tmp_path):
-    """Its end is known after Slurm has forgotten it."""
+    """The end is stored, so it is known after Slurm has forgotten the job."""
     assert answers("submit", "--cpus-per-task", "2", "train.py", "--", "--lr", "1").returncode == 0
     assert (kept(tmp_path)["target"], kept(tmp_path)["code"]) == ("train.py --lr 1", None)
     cluster.plays('echo one >> "$STATE/log"; say RUNNING None 0:0', "say FAILED NonZeroExitCode 3:0")

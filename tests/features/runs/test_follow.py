@@ -52,7 +52,7 @@ def test_output_in_memory_and_following_to_the_last_byte(job, tmp_path):
     assert job.wait() == 0
 
 
-def test_only_so_many_may_follow(job, tmp_path):
+def test_the_number_of_followers_is_limited(job, tmp_path):
     path = find_socket_path(job)
     followers = [client.stream_replies(path, TailOutputRequest(follow=True)) for _ in range(MAX_STREAMING_CLIENTS)]
     for each in followers:

@@ -113,7 +113,7 @@ SPENT: dict[str, tuple[list[Happened], TimeBreakdown]] = {
 
 
 @pytest.mark.parametrize("name", SPENT)
-def test_where_the_time_goes(name):
+def test_time_is_counted_by_category(name):
     happened, spent = SPENT[name]
     assert account(0.0, 1, happened) == spent
 
@@ -173,7 +173,7 @@ def test_the_goodput_line_names_the_largest_losses():
 
 
 def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, run_in_fork):
-    """Its history has what happened so far, and its samples show until when it went on."""
+    """Its history has the events so far, and its samples show how long it ran."""
     now = time.time()
     kept = HistoryRecorder(plan(RUN), lambda rank: b"", lambda: None, pytest.fail)
     happened = (RankStarted(0, 100, 0), RankStarted(1, 101, 0), events.JobStalled(now, ""), events.StallEnded())
@@ -266,7 +266,7 @@ def test_the_newest_checkpoint_that_is_whole(tmp_path):
 
 
 def test_a_look_that_takes_too_long_says_nothing(monkeypatch):
-    """As on a disk that hangs; here it is a pattern of a whole file system."""
+    """As on a disk that hangs; here the pattern matches a whole file system."""
     monkeypatch.setattr("ddplaunch.features.checkpoint.node.SEARCH_TIMEOUT_S", 0.05)
     hung = threading.Event()
     monkeypatch.setattr("ddplaunch.features.checkpoint.node.iglob", lambda *words, **how: [hung.wait(60)][1:])

@@ -93,7 +93,7 @@ def fail(host: str, run_id: str) -> None:
         kept.observe(event)
 
 
-def test_all_runs_lately(run_in_fork):
+def test_report_since_sums_all_recent_runs(run_in_fork):
     assert run_in_fork("report", "--since", "7d").stdout == "no recorded run began in the last 7 d and ended\n"
     keep(run_id="well")
     for number, host in enumerate(("n3", "n4", "n3")):
@@ -123,7 +123,7 @@ def test_options_that_contradict_since(run_in_fork, words, expected):
 
 
 def test_submit_names_hosts_that_failed_repeatedly(run_in_fork, tmp_path, monkeypatch):
-    """Of jobs of the scheduler alone; it only says so."""
+    """Only failures in batch jobs count; the script is not changed."""
     write_program(tmp_path, "train.py", "")
     monkeypatch.setenv("SLURM_JOB_ID", JOB)
     for number, host in enumerate(("n3", "n4", "n3", "n5", "n5")):

@@ -94,7 +94,7 @@ def test_a_run_id_that_was_there_before(run_ddplaunch, tmp_path, state):
     assert {each.run_id for each in history_store.read_all_records()} == {"mine"}
 
 
-def test_ctrl_c_is_no_failure(start_ddplaunch, tmp_path, state):
+def test_ctrl_c_is_not_a_failure(start_ddplaunch, tmp_path, state):
     write_program(tmp_path, "waits.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     job = start_ddplaunch("run", "--nproc", "2", *LIGHT, "waits.py")
     job.wait_for("up", 2)
@@ -132,7 +132,7 @@ def test_a_run_goes_on_if_the_history_folder_cannot_be_used(run_ddplaunch, tmp_p
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_no_home(run_ddplaunch, tmp_path):
+def test_a_missing_home_is_not_created(run_ddplaunch, tmp_path):
     write_program(tmp_path, "ends.py", "")
     home = tmp_path / "none"
     done = run_ddplaunch("run", *FORKED, "ends.py", env={"HOME": str(home), "XDG_STATE_HOME": ""})
@@ -190,7 +190,7 @@ def keep(what: str = "", node: int = 0, run_id: str = "r", code: int = 0, printe
     return kept
 
 
-def test_no_more_runs_than_fit(state, monkeypatch):
+def test_the_number_of_kept_runs_is_limited(state, monkeypatch):
     monkeypatch.setattr(history_store, "MAX_RUNS", 12)
     for number in range(30):
         keep(run_id=f"r{number}")
@@ -201,7 +201,7 @@ def test_no_more_runs_than_fit(state, monkeypatch):
 
 
 def test_removing_runs_delays_no_end_for_long(state, monkeypatch):
-    """What is too much goes little by little then, the oldest first."""
+    """Surplus runs are removed a few at a time, the oldest first."""
     for number in range(20):
         keep(run_id=f"r{number}")
         os.utime(history_store.run_dir(f"r{number}"), (number, number))
@@ -213,7 +213,7 @@ def test_removing_runs_delays_no_end_for_long(state, monkeypatch):
     assert history_store.list_runs() == [f"r{number}" for number in reversed(range(2, 20))]
 
 
-def test_no_more_bytes_than_fit(state, monkeypatch):
+def test_the_size_of_the_history_is_limited(state, monkeypatch):
     monkeypatch.setattr(history_store, "MAX_BYTES", 100_000)
     for number in range(9):
         keep(run_id=f"r{number}", code=1, printed=b"x" * 20_000)
@@ -278,7 +278,7 @@ def test_very_many_attempts_take_no_longer_than_few_each():
     assert time.process_time() - began < scaled_timeout(2.5)
 
 
-def test_a_record_does_nothing_to_a_terminal(state):
+def test_control_characters_in_a_record_are_removed(state):
     keep("\x1b]0;title\x07\x1b[2J")
     assert "\x1b" not in only().notes[0]
     path = Path(history_store.run_dir("r")) / "node-0.jsonl"
@@ -314,7 +314,7 @@ def test_a_record_that_is_not_a_regular_file_of_the_user_is_ignored(state, kind)
 
 
 @AS_ROOT
-def test_another_users_folder_is_no_run(state):
+def test_a_folder_of_another_user_is_ignored(state):
     keep()
     os.chown(history_store.run_dir("r"), 65534, 65534)
     assert history_store.list_runs() == []

@@ -76,7 +76,7 @@ def evil(ranks: int = 4) -> RunRecord:
 
 
 def lived(ranks: int, attempts: int = 1, text: str = "step 1: loss 0.5\n") -> PageInputs:
-    """What goes with ``record``: rank 1 is behind, and no rank makes progress in the last 25 s of an attempt."""
+    """Return the samples for ``record``: rank 1 is behind, and no rank makes progress in an attempt's last 25 s."""
     readings = [
         NodeSample(BEGAN + 62 * number + at, 5.0, number, tuple(one(rank, at) for rank in range(ranks)), (gpu(at),))
         for number in range(attempts)
@@ -122,7 +122,7 @@ def test_the_last_lines_of_the_first_to_fail_come_first():
 
 
 def test_last_lines_of_an_earlier_attempt_say_so():
-    """Of ranks that end well the history keeps none."""
+    """The history has no last lines of ranks that succeed."""
     earlier = replace(lived(4, 3), printed_in=1)
     assert "Last lines of the ranks, in attempt 1" in Elements(render_page([record(4, 3)], earlier)).text
     assert "in attempt" not in Elements(render_page([record(4, 3)], replace(earlier, printed_in=2))).text
@@ -197,7 +197,7 @@ def test_a_rank_that_only_waited_is_not_shown_as_the_first_cause():
 
 
 def test_the_rank_that_a_time_limit_blames_is_shown_as_failed():
-    """It failed first, and its end was our doing, not anybody's outside."""
+    """The first failure, which was later killed by ddplaunch and by no other program."""
     whole = record(4)
     first = replace(whole.verdict.first, exit_code=124, message="the job stalled")
     blamed = replace(whole.verdict, first=first, blame="no progress for 5m00s")
@@ -286,7 +286,7 @@ def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
     assert len(text) < 500_000
 
 
-def test_odd_times_are_no_trouble():
+def test_impossible_times_are_shown_as_unknown():
     odd = replace(record(2), began=1e18, ended=-1e18)
     assert "at an unknown time" in render_page([odd])
 
@@ -312,7 +312,7 @@ def written(tmp_path):
     ],
 )
 def test_a_browser_opens_it(run, width, dark, written, tmp_path):
-    """Pictures are kept where $DDPLAUNCH_TEST_PICTURES says, for who wants to look."""
+    """Screenshots are written to $DDPLAUNCH_TEST_PICTURES, if it is set."""
     file = written(run, EVIL if run.run == EVIL else "step 1: loss 0.5\n")
     seen = open_page(file, tmp_path, width=width, dark=dark)
     assert (seen.console, seen.requests) == ([], [])
@@ -328,7 +328,7 @@ def test_a_browser_opens_it(run, width, dark, written, tmp_path):
 
 @needs_browser
 @pytest.mark.slow
-def test_the_search(tmp_path):
+def test_the_page_searches_the_output(tmp_path):
     outputs = {0: b"step 1\nloss 0.5\n", 1: b"step 1\n<b>LOSS</b> is nan\n", 2: b"nothing\n"}
     path = tmp_path / "a page.html"
     path.write_text(render_page([record(4)], PageInputs(printed=outputs, failed_first=(2,))), encoding="utf-8")

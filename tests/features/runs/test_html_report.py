@@ -45,7 +45,7 @@ def test_the_html_report_replaces_a_file(run_ddplaunch, run_in_fork, tmp_path):
         (("nothing", "--html", "page.html"), "no run is called nothing"),
     ],
 )
-def test_what_is_refused(words, message, run_in_fork, tmp_path):
+def test_invalid_report_options_are_refused(words, message, run_in_fork, tmp_path):
     keep(run_id=RUN, code=1)
     assert_refused(run_in_fork("report", *words), f"Error: {message}\n")
     assert not (tmp_path / "page.html").exists()

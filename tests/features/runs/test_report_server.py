@@ -102,7 +102,7 @@ def test_the_server_refuses_other_hosts_paths_methods_and_addresses(served):
     assert process.stderr() == ""
 
 
-def test_what_is_refused(run_in_fork):
+def test_invalid_ports_are_refused(run_in_fork):
     keep(run_id=RUN, code=1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -20,21 +20,21 @@ def alone(runtime: Path, state: Path, monkeypatch) -> None:  # noqa: F811
     monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: [str(runtime / "ddplaunch")])
 
 
-def test_none_at_all():
+def test_without_runs_lookups_are_refused():
     with pytest.raises(UsageError, match="you have no running jobs on this machine"):
         locate.find_running(None)
     with pytest.raises(UsageError, match="no run is called x"):
         run_lookup.find_run("x")
 
 
-def test_the_only_one(run):  # noqa: F811
+def test_the_only_run_is_found_by_any_part_of_its_name(run):  # noqa: F811
     job = run("train-7")
     for word in (None, "train-7", "train", "in-7", str(job.process.pid)):
         assert locate.find_running(word) == (job.path, "train-7", job.process.pid)
         assert word is None or run_lookup.find_run(word).running == locate.find_running(word)
 
 
-def test_one_of_several(run):  # noqa: F811
+def test_several_runs_need_a_name(run):  # noqa: F811
     first, second = run("train-a"), run("train-b")
     assert locate.find_running("train-b").pid == second.process.pid
     assert locate.find_running(str(first.process.pid)).run_id == "train-a"
@@ -44,7 +44,7 @@ def test_one_of_several(run):  # noqa: F811
         assert {"train-a", "train-b"} <= {*re.findall(r"train-\w", f"{raised.value.message} {raised.value.hint}")}
 
 
-def test_two_of_one_name(run):  # noqa: F811
+def test_two_runs_with_the_same_name(run):  # noqa: F811
     first, second = run("same"), run("same")
     assert {each.run_id for each in locate.list_running()} == {"same"}
     assert {locate.find_running(str(job.process.pid)).path for job in (first, second)} == {first.path, second.path}

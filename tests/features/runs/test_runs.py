@@ -257,7 +257,7 @@ def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
 def test_following_a_job_to_its_end(running, words):
-    """With equal lines printed once too; who goes before is no error, and harms nothing."""
+    """Also with merged lines. A reader that leaves early causes no error."""
     job = running(*words)
 
     def follow(*more: str) -> "subprocess.Popen[str]":
@@ -317,7 +317,7 @@ def test_stop_shows_the_ranks_left_and_stop_now_kills_them(start_ddplaunch, run_
     assert (stopping.wait(), job.wait()) == (0, 130)
 
 
-def test_wait(running, start_ddplaunch, run_in_fork):
+def test_wait_ends_with_the_exit_code_of_the_run(running, start_ddplaunch, run_in_fork):
     job = running()
     waiting = start_ddplaunch("wait", NAME)
     os.kill(job.ranks()[1], signal.SIGKILL)
@@ -326,7 +326,7 @@ def test_wait(running, start_ddplaunch, run_in_fork):
 
 
 def test_wait_for_a_run_that_has_just_closed_its_control_socket(running, monkeypatch):
-    """It has an exit code, though its launcher lives on for a moment."""
+    """The exit code is known, although the launcher is still ending."""
     job = running()
 
     def too_late(path: str, question: object) -> None:
@@ -339,7 +339,7 @@ def test_wait_for_a_run_that_has_just_closed_its_control_socket(running, monkeyp
 
 
 def test_stop_matches_no_part_of_a_number_in_a_name(running, run_in_fork):
-    """It may be a job of a scheduler that is not known any more."""
+    """The number may be that of a forgotten batch job."""
     job = running(run_id="sweep-4711-b")
     for word in ("711", "471"):
         done = run_in_fork("stop", word)
@@ -360,7 +360,7 @@ def test_wait_for_a_run_whose_launcher_was_killed(running, start_ddplaunch, run_
     assert lost in run_in_fork("logs", NAME).stderr
 
 
-def test_clean(running, run_in_fork):
+def test_clean_removes_ended_runs_and_refuses_a_running_one(running, run_in_fork):
     running()
     for name in ("a", "b", "c"):
         keep(run_id=name)

@@ -52,7 +52,7 @@ def test_downsampling_keeps_the_last_of_many_attempts():
 
 
 def test_samples_cover_about_the_same_time():
-    """Of a week, downsampled again and again, the beginning is as fine as the end."""
+    """After a week of repeated downsampling, the first samples are as dense as the last."""
     found: list[NodeSample] = []
     for number in range(4 * 60 + 23 * 60 + 6 * 1440):
         seconds = 15.0 if number < 240 else 60.0

@@ -134,7 +134,7 @@ def test_it_ends_with_a_job_that_is_stopped(begin):
 
 
 def test_a_sidecar_that_ends_by_a_signal_to_all_processes_is_not_reported(begin):
-    """scancel does: that a sidecar ends before the ranks is no news then."""
+    """As with scancel: a sidecar that ends before the ranks is not reported then."""
     job, pid = begin((), SLEEPER, "deaf")
     job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the signal")
@@ -142,7 +142,7 @@ def test_a_sidecar_that_ends_by_a_signal_to_all_processes_is_not_reported(begin)
     wait_until(lambda: not is_alive(pid), "its end")
     job.signal(signal.SIGINT)
     assert job.wait() == 143
-    assert "the job goes on" not in job.stderr()
+    assert "the job continues" not in job.stderr()
 
 
 def test_it_ends_with_a_preempted_job(begin, tmp_path):
@@ -155,7 +155,7 @@ def test_it_ends_with_a_preempted_job(begin, tmp_path):
     job.signal(signal.SIGUSR2)
     assert job.wait() == 75
     assert f"[{NAME}] tidied up" in job.stderr()
-    assert "the job goes on" not in job.stderr()
+    assert "the job continues" not in job.stderr()
 
 
 def test_launcher_killed(begin):
@@ -166,7 +166,7 @@ def test_launcher_killed(begin):
 
 
 def test_zygote_killed(begin):
-    """What sweeps up after the ranks' zygote passes the sidecars by, and they end with the job."""
+    """The sweep after the loss of the ranks' zygote spares the sidecars, which end with the job."""
     job, pid = begin(("tidy",), SLEEPER)
     (zygote,) = {parent(rank) for rank in ranks(job)}
     assert zygote != parent(pid)
@@ -174,7 +174,7 @@ def test_zygote_killed(begin):
     assert job.wait() == 137
     assert "the zygote" in job.stderr()
     assert f"[{NAME}] tidied up" in job.stderr()
-    assert "the job goes on" not in job.stderr()
+    assert "the job continues" not in job.stderr()
 
 
 def ranks(job) -> list[int]:
@@ -187,10 +187,10 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
-def test_its_guard_killed(begin, tmp_path, waits):
+def test_the_guard_of_sidecars_is_killed(begin, tmp_path, waits):
     job, pid = begin(("children",), waits)
     os.kill(parent(pid), signal.SIGKILL)
-    expected = f"{NAME} ended because their guard process was killed; the job goes on"
+    expected = f"{NAME} ended because their guard process was killed; the job continues"
     wait_until(lambda: expected in job.stderr(), "the line")
     (tmp_path / "go").touch()
     assert job.wait() == 0
@@ -220,7 +220,7 @@ def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp
 
 
 def test_ctrl_c_does_not_wait_for_one_that_ignores_sigterm(begin, tmp_path):
-    """And the report of what had gone wrong before still comes."""
+    """The report of an earlier failure is still printed."""
     write_program(tmp_path, "t.py", WAITS + "raise SystemExit(9)\n")
     job, pid = begin(("deaf",), "--log-dir", "logs", "t.py")
     (tmp_path / "go").touch()
@@ -238,14 +238,14 @@ def test_a_sidecar_that_ends_early_is_reported_once(start_ddplaunch, tmp_path, w
         *("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", "--sidecar", beside("errs"), "--sidecar", beside("tidy")),
         waits,
     )
-    wait_until(lambda: "the job goes on" in job.stderr(), "the line")
+    wait_until(lambda: "the job continues" in job.stderr(), "the line")
     wait_until(lambda: f"[{NAME}-2] beside" in job.stderr(), "the other")
     job.wait_for("ready", 2)
     (tmp_path / "go").touch()
     assert job.wait() == 0
     assert f"[{NAME}] nothing to watch" in job.stderr()
-    assert f"ddplaunch: {NAME} exited with code 1, the job goes on: nothing to watch\n" in job.stderr()
-    assert job.stderr().count("the job goes on") == 1
+    assert f"ddplaunch: {NAME} exited with code 1, the job continues: nothing to watch\n" in job.stderr()
+    assert job.stderr().count("the job continues") == 1
     (folder,) = (tmp_path / "logs").iterdir()
     assert re.fullmatch(r"beside \d+\nnothing to watch\n", (folder / f"sidecar-{NAME}.log").read_text())
     assert re.fullmatch(r"beside \d+\ntidied up\n", (folder / f"sidecar-{NAME}-2.log").read_text())
@@ -260,10 +260,10 @@ def test_a_program_that_cannot_be_executed(start_ddplaunch, tmp_path, waits):
     (tmp_path / "program").write_bytes(b"\x7fELF, but not really")
     (tmp_path / "program").chmod(0o755)
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", "./program", waits)
-    wait_until(lambda: "the job goes on" in job.stderr(), "the line")
+    wait_until(lambda: "the job continues" in job.stderr(), "the line")
     (tmp_path / "go").touch()
     assert job.wait() == 0
-    assert "program exited with code 126, the job goes on: ddplaunch: cannot execute ./program" in job.stderr()
+    assert "program exited with code 126, the job continues: ddplaunch: cannot execute ./program" in job.stderr()
 
 
 def test_many_lines_do_not_tear_those_of_the_ranks(start_ddplaunch, tmp_path):
@@ -273,7 +273,7 @@ def test_many_lines_do_not_tear_those_of_the_ranks(start_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", WAITS + "for i in range(20000):\n    print('line', i)\n")
     with (tmp_path / "both").open("wb") as both:
         job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--sidecar", talks, "t.py", stdout=both, stderr=both)
-        wait_until(lambda: "the job goes on" in (tmp_path / "both").read_text(), "the end of the sidecar")
+        wait_until(lambda: "the job continues" in (tmp_path / "both").read_text(), "the end of the sidecar")
         (tmp_path / "go").touch()
         assert job.wait() == 0
     lines = (tmp_path / "both").read_text().splitlines()
@@ -302,8 +302,8 @@ def own_terminal(slave: int) -> None:
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
 
-def test_only_beside_rank_0(start_ddplaunch, tmp_path, waits):
-    """The other nodes take the option and do without, even without the program."""
+def test_sidecars_run_on_node_0_only(start_ddplaunch, tmp_path, waits):
+    """Other nodes accept the option and start nothing, even if the program is missing."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     write_program(
@@ -325,7 +325,7 @@ def test_only_beside_rank_0(start_ddplaunch, tmp_path, waits):
 
 def address(job) -> str:
     def announced() -> object:
-        assert "the job goes on" not in job.stderr(), job.stderr()
+        assert "the job continues" not in job.stderr(), job.stderr()
         return re.search(r"^ddplaunch: TensorBoard at (\S+)$", job.stderr(), re.MULTILINE)
 
     wait_until(announced, "the address", 90)
@@ -340,7 +340,7 @@ def answers(url: str, path: str = "") -> bytes:
 
 @real
 def test_two_tensorboards_answer_while_their_jobs_live(start_ddplaunch, tmp_path, waits):
-    """Each at an address of its own, of the loopback alone, and each with its own runs."""
+    """Each listens on its own loopback address and shows its own runs."""
     jobs, urls = [], []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -373,7 +373,7 @@ def test_tensorboard_on_a_machine_reached_over_ssh_prints_the_tunnel_command(sta
 
 
 def test_a_tensorboard_that_fails_shows_why(start_ddplaunch, tmp_path, waits):
-    """What it says on its way is not shown otherwise; and a module of the user's is none of its own."""
+    """Its progress messages are not shown, and a module of the user does not shadow its own."""
     write_program(tmp_path, "site/tensorboard/__init__.py", "")
     write_program(
         tmp_path,
@@ -387,11 +387,11 @@ def test_a_tensorboard_that_fails_shows_why(start_ddplaunch, tmp_path, waits):
     )
     write_program(tmp_path, "queue.py", "raise SystemExit('the user\\'s')\n")
     job = start_ddplaunch("run", "--tensorboard", "runs", waits, env={"PYTHONPATH": str(tmp_path / "site")})
-    wait_until(lambda: "the job goes on" in job.stderr(), "the line")
+    wait_until(lambda: "the job continues" in job.stderr(), "the line")
     (tmp_path / "go").touch()
     assert job.wait() == 0
     assert job.stderr().splitlines()[0] == (
-        "ddplaunch: tensorboard exited with code 1, the job goes on: "
+        "ddplaunch: tensorboard exited with code 1, the job continues: "
         "ModuleNotFoundError: No module named 'no_such_package'"
     )
 

@@ -114,14 +114,14 @@ def test_hosts_that_make_no_sense(text, complaint):
 
 
 @pytest.mark.parametrize(("text", "hosts"), FILES)
-def test_files(tmp_path, text, hosts):
+def test_hostfiles_are_parsed(tmp_path, text, hosts):
     file = tmp_path / "hosts"
     file.write_bytes(text.encode())
     assert read_hostfile(str(file)) == hosts
 
 
 @pytest.mark.parametrize(("text", "complaint"), BAD_FILES, ids=[text[:30] for text, _ in BAD_FILES])
-def test_files_that_make_no_sense(tmp_path, text, complaint):
+def test_invalid_hostfiles_are_refused(tmp_path, text, complaint):
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(UsageError, match=complaint) as caught:
@@ -129,7 +129,7 @@ def test_files_that_make_no_sense(tmp_path, text, complaint):
     assert caught.value.hint
 
 
-def test_files_without_end():
+def test_an_endless_hostfile_is_refused():
     with pytest.raises(UsageError, match="/dev/zero: more than 16777216 bytes"):
         read_hostfile("/dev/zero")
 

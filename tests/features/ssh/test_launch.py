@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def test_ranks_on_two_hosts(sshd, tmp_path):
-    """What they return comes in order of ranks, and what one raised; nothing stays in the shared folder."""
+    """Results come in order of ranks, exceptions too; no file is left in the shared folder."""
     servers = sshd(2)
     folder = tmp_path / "shared"
     folder.mkdir()

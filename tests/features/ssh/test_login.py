@@ -55,7 +55,7 @@ def test_login_shells_that_print_or_make_way(sshd, tmp_path):
 
 
 def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
-    """Those that end at once; and, within seconds, those that do not, until the command is ended."""
+    """Shells that end at once; and, within seconds, shells that do not end."""
     write_program(tmp_path, "train.py", "")
     servers = sshd(6)
     start_files = ["exit 0", "exit 3", "echo 'no logins on \033[31mFriday' >&2; exit 4", "", "cat"]

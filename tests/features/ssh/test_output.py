@@ -131,7 +131,7 @@ raise SystemExit(3)
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_rank_cannot_speak_for_its_host(sshd, tmp_path, slots):
-    """What looks like ours passes as text."""
+    """Output that looks like a message of ddplaunch is passed on as text."""
     write_program(tmp_path, "train.py", FORGES)
     run = Job(sshd(2), tmp_path, "--hosts", f"n1:{slots}", *LIGHT, "train.py")
     assert run.wait() == 3, run.stderr()

@@ -50,7 +50,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "complaint", "hint"), REFUSED)
-def test_what_makes_no_sense(run_in_fork, tmp_path, line, complaint, hint):
+def test_contradicting_host_options_are_refused(run_in_fork, tmp_path, line, complaint, hint):
     write_program(tmp_path, "train.py", "open('started', 'w') ; 1\n")
     write_program(tmp_path, "wrong", "a:4\nb cpus=4\n")
     done = run_in_fork("run", *shlex.split(line), "train.py")
@@ -80,7 +80,7 @@ def test_long_values_are_shortened_in_refusals(run_in_fork, tmp_path, option, va
     assert "secret" not in done.stderr
 
 
-def test_no_ssh_here(run_in_fork, tmp_path):
+def test_hosts_needs_an_ssh_client(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
     assert_refused(
         run_in_fork("run", "--hosts", "a", "train.py", env={"PATH": str(tmp_path)}), "needs ssh, which is not on PATH"

@@ -3,7 +3,7 @@
 from ddplaunch.features.ssh.connection_limiter import MAX_ATTEMPTS, MAX_CONCURRENT, MAX_PER_GATEWAY, ConnectionLimiter
 
 
-def test_so_many_at_once_and_fewer_behind_one_machine():
+def test_connections_are_limited_in_all_and_by_gateway():
     turns = ConnectionLimiter(["jump"] * 10 + [f"n{number}" for number in range(40)])
     begun = list(turns.next_hosts())
     assert len(begun) == MAX_CONCURRENT

@@ -97,7 +97,7 @@ LISTED = """<?xml version='1.0'?>
 """
 
 
-def test_how_jobs_stand():
+def test_states_are_parsed_from_one_qstat():
     """By one qstat for all; of an array, each index that waits or runs."""
     running, second, broken, *others = parse_qstat(LISTED)
     assert (running.job, running.is_running, running.host, running.description) == (
@@ -149,13 +149,13 @@ ru_wallclock 1s
         ("26  : opening input/output file", "0", (1, "failed: Grid Engine reports 26  : opening input/output file")),
     ],
 )
-def test_how_a_job_ended(failed, code, ended):
+def test_the_end_of_a_job_is_parsed_from_qacct(failed, code, ended):
     (record,) = parse_qacct(ACCOUNTED.format(task="1", failed=failed, code=code), "7")
     assert (record.code, record.description) == (ended[0], f"{ended[1]} (exit code {ended[0]})")
 
 
 def test_how_an_array_ended():
-    """As qacct of 8.1.9 had it: index 1 was started again, and 2 is to be."""
+    """Recorded from qacct 8.1.9: index 1 was restarted, and index 2 will be."""
     again = "taskid       {}\nfailed       25  : rescheduling\nexit_status  99                  \n"
     ended = "taskid       1\nfailed       0    \nexit_status  4                   \n"
     records = parse_qacct(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")

@@ -53,7 +53,7 @@ from tests.start_modes import LIGHT
         ("lsf", "--output logs/%a.out", "--output logs/%a.out: % is not a pattern here"),
     ],
 )  # fmt: skip
-def test_what_is_refused(run_in_fork, tmp_path, scheduler, words, expected):
+def test_invalid_host_options_are_refused(run_in_fork, tmp_path, scheduler, words, expected):
     write_program(tmp_path, "train.py", "")
     done = run_in_fork("submit", "--scheduler", scheduler, "--dry-run", *words.split(), "train.py")
     assert done.returncode == 2

@@ -127,7 +127,7 @@ def test_a_job_is_followed_again(login, start_ddplaunch, tmp_path):
 
 @pytest.mark.slow
 def test_a_job_is_stopped(login):
-    """By the scheduler, whose folder of history the nodes share; --now is not its."""
+    """The scheduler stops it, and the nodes share the history folder; --now has no equivalent there."""
     number = login.submit()
     login.begun()
     assert_refused(login.type("stop", number, "--now"), f"--now does not work on job {number}: ")
@@ -210,7 +210,7 @@ def test_a_machine_without_the_scheduler(login, tmp_path):
 
 
 def test_a_job_of_grid_engine_that_qacct_never_shows(run_in_fork, tmp_path):
-    """As one deleted by qdel while it waited: it is not asked about for ever."""
+    """For example one deleted by qdel while it waited: the queries end at some time."""
     for name, lines in {"qsub": "echo 4711", "qstat": "echo '<job_info/>'", "qacct": "exit 1"}.items():
         write_program(tmp_path, f"bin/{name}", f"#!/bin/sh\n{lines}\n").chmod(0o755)
     write_program(tmp_path, "train.py", "")

@@ -31,7 +31,7 @@ def test_the_description_of_a_job(shown, expected):
     assert (record.code is not None) == ("exit code" in expected)
 
 
-def test_how_jobs_stand():
+def test_states_are_parsed_from_one_bjobs():
     """By one bjobs for all; sites may have it show the index behind the number too (LSB_BJOBS_DISPLAY_ENH)."""
     shown = "4711|0|RUN|-|-\n4712|1|DONE|-|-\n4712[2]|2|EXIT|7|-\n"
     assert [(each.job, each.number, each.code, each.is_running) for each in parse_bjobs(shown)] == [

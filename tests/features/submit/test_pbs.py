@@ -49,7 +49,7 @@ def test_the_description_of_a_job(state, more, expected):
     assert (record.code is not None) == ("exit code" in expected)
 
 
-def test_how_jobs_stand():
+def test_states_are_parsed_from_one_qstat():
     """By one ``qstat -x -f -t`` for all; of an array each, and not the array itself."""
     shown = "".join(
         SHOWN.replace("4711.pbs01", name).format(state=state, more=more)

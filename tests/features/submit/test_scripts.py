@@ -115,7 +115,7 @@ def golden_text(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_golden(name):
+def test_scripts_equal_the_golden_files(name):
     assert golden_text(name) == golden_file(name).read_text()
     subprocess.run(["bash", "-n"], input=script(name), text=True, check=True)
 
@@ -140,7 +140,7 @@ def test_no_golden_file_is_left_over():
         ("everything", "12", "/data/my wine/logs/12_%a.out"),
     ],
 )
-def test_where_the_log_is(name, number, log):
+def test_the_path_of_the_log(name, number, log):
     assert writer(name).log_path(JOBS[name], number) == log
 
 

@@ -106,7 +106,7 @@ def dry(submit):
 
 
 def last_words(script: str) -> list[str]:
-    """What stands behind ``ddplaunch run`` in it."""
+    """Return the words after ``ddplaunch run`` in the script."""
     *_, interpreter, words = script.partition("\ncode=$?\n")[0].splitlines()
     assert shlex.split(interpreter.rstrip("\\")) == python_command(sys.executable)
     assert words.startswith("  run --cluster slurm ")
@@ -264,7 +264,7 @@ def test_memory_that_is_typed_is_not_that_of_a_file(dry, submit, cluster, tmp_pa
     assert "SBATCH_EXCLUSIVE" not in cluster.read("environment")
 
 
-def test_a_teardown_beside_the_file_that_names_it(dry, tmp_path):
+def test_a_teardown_script_is_relative_to_its_file(dry, tmp_path):
     write_program(tmp_path, "config/ddplaunch.toml", '[submit]\nteardown = ["bye.sh", "rm -rf x"]\n')
     write_program(tmp_path, "config/bye.sh", "")
     assert f"  (source {tmp_path}/config/bye.sh)\n  (rm -rf x)\n" in dry("train.py")[0]
@@ -407,7 +407,7 @@ def test_a_file_without_our_table_is_passed_over_whose_ever_it_is(dry, tmp_path)
 
 
 @pytest.mark.parametrize("border", ["home", "repository"])
-def test_how_far_up_a_file_is_looked_for(dry, tmp_path, border):
+def test_the_folders_in_which_a_file_is_searched(dry, tmp_path, border):
     write_program(tmp_path, "pyproject.toml", "[tool.ddplaunch.submit]\nnodes = 7\n")
     (tmp_path / "a/b").mkdir(parents=True)
     line, at = "../../train.py", {"cwd": tmp_path / "a/b"}
@@ -517,13 +517,13 @@ def test_sbatch_refuses(submit, refusal, hint):
     assert hint in lines[2]
 
 
-def test_an_answer_that_is_no_job_id(submit):
+def test_a_reply_without_a_job_id(submit):
     done = submit("train.py", env={"ANSWER": "see you"})
     assert done.returncode == 1
     assert "its output has no job id: 'see you'" in done.stderr
 
 
-def test_followed_to_its_end(submit, cluster):
+def test_follow_survives_a_requeue_and_a_failed_query(submit, cluster):
     """Through a requeue, after which the log goes on in the same file, and a question that Slurm does not answer."""
     cluster.plays(
         "say PENDING Resources 0:0",
@@ -550,7 +550,7 @@ def test_followed_to_its_end(submit, cluster):
 
 
 def test_stderr_that_is_apart(submit, cluster, tmp_path):
-    """Its folder is made, and following shows it where it belongs."""
+    """Its folder is created, and --follow shows stderr on stderr."""
     cluster.plays('echo one >> "$STATE/log"; echo two >> "$STATE/errors"; say COMPLETED None 0:0')
     scontrol = cluster.folder / "bin/scontrol"
     scontrol.write_text(scontrol.read_text().replace("ExitCode=$3 ", "ExitCode=$3 StdErr=$STATE/errors "))
@@ -569,7 +569,7 @@ def test_stderr_that_is_apart(submit, cluster, tmp_path):
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1, "Slurm no longer knows job 77"),
     ],
 )
-def test_ends(submit, cluster, last, code, expected):
+def test_follow_ends_as_the_job_ends(submit, cluster, last, code, expected):
     cluster.plays(last)
     done = submit("--follow train.py")
     assert done.returncode == code

@@ -130,7 +130,7 @@ def test_variables_that_an_import_reads_change_the_fingerprint(tmp_path):
 
 @pytest.mark.slow
 def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
-    """Its number can be inherited, but not received."""
+    """A descriptor with this number can be inherited, but not received."""
     beyond = python("os.dup2(0, 700); import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 4096))")
     done = shared.run(f"{beyond} {shared.launch('--log-dir', 'beyond', 'shows.py')}")
     assert done.code == 0, done.stderr

@@ -89,7 +89,7 @@ def test_each_system_is_detected_by_its_own_variables(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "environ"), TOGETHER)
-def test_the_more_specific_goes_first(name: str, environ: Mapping[str, str]) -> None:
+def test_the_more_specific_system_is_detected(name: str, environ: Mapping[str, str]) -> None:
     cluster_env = env.require_detected(detect(environ))
     assert cluster_env.cluster == name
 
@@ -114,7 +114,7 @@ def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
         assert "--master-addr" in cluster_env.notes[-1]
 
 
-def test_nothing_here() -> None:
+def test_no_cluster_is_detected_without_variables() -> None:
     assert detect({}) is None
     assert detect({"PATH": "/usr/bin", "HOSTNAME": "n1", "SLURM_JOB_ID": "", "LOCAL_RANK": ""}) is None
 

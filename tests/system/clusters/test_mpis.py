@@ -181,7 +181,7 @@ def test_a_failed_rank_ends_all_and_is_reported_once(mpiexec):
     assert err.count("ddplaunch: rank 1 ") == 1
 
 
-def test_two_at_once(mpiexec, package, tmp_path):
+def test_two_jobs_on_the_same_hosts(mpiexec, package, tmp_path):
     """Jobs have ports of their own; MPICH gives no job id, so there the second is refused, and the first goes on."""
     write_program(tmp_path, "train.py", SLEEPS)
     first = mpiexec(2, "train.py")

@@ -100,7 +100,7 @@ def test_a_list_that_does_not_parse_says_where(listed: str, where: str) -> None:
 
 
 @pytest.mark.parametrize(("listed", "counts"), COUNTS)
-def test_counts(listed: str, counts: tuple[int, ...]) -> None:
+def test_task_counts_are_expanded(listed: str, counts: tuple[int, ...]) -> None:
     assert expand_counts(listed, "SLURM_TASKS_PER_NODE") == counts
 
 

@@ -13,7 +13,7 @@ from ddplaunch.system.clusters.systems.rank_launchers import openmpi as system
 from tests.system.clusters.recorded_environments import OPENMPI_4, openmpi
 
 
-def test_nothing_without_it() -> None:
+def test_other_variables_are_not_open_mpi() -> None:
     assert system.detect({"OMPI_MCA_btl": "tcp", "PMIX_RANK": "0"}) is None
 
 

@@ -37,7 +37,7 @@ def test_a_mapping_has_the_host_of_each_rank(written: str, hosts: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "(vector)", "(vector,)", "(0,1,2)", "(vector,(0,0,1))"])
-def test_what_is_no_mapping(written: str) -> None:
+def test_invalid_process_mappings_are_ignored(written: str) -> None:
     assert hydra_pmi.parse_mapping(written, 2) == ()
 
 

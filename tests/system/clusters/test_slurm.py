@@ -161,7 +161,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_ID", *NEEDED[2:]])
-def test_a_variable_that_is_no_number_is_named(name: str) -> None:
+def test_a_variable_that_is_not_a_number_is_named(name: str) -> None:
     for value in ("two", "-1", "1.5", "٣", "9" * 5000):
         with pytest.raises(UsageError, match=f"{name}={value} is not a number"):
             system.detect({**SLURM_TASK, name: value})

@@ -589,7 +589,7 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
 
 
 def test_a_task_of_blaunch_is_a_node(hosts: Path) -> None:
-    """It numbers tasks, not hosts: which host this is says more."""
+    """blaunch numbers tasks, not hosts, so the host name decides."""
     own = os.uname().nodename
     hosts.write_text(f"h1\nh1\n{own}\n{own}\n")
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "LSF_PM_TASKID": "3"}

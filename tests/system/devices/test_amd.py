@@ -54,7 +54,7 @@ def test_gpus_in_the_order_of_kfd(make_tree: MakeTree) -> None:
     assert (second.index, second.pci, second.uuid) == (1, "0000:26:00.0", "GPU-00000000000000ab")
 
 
-def test_what_the_files_do_not_say(make_tree: MakeTree) -> None:
+def test_missing_properties_of_a_gpu_are_unknown(make_tree: MakeTree) -> None:
     sysfs = make_tree({f"{NODES}/1/properties": gpu_node(bus=3, minor=128, unique_id=0, version=110000)})
     (gpu,), _ = read_amd(KernelTrees(sysfs))
     assert gpu.name == "AMD gfx1100"
@@ -114,5 +114,5 @@ def test_processes(make_tree: MakeTree) -> None:
     assert process.name
 
 
-def test_no_kfd(tmp_path: Path) -> None:
+def test_no_amd_gpus_without_kfd(tmp_path: Path) -> None:
     assert read_amd(KernelTrees(tmp_path)) == ([], [])

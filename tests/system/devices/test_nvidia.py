@@ -47,7 +47,7 @@ def test_every_gpu_with_its_facts(fake_nvml: FakeNvml) -> None:
     assert hardware.notes == ()
 
 
-def test_place_comes_from_sysfs(fake_nvml: FakeNvml, make_tree: MakeTree) -> None:
+def test_locality_is_read_from_sysfs(fake_nvml: FakeNvml, make_tree: MakeTree) -> None:
     sysfs = make_tree(
         {
             "bus/pci/devices/0000:10:00.0/numa_node": "3\n",
@@ -59,14 +59,14 @@ def test_place_comes_from_sysfs(fake_nvml: FakeNvml, make_tree: MakeTree) -> Non
     assert gpu.cpus == (*range(48, 64), *range(112, 128))
 
 
-def test_place_comes_from_nvml_where_sysfs_knows_none(fake_nvml: FakeNvml, make_tree: MakeTree) -> None:
+def test_locality_is_read_from_nvml_without_sysfs(fake_nvml: FakeNvml, make_tree: MakeTree) -> None:
     sysfs = make_tree({"bus/pci/devices/0000:18:00.0/numa_node": "-1\n"})
     first, second = fake_nvml.read(2, cpus="0-3;4-7", sysfs=sysfs).gpus
     assert (first.numa_node, first.cpus) == (0, (0, 1, 2, 3))
     assert (second.numa_node, second.cpus) == (1, (4, 5, 6, 7))
 
 
-def test_a_driver_without_gpus_is_no_news(fake_nvml: FakeNvml) -> None:
+def test_a_driver_without_gpus_is_not_noted(fake_nvml: FakeNvml) -> None:
     hardware = fake_nvml.read(0)
     assert hardware.gpus == ()
     assert hardware.notes == ()
@@ -122,7 +122,7 @@ def test_gpus_that_are_all_lost(fake_nvml: FakeNvml) -> None:
     assert fake_nvml.read(1, lost=0).gpu_evidence == "The NVIDIA driver lists GPUs"
 
 
-def test_device_files_without_the_library_are_no_sign(tmp_path: Path) -> None:
+def test_device_files_without_the_library_prove_no_gpu(tmp_path: Path) -> None:
     """A privileged container has those of its host."""
     (tmp_path / "nvidia0").touch()
     assert read_in(clean_environ(), dev=tmp_path).gpu_evidence is None

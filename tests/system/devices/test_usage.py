@@ -56,7 +56,7 @@ class Asked:
         self.replies += 1
 
     def ask(self):
-        """What it knows once the question is answered, or given up."""
+        """Return the usage after a reply or a timeout."""
         before = self.replies
         self.watch.query()
         ends = self.loop.call_later(scaled_timeout(30), lambda: pytest.fail("no answer"))
@@ -133,7 +133,7 @@ def test_the_child_ends_with_us(fake_nvml: FakeNvml, monkeypatch):
     child.stdout.close()
 
 
-def test_what_is_not_understood(monkeypatch):
+def test_invalid_replies_are_ignored(monkeypatch):
     for answer in (b"", b"{", b"[1]", b"[[1,2]]", b"[[0,1,2,3,4]]", b"null"):
         assert gpu_usage._parse_reply(answer) is None
     assert gpu_usage._parse_reply(b"[]") == ()

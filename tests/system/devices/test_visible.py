@@ -128,7 +128,7 @@ LEFT = [
 
 
 @pytest.mark.parametrize(("gpus", "environ", "seen", "source", "note"), LEFT)
-def test_what_variables_leave(
+def test_variables_select_the_visible_gpus(
     gpus: list[Gpu], environ: dict[str, str], seen: list[int], source: str, note: str
 ) -> None:
     visible = visible_gpus(machine(gpus), None, environ)

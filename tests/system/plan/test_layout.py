@@ -91,5 +91,5 @@ def test_numa_binding(slots, count, numa, allowed, bound):
         (3, 8, [(0, 1, 2, 3), (0, 1, 2, 3), (4, 5, 6)], 2),
     ],
 )
-def test_threads(count, allowed, bound, threads):
+def test_threads_per_rank(count, allowed, bound, threads):
     assert threads_per_rank(count, allowed, bound) == threads

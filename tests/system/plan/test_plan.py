@@ -93,7 +93,7 @@ def test_variables():
     assert made.shared_environment == {"OMP_NUM_THREADS": "16", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
-def test_where_the_store_is():
+def test_who_opens_the_store():
     """The only rank opens its own, unless the job had more ranks in an attempt before."""
     lone, two = plan(nproc="1"), plan(nproc="2")
     elastic = replace(lone, min_nodes=1)
@@ -191,7 +191,7 @@ def test_contradictions(machine, typed, message, hint):
     assert hint in (refusal.value.hint or "")
 
 
-def test_node_rank_variable_that_is_no_number():
+def test_a_node_rank_variable_that_is_not_a_number():
     with pytest.raises(UsageError, match="NODE_RANK=x"):
         plan(environ={"NODE_RANK": "x"}, nnodes=2)
     assert plan(environ={"NODE_RANK": "x"}).node_rank == 0

@@ -67,7 +67,7 @@ def test_locate(given, environ, address, port):
         ("g", 99, "tcp://h:99", 1, {}, "--init-method tcp://h:99 and --master-addr g contradict"),
     ],
 )
-def test_no_such_place(address, port, method, nnodes, environ, message):
+def test_invalid_addresses_of_the_store_are_refused(address, port, method, nnodes, environ, message):
     with pytest.raises(UsageError) as refusal:
         locate_store(address, port, method, nnodes=nnodes, here=None, environ=environ)
     assert refusal.value.message.startswith(message)

@@ -132,7 +132,7 @@ def call(source: str, words: str = "") -> Any:
         ("x: int = 7", "", 7),
     ],
 )
-def test_values(parameters, words, value):
+def test_arguments_are_converted_to_parameter_types(parameters, words, value):
     found = call(f"def main({parameters}):\n    return {'X' if 'X' in parameters else 'x'}", words)
     assert found == value or repr(found) == value
     assert type(found) is type(value) or repr(found) == value

@@ -43,7 +43,7 @@ def test_a_plain_function_is_read():
         "def __getattr__(name): return run",
     ],
 )
-def test_only_the_ranks_can_find_it(source):
+def test_functions_that_only_ranks_can_find(source):
     assert look(source) is None
 
 
@@ -70,7 +70,7 @@ def test_attributes_are_left_to_the_ranks():
         ("import train.loop as main", "m.py:main is not a function: import train.loop as main", None),
     ],
 )
-def test_what_is_no_function(source, message, hint):
+def test_other_objects_are_not_functions(source, message, hint):
     with pytest.raises(UsageError) as refusal:
         look(source)
     assert refusal.value.message == message

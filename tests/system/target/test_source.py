@@ -26,7 +26,7 @@ BOOM = "raise SystemExit('this must not run')\n"
         (b"(" * 500 + b")" * 500, "s", None),
     ],
 )
-def test_what_is_not_python(tmp_path: Path, content: bytes, message: str, hint: str | None):
+def test_other_files_are_not_python(tmp_path: Path, content: bytes, message: str, hint: str | None):
     path = tmp_path / "s.py"
     path.write_bytes(content)
     with pytest.raises(UsageError) as refusal:
@@ -39,7 +39,7 @@ def test_what_is_not_python(tmp_path: Path, content: bytes, message: str, hint: 
 @pytest.mark.parametrize(
     "content", [b"", b"\xef\xbb\xbfx = 1\n", b"# coding: latin-1\nx = '\xff'\n", b"x = 1\r\ny = 2\r\n"]
 )
-def test_what_is_python(tmp_path: Path, content: bytes):
+def test_python_sources_are_parsed(tmp_path: Path, content: bytes):
     path = tmp_path / "s.py"
     path.write_bytes(content)
     parse_file(str(path))
@@ -131,7 +131,7 @@ def test_what_looks_like_an_import_statement(tmp_path: Path, statement: str):
 
 
 @pytest.mark.parametrize("line", ["# import leaf", "x.leaf", "important leaf", "from leaf importing", "import leafy"])
-def test_what_does_not(tmp_path: Path, line: str):
+def test_other_lines_are_not_imports(tmp_path: Path, line: str):
     write_program(tmp_path, "leaf.py", "'the leaf'\n")
     write_program(tmp_path, "train.py", f"{line}\n")
     assert len(list(local_sources(str(tmp_path / "train.py"), str(tmp_path)))) == 1

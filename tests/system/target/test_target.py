@@ -133,7 +133,7 @@ def test_functions_have_their_signature(project):
         ("train.py", {"m": True, "no_python": True}, "-m and --no-python contradict each other", "one of them"),
     ],
 )
-def test_what_cannot_be_run(project, typed, flags, message, hint):
+def test_targets_that_cannot_run_are_refused(project, typed, flags, message, hint):
     with pytest.raises(UsageError) as refusal:
         look(project, typed, **flags)
     assert refusal.value.message.startswith(message.replace("{project}", str(project)))

@@ -155,8 +155,7 @@ def states_without_recorder(known: Mapping[Group, int]) -> tuple[GroupState, ...
 def parse_last_collectives(dump: bytes) -> tuple[Collective, ...]:
     """Parse the collectives of a dump with entries: in each group the oldest incomplete one, and the last.
 
-    Raises:
-        ValueError: it is not such a dump.
+    Raises ValueError if it is not such a dump.
     """
     found: list[Collective] = []
     for entries in _by_group(dump).values():

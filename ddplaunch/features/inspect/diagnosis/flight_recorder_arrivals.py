@@ -26,8 +26,7 @@ def operations_per_rank(world_size: int) -> int:
 def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS) -> tuple[CollectiveArrivals, ...]:
     """Parse the arrivals in a trace, of the last ``most`` operations; several of a group if its numbers have a gap.
 
-    Raises:
-        ValueError: it is not such a trace.
+    Raises ValueError if it is not such a trace.
     """
     entries = decode_dump(trace, RecordedOperations).entries
     if entries is None:

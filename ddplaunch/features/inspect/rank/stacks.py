@@ -2,7 +2,7 @@
 
 They are requested by one of two signals, on which ``faulthandler`` writes those of all threads to a memfd. On the
 first, a Python handler runs between two instructions. On the second faulthandler writes at once, even while a thread
-holds the GIL: it is for a main thread in native code only, because a frame in the midst of a call would be read
+holds the GIL: it is for a main thread in native code only, because a frame in the middle of a call would be read
 halfway, which can crash Python 3.11 and 3.12. Only the output of the first is enclosed in two zero bytes.
 """
 

@@ -30,9 +30,9 @@ def content_security_policy(*, live: bool) -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src '{SCRIPT_HASH}'{more}"
 
 
-def render_page(shares: Sequence[RunRecord], beside: PageInputs = _NOTHING) -> str:
+def render_page(shares: Sequence[RunRecord], inputs: PageInputs = _NOTHING) -> str:
     """Return the page of a run, from the records of its nodes as far as they are here, node 0's first."""
-    run = PageRun.from_records(shares, beside)
+    run = PageRun.from_records(shares, inputs)
     life = [timeline.timeline_section(run), charts.charts_section(run)]
     seen, now = [*sections.inspections(run)], [output_section.output_section(run)]
     parts = (
@@ -49,7 +49,7 @@ def render_page(shares: Sequence[RunRecord], beside: PageInputs = _NOTHING) -> s
     head = element(
         "head",
         element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=content_security_policy(live=beside.live)),
+        element("meta", http_equiv="Content-Security-Policy", content=content_security_policy(live=inputs.live)),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", f"{run.name}: ddplaunch"),
@@ -57,17 +57,16 @@ def render_page(shares: Sequence[RunRecord], beside: PageInputs = _NOTHING) -> s
     )
     script = element("script", Markup(SCRIPT))
     body = element("body", sections.header(run), element("main", *filter(None, parts)), sections.footer(run), script)
-    every = REFRESH_S if beside.live else None
+    every = REFRESH_S if inputs.live else None
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en', data_renewed=every)}\n"
 
 
-def write_page(shares: Sequence[RunRecord], file: str, beside: PageInputs) -> None:
+def write_page(shares: Sequence[RunRecord], file: str, inputs: PageInputs) -> None:
     """Write the page of a run from the records of its nodes; an existing file is replaced.
 
-    Raises:
-        UsageError: the file cannot be written.
+    Raises UsageError if the file cannot be written.
     """
-    text = render_page(shares, beside)
+    text = render_page(shares, inputs)
     if file == STDOUT:
         return click.echo(text, nl=False)
     try:

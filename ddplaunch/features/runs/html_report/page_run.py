@@ -83,14 +83,14 @@ class PageRun(Struct, frozen=True):
     inputs: PageInputs
 
     @classmethod
-    def from_records(cls, shares: Sequence[RunRecord], beside: PageInputs) -> PageRun:
+    def from_records(cls, shares: Sequence[RunRecord], inputs: PageInputs) -> PageRun:
         """Merge the records of a run's nodes; there is at least one."""
         began = min(each.began for each in shares)
         ended = max((each.ended for each in shares if each.ended), default=0.0) or max(map(_last_moment, shares))
         numbers = sorted({attempt.number for each in shares for attempt in each.attempts})
         tries = tuple(_build_attempt(shares, number, ended) for number in numbers)
         verdict = next((each.verdict for each in shares if each.verdict), None)
-        return cls(shares[0], tuple(shares), tries, began, max(ended, began), verdict, beside)
+        return cls(shares[0], tuple(shares), tries, began, max(ended, began), verdict, inputs)
 
     @property
     def name(self) -> str:

@@ -50,7 +50,7 @@ def kubeflow(environ: EnvVariables) -> ClusterEnv | None:
 def pai(environ: EnvVariables) -> ClusterEnv | None:
     """PAI DLC of Alibaba Cloud, and AIHC of Baidu: a node of a PyTorch job.
 
-    RANK and WORLD_SIZE count nodes there, beside NPROC_PER_NODE, the GPUs of a node ("General environment variables" in
+    RANK and WORLD_SIZE count nodes there; NPROC_PER_NODE is the GPUs of a node ("General environment variables" in
     the manuals: alibabacloud.com/help/en/pai/general-environment-variables, cloud.baidu.com/doc/AIHC/s/mm346i20k).
     """
     names = ("WORLD_SIZE", "RANK", "MASTER_ADDR")

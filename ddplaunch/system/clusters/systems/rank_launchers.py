@@ -186,7 +186,7 @@ def _expand_daemons(listed: str) -> Iterator[str]:
 
 @register_system("pals", "PALS_LOCAL_RANKID", priority=DetectionPriority.RANK, has_shared_log=True)
 def pals(environ: EnvVariables) -> ClusterEnv | None:
-    """HPE's PALS, the ``mpiexec`` of Cray systems under PBS. It sets PMI's variables beside its own.
+    """HPE's PALS, the ``mpiexec`` of Cray systems under PBS. It sets PMI's variables in addition to its own.
 
     ``srun --mpi=cray_shasta`` sets PALS's too; there Slurm's variables have more.
     """
@@ -212,7 +212,7 @@ def mpich(environ: EnvVariables) -> ClusterEnv | None:
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if not environ.is_set("PMI_RANK"):
         return None
-    # PMIx may be used beside it. Where Slurm starts Hydra's daemons as a step with PMIx, all of a node have their
+    # PMIx may be used too. Where Slurm starts Hydra's daemons as a step with PMIx, all of a node have their
     # daemon's PMIX_RANK.
     rank = environ.consistent_number(*(("PMI_RANK",) if environ.is_set("SLURM_STEP_ID") else ("PMI_RANK", "PMIX_RANK")))
     size, local_rank, local_size = environ.numbers(*names[1:])

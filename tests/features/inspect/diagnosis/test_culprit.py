@@ -160,7 +160,7 @@ def test_no_rank_is_the_culprit_without_a_reason():
     assert find_culprit(lost, [(n, traceback()) for n in range(3)]) is None
 
 
-def test_a_rank_that_waits_or_makes_progress_is_no_culprit():
+def test_a_rank_that_waits_or_makes_progress_is_not_the_culprit():
     waits = rank(1, 5, 4, "all_reduce", "step at train.py:3")
     moves = rank(1, 5, 5, "f at a.py:1", moved=True)
     silent = replace(rank(1, 0, 0, answers=None, groups=()), threads=())

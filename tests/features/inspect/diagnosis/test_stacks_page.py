@@ -24,7 +24,7 @@ def page(inspection):
     return click.unstyle(render_stacks(inspection))
 
 
-def test_a_hang():
+def test_the_page_of_a_hang():
     hang = full_inspection("absent")
     entered = hang.ranks[0].last[0].entered
     assert page(replace(hang, moment=entered + 75)) == (

@@ -84,7 +84,7 @@ def test_without_a_recorder_the_rank_behind_is_the_culprit():
         rank(2, 11, 11, answers=None, threads=(Thread(()),)),  # its program is over
     ],
 )
-def test_a_rank_behind_that_answers_or_has_ended_is_no_culprit(third):
+def test_a_rank_behind_that_answers_or_has_ended_is_not_the_culprit(third):
     answers = third.answers
     stall = stalled(*(rank(n, 12, 12, answers=answers) for n in (0, 1)), third, strict=True)
     assert (stall.rank, stall.text.partition(":")[0]) == (0, "all ranks are idle")
@@ -132,7 +132,7 @@ def test_a_rank_in_store_wait_waits_for_all_others():
         (found(*(rank(number, 0, 0, groups=(), answers=None) for number in range(2))), True, None),  # without torch
     ],
 )
-def test_no_stall_yet(inspection, strict, wait):
+def test_a_short_wait_is_not_a_stall(inspection, strict, wait):
     assert check_stall(inspection, TIMEOUT, strict=strict) == (None, wait and pytest.approx(wait))
 
 
