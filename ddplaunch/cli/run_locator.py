@@ -6,17 +6,19 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, host_name, sanitize_line
 from ddplaunch.base.text import closest_match, join_names
-from ddplaunch.system.clusters.host_spec import Host
 from ddplaunch.system.processes.proc_utils import start_ticks
 from ddplaunch.system.schedulers.job_step import run_on_nodes
 from ddplaunch.system.schedulers.scheduler import BatchJobState
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+
+if TYPE_CHECKING:  # a command about a run does not need the cluster systems that this imports
+    from ddplaunch.system.clusters.host_spec import Host
 
 
 class RunningJob(NamedTuple):

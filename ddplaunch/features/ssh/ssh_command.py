@@ -7,13 +7,16 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.cli.run_locator import HostConnector, NodeCommand
-from ddplaunch.system.clusters.host_spec import Host
 from ddplaunch.system.plan.launch_command import forwarded_variables, python_command
+
+if TYPE_CHECKING:  # every command about a run loads this module: without the cluster systems
+    from ddplaunch.system.clusters.host_spec import Host
 
 REMOTE_STATEMENT = "from ddplaunch.features.ssh.remote_launcher import main; sys.exit(main())"
 
