@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.options import Options
 from ddplaunch.core import messages
@@ -25,7 +26,7 @@ from ddplaunch.core.job.job_events import (
     Start,
     Woken,
 )
-from ddplaunch.core.job.joining import REPORT_TIMEOUT_S
+from ddplaunch.core.job.joining import REPORT_TIMEOUT_S, format_join_status
 from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
@@ -163,11 +164,44 @@ def test_all_start_when_the_last_has_joined():
     assert [share.node_rank for share in starts[0].node_specs] == [0, 1, 2]
 
 
-def test_missing_nodes_are_in_the_join_status():
-    job = joined(1, min_nodes=4)
+@pytest.mark.parametrize(
+    ("rules", "joining", "count", "remark", "missing"),
+    [
+        ({"min_nodes": 2}, (), "1/2", "1 of 2", "1"),
+        ({"min_nodes": 4}, (1,), "2/4", "2 of 4", "2, 3"),
+        ({"min_nodes": 30}, (), "1/30", "1 of 30", "1, 2, 3, 4, 5, 6, 7, 8 and 21 more"),
+        ({"min_nodes": 3, "max_nodes": 4}, (1,), "2 of 3 to 4", "2 of at least 3", "2, 3"),
+    ],
+)
+def test_missing_nodes_are_named(rules, joining, count, remark, missing):
+    job = Job(**rules, join_timeout=60.0)
+    job.wait(0)
+    job.join(*joining)
+    job.wait(59.9)
+    first, *later = job.take(messages.JoinStatus, 0)
+    assert (first.joined, len(later)) == (1, len(joining))
+    assert format_join_status([first, *later][-1]) == f"{count} nodes joined, waiting for node {missing}"
+    job.wait(0.1)
+    outcome = job.outcome(0).outcome
+    are = "is" if missing == "1" else "are"
+    reason = f"only {remark} nodes joined in 60 s (--join-timeout): node {missing} {are} missing"
+    assert (outcome.code, outcome.remark.splitlines()[0]) == (69, reason)
+
+
+def test_an_open_join_window_outlasts_the_join_timeout():
+    job = joined(1, min_nodes=2, max_nodes=3, join_window=100.0, join_timeout=60.0)
+    job.wait(10)
+    job.lose(1)
     job.wait(1)
-    status = job.take(messages.JoinStatus, 1)[-1]
-    assert (status.joined, status.missing) == (2, (2, 3))
+    job.join(1)
+    job.wait(1)
+    status = format_join_status(job.take(messages.JoinStatus, 1)[-1])
+    assert status == "2 of 2 to 3 nodes joined, starting in 100 s unless node 2 joins first"
+    job.wait(50)
+    assert not job.take(messages.EndJob)
+    job.lose(1)
+    job.wait(60)
+    assert job.outcome(0).outcome.code == 69
 
 
 def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
@@ -179,6 +213,11 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
     assert len(job.take(messages.StartAttempt)) == 3
 
 
+VERSIONS = Versions("3.11", "2.13", "12.4", "2.20")
+OURS = {"versions": VERSIONS, "gpus": ("H100",)}
+"""Of node 0, with which other nodes are compared."""
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
@@ -186,9 +225,23 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ({"run_id": "x"}, "the run id differs: node 0 (n0) has none, node 1 (n1) has x"),
         ({"fingerprint": "abd"}, "the content of train.py differs: node 0 (n0) has abc, node 1 (n1) has abd"),
         ({"max_restarts": 2}, "--max-restarts differs: node 0 (n0) has 0, node 1 (n1) has 2"),
-        ({"versions": Versions("3.12", "2.13")}, "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has"),
-        ({"versions": Versions("3.11", "2.4")}, "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4"),
-        ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
+        (
+            {"versions": replace(VERSIONS, python="3.12")},
+            "the Python version differs: node 0 (n0) has 3.11, node 1 (n1)",
+        ),
+        (
+            {"versions": replace(VERSIONS, torch="2.4")},
+            "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has",
+        ),
+        (
+            {"versions": replace(VERSIONS, cuda=None)},
+            "the CUDA version of torch differs: node 0 (n0) has 12.4, node 1 (n1) has none",
+        ),
+        (
+            {"versions": replace(VERSIONS, nccl="2.21")},
+            "the NCCL version differs: node 0 (n0) has 2.20, node 1 (n1) has 2.21",
+        ),
+        ({"gpus": ()}, "the kind of devices differs: node 0 (n0) has H100, node 1 (n1) has CPUs alone"),
         ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is used twice: by n0 and by n9"),
         ({"node_spec": NodeSpec(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
         (
@@ -199,10 +252,36 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
 )
 def test_nodes_with_different_settings_end_the_job(changed, expected):
     job = Job(min_nodes=2)
-    assert expected in job.refusal(job.hello(1, **changed)).message
+    job.start(job.hello(0, **OURS))
+    assert expected in job.refusal(job.hello(1, **{**OURS, **changed})).message
     outcome = job.outcome(0).outcome
     assert outcome.code == 2
     assert expected in outcome.usage_error[0]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "note"),
+    [
+        ({}, {}, None),
+        ({}, {"gpus": ("A100", "V100")}, "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100"),
+        ({"gpus": ()}, {"gpus": ()}, None),
+        ({}, {"fingerprint": None}, None),
+        ({}, {"versions": Versions("3.11", cuda="12.1")}, None),
+        ({}, {"versions": replace(VERSIONS, nccl=None)}, None),
+        (
+            {"node_spec": NodeSpec(0, "n0", ("cpu",))},
+            {"node_spec": NodeSpec(1, "n1", ("cpu",), kind="task")},
+            None,
+        ),
+    ],
+)
+def test_what_may_differ_between_nodes(ours, theirs, note):
+    """Also what is unknown on one of them."""
+    job = Job(min_nodes=2)
+    job.start(job.hello(0, **{**OURS, **ours}))
+    job.admit(job.hello(1, **{**OURS, **theirs}))
+    slow = ": the slower ones set the pace"
+    assert [each.text for each in job.take(messages.NoteMessage, 1)] == ([note + slow] if note else [])
 
 
 def test_mismatched_versions_can_be_allowed():
@@ -215,15 +294,24 @@ def test_mismatched_versions_can_be_allowed():
     ]
 
 
-def test_gpus_of_different_models_are_noted():
-    job = Job(min_nodes=2)
-    job.start(job.hello(0, gpus=("H100",)))
-    hello = job.hello(1, gpus=("A100", "V100"))
-    job.admit(hello)
-    (note,) = job.take(messages.NoteMessage, 1)
-    assert note.text == (
-        "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100: the slower ones set the pace"
-    )
+@pytest.mark.parametrize(
+    ("joining", "run_id", "refused", "note", "code"),
+    [
+        (False, None, "node 1 (n1): no torch", None, 2),
+        (False, "x", "this is another job", None, None),
+        (True, None, "node 1 (n1): no torch", "node 1 (n1): no torch; it does not take part", None),
+        (True, "x", "this is another job", None, None),
+    ],
+)
+def test_a_node_that_cannot_join(joining, run_id, refused, note, code):
+    """It ends the job that waits for it, but no job that runs without it."""
+    job = Job(min_nodes=1 if joining else 2, max_nodes=2, join_window=0.0)
+    job.wait(0)
+    job.on(HelloReceived(0, messages.JoinDeclined(1, "n1", "no torch", None, run_id)))
+    (refusal,) = job.replies
+    assert refusal.refusal.message == refused
+    assert [each.text for each in job.take(messages.NoteMessage)] == ([note] if note else [])
+    assert [end.outcome.code for end in job.take(messages.EndJob)] == ([code] if code else [])
 
 
 def test_the_first_failure_stops_all_and_is_sent_to_all():
