@@ -251,10 +251,10 @@ class LaunchedJob:
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Stop the ranks, and wait until no process of the job is left; a second Ctrl-C kills them."""
         while self._thread.ident is not None and not self._ended.is_set():
-            self._started.wait()
-            if self._process is not None and self._process.poll() is None:
-                self._process.send_signal(number)
             try:
+                self._started.wait()
+                if self._process is not None and self._process.poll() is None:
+                    self._process.send_signal(number)
                 self._ended.wait()
             except KeyboardInterrupt:
                 number = signal.SIGINT
