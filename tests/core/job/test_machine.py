@@ -412,11 +412,17 @@ def test_a_failure_long_before_the_loss_is_the_headline():
     ],
 )
 def test_a_failure_just_before_the_loss(number, fields, code):
+    """Or after the last sign of life of a node that is lost."""
     job = joined(1)
     failure = job.fail(number, number * 2, **fields)
     job.lose(1)
     job.drain(0, *([failure] * (number == 0)))
     assert job.outcome(0).outcome.code == code
+    silent = joined(1)
+    failure = silent.fail(0, 0)
+    silent.lose(1, silent_s=5.0)
+    silent.drain(0, failure)
+    assert silent.outcome(0).outcome.code == 69
 
 
 def test_a_signal_on_every_node_at_once_counts_as_one():
@@ -437,6 +443,24 @@ def test_a_node_may_leave_after_its_ranks_have_ended():
     job.send(0, messages.RanksFinished(0))
     job.drain(0)
     assert job.outcome(0).outcome.code == 0
+
+
+def test_finished_nodes_show_which_nodes_they_wait_for():
+    """When these are others than before."""
+    job = joined(1, 2, 3)
+    for number in (1, 2):
+        job.send(number, messages.RanksFinished(0))
+    job.drain(1)
+    for seconds, shown, waiting in ((1, (1, 2), "node 0 (n0), node 3 (n3)"), (30, (1, 2, 3), "node 0 (n0)")):
+        job.wait(seconds - 0.1)
+        assert not job.take(messages.NoteMessage)
+        job.wait(0.1)
+        for number in shown:
+            text = f"the ranks of this node are done; waiting for {waiting}"
+            assert job.take(messages.NoteMessage, number) == [messages.NoteMessage(text)]
+        job.send(3, messages.RanksFinished(0))
+    job.wait(100)
+    assert not job.take(messages.NoteMessage)
 
 
 def test_a_failure_is_sent_to_nodes_that_have_finished():
@@ -557,10 +581,14 @@ def test_a_node_lost_in_the_wait_before_a_restart(most, code):
     for number in range(1, most):
         job.drain(number)
     job.wait(1)
+    job.take(messages.NoteMessage)
     job.lose(1)
     assert not job.take(messages.StartAttempt)
     job.wait(10)
     if code is None:
+        assert job.take(messages.NoteMessage, 0) == [
+            messages.NoteMessage("node 1 (n1) was lost: its connection closed"),
+        ]
         assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
     else:
         assert job.outcome(0).outcome.code == code
@@ -593,6 +621,19 @@ def test_a_node_of_another_job_does_not_disturb_a_running_job():
     assert job.refusal(job.hello(1))
     assert job.refusal(job.hello(1, max_restarts=9))
     assert not job.take(messages.EndJob)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_node_that_joins_while_ranks_end_is_noted(finished):
+    job = joined(1, min_nodes=2, max_nodes=3, join_window=0.0, grow=True)
+    job.wait(0)
+    job.send(1, messages.RanksFinished(0) if finished else messages.StopRequested(signal.SIGINT))
+    job.take(messages.NoteMessage)
+    job.join(2)
+    (note,) = job.take(messages.NoteMessage, 0)
+    assert note.text == "node 2 (n2) has joined" + (
+        ", but the job is about to end" if finished else "; it takes part when the ranks start next"
+    )
 
 
 def test_nodes_without_a_rank_get_the_lowest_that_is_free():
@@ -742,6 +783,22 @@ def test_a_node_without_an_attempt_report_is_lost_after_success_too():
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
     assert outcome.remark == "node 1 (n1) was lost: it did not report the end of its ranks within 60 s"
+
+
+def test_a_stop_without_grace_shortens_the_report_timeout():
+    """A longer grace does not extend it."""
+    job = joined(1)
+    job.wait(100)
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    job.wait(20)
+    job.send(0, messages.StopRequested(signal.SIGINT, again=True))
+    job.drain(0)
+    job.wait(10)
+    job.send(1, messages.RanksFinished(0))
+    job.wait(REPORT_TIMEOUT_S - 10.1)
+    assert not job.disconnected
+    job.wait(0.1)
+    assert job.disconnected == [1]
 
 
 def test_the_report_timeout_ends_with_the_report():

@@ -141,6 +141,7 @@ def test_what_is_hidden_stays_in_memory_and_is_logged(world, tmp_path):
     assert world.write(out, b"one\n") == []
     assert world.write(err, b"two\n") == [(0, 2, b"two\n")]
     assert log.read_bytes() == b"one\ntwo\n"
+    assert log.with_suffix(".times").read_bytes().startswith(b"0 ")
     assert world.streams.tail(0) == b"one\ntwo\n"
     assert (world.streams.tail(0, 5), world.streams.tail(1)) == (b"\ntwo\n", b"")
     assert world.streams.since(0, 0.0) == b"one\ntwo\n"
@@ -177,9 +178,9 @@ def test_a_mark_comes_after_all_output_so_far(world):
     assert world.screen.take() == [(0, 1, b"unfinished\n"), (0, 2, TRACEBACK + SECONDARY), b"mark\n"]
 
 
-def test_a_program_is_shown_on_request_and_read_to_its_end(world):
-    fds, called = {}, []
-    world.streams.open_program(fds, "viewer", show=False, log=None, on_output=lambda: called.append(1))
+def test_a_program_is_shown_on_request_and_read_to_its_end(world, tmp_path):
+    fds, called, log = {}, [], tmp_path / "viewer.log"
+    world.streams.open_program(fds, "viewer", show=False, log=str(log), on_output=lambda: called.append(1))
     assert world.write(fds["stdout"], b"hidden\n") == []
     world.streams.set_shown("viewer", True)
     assert world.write(fds["stderr"], b"shown\n\r 5%") == [("viewer", 2, b"shown\n", b" 5%")]
@@ -190,4 +191,5 @@ def test_a_program_is_shown_on_request_and_read_to_its_end(world):
     os.write(fds["stdout"], b"\nlast\n")
     world.streams.read_pending("viewer")
     assert world.screen.take() == [("viewer", 2, b" 5%\nlast\n")]
-    assert (world.streams.tail("viewer"), len(called)) == (b"hidden\nshown\n\r 5%\nlast\n", 3)
+    assert world.streams.tail("viewer") == log.read_bytes() == b"hidden\nshown\n\r 5%\nlast\n"
+    assert len(called) == 3
