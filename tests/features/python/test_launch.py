@@ -315,6 +315,24 @@ if __name__ == "__main__":
     assert lines[-1] == "[(0, 'big', [0, 1]), (1, 'big', [0, 1])]"
 
 
+def test_ranks_get_all_variables_that_describe_no_rank(python: Python):
+    """A variable of the user reaches the ranks whatever its name begins with; ``env`` may be a list or one text."""
+    body = """
+names = ["LOCAL_SCRATCH", "NODE_OPTIONS", "GROUP_NAME", "WORLD", "MASTER_KEY", "A", "B"]
+
+def show():
+    return [os.environ.get(name) for name in names]
+
+if __name__ == "__main__":
+    print(*launch(show, nproc=1, preload="threading", env=["A=1=2", "B="]))
+    print(launch(show, nproc=1, preload="threading", env="A=3")[0][5:])
+"""
+    found = python(
+        body, LOCAL_SCRATCH="/s", NODE_OPTIONS="-x", GROUP_NAME="g", WORLD="w", MASTER_KEY="k", PET_NNODES="9"
+    )
+    assert found.splitlines() == ["['/s', '-x', 'g', 'w', 'k', '1=2', '']", "['3', None]"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_the_caller(tmp_path: Path, number: signal.Signals):
     made = tmp_path / "tmp"
