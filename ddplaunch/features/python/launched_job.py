@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import LaunchError, UsageError
 from ddplaunch.base.options import Option
-from ddplaunch.cli import client
+from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.run_options import OPTIONS
 from ddplaunch.core.control_socket.socket_dir import list_sockets
@@ -284,7 +284,7 @@ class LaunchedJob:
         """Describe which ranks wait for which, as ``ddplaunch stacks`` does; "" if that fails."""
         if self._process is None:
             return ""
-        command = [*python_command(sys.executable), "stacks", str(self._process.pid), "--json"]
+        command = [*launcher_command(sys.executable), "stacks", str(self._process.pid), "--json"]
         try:
             inspection = subprocess.run(
                 command, env=self._env, capture_output=True, timeout=_EXPLAIN_TIMEOUT_S, check=True

@@ -8,11 +8,11 @@ import sys
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.cli import launcher_command
 from ddplaunch.features.submit import slurm
 from ddplaunch.features.submit.batch_job import BatchJob, SetupCommand
 from ddplaunch.features.submit.slurm import Slurm
 from ddplaunch.features.submit.slurm_output import parse_scontrol, parse_squeue
-from ddplaunch.system.plan.launch_command import python_command
 from tests.conftest import run_command, write_program
 from tests.features.submit.states import OUT_OF_MEMORY
 from tests.features.submit.test_scripts import JOBS, SMALLEST
@@ -66,7 +66,7 @@ def test_the_command_line_of_srun(run, name):
     done, words, _ = run(job)
     assert done.returncode == 7, "its exit code is the job's"
     begin = words.index(job.interpreter)
-    assert words[begin:] == [*python_command(job.interpreter), "run", "--cluster", "slurm", *job.command]
+    assert words[begin:] == [*launcher_command(job.interpreter), "run", "--cluster", "slurm", *job.command]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(words[:begin])
     assert ("--cpus-per-task=64" in words) == (job.cpus_per_task is not None)
     assert ("--container-workdir=/data/wine" in words) == (name == "container")
