@@ -221,7 +221,7 @@ TRAINJOBS = {
         (f"{ASKED} --restricted --host-network train.py",
          ("--restricted does not allow", "--host-network")),
         (f"{ASKED} --restricted --run-as 0 train.py", ("does not allow root (--run-as 0)",)),
-        (f"{ASKED} --restricted --resource a/b=1 --resource rdma/hca=8 train.py", ("RDMA needs (--resource rdma/hca)",)),
+        (f"{ASKED} --restricted --resource a/b=1 --resource rdma/hca=8 train.py", ("(--resource rdma/hca)",)),
         (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
         (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
         (f"{ASKED} --env-secret A=b train.py", ("--env-secret A=b: expected SECRET", "NAME=SECRET:KEY")),
