@@ -417,7 +417,12 @@ def _parse_result(code: int, messages: list[LauncherMessage]) -> LauncherResult:
     """Find the failure report, error and last relevant note in the launcher's messages (--log-json)."""
     failure = next((each.verdict for each in messages if each.kind == "failure"), None)
     error_type = UsageError if code == UsageError.exit_code else LaunchError
-    error = next((error_type(each.text, each.hint) for each in messages if each.kind == "error"), None)
+    error = next((error_type(_error_text(each), each.hint) for each in messages if each.kind == "error"), None)
     notes = [each.text for each in messages if each.kind in ("note", "stacks")]
     remark = next((text for text in reversed(notes) if not text.startswith(_IGNORED_NOTE_STARTS)), None)
     return LauncherResult(code, failure, error, remark)
+
+
+def _error_text(message: LauncherMessage) -> str:
+    """The text of an error, with a line for each host that cannot run the job."""
+    return "\n  ".join([message.text, *(f"{each['host']}: {each['text']}" for each in message.problems)])
