@@ -74,7 +74,7 @@ class HostsScheduler(BatchScheduler):
     def node_lines(self, job: BatchJob) -> Iterator[str]:
         """Yield the commands that bash runs on each node before the launcher."""
         for each in job.setup:
-            yield f"{each.line} || exit"
+            yield each.line_or_exit
 
     def trap_lines(self, job: BatchJob) -> Iterator[str]:
         """Yield traps against the scheduler's signals: the script waits for its launchers."""

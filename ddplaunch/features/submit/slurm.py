@@ -368,7 +368,7 @@ def _setup(job: BatchJob) -> Iterator[str]:
         return
     yield "# On the first node; srun passes the variables to all. A failed set-up ends the job."
     for each in job.setup:
-        yield f"{each.line} || exit"
+        yield each.line_or_exit
     yield ""
 
 

@@ -117,6 +117,25 @@ def test_a_setup_that_fails_ends_the_job(run):
     assert (words, done.stdout) == (None, "")
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("sleep 0 &", 7),
+        ("true; ", 7),
+        ("true # all is well", 7),
+        ("false # a comment", 1),
+        (r"find /dev/null -exec false {} \; ; false", 1),
+        (r"find /dev/null -exec true {} \;", 7),
+        ("cat <<END\nEND", 7),
+        ("true &&\nfalse", 1),
+    ],
+)
+def test_any_shell_command_can_be_a_setup(run, text, code):
+    """The job starts after a command that succeeds, or runs in the background, and ends with one that fails."""
+    done, _, _ = run(replace(SMALLEST, setup=[SetupCommand(text)], teardown=[SetupCommand("echo torn # down")]))
+    assert (done.returncode, done.stdout) == (code, "torn\n"), done.stderr
+
+
 TORN = SetupCommand("echo torn $FROM_SETUP; exit 4")
 
 
