@@ -240,7 +240,8 @@ class NodeRunner:
             case do.Sweep(grace_s=grace_s):
                 self.tree.sweep(grace_s)
             case do.KillZygote():
-                self.tree.kill()
+                self.tree.kill()  # without waiting for end of file: a fork of it may keep the socket open
+                self._replies.append(ev.ZygoteLost(self.tree.close()))
             case do.CloseZygote():
                 self.tree.close()
             case do.KillRemaining():
