@@ -463,7 +463,8 @@ class NodeMachine:
         match deadline:
             case GraceOver() if self.phase in RUNNING_PHASES:
                 self._sweep(0, now)
-            case SigtermDue() if self.phase in RUNNING_PHASES:
+            case SigtermDue() if self.phase in RUNNING_PHASES and signal.SIGTERM not in self.attempt.stop_signals:
+                self.attempt.stop_signals.add(signal.SIGTERM)
                 self._do(do.StopRanks(signal.SIGTERM))
             case StopOrderLate(number=number):
                 self._stop_ranks(number, self._grace_s, now)

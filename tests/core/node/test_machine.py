@@ -149,6 +149,19 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(7, SIGNAL(SIGHUP), "SIGHUP to all", "send stop request SIGHUP"),
         step(8.1, None, "SIGTERM to all"),
     ),
+    "SIGTERM soon after Ctrl-C: the ranks get it once": (
+        *BEGIN,
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(6, SIGNAL(SIGTERM), "SIGTERM to all", "send stop request SIGTERM"),
+        step(34.9, None),
+        step(35.1, None, "sweep in 0 s"),
+    ),
+    "Ctrl-C, then SIGTERM after the one of ddplaunch: the ranks get it once": (
+        *BEGIN,
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(8.1, None, "SIGTERM to all"),
+        step(9, SIGNAL(SIGTERM), "send stop request SIGTERM"),
+    ),
     "a command stops the job, and kills it": (
         *BEGIN,
         step(
