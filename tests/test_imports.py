@@ -166,6 +166,13 @@ def test_imports_run_downward():
     assert sorted(found) == []
 
 
+def test_lower_layers_do_not_name_upper_ones_in_texts_either():
+    """A statement for another Python comes from above; only ``load_features`` of the core finds features by name."""
+    files = [path for name in ("base", "system", "core") for path in (PACKAGE / name).rglob("*.py")]
+    wrong = [path for path in files if re.search(r"ddplaunch[./](cli|features)", path.read_text())]
+    assert wrong == [PACKAGE / "core/feature.py"]
+
+
 def test_features_are_not_named_in_texts_either():
     """Files that are loaded by path or name: a feature names its own, and those of features that it requires."""
     wrong = []

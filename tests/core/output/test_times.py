@@ -32,7 +32,9 @@ def test_times_of_the_output_in_memory():
 
 def test_a_line_has_the_time_of_its_end():
     tail = TailBuffer(100)
-    tail.add(b"one\ntwo")
+    tail.add(b"one")
+    assert tail.line_start_offset == 0
+    tail.add(b"\ntwo")
     assert tail.line_start_offset == 4
     tail.add(b" and more\n")
     assert tail.line_start_offset == tail.total
