@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError
-from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.cli import launcher_command
 from ddplaunch.system.processes.proc_utils import die_with_parent
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Task:
 
         Raises LaunchError if the job failed; the report is in the log.
         """
-        words = [*python_command(sys.executable), "run"]
+        words = [*launcher_command(sys.executable), "run"]
         words += [] if self.nproc is None else ["--nproc", str(self.nproc)]
         words += ["--preempt-signal", _preempt_signal_name(), "--preempt-grace", f"{self.grace:g}"]
         words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]

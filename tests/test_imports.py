@@ -36,7 +36,10 @@ FEATURE_IMPORTS = {
 REQUIRED_WITHOUT_IMPORT = {"warm": {"preload"}}
 """Features that need another one for what it does: a warm zygote is kept for what is preloaded."""
 
-LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
+LOADED_IN_RANKS = {
+    "core.rank.rank_runner": {"base.errors", "system.target.arguments"},
+    "core.rank.zygote_messages": {"system.target.signature"},  # for types alone
+}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
 
 LOADED_BY_PATH = {"system.processes.proc_utils"}
@@ -164,6 +167,13 @@ def test_imports_run_downward():
         if layer(name) in LAYERS and LAYERS.index(layer(imported)) > LAYERS.index(layer(name))
     }
     assert sorted(found) == []
+
+
+def test_lower_layers_do_not_name_upper_ones_in_texts_either():
+    """A statement for another Python comes from above; only ``load_features`` of the core finds features by name."""
+    files = [path for name in ("base", "system", "core") for path in (PACKAGE / name).rglob("*.py")]
+    wrong = [path for path in files if re.search(r"ddplaunch[./](cli|features)", path.read_text())]
+    assert wrong == [PACKAGE / "core/feature.py"]
 
 
 def test_features_are_not_named_in_texts_either():

@@ -26,8 +26,14 @@ from ddplaunch.base.errors import (
 )
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.cli.console_output import print_error
+from ddplaunch.system.plan.launch_command import python_command
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def launcher_command(python: str) -> list[str]:
+    """Return the words that start ddplaunch with a Python (3.10 or newer) in any folder, without its arguments."""
+    return python_command(python, "from ddplaunch.cli import main; main()")
 
 
 def main() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch.base.text import display_width, shell_quote
-from ddplaunch.system.plan.launch_command import node_command
 from ddplaunch.system.plan.numbers import format_cpulist
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.plan.rank_layout import Rank
+from ddplaunch.system.target.target import TargetKind
 
 _PER_RANK_VARIABLES = (
     "RANK",
@@ -81,3 +81,22 @@ def list_commands(plan: Plan, options: Sequence[str] | None) -> Iterator[tuple[i
     for node in () if plan.started_rank or options is None else plan.nodes:
         if options is not None and node.node_rank != plan.node_rank:
             yield node.node_rank, node_command(plan, node.node_rank, options)
+
+
+def node_command(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
+    """Return the command that a user runs to start ``node_rank``, with all that the nodes must agree on.
+
+    ``options`` are the others typed here, not those about nodes, addresses and counts.
+    """
+    nnodes = f"{plan.min_nodes}:{plan.nnodes}" if plan.min_nodes else str(plan.nnodes)
+    words = ["ddplaunch", "run", "--nnodes", nnodes, "--node-rank", str(node_rank) if plan.has_node_rank else "auto"]
+    words += ["--master-addr", plan.master_addr, "--master-port", str(plan.master_port)]
+    words += ["--nproc", plan.nproc_text, *options]
+    if plan.target.kind in (TargetKind.MODULE, TargetKind.PROGRAM):
+        words.append("-m" if plan.target.kind is TargetKind.MODULE else "--no-python")
+    typed, args = plan.target.text, plan.target.args
+    if typed.startswith("-"):
+        words += ["--", typed, *args]
+    else:
+        words += [typed, *(("--", *args) if args else ())]
+    return shell_quote(words)

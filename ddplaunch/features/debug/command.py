@@ -14,7 +14,7 @@ import psutil
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name, sanitize_line
-from ddplaunch.cli import client
+from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.client import REPLY_TIMEOUT_S, JobNotResponding
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.job_argument import JobCommand, RunName
@@ -25,7 +25,6 @@ from ddplaunch.features.debug.client import DebugClient
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.system.clusters.host_spec import read_hosts
-from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.job_step import StepNotStarted, query_node_zero
 from ddplaunch.system.schedulers.scheduler import run_program
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
@@ -73,7 +72,7 @@ def debug(run: str | None, rank: int | None, hosts: str | None) -> int:
             return _run_on_host(host, words, f"rank {rank} on {host}")
         if number := environ.get("SLURM_JOB_ID"):
             where = [f"--jobid={number}", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--input=none"]
-            return _exec_command(["srun", "--overlap", *where, *python_command(sys.executable), *words])
+            return _exec_command(["srun", "--overlap", *where, *launcher_command(sys.executable), *words])
     return DebugClient(job.path, rank).run()
 
 
@@ -94,7 +93,7 @@ def _choose_host(text: str, run: str | None, rank: int | None) -> str:
     if rank is None:
         what = f"--hosts {sanitize_line(text, 60)} has {len(hosts)} hosts"
         raise UsageError(what, "name one of them, or a rank with --rank")
-    words = [*python_command(sys.executable), "stacks", *([run] if run else []), "--json"]
+    words = [*launcher_command(sys.executable), "stacks", *([run] if run else []), "--json"]
     for host in hosts:
         command = find_host_connector("--hosts").interactive_command(host, words, terminal=False)
         try:
@@ -119,7 +118,7 @@ def _host_from_stacks(output: str | None, rank: int) -> str:
 
 def _run_on_host(host: str, words: list[str], needed_by: str) -> int:
     connector = find_host_connector(needed_by)
-    words = [*python_command(sys.executable), *words]
+    words = [*launcher_command(sys.executable), *words]
     return _exec_command(connector.interactive_command(host, words, terminal=os.isatty(0)))
 
 

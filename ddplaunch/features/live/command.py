@@ -23,7 +23,7 @@ from ddplaunch.base.local_sockets import peer_uid
 from ddplaunch.base.text import format_elapsed
 from ddplaunch.base.tty import ENTER, can_move_cursor, is_interactive, restore_terminal
 from ddplaunch.base.types import as_dict
-from ddplaunch.cli import client
+from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.console_output import is_colour_allowed
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.locate import find_batch_job, find_running, index_runs
@@ -55,7 +55,6 @@ from ddplaunch.features.runs.output_request import OutputChunk, TailOutputReques
 from ddplaunch.features.runs.run_record import RunRecord
 from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 from ddplaunch.features.runs.time_tracker import BreakdownRequest
-from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks
 
 SAMPLE_INTERVAL_S = 0.5  # between the two inspections of a printed frame, and before a request is sent again
@@ -313,7 +312,7 @@ class TopViewer:
 
     def _run_command(self, command: str, *words: str) -> None:
         """Run another command on this job in the terminal, and show the view again after Enter."""
-        argv = [*python_command(sys.executable), command, str(job_at(self._path).pid), *words]
+        argv = [*launcher_command(sys.executable), command, str(job_at(self._path).pid), *words]
 
         def run() -> None:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ddplaunch.cli import launcher_command
 from ddplaunch.features.manifest.pod_job import JOB, PYTORCHJOB, TRAINJOB, Mount, PodJob
 from ddplaunch.features.manifest.yaml_writer import drop_empty, with_comment
 from ddplaunch.system.clusters.systems.indexed_tasks import (
@@ -18,7 +19,6 @@ from ddplaunch.system.clusters.systems.indexed_tasks import (
     NNODES_VARIABLE,
     PORT_VARIABLE,
 )
-from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.plan.rendezvous import DEFAULT_PORT
 
 CONTAINER = "ddplaunch"
@@ -121,7 +121,7 @@ def _container(job: PodJob) -> dict[str, Any]:
             "name": CONTAINER,
             "image": job.image,
             "imagePullPolicy": job.pull,
-            "command": [*python_command("python"), "run", "--cluster", cluster],
+            "command": [*launcher_command("python"), "run", "--cluster", cluster],
             "args": [_escape_expansion(word) for word in job.command],
             env: _variables(job),
             "envFrom": [{"secretRef": {"name": name}} for name in job.whole_secrets],
@@ -140,15 +140,15 @@ def _resources(job: PodJob) -> dict[str, Any]:
     fields = {resources: drop_empty({"limits": limits, "requests": dict(job.requests)})}
     if job.restricted:
         fields["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    elif needs_locked_memory(job):
+    elif find_rdma_resource(job):
         context = with_comment("securityContext", "RDMA needs memory that is never swapped: locked memory.")
         fields[context] = {"capabilities": {"add": ["IPC_LOCK"]}}
     return fields
 
 
-def needs_locked_memory(job: PodJob) -> bool:
-    """Whether the container needs locked memory, for RDMA."""
-    return any(map(_RDMA_PATTERN.search, job.resources))
+def find_rdma_resource(job: PodJob) -> str | None:
+    """Return the resource for which the container needs locked memory; None if there is none."""
+    return next(filter(_RDMA_PATTERN.search, job.resources), None)
 
 
 def _has_tmp(job: PodJob) -> bool:

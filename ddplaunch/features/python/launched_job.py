@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import IO, Any
 
@@ -24,7 +25,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import LaunchError, UsageError
 from ddplaunch.base.options import Option
-from ddplaunch.cli import client
+from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.run_options import OPTIONS
 from ddplaunch.core.control_socket.socket_dir import list_sockets
@@ -56,7 +57,8 @@ _NODE_KEYWORDS = ("hosts", "hostfile", "nnodes", "node_rank", "cluster", "spares
 """With one of these the job may use other machines."""
 
 _RANK_VARIABLES = re.compile(
-    r"(LOCAL_|WORLD|GROUP_|ROLE_|NODE_|MASTER_|TORCHELASTIC_|PET_)|RANK$|DDPLAUNCH_(?!TOKEN$|WARM$)"
+    r"(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"|(TORCHELASTIC|PET|DDPLAUNCH(?!_TOKEN$|_WARM$))_.*"
 )
 """Variables that another launcher has set in this process: ``ddplaunch run`` would use them."""
 
@@ -89,16 +91,24 @@ def _option_to_argv(option: Option, value: object) -> list[str]:
     if option.is_flag:
         flag = option.opts[-1] if value else option.off
         return [flag] if flag else []
+    return [f"{option.opts[-1]}={each}" for each in (_option_values(value) if option.multiple else [value])]
+
+
+def _option_values(value: Any) -> list[str]:
+    """The values of an option that may be repeated, given as a mapping, a sequence or one text."""
     if isinstance(value, Mapping):
-        value = [f"{name}={text}" for name, text in value.items()]
-    is_list = option.multiple and not isinstance(value, str)
-    return [f"{option.opts[-1]}={each}" for each in (value if is_list else [value])]  # type: ignore[attr-defined]
+        return [f"{name}={text}" for name, text in value.items()]
+    return [value] if isinstance(value, str) else [str(each) for each in value or ()]
 
 
 def launcher_environment(more: object) -> dict[str, str]:
     """This process's environment without the variables of a rank, and with ``more`` (the keyword ``env``)."""
-    inherited = {name: value for name, value in os.environ.items() if not _RANK_VARIABLES.match(name)}
-    return {**inherited, **({str(k): str(v) for k, v in more.items()} if isinstance(more, Mapping) else {})}
+    environment = {name: value for name, value in os.environ.items() if not _RANK_VARIABLES.fullmatch(name)}
+    for text in _option_values(more):
+        name, equals, value = text.partition("=")
+        if equals or name in os.environ:
+            environment[name] = value if equals else os.environ[name]
+    return environment
 
 
 class RankFailed(LaunchError):
@@ -120,16 +130,13 @@ class RankFailed(LaunchError):
         """IPython's display hook: omits the rank's traceback, which the rank has printed into the cell already."""
         from IPython import get_ipython  # only IPython calls this
 
-        without_cause = RankFailed(self.message, **self._details())
         tb = get_ipython().InteractiveTB
-        lines: list[str] = tb.structured_traceback(RankFailed, without_cause, self.__traceback__, tb.tb_offset)
+        lines: list[str] = tb.structured_traceback(RankFailed, copy(self), self.__traceback__, tb.tb_offset)
         return lines
 
-    def _details(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("rank", "host", "exit_code", "signal", "report")}
-
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(RankFailed, **self._details()), (self.message,)
+        names = ("rank", "host", "exit_code", "signal", "report")
+        return partial(RankFailed, **{name: getattr(self, name) for name in names}), (self.message,)
 
 
 RankFailed.__module__ = "ddplaunch"  # the public module, shown in tracebacks
@@ -242,10 +249,10 @@ class LaunchedJob:
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Stop the ranks, and wait until no process of the job is left; a second Ctrl-C kills them."""
         while self._thread.ident is not None and not self._ended.is_set():
-            self._started.wait()
-            if self._process is not None and self._process.poll() is None:
-                self._process.send_signal(number)
             try:
+                self._started.wait()
+                if self._process is not None and self._process.poll() is None:
+                    self._process.send_signal(number)
                 self._ended.wait()
             except KeyboardInterrupt:
                 number = signal.SIGINT
@@ -275,7 +282,7 @@ class LaunchedJob:
         """Describe which ranks wait for which, as ``ddplaunch stacks`` does; "" if that fails."""
         if self._process is None:
             return ""
-        command = [*python_command(sys.executable), "stacks", str(self._process.pid), "--json"]
+        command = [*launcher_command(sys.executable), "stacks", str(self._process.pid), "--json"]
         try:
             inspection = subprocess.run(
                 command, env=self._env, capture_output=True, timeout=_EXPLAIN_TIMEOUT_S, check=True
@@ -408,7 +415,12 @@ def _parse_result(code: int, messages: list[LauncherMessage]) -> LauncherResult:
     """Find the failure report, error and last relevant note in the launcher's messages (--log-json)."""
     failure = next((each.verdict for each in messages if each.kind == "failure"), None)
     error_type = UsageError if code == UsageError.exit_code else LaunchError
-    error = next((error_type(each.text, each.hint) for each in messages if each.kind == "error"), None)
+    error = next((error_type(_error_text(each), each.hint) for each in messages if each.kind == "error"), None)
     notes = [each.text for each in messages if each.kind in ("note", "stacks")]
     remark = next((text for text in reversed(notes) if not text.startswith(_IGNORED_NOTE_STARTS)), None)
     return LauncherResult(code, failure, error, remark)
+
+
+def _error_text(message: LauncherMessage) -> str:
+    """The text of an error, with a line for each host that cannot run the job."""
+    return "\n  ".join([message.text, *(f"{each['host']}: {each['text']}" for each in message.problems)])

@@ -15,6 +15,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import CodeType
 from typing import Any
 
@@ -36,7 +37,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _write_file(self, memory: Any) -> str:
         self.files.append(f"{self._path}-{len(self.files) + 1}")
-        _write_atomic(self.files[-1], memory)
+        _write_new(self.files[-1], memory)
         return self.files[-1]
 
     def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
@@ -66,7 +67,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return None
         path = os.path.join(os.path.dirname(self._path), os.path.basename(name))
         if not os.path.exists(path):
-            _write_atomic(path, "".join(lines).encode(errors="backslashreplace"))
+            _write_new(path, "".join(lines).encode(errors="backslashreplace"))
         return path
 
 
@@ -74,7 +75,8 @@ def _identity(code: CodeType) -> CodeType:
     return code
 
 
-def _write_atomic(path: str, data: Any) -> None:
+def _write_new(path: str, data: Any) -> None:
+    """Write a private file, which must not exist."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(data)
 
@@ -104,15 +106,16 @@ def dump(value: object, path: str) -> None:
     """
     pickled = io.BytesIO()
     pickler = _Pickler(pickled, path)
+    part = f"{path}.part"
     try:
         pickler.dump(value)
+        _write_new(part, pickle.dumps(pickler.buffers) + pickled.getbuffer())
+        os.rename(part, path)
     except BaseException:
-        for each in pickler.files:
-            os.unlink(each)
+        for each in (*pickler.files, part):
+            with suppress(FileNotFoundError):
+                os.unlink(each)
         raise
-    part = f"{path}.part"
-    _write_atomic(part, pickle.dumps(pickler.buffers) + pickled.getbuffer())
-    os.rename(part, path)
 
 
 def dump_call(function: Callable[..., object], args: tuple[object, ...], path: str) -> None:

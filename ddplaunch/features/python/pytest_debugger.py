@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.cli import launcher_command
 
 ATTACH_TEXT = "`ddplaunch debug "
 """In the launcher's note that a rank has stopped and no user is attached."""
@@ -64,7 +64,7 @@ class PytestDebugger:
                 self._config.get_terminal_writer().sep(">", "ddplaunch debug (capture suspended)")
             elif self._client.poll() is None:
                 return False
-            self._client = subprocess.Popen([*python_command(sys.executable), "debug", str(pid)])
+            self._client = subprocess.Popen([*launcher_command(sys.executable), "debug", str(pid)])
             return True
 
     def finish_test(self) -> None:

@@ -254,6 +254,8 @@ class _SessionRanks:
             return
         for each in (*self._connections.values(), self._listener):
             each.close()
-        if self._job.has_started and not self._job.wait(5.0):
-            self._job.stop()
-        self._job.remove_dir()
+        try:
+            if self._job.has_started and not self._job.wait(5.0):
+                self._job.stop()
+        finally:
+            self._job.remove_dir()

@@ -19,9 +19,9 @@ from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.base.record_folder import RecordFolder
 from ddplaunch.base.text import join_names, shell_quote
 from ddplaunch.base.tty import is_interactive
+from ddplaunch.cli import launcher_command
 from ddplaunch.cli.run_locator import HostConnector, RemoteJob, RunLocator
 from ddplaunch.features.ssh.ssh_command import SshConnector, interactive_ssh_command
-from ddplaunch.system.plan.launch_command import python_command
 
 _SSH_FAILED = 255  # ssh's own exit code
 
@@ -35,7 +35,7 @@ class SshJob(RemoteJob, frozen=True):
             f"ddplaunch: {self.run_id} runs on {join_names(self.hosts)}; connecting to {host} over SSH", err=True
         )
         terminal = stdin and os.isatty(0) and is_interactive(1)
-        argv = interactive_ssh_command(host, [*python_command(self.python), *words], os.environ, terminal=terminal)
+        argv = interactive_ssh_command(host, [*launcher_command(self.python), *words], os.environ, terminal=terminal)
         process = subprocess.Popen(argv, stdin=None if stdin else subprocess.DEVNULL)
 
         def wait() -> int:

@@ -34,8 +34,8 @@ from ddplaunch.base.errors import (
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
 from ddplaunch.base.types import as_dict
+from ddplaunch.cli import launcher_command
 from ddplaunch.system.network.addresses import machine_id, resolve
-from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.processes import proc_utils
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.target.target import find_target
@@ -216,7 +216,7 @@ class HostGuard:
                 signal.pthread_sigmask(signal.SIG_BLOCK, [self._job.preempt_signal])
 
         self._launcher = subprocess.Popen(
-            [*python_command(sys.executable), *self._job.argv],
+            [*launcher_command(sys.executable), *self._job.argv],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=before_exec,
@@ -251,7 +251,7 @@ class HostGuard:
         self._heartbeat_timer.cancel()
         self._heartbeat_timer = self._loop.call_later(self._job.heartbeat, self._on_disconnect)
         if INSPECT_BYTE in data:
-            words = [*python_command(sys.executable), "stacks", str(self._launcher.pid)]
+            words = [*launcher_command(sys.executable), "stacks", str(self._launcher.pid)]
             subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
         for byte in data:
             number = SIGNAL_BYTES.get(bytes([byte]))

@@ -27,8 +27,18 @@ class SetupCommand(Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """The shell command for it."""
-        return f"source {shlex.quote(self.text)}" if self.is_file else self.text.rstrip("; ")
+        """The shell command for it; a line break follows one that ``;`` or ``)`` cannot follow directly."""
+        if self.is_file:
+            return f"source {shlex.quote(self.text)}"
+        text = self.text.strip()
+        # A comment, several lines (a here-document), a command in the background, an escaped semicolon.
+        ends_line = "#" in text or "\n" in text or text.endswith(("&", "\\;"))
+        return f"{text}\n" if ends_line else text.rstrip("; ")
+
+    @property
+    def line_or_exit(self) -> str:
+        """The shell command for it, after which the shell exits if it failed."""
+        return f"{{ {self.line}}} || exit" if self.line.endswith("\n") else f"{self.line} || exit"
 
     def __str__(self) -> str:
         return self.text

@@ -18,6 +18,7 @@ import click
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_SIGNAL, UsageError
+from ddplaunch.cli import launcher_command
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.hosts_scheduler import (
     REQUEUE_EXIT_CODE,
@@ -26,7 +27,6 @@ from ddplaunch.features.submit.hosts_scheduler import (
     check_pass_through,
     slurm_only_options,
 )
-from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.scheduler import (
     ACCOUNTING_DELAY_S,
     QUICK_TIMEOUT_S,
@@ -215,7 +215,7 @@ class GridEngine(HostsScheduler):
             spread = run_program("qstat", "-g", "t", "-xml", seconds=QUICK_TIMEOUT_S).stdout
             of_job = group_by_job([state.job], parse_qstat(spread)).get(state.job, ())
             hosts = list(dict.fromkeys(each.host for each in of_job if each.host))
-        command = f"cd {shlex.quote(job.cwd)} && exec {shlex.join([*python_command(job.python), *words])}"
+        command = f"cd {shlex.quote(job.cwd)} && exec {shlex.join([*launcher_command(job.python), *words])}"
         remote_command = shlex.join(["/bin/sh", "-c", shlex.quote(command)])
         each = f"for host in {shlex.join(hosts)}; do qrsh -inherit -V -nostdin $host {remote_command} & done; "
         env = {**os.environ, "JOB_ID": state.job.number, "SGE_TASK_ID": state.job.index or "undefined"}

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Iterator
 import click
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.cli import launcher_command
 from ddplaunch.cli.cluster_detection import TOKEN_VARIABLE
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler
 from ddplaunch.system.clusters.systems.host_lists import SUBMIT_HOSTS_VARIABLE, SUBMIT_NODE_RANK_VARIABLE
-from ddplaunch.system.plan.launch_command import python_command
 
 _HEREDOC_END = "END-OF-LAUNCH"
 
@@ -74,7 +74,7 @@ class HostsScheduler(BatchScheduler):
     def node_lines(self, job: BatchJob) -> Iterator[str]:
         """Yield the commands that bash runs on each node before the launcher."""
         for each in job.setup:
-            yield f"{each.line} || exit"
+            yield each.line_or_exit
 
     def trap_lines(self, job: BatchJob) -> Iterator[str]:
         """Yield traps against the scheduler's signals: the script waits for its launchers."""
@@ -143,7 +143,7 @@ class HostsScheduler(BatchScheduler):
         yield f"export {' '.join(f'{name}=${number}' for number, name in enumerate(names, 1))}"
         yield f"cd {shlex.quote(job.chdir)} || exit"
         yield from self.node_lines(job)
-        yield f"exec {shlex.join(python_command(job.interpreter))} \\"
+        yield f"exec {shlex.join(launcher_command(job.interpreter))} \\"
         yield f"  {shlex.join(['run', '--cluster', self.cluster_name, *job.command])} </dev/null"
         if self.reads_stdin:
             yield "}"

@@ -20,12 +20,12 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError, UsageError
 from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.base.text import join_names
+from ddplaunch.cli import launcher_command
 from ddplaunch.features.runs.run_totals import suggest_excludes
 from ddplaunch.features.submit import slurm_output
 from ddplaunch.features.submit.batch_job import BatchJob, RequeueOptions
 from ddplaunch.features.submit.batch_scheduler import BatchScheduler
 from ddplaunch.system.clusters.nodelist import expand_hosts
-from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.schedulers.scheduler import (
     QUERY_TIMEOUT_S,
     QUICK_TIMEOUT_S,
@@ -230,7 +230,7 @@ class Slurm(BatchScheduler):
         cluster = ["-M", job.cluster] if job.cluster else []
         counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
         options = ["--overlap", f"--jobid={state.number}", *counts, *where, f"--chdir={job.cwd}", "--input=none"]
-        return ["srun", *cluster, *options, *python_command(job.python), *words], self.environment("")
+        return ["srun", *cluster, *options, *launcher_command(job.python), *words], self.environment("")
 
 
 def _query_sacct(jobs: Sequence[JobId], deadline: Deadline) -> Iterator[BatchJobState]:
@@ -368,7 +368,7 @@ def _setup(job: BatchJob) -> Iterator[str]:
         return
     yield "# On the first node; srun passes the variables to all. A failed set-up ends the job."
     for each in job.setup:
-        yield f"{each.line} || exit"
+        yield each.line_or_exit
     yield ""
 
 
@@ -403,7 +403,7 @@ def _step_lines(job: BatchJob) -> Iterator[str]:
         yield f"  --container-image={shlex.quote(job.container_image)} \\"
         yield f"  --container-mounts={shlex.quote(mounts)} --container-workdir={shlex.quote(job.chdir)} \\"
     # --cluster: the job inherits the variables of the shell that submits it, and these may look like another system's.
-    yield f"  {shlex.join(python_command(job.interpreter))} \\"
+    yield f"  {shlex.join(launcher_command(job.interpreter))} \\"
     yield f"  {shlex.join(['run', '--cluster', 'slurm', *job.command])}{' &' if _runs_srun_in_background(job) else ''}"
 
 

@@ -52,6 +52,37 @@ def test_ranks_keep_their_state(python: Python):
     ]
 
 
+def test_a_call_without_disk_space_can_be_repeated(python: Python):
+    """The ranks serve the next call after a full disk, and Ctrl-C while the session closes leaves no file."""
+    body = """
+import atexit, resource
+
+def interrupt(caller):
+    os.kill(caller, signal.SIGINT)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    session = Session(nproc=1, preload="threading")
+    print(session.run(rank))
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (200_000, 2_000_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
+        try:
+            session.run(len, bytearray(size))
+        except OSError as error:
+            print(error.strerror)
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        print(session.run(len, bytearray(size)))
+    session.run(atexit.register, interrupt, os.getpid())
+    try:
+        session.close()
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+    expected = ["[0]", "File too large", "[200000]", "File too large", "[2000000]", "interrupted"]
+    assert python(body).splitlines() == expected
+
+
 @pytest.mark.slow
 def test_a_rank_that_ends_ends_the_session(python: Python):
     body = """

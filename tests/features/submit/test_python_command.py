@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.cli import launcher_command
 from tests.conftest import ddplaunch_command, run_command, write_program
 
 OTHERS = ("ddplaunch.py", "json.py", "select.py", "click.py")
@@ -37,7 +37,7 @@ def test_a_ddplaunch_of_the_jobs_folder_is_not_run(folder: Path, path: str) -> N
     for name in ("json.py", "select.py") if path in (".", ":/elsewhere", "link") else ():
         (folder / name).unlink()  # they would be in the way of Python itself
     variables = {"PYTHONPATH": path} if path else {}
-    output = run(folder, [*python_command(sys.executable), "run", "train.py"], **variables)
+    output = run(folder, [*launcher_command(sys.executable), "run", "train.py"], **variables)
     assert output == f"trained 0 {path or None}\n", "and the rank has its variable as it was"
 
 

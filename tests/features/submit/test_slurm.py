@@ -8,11 +8,11 @@ import sys
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.cli import launcher_command
 from ddplaunch.features.submit import slurm
 from ddplaunch.features.submit.batch_job import BatchJob, SetupCommand
 from ddplaunch.features.submit.slurm import Slurm
 from ddplaunch.features.submit.slurm_output import parse_scontrol, parse_squeue
-from ddplaunch.system.plan.launch_command import python_command
 from tests.conftest import run_command, write_program
 from tests.features.submit.states import OUT_OF_MEMORY
 from tests.features.submit.test_scripts import JOBS, SMALLEST
@@ -66,7 +66,7 @@ def test_the_command_line_of_srun(run, name):
     done, words, _ = run(job)
     assert done.returncode == 7, "its exit code is the job's"
     begin = words.index(job.interpreter)
-    assert words[begin:] == [*python_command(job.interpreter), "run", "--cluster", "slurm", *job.command]
+    assert words[begin:] == [*launcher_command(job.interpreter), "run", "--cluster", "slurm", *job.command]
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(words[:begin])
     assert ("--cpus-per-task=64" in words) == (job.cpus_per_task is not None)
     assert ("--container-workdir=/data/wine" in words) == (name == "container")
@@ -115,6 +115,25 @@ def test_a_setup_that_fails_ends_the_job(run):
     assert done.returncode == 127
     assert "no_such_command_here" in done.stderr
     assert (words, done.stdout) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("sleep 0 &", 7),
+        ("true; ", 7),
+        ("true # all is well", 7),
+        ("false # a comment", 1),
+        (r"find /dev/null -exec false {} \; ; false", 1),
+        (r"find /dev/null -exec true {} \;", 7),
+        ("cat <<END\nEND", 7),
+        ("true &&\nfalse", 1),
+    ],
+)
+def test_any_shell_command_can_be_a_setup(run, text, code):
+    """The job starts after a command that succeeds, or runs in the background, and ends with one that fails."""
+    done, _, _ = run(replace(SMALLEST, setup=[SetupCommand(text)], teardown=[SetupCommand("echo torn # down")]))
+    assert (done.returncode, done.stdout) == (code, "torn\n"), done.stderr
 
 
 TORN = SetupCommand("echo torn $FROM_SETUP; exit 4")

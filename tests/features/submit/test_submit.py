@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system.plan.launch_command import python_command
+from ddplaunch.cli import launcher_command
 from tests.conftest import (
     assert_refused,
     conflict,
@@ -108,7 +108,7 @@ def dry(submit):
 def last_words(script: str) -> list[str]:
     """Return the words after ``ddplaunch run`` in the script."""
     *_, interpreter, words = script.partition("\ncode=$?\n")[0].splitlines()
-    assert shlex.split(interpreter.rstrip("\\")) == python_command(sys.executable)
+    assert shlex.split(interpreter.rstrip("\\")) == launcher_command(sys.executable)
     assert words.startswith("  run --cluster slurm ")
     return shlex.split(words)[3:]
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.system.plan.launch_command import node_command
+from ddplaunch.cli.plan_text import node_command
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.plan.planner import MachineInfo, PlanSpec, make_plan
 from ddplaunch.system.plan.rank_layout import DeviceSlot
