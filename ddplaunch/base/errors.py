@@ -46,6 +46,8 @@ class LaunchError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.__notes__ = [hint]  # a traceback shows it below the message, since Python 3.11
 
 
 class UsageError(LaunchError):

@@ -329,12 +329,14 @@ def test_windows_is_not_supported():
     assert done.stderr == "ddplaunch does not support Windows; it runs in WSL 2.\n"
 
 
-def test_a_directory_that_is_gone(tmp_path):
+@pytest.mark.parametrize("line", ["run x.py", "doctor", "doctor bisect --hosts a,b -- true"])
+def test_a_directory_that_is_gone(tmp_path, line):
     script = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
-    words = ["sh", "-c", script, "sh", sys.executable, "-c", "import ddplaunch.cli as cli; cli.main()", "run", "x.py"]
+    start = [sys.executable, "-c", "import ddplaunch.cli as cli; cli.main()"]
+    words = ["sh", "-c", script, "sh", *start, *line.split()]
     environment = clean_environment({"PYTHONPATH": str(Path(ddplaunch.__file__).parent.parent)})
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: the current directory does not exist any more")
 
 

@@ -18,6 +18,7 @@ from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError, sanitize
 from ddplaunch.base.text import format_count, format_elapsed, group_consecutive, shell_quote
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
+from ddplaunch.cli.target_args import current_directory
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.features.doctor import command_run
 from ddplaunch.features.doctor.fault_search import FAILURES_TO_BLAME, FaultSearch, HostFault, Hosts, TrialResult
@@ -59,6 +60,7 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
     """
     if not command:
         raise UsageError("missing COMMAND", _EXAMPLE)
+    current_directory()  # raises UsageError if the runs would have none
     if shutil.which(command[0]) is None:
         raise UsageError(f"command not found: {command[0]}", _EXAMPLE)
     runner = BisectRunner(_hosts(hosts, hostfile), command, timeout)
@@ -100,7 +102,11 @@ class BisectRunner:
 
     def __init__(self, hosts: Sequence[Host], command: Hosts, timeout: float) -> None:
         self.names = tuple(host.name for host in hosts)
-        self.folder = tempfile.mkdtemp(prefix="ddplaunch-bisect-")
+        try:
+            self.folder = tempfile.mkdtemp(prefix="ddplaunch-bisect-")
+        except OSError as error:
+            hint = "export TMPDIR=FOLDER, with some free space"
+            raise UsageError(f"no folder for the logs of the runs: {error.strerror}", hint) from None
         self._host_texts = {host.name: _host_text(host) for host in hosts}
         self._command, self._timeout, self._runs = command, timeout, 0
         print_note(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import TaggedMessage
+from ddplaunch.cli.target_args import current_directory
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, MeasureCollective, PrepareDevices
 from ddplaunch.features.doctor.connectivity import (
@@ -123,9 +124,13 @@ class Examiner:
         environ: dict[str, str],
         on_progress: Callable[[str], None],
     ) -> None:
-        """``address``: node 0's, "" for one node; ``environ``: for benchmarks; ``on_progress``: gets progress notes."""
+        """``address``: node 0's, "" for one node; ``environ``: for benchmarks; ``on_progress``: gets progress notes.
+
+        Raises UsageError if the current folder was removed.
+        """
         self._loop, self._peers, self._address, self._ports = loop, peers, address, ports
         self._report_progress = on_progress
+        self._cwd = os.fsencode(current_directory())
         self._environ = tuple(os.fsencode(f"{name}={value}") for name, value in environ.items())
         self._found = [ExaminedNode(peer.name, check=peer.check_command) for peer in peers]
         self._any_port: dict[int, int] = {}
@@ -167,8 +172,7 @@ class Examiner:
     def _collect_facts(self) -> None:
         count = len(self._peers)
         self._report_progress("examining this machine" if not self._address else f"examining {count} nodes")
-        cwd = os.fsencode(os.getcwd())
-        question = messages.DescribeNode(cwd, self._address, self._environ, new_nonce())
+        question = messages.DescribeNode(self._cwd, self._address, self._environ, new_nonce())
         seconds = START_TIMEOUT_S + 8 * REPLY_TIMEOUT_S + TORCH_IMPORT_TIMEOUT_S
         for node, facts in self._query(dict.fromkeys(range(count), question), NodeFacts, seconds).items():
             if _is_plausible(facts):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import psutil
 import pytest
@@ -72,11 +71,14 @@ def test_gpus_with_errors_and_a_lost_gpu(tmp_path, fake_nvml):
     assert f"ddplaunch: measuring {names[-1]} of larger tensors\n" in stderr
 
 
-def test_a_tmpdir_where_nothing_can_be_written(run_in_fork, tmp_path):
-    """Python silently uses the next folder; /proc stands in for a full one, as root can write elsewhere."""
+def test_a_machine_where_nothing_can_be_written(tmp_path):
+    """The doctor needs no disk itself, and names the folders; a limit of file sizes stands in for full disks."""
     write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
-    done = run_in_fork("doctor", "--json", cwd=Path("/"), env={"TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)})
+    command = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *ddplaunch_command("doctor", "--json")]
+    done = run_command(command, "/", {"TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)})
     found = json.loads(done.stdout)
+    (of_torch,) = [each for each in found["findings"] if "not today" in each["text"]]
+    assert of_torch["hint"] == "see: python -c 'import torch'"
     (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]
     assert (done.returncode, wrong["severity"]) == (1, "error")
     assert wrong["text"].startswith("cannot write to TMPDIR: ")

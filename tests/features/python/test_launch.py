@@ -207,6 +207,31 @@ for call in {list(REFUSED)!r}:
     assert python(body).splitlines() == [*REFUSED.values()]
 
 
+def test_hosts_that_cannot_be_reached_are_named(python: Python, tmp_path: Path):
+    """The error of a job over SSH has a line for each host, and a traceback shows the hint of an error."""
+    write_program(tmp_path, "bin/ssh", '#!/bin/sh\n[ "$1" = -G ] || { echo "no route to it" >&2; exit 255; }\n').chmod(
+        0o755
+    )
+    body = """
+import traceback
+
+for keywords in ({"hosts": "n1:1,n2:1"}, {"nproc": 0}):
+    try:
+        launch(rank, **keywords)
+    except LaunchError as error:
+        print(*traceback.format_exception_only(error), sep="", end="")
+"""
+    found = python(body, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    expected = [
+        "ddplaunch.base.errors.LaunchError: 2 of 2 hosts cannot run the job; nothing was started",
+        "  n1: no route to it",
+        "  n2: no route to it",
+        "ddplaunch.base.errors.UsageError: --nproc 0: a node runs at least one process",
+        *["--nproc 1"] * (sys.version_info >= (3, 11)),
+    ]
+    assert found.splitlines() == expected
+
+
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_hang_is_explained(python: Python):
