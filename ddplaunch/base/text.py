@@ -33,7 +33,9 @@ def closest_match(word: str, candidates: Iterable[str]) -> str | None:
     """Find the known word of which ``word`` may be a misspelling or the beginning; None if unsure."""
     names = sorted(candidates)
     letters = len(word.strip("-"))
-    close = [(distance, name) for name in names if (distance := edit_distance(word, name)) <= max(1, letters // 3)]
+    limit = max(1, letters // 3)
+    similar = [name for name in names if abs(len(name) - len(word)) <= limit]  # a word may have thousands of letters
+    close = [(distance, name) for name in similar if (distance := edit_distance(word, name)) <= limit]
     if close and letters > 1:
         return min(close)[1]
     longer = [name for name in names if letters > 2 and name.startswith(word)]

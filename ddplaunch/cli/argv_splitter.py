@@ -137,8 +137,10 @@ class ArgvGrammar(Struct, frozen=True):
             return None
         if dashed in FOREIGN_NPROC_OPTIONS:
             return "--nproc"
+        if not dashed.startswith("--") or len(dashed) > MAX_EDITS + max(map(len, possible)):  # a text, like a key
+            return None
         distance, near = min((edit_distance(dashed, option), option) for option in possible)
-        return near if distance <= MAX_EDITS and dashed.startswith("--") else None
+        return near if distance <= MAX_EDITS else None
 
     @property
     def trailing_candidates(self) -> dict[str, bool]:
