@@ -66,7 +66,6 @@ def display_width(text: str) -> int:
 
 def shell_quote(words: Iterable[str]) -> str:
     """Quote words for a shell."""
-
     return shlex.join(words)
 
 
