@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 from collections.abc import Iterable, Sequence
 from unicodedata import combining, east_asian_width
@@ -62,11 +61,6 @@ def display_width(text: str) -> int:
         return len(text)
 
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
-
-
-def shell_quote(words: Iterable[str]) -> str:
-    """Quote words for a shell."""
-    return shlex.join(words)
 
 
 def signal_name(number: int) -> str:
