@@ -361,7 +361,6 @@ class NodeMachine:
         if number != signal.SIGTERM and SigtermDue() not in attempt.deadlines:
             attempt.deadlines.set(SigtermDue(), now.mono + SIGINT_TIMEOUT_S)
         self._do(do.StopRanks(number, spare_failing=not attempt.interrupted))
-        self._continue(now)
 
     def _sweep(self, grace_s: float, now: Now) -> None:
         """Kill all processes that are left, with ``grace_s`` seconds between SIGTERM and SIGKILL."""

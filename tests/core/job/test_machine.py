@@ -665,7 +665,7 @@ def test_nodes_without_a_rank_get_the_lowest_that_is_free():
 
 
 def test_a_node_that_joins_again_keeps_its_node_rank():
-    for wanted, given in ((3, 3), (1, 1), (2, 1)):
+    for wanted, given in ((3, 3), (1, 1), (2, 1), (4, 1)):
         job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
         job.lose(1)
         assert job.admit(job.hello(wanted, has_node_rank=False)).node_spec.node_rank == given

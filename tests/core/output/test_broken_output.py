@@ -77,14 +77,15 @@ def test_lines_lost_to_a_full_disk_are_counted(tmp_path):
     assert done.returncode == 74
 
 
-@pytest.mark.parametrize("words", [["ps", "--all"], ["run", "--dry-run", "train.py"]])
+@pytest.mark.parametrize("words", [["ps", "--json"], ["run", "--dry-run", "train.py"]])
 def test_a_full_disk_is_an_error_of_a_command(tmp_path, words):
+    """In an empty history: other records would be noted beside the error."""
     write_program(tmp_path, "train.py", "")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             ddplaunch_command(*words),
             cwd=tmp_path,
-            env=clean_environment(),
+            env=clean_environment({"XDG_STATE_HOME": str(tmp_path / "state")}),
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
