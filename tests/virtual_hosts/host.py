@@ -43,6 +43,8 @@ class Host:
         self.number, self.name = number, name
         self.address, self.address6, self.address_second = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
+        self.cable = cables[0]
+        """That of eth0."""
         self._freezer = Freezer()
         self._init: subprocess.Popen[bytes] | None = None
         self._network: NetworkNamespace | None = None
@@ -225,34 +227,12 @@ class Host:
             raise HostError(f"{self.name} is not up")
         return self._init
 
-    # Faults of the first interface
-
-    def cut(self) -> None:
-        """Switch off the port of the switch: eth0 loses its carrier; addresses and routes stay."""
-        self._cables[0].cut()
-
-    def unplug(self) -> None:
-        """Take the port out of the switch: what is sent vanishes, and eth0 keeps its carrier."""
-        self._cables[0].unplug()
-
-    def link_down(self) -> None:
-        """``ip link set eth0 down`` on the host."""
-        self._cables[0].link_down()
-
-    def delay(self, milliseconds: float) -> None:
-        """Let everything to and from it take that much longer, so a round trip twice that."""
-        self._cables[0].delay(milliseconds)
-
-    def narrow(self, rate: str) -> None:
-        """Let no more than this ("10mbit") through to it, and from it."""
-        self._cables[0].narrow(rate)
+    # Faults in the switch and the firewall; those of the first interface are its cable's
 
     def loss(self, percent: float) -> None:
         """Lose this share of the frames in each direction, at random."""
         lost = f"numgen random mod 10000 < {round(percent * 100)} drop"
-        self._filter([f"{way} {self._cables[0].port} {lost}" for way in ("iifname", "oifname")])
-
-    # Faults of all interfaces
+        self._filter([f"{way} {self.cable.port} {lost}" for way in ("iifname", "oifname")])
 
     def drop(self, peer: Host | None = None) -> None:
         """Let the switch drop all IP packets to and from it, or those that it exchanges with one peer."""
@@ -275,11 +255,11 @@ class Host:
         """Let the switch drop IP packets of more than ``length`` bytes from it to one peer, without an answer."""
         to = ["ip6 daddr" if ":" in address else "ip daddr" for address in peer._addresses if address]
         ends = zip(to, filter(None, peer._addresses), strict=True)
-        self._filter([f"iifname {self._cables[0].port} {end} {it} meta length > {length} drop" for end, it in ends])
+        self._filter([f"iifname {self.cable.port} {end} {it} meta length > {length} drop" for end, it in ends])
 
     def slow(self, rate: str) -> None:
         """Let the switch drop what is beyond a rate ("500 kbytes/second") of what it sends and gets."""
-        port = self._cables[0].port
+        port = self.cable.port
         self._filter([f"{way} {port} limit rate over {rate} burst 1 mbytes drop" for way in ("iifname", "oifname")])
 
     def _drop(self, rules: Iterable[tuple[str, str]]) -> None:
@@ -291,7 +271,7 @@ class Host:
     def _filter(self, rules: Sequence[str]) -> None:
         """Add rules for what passes the switch."""
         chain = f"bridge faults-{self.name} forward"
-        self._cables[0].switch.nft(
+        self.cable.switch.nft(
             f"add table bridge faults-{self.name}\n"
             f"add chain {chain} {{ type filter hook forward priority 0; }}\n"
             + "".join(f"add rule {chain} {rule}\n" for rule in rules)
@@ -319,7 +299,7 @@ class Host:
         """Undo all faults of the network."""
         # "add" first, since only what is there can be deleted.
         table = f"bridge faults-{self.name}"
-        self._cables[0].switch.nft(f"add table {table}\ndelete table {table}\n")
+        self.cable.switch.nft(f"add table {table}\ndelete table {table}\n")
         self._own_network().nft("add table inet faults\ndelete table inet faults\n")
         for cable in self._cables:
             cable.heal()

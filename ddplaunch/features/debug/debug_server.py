@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -269,7 +268,7 @@ class DebugServer:
 
     def _report_time_left(self, stopped: messages.RankStopped, inspection: Inspection) -> None:
         waits = [
-            (each.entered + each.timeout - time.time(), each.operation)
+            (each.entered + each.timeout - inspection.moment, each.operation)
             for rank in inspection.ranks
             for each in rank.last
             if not each.completed and each.timeout

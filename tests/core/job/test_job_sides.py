@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from ddplaunch.base.frames import ProtocolError
@@ -115,6 +117,42 @@ def test_a_side_sends_one_request_before_a_stop(raises, monkeypatch):
     assert side.calls == 2  # at the failure, and after the reply
 
 
+def test_no_request_precedes_a_stop_that_changes_nodes():
+    side = Insistent()
+    job = Job(features=(("insistent", Made(side)),), min_nodes=1, max_nodes=2)
+    job.join(1)
+    job.send(1, messages.StopRequested(signal.SIGTERM))
+    assert len(job.take(messages.StopAttempt)) == 2
+    assert side.calls == 0
+
+
+class Recording(JobSide):
+    """A side that records its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_attempt_start(self, attempt: int) -> None:
+        self.calls.append(f"start {attempt}")
+
+    def blame(self, report: FailureReport, failures: object) -> FailureReport:
+        self.calls.append(f"blame {report.first.rank}")
+        return report
+
+    def on_job_end(self, result: JobResult) -> None:
+        self.calls.append(f"end {result.code}")
+
+
+def test_the_calls_of_a_side():
+    """Only a failure that follows from another is explained; the job fails with it also if nothing else does."""
+    side = Recording()
+    job = Job(features=(("recording", Made(side)),), max_restarts=1)
+    for attempt, text in enumerate(("ValueError: boom", "RuntimeError: Connection closed by peer")):
+        job.drain(0, job.fail(0, attempt, attempt, message=text), attempt=attempt)
+        job.wait(0)
+    assert side.calls == ["start 0", "start 1", "blame 1", "end 3"]
+
+
 class Stopping(Feature, JobSide):
     """A feature whose time limit expires with the first message."""
 
@@ -150,13 +188,18 @@ class Late(Feature, JobSide):
         return self
 
     def on_message(self, node: int, message: messages.FromNode) -> None:
-        self._context.set_deadline("late", 1.0)
+        if isinstance(message, messages.RanksStarted):
+            self._context.cancel_deadlines("late")
+        else:
+            self._context.set_deadline("late", 1.0)
 
 
 def test_after_the_end_no_side_is_called_and_no_deadline_is_left():
     job = Job(features=(("late", Late()),))
     job.send(0, messages.RanksFinished(0))
     assert job.machine.wake_at() == 1.0
+    job.send(0, messages.RanksStarted(0))
+    assert job.machine.wake_at() != 1.0
     job.drain(0)
     assert job.outcome(0).outcome.code == 0
     assert job.machine.wake_at() is None

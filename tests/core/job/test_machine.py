@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.options import Options
 from ddplaunch.core import messages
@@ -25,7 +26,7 @@ from ddplaunch.core.job.job_events import (
     Start,
     Woken,
 )
-from ddplaunch.core.job.joining import REPORT_TIMEOUT_S
+from ddplaunch.core.job.joining import REPORT_TIMEOUT_S, format_join_status
 from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
@@ -163,11 +164,44 @@ def test_all_start_when_the_last_has_joined():
     assert [share.node_rank for share in starts[0].node_specs] == [0, 1, 2]
 
 
-def test_missing_nodes_are_in_the_join_status():
-    job = joined(1, min_nodes=4)
+@pytest.mark.parametrize(
+    ("rules", "joining", "count", "remark", "missing"),
+    [
+        ({"min_nodes": 2}, (), "1/2", "1 of 2", "1"),
+        ({"min_nodes": 4}, (1,), "2/4", "2 of 4", "2, 3"),
+        ({"min_nodes": 30}, (), "1/30", "1 of 30", "1, 2, 3, 4, 5, 6, 7, 8 and 21 more"),
+        ({"min_nodes": 3, "max_nodes": 4}, (1,), "2 of 3 to 4", "2 of at least 3", "2, 3"),
+    ],
+)
+def test_missing_nodes_are_named(rules, joining, count, remark, missing):
+    job = Job(**rules, join_timeout=60.0)
+    job.wait(0)
+    job.join(*joining)
+    job.wait(59.9)
+    first, *later = job.take(messages.JoinStatus, 0)
+    assert (first.joined, len(later)) == (1, len(joining))
+    assert format_join_status([first, *later][-1]) == f"{count} nodes joined, waiting for node {missing}"
+    job.wait(0.1)
+    outcome = job.outcome(0).outcome
+    are = "is" if missing == "1" else "are"
+    reason = f"only {remark} nodes joined in 60 s (--join-timeout): node {missing} {are} missing"
+    assert (outcome.code, outcome.remark.splitlines()[0]) == (69, reason)
+
+
+def test_an_open_join_window_outlasts_the_join_timeout():
+    job = joined(1, min_nodes=2, max_nodes=3, join_window=100.0, join_timeout=60.0)
+    job.wait(10)
+    job.lose(1)
     job.wait(1)
-    status = job.take(messages.JoinStatus, 1)[-1]
-    assert (status.joined, status.missing) == (2, (2, 3))
+    job.join(1)
+    job.wait(1)
+    status = format_join_status(job.take(messages.JoinStatus, 1)[-1])
+    assert status == "2 of 2 to 3 nodes joined, starting in 100 s unless node 2 joins first"
+    job.wait(50)
+    assert not job.take(messages.EndJob)
+    job.lose(1)
+    job.wait(60)
+    assert job.outcome(0).outcome.code == 69
 
 
 def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
@@ -179,6 +213,11 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
     assert len(job.take(messages.StartAttempt)) == 3
 
 
+VERSIONS = Versions("3.11", "2.13", "12.4", "2.20")
+OURS = {"versions": VERSIONS, "gpus": ("H100",)}
+"""Of node 0, with which other nodes are compared."""
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
@@ -186,9 +225,23 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
         ({"run_id": "x"}, "the run id differs: node 0 (n0) has none, node 1 (n1) has x"),
         ({"fingerprint": "abd"}, "the content of train.py differs: node 0 (n0) has abc, node 1 (n1) has abd"),
         ({"max_restarts": 2}, "--max-restarts differs: node 0 (n0) has 0, node 1 (n1) has 2"),
-        ({"versions": Versions("3.12", "2.13")}, "the Python version differs: node 0 (n0) has 3.11, node 1 (n1) has"),
-        ({"versions": Versions("3.11", "2.4")}, "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has 2.4"),
-        ({"versions": Versions("3.11", "2.13", "12.1")}, "the CUDA version of torch differs: node 0 (n0) has none"),
+        (
+            {"versions": replace(VERSIONS, python="3.12")},
+            "the Python version differs: node 0 (n0) has 3.11, node 1 (n1)",
+        ),
+        (
+            {"versions": replace(VERSIONS, torch="2.4")},
+            "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has",
+        ),
+        (
+            {"versions": replace(VERSIONS, cuda=None)},
+            "the CUDA version of torch differs: node 0 (n0) has 12.4, node 1 (n1) has none",
+        ),
+        (
+            {"versions": replace(VERSIONS, nccl="2.21")},
+            "the NCCL version differs: node 0 (n0) has 2.20, node 1 (n1) has 2.21",
+        ),
+        ({"gpus": ()}, "the kind of devices differs: node 0 (n0) has H100, node 1 (n1) has CPUs alone"),
         ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is used twice: by n0 and by n9"),
         ({"node_spec": NodeSpec(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
         (
@@ -199,10 +252,36 @@ def test_a_node_that_leaves_while_others_are_awaited_may_come_back():
 )
 def test_nodes_with_different_settings_end_the_job(changed, expected):
     job = Job(min_nodes=2)
-    assert expected in job.refusal(job.hello(1, **changed)).message
+    job.start(job.hello(0, **OURS))
+    assert expected in job.refusal(job.hello(1, **{**OURS, **changed})).message
     outcome = job.outcome(0).outcome
     assert outcome.code == 2
     assert expected in outcome.usage_error[0]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "note"),
+    [
+        ({}, {}, None),
+        ({}, {"gpus": ("A100", "V100")}, "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100"),
+        ({"gpus": ()}, {"gpus": ()}, None),
+        ({}, {"fingerprint": None}, None),
+        ({}, {"versions": Versions("3.11", cuda="12.1")}, None),
+        ({}, {"versions": replace(VERSIONS, nccl=None)}, None),
+        (
+            {"node_spec": NodeSpec(0, "n0", ("cpu",))},
+            {"node_spec": NodeSpec(1, "n1", ("cpu",), kind="task")},
+            None,
+        ),
+    ],
+)
+def test_what_may_differ_between_nodes(ours, theirs, note):
+    """Also what is unknown on one of them."""
+    job = Job(min_nodes=2)
+    job.start(job.hello(0, **{**OURS, **ours}))
+    job.admit(job.hello(1, **{**OURS, **theirs}))
+    slow = ": the slower ones set the pace"
+    assert [each.text for each in job.take(messages.NoteMessage, 1)] == ([note + slow] if note else [])
 
 
 def test_mismatched_versions_can_be_allowed():
@@ -215,15 +294,24 @@ def test_mismatched_versions_can_be_allowed():
     ]
 
 
-def test_gpus_of_different_models_are_noted():
-    job = Job(min_nodes=2)
-    job.start(job.hello(0, gpus=("H100",)))
-    hello = job.hello(1, gpus=("A100", "V100"))
-    job.admit(hello)
-    (note,) = job.take(messages.NoteMessage, 1)
-    assert note.text == (
-        "the GPU model differs: node 0 (n0) has H100, node 1 (n1) has A100 and V100: the slower ones set the pace"
-    )
+@pytest.mark.parametrize(
+    ("joining", "run_id", "refused", "note", "code"),
+    [
+        (False, None, "node 1 (n1): no torch", None, 2),
+        (False, "x", "this is another job", None, None),
+        (True, None, "node 1 (n1): no torch", "node 1 (n1): no torch; it does not take part", None),
+        (True, "x", "this is another job", None, None),
+    ],
+)
+def test_a_node_that_cannot_join(joining, run_id, refused, note, code):
+    """It ends the job that waits for it, but no job that runs without it."""
+    job = Job(min_nodes=1 if joining else 2, max_nodes=2, join_window=0.0)
+    job.wait(0)
+    job.on(HelloReceived(0, messages.JoinDeclined(1, "n1", "no torch", None, run_id)))
+    (refusal,) = job.replies
+    assert refusal.refusal.message == refused
+    assert [each.text for each in job.take(messages.NoteMessage)] == ([note] if note else [])
+    assert [end.outcome.code for end in job.take(messages.EndJob)] == ([code] if code else [])
 
 
 def test_the_first_failure_stops_all_and_is_sent_to_all():
@@ -324,11 +412,17 @@ def test_a_failure_long_before_the_loss_is_the_headline():
     ],
 )
 def test_a_failure_just_before_the_loss(number, fields, code):
+    """Or after the last sign of life of a node that is lost."""
     job = joined(1)
     failure = job.fail(number, number * 2, **fields)
     job.lose(1)
     job.drain(0, *([failure] * (number == 0)))
     assert job.outcome(0).outcome.code == code
+    silent = joined(1)
+    failure = silent.fail(0, 0)
+    silent.lose(1, silent_s=5.0)
+    silent.drain(0, failure)
+    assert silent.outcome(0).outcome.code == 69
 
 
 def test_a_signal_on_every_node_at_once_counts_as_one():
@@ -349,6 +443,24 @@ def test_a_node_may_leave_after_its_ranks_have_ended():
     job.send(0, messages.RanksFinished(0))
     job.drain(0)
     assert job.outcome(0).outcome.code == 0
+
+
+def test_finished_nodes_show_which_nodes_they_wait_for():
+    """When these are others than before."""
+    job = joined(1, 2, 3)
+    for number in (1, 2):
+        job.send(number, messages.RanksFinished(0))
+    job.drain(1)
+    for seconds, shown, waiting in ((1, (1, 2), "node 0 (n0), node 3 (n3)"), (30, (1, 2, 3), "node 0 (n0)")):
+        job.wait(seconds - 0.1)
+        assert not job.take(messages.NoteMessage)
+        job.wait(0.1)
+        for number in shown:
+            text = f"the ranks of this node are done; waiting for {waiting}"
+            assert job.take(messages.NoteMessage, number) == [messages.NoteMessage(text)]
+        job.send(3, messages.RanksFinished(0))
+    job.wait(100)
+    assert not job.take(messages.NoteMessage)
 
 
 def test_a_failure_is_sent_to_nodes_that_have_finished():
@@ -469,10 +581,14 @@ def test_a_node_lost_in_the_wait_before_a_restart(most, code):
     for number in range(1, most):
         job.drain(number)
     job.wait(1)
+    job.take(messages.NoteMessage)
     job.lose(1)
     assert not job.take(messages.StartAttempt)
     job.wait(10)
     if code is None:
+        assert job.take(messages.NoteMessage, 0) == [
+            messages.NoteMessage("node 1 (n1) was lost: its connection closed"),
+        ]
         assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
     else:
         assert job.outcome(0).outcome.code == code
@@ -507,6 +623,19 @@ def test_a_node_of_another_job_does_not_disturb_a_running_job():
     assert not job.take(messages.EndJob)
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_node_that_joins_while_ranks_end_is_noted(finished):
+    job = joined(1, min_nodes=2, max_nodes=3, join_window=0.0, grow=True)
+    job.wait(0)
+    job.send(1, messages.RanksFinished(0) if finished else messages.StopRequested(signal.SIGINT))
+    job.take(messages.NoteMessage)
+    job.join(2)
+    (note,) = job.take(messages.NoteMessage, 0)
+    assert note.text == "node 2 (n2) has joined" + (
+        ", but the job is about to end" if finished else "; it takes part when the ranks start next"
+    )
+
+
 def test_nodes_without_a_rank_get_the_lowest_that_is_free():
     job = Job(min_nodes=4, max_nodes=4)
     asking = [job.hello(1, node_spec=NodeSpec(1, host, ("cpu",)), has_node_rank=False) for host in ("a", "b", "c")]
@@ -519,7 +648,7 @@ def test_nodes_without_a_rank_get_the_lowest_that_is_free():
 
 
 def test_a_node_that_joins_again_keeps_its_node_rank():
-    for wanted, given in ((3, 3), (1, 1), (2, 1)):
+    for wanted, given in ((3, 3), (1, 1), (2, 1), (4, 1)):
         job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
         job.lose(1)
         assert job.admit(job.hello(wanted, has_node_rank=False)).node_spec.node_rank == given
@@ -654,6 +783,22 @@ def test_a_node_without_an_attempt_report_is_lost_after_success_too():
     outcome = job.outcome(0).outcome
     assert outcome.code == 69
     assert outcome.remark == "node 1 (n1) was lost: it did not report the end of its ranks within 60 s"
+
+
+def test_a_stop_without_grace_shortens_the_report_timeout():
+    """A longer grace does not extend it."""
+    job = joined(1)
+    job.wait(100)
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    job.wait(20)
+    job.send(0, messages.StopRequested(signal.SIGINT, again=True))
+    job.drain(0)
+    job.wait(10)
+    job.send(1, messages.RanksFinished(0))
+    job.wait(REPORT_TIMEOUT_S - 10.1)
+    assert not job.disconnected
+    job.wait(0.1)
+    assert job.disconnected == [1]
 
 
 def test_the_report_timeout_ends_with_the_report():

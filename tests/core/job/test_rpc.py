@@ -286,6 +286,7 @@ def test_a_kind_that_raises_is_reported_once_and_refused_from_then_on(nodes, hoo
 def test_a_payload_is_checked_on_arrival():
     arrived = decode(encode(RpcRequest(1, "inspect", 1.0, Detail.WAITS))[LENGTH.size :], FROM_NODE)
     assert check_payload(arrived) == RpcRequest(1, "inspect", 1.0, Detail.WAITS)
+    assert check_payload(RpcReply(1, "inspect")) == RpcReply(1, "inspect"), "the end of a reply in parts"
     for wrong in (
         RpcRequest(1, "inspect", 1.0, "all"),
         RpcRequest(1, "inspect", 1.0, None),

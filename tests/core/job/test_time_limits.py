@@ -6,6 +6,7 @@ import signal
 import time
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from ddplaunch.base.options import Options
@@ -57,6 +58,31 @@ def test_timeout_is_paused_while_a_rank_is_in_a_debugger():
     assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
 
 
+def test_a_lost_node_does_not_pause_the_timeout():
+    """Whose rank was in a debugger."""
+    job = Job(timeout=60.0, min_nodes=2, max_nodes=2, spares=0)
+    job.join(1)
+    job.send(1, messages.HoldChanged(0, True))
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    job.take(messages.ProgressResumed)
+    job.lose(1)
+    assert len(job.take(messages.ProgressResumed)) == 1
+
+
+def test_no_time_limit_shortens_the_grace_of_a_preemption():
+    job = Job(timeout=60.0, preempt_grace=50.0)
+    job.wait(40)
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR1))
+    job.wait(49.9)
+    assert not job.take(messages.StopAttempt)
+    job.take(messages.NoteMessage)
+    job.wait(0.1)
+    assert [note.text for note in job.take(messages.NoteMessage)] == [
+        "--preempt-grace (50 s) expired: stopping the ranks"
+    ]
+    assert job.take(messages.StopAttempt)
+
+
 NO_PROGRESS = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
 """The failure of the rank that the others waited for."""
 
@@ -69,18 +95,19 @@ def test_the_stalled_rank_does_not_count_as_another_stopped_rank():
     assert report.stopped == 1
 
 
-def test_a_rank_that_loses_a_connection_to_a_stopped_rank_was_stopped():
+@pytest.mark.parametrize(("world_size", "alive", "stopped"), [(8, True, 2), (8, False, 3), (5, True, 1)])
+def test_a_rank_that_loses_a_connection_to_a_stopped_rank_was_stopped(world_size, alive, stopped):
     """Its own signal comes a moment later. A rank has failed if its cleanup raises, it waited too long, or it failed
     before the stop."""
     lost = replace(NO_PROGRESS, rank=1, exit_code=1, message="RuntimeError: Connection closed by peer")
     raised = replace(lost, rank=2, message="OSError: No space left on device")
     waited = replace(lost, rank=3, message="RuntimeError: Timed out waiting 10000ms for recv operation to complete")
     earlier = replace(lost, rank=4, moment=NO_PROGRESS.moment - 0.5)
-    limit = TimeLimitExpired("no progress", NO_PROGRESS, rank_was_alive=True)
+    limit = TimeLimitExpired("no progress", NO_PROGRESS, rank_was_alive=alive)
     failures = {each.rank: each for each in (lost, raised, waited, earlier)}
-    report = JobAttempt(0, world_size=6, stopped_ranks=2, time_limit=limit, failures=failures).failure_report
+    report = JobAttempt(0, world_size=world_size, stopped_ranks=2, time_limit=limit, failures=failures).failure_report
     assert report
-    assert (report.others, report.stopped) == ((raised, waited, earlier), 2)
+    assert (report.others, report.stopped) == ((raised, waited, earlier), stopped)
 
 
 def test_timeout_includes_restarts():

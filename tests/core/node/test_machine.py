@@ -108,8 +108,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         *BEGIN,
         step(5, stop(grace_s=0), "sweep in 0 s"),
         step(10.9, None),
-        step(11.1, None, "KillZygote"),
-        step(11.2, ev.ZygoteLost(), "send report 0: 2 stopped"),
+        step(11.1, None, "KillZygote", "send report 0: 2 stopped"),
     ),
     "Ctrl-C: SIGINT, SIGTERM 3 s later, SIGKILL after the grace": (
         *BEGIN,
@@ -150,6 +149,19 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(7, SIGNAL(SIGHUP), "SIGHUP to all", "send stop request SIGHUP"),
         step(8.1, None, "SIGTERM to all"),
     ),
+    "SIGTERM soon after Ctrl-C: the ranks get it once": (
+        *BEGIN,
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(6, SIGNAL(SIGTERM), "SIGTERM to all", "send stop request SIGTERM"),
+        step(34.9, None),
+        step(35.1, None, "sweep in 0 s"),
+    ),
+    "Ctrl-C, then SIGTERM after the one of ddplaunch: the ranks get it once": (
+        *BEGIN,
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(8.1, None, "SIGTERM to all"),
+        step(9, SIGNAL(SIGTERM), "send stop request SIGTERM"),
+    ),
     "a command stops the job, and kills it": (
         *BEGIN,
         step(
@@ -173,6 +185,11 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         ),
         step(6, ev.ZygoteSignalled(SIGTERM, 0)),
     ),
+    "a rank signals its parent while the ranks are stopped": (
+        *BEGIN,
+        step(5, stop(), "SIGTERM to all, but those that fail"),
+        step(6, ev.ZygoteSignalled(SIGTERM, 1)),
+    ),
     "Ctrl-C while the zygote imports": (
         step(0, start()),
         step(1, SIGNAL(SIGINT), "send stop request SIGINT"),
@@ -186,6 +203,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "node 0 ends the job while ranks run": (
         *BEGIN,
         step(5, end(137), "sweep in 0 s"),
+        step(5, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT"),
         step(6, ev.ProcessesSwept(), "end with 137"),
     ),
     "the zygote is lost while it imports": (
@@ -311,6 +329,14 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(8, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
         step(8, None, "forward SIGUSR2 to handlers"),
     ),
+    "a signal that this node's ranks get a little later than those of the others is not forwarded": (
+        *BEGIN,
+        step(5, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
+        step(5.2, ev.ZygoteSignalled(SIGUSR2)),
+        step(9, None),
+        step(9, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
+        step(20, None, "forward SIGUSR2 to handlers"),
+    ),
     "Ctrl-\\ inspects, a second press stops": (
         *BEGIN,
         step(5, SIGNAL(SIGQUIT, from_terminal=True), "InspectRanks"),
@@ -340,6 +366,11 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "waiting for node 0": (
         step(0, ev.MessageReceived(messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
         step(1, ev.MessageReceived(messages.JoinAccepted("id", 15.0)), "OpenLog"),
+        step(
+            1,
+            ev.MessageReceived(messages.JoinStatus(1, 2, 2, (1,))),
+            "show: 1/2 nodes joined, waiting for node 1",
+        ),
         step(2, ev.MessageReceived(messages.CoordinatorLost()), "ReportJob"),
         step(2, end(69), "end with 69"),
     ),
@@ -359,7 +390,7 @@ def test_a_log_that_cannot_be_opened_ends_the_job_without_ranks():
         world,
         (
             step(0, joined, "OpenLog", "send start error: no space left"),
-            step(1, start()),
+            step(1, start(), "send report 0: 0 stopped"),  # else the node waits for its end if node 0 is lost now
             step(2, end(2), "end with 2"),
         ),
     )
@@ -427,6 +458,23 @@ def test_ranks_are_requested_a_few_at_a_time():
     assert "spawn 8" in map(describe, world.on(spawned(0)))
 
 
+def test_after_a_rank_that_cannot_be_started_no_other_is():
+    """Also if one of those that were requested before starts after it."""
+    world = World(range(20))
+    world.on(start())
+    world.on(started())
+    shown = []
+    for event in (ev.SpawnFailed(0, 11, "too many processes"), spawned(1), spawned(2)):
+        shown += filter(None, map(describe, world.on(event)))
+    text = "rank 0 could not be started: too many processes; 0 of 20 ranks had been started here"
+    assert shown == [f"send failure of 0: {text}", "send RanksStarted"]
+    alone = World([5])
+    alone.on(start())
+    alone.on(started())
+    sent = filter(None, map(describe, alone.on(ev.SpawnFailed(5, 11, "too many processes"))))
+    assert [*sent] == ["send failure of 5: rank 5 could not be started: too many processes", "sweep in 0 s"]
+
+
 def test_a_stop_while_ranks_start():
     """Those that are requested get SIGTERM when they have started; the others are not requested."""
     world = World(range(20))
@@ -482,6 +530,22 @@ def test_output_that_never_closes_is_waited_for_a_second():
     )
 
 
+def test_a_rank_that_could_not_be_killed_ends_while_the_output_is_read():
+    world = World()
+    world.output_open = True
+    stuck = ("1 (pid 101)",)
+    replay(
+        world,
+        (
+            *BEGIN,
+            step(5, stop(grace_s=0), "sweep in 0 s"),
+            step(6, ev.ProcessesSwept((), stuck), f"show: not waiting for processes that cannot be killed: {stuck[0]}"),
+            step(6.5, exited(1, -9)),
+            step(7.1, None, "send report 0: 2 stopped"),
+        ),
+    )
+
+
 def test_a_zygote_lost_while_the_output_is_read_is_replaced():
     world = World()
     world.output_open = True
@@ -514,8 +578,13 @@ def test_an_exception_is_reported_although_the_zygote_did_not_report_the_end():
             *BEGIN,
             step(5, stop(grace_s=1), "SIGTERM to all, but those that fail"),
             step(6, None, "sweep in 0 s"),
-            step(12, None, "KillZygote"),
-            step(12, ev.ZygoteLost(), "send failure of 1: ValueError: x", "send report 0: last line of 1, 1 stopped"),
+            step(
+                12,
+                None,
+                "KillZygote",
+                "send failure of 1: ValueError: x",
+                "send report 0: last line of 1, 1 stopped",
+            ),
         ),
     )
 
@@ -606,12 +675,15 @@ def test_sigterm_as_the_notice_is_one_only_the_first_time():
 def test_observers_see_each_event_once_and_in_order():
     world = World()
     done = []
-    for event in (start(), started(), spawned(0), spawned(1), exited(0), exited(1), ev.ProcessesSwept(), end()):
+    note = ev.MessageReceived(messages.NoteMessage("slow"))
+    begin = (note, start(), started(), spawned(0), ev.SpawnFailed(1, 11, "too many processes"), SIGNAL(SIGTERM))
+    for event in (*begin, exited(0), ev.ProcessesSwept(), end()):
         done += world.on(event)
     assert [type(each.event) for each in done if isinstance(each, do.Emit)] == [
+        events.NoteAdded,
         events.RankStarted,
-        events.RankStarted,
-        events.RankExited,
+        events.RankStartFailed,
+        events.SignalReceived,
         events.RankExited,
         events.AttemptSwept,
         events.JobEnded,

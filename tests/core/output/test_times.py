@@ -32,7 +32,9 @@ def test_times_of_the_output_in_memory():
 
 def test_a_line_has_the_time_of_its_end():
     tail = TailBuffer(100)
-    tail.add(b"one\ntwo")
+    tail.add(b"one")
+    assert tail.line_start_offset == 0
+    tail.add(b"\ntwo")
     assert tail.line_start_offset == 4
     tail.add(b" and more\n")
     assert tail.line_start_offset == tail.total
@@ -61,6 +63,12 @@ def test_a_line_of_a_full_disk_is_left_out():
 def test_times_that_users_type(text, expected):
     now = datetime.fromisoformat("2026-11-26 12:00:00").timestamp()
     assert parse_moment(text, now) == datetime.fromisoformat(expected).timestamp()
+
+
+def test_a_time_of_day_with_its_time_zone():
+    now = datetime.fromisoformat("2026-11-26 12:00:00+00:00").timestamp()
+    for text, day in (("11:30+05:00", 26), ("23:30+05:00", 25)):
+        assert parse_moment(text, now) == datetime.fromisoformat(f"2026-11-{day} {text}").timestamp()
 
 
 @pytest.mark.parametrize("text", ["", "-5m", "yesterday", "2099-01-01", "25:00"])

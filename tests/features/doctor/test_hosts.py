@@ -106,8 +106,8 @@ def test_each_of_three_causes_is_one_finding(doctor, tmp_path):
 
 def test_a_link_that_is_slow_and_far(doctor):
     def spoil(hosts):
-        hosts[2].delay(20)
-        hosts[1].narrow("10mbit")
+        hosts[2].cable.delay(20)
+        hosts[1].cable.narrow("10mbit")
 
     code, found, result = doctor(3, spoil)
     assert code == 1

@@ -223,11 +223,13 @@ def test_py_spy_records_ranks_too(job, run_ddplaunch, run_in_fork, tmp_path):
     begun.assert_nothing_left()
 
 
-def test_refused_arguments(run_in_fork):
+def test_refused_arguments(run_in_fork, tmp_path):
+    (tmp_path / "file").touch()
     for words, expected in (
         (("--seconds", "0"), "--seconds 0: expected 0.1 to 60"),
         (("--torch", "--seconds", "6"), "--seconds 6: expected 0.1 to 5 with --torch"),
         (("--output", "/nowhere"), "--output /nowhere: there is no such folder, or it cannot be written to"),
+        (("--output", "file"), "--output file: there is no such folder, or it cannot be written to"),
         (("no-such-run",), "no run is called no-such-run"),
     ):
         assert_refused(run_in_fork("profile", *words), expected)

@@ -3,12 +3,14 @@
 import os
 import re
 import time
+from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.base.errors import host_name
 from ddplaunch.cli import client
 from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
@@ -18,7 +20,7 @@ from ddplaunch.features.runs.html_report import render_page
 from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
-from ddplaunch.features.runs.html_report.page_run import PageInputs
+from ddplaunch.features.runs.html_report.page_run import PageInputs, time_of_day
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
@@ -254,7 +256,11 @@ def test_an_attempt_that_goes_on(monkeypatch):
     monkeypatch.setattr(client, "send_request", lambda path, request, timeout: replies[type(request)])
     rows = tuple(one(rank, 15) for rank in (0, 1))
     known = PageInputs(([NodeSample(BEGAN + 77, 10.0, 1, rows)],))
-    (seen,) = with_live_state(FoundRun("r", RunningJob("door", "r", whole.pid), kept), [kept], known)
+    kept = replace(kept, host=host_name())
+    of_another_host = replace(kept, node_rank=1, host="n1")
+    found = FoundRun("r", RunningJob("door", "r", whole.pid), kept)
+    seen, other = with_live_state(found, [kept, of_another_host], known)
+    assert other == of_another_host
     assert (seen.attempts[0], len(seen.attempts), len(seen.inspections)) == (only, 2, 2)
     first, second = seen.attempts[1].ranks
     assert (first.pid, first.code, first.ended, first.peak_memory) == (70, None, None, 2_150_000_000)
@@ -284,6 +290,17 @@ def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
     assert elements.count("rect", "stopped") == 6
     assert "3–511" in elements.text
     assert len(text) < 500_000
+
+
+@pytest.mark.parametrize(("zone", "text"), [("XXX+5", "12:00:00 -05:00"), ("XXX-1", "18:00:00 +01:00")])
+def test_times_have_the_offset_of_their_zone(zone, text, monkeypatch):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert time_of_day(datetime(2026, 11, 22, 17, tzinfo=timezone.utc).timestamp()) == f"2026-11-22 {text}"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_impossible_times_are_shown_as_unknown():

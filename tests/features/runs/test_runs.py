@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,16 @@ from click.testing import CliRunner
 from ddplaunch.base.text import display_width
 from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding
+from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.cli.text_table import short_target
-from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs import history_store, queued_jobs
 from ddplaunch.features.runs.output_request import last_lines
+from ddplaunch.features.runs.queued_jobs import QueuedJob
 from ddplaunch.features.runs.rank_logs import read_last_lines
 from ddplaunch.features.runs.stop import stop, wait
 from ddplaunch.system.processes.proc_utils import is_suspended
+from ddplaunch.system.schedulers.scheduler import BatchJobState, Deadline
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from tests.conftest import (
     NEWEST,
     clean_environment,
@@ -380,6 +386,30 @@ def test_clean_removes_ended_runs_and_refuses_a_running_one(running, run_in_fork
     assert history_store.list_runs() == [NAME]
 
 
+def test_a_lost_run_is_as_old_as_its_last_event(run_in_fork):
+    keep(run_id="lost")
+    path = Path(history_store.run_dir("lost")) / "node-0.jsonl"
+    head, *lines = path.read_text().splitlines()
+    began = {**json.loads(head), "began": time.time() - 3 * 86400, "born": 1}
+    path.write_text("\n".join([json.dumps(began), *lines[:-1], ""]))
+    assert row(run_in_fork("ps").stdout, "lost")[1] == "lost"
+    assert run_in_fork("clean", "--older-than", "1d", "--dry-run").stdout == ""
+
+
+def test_a_reply_of_another_version_on_node_0_is_ignored(monkeypatch):
+    job = SubmittedJob(
+        number="7", cluster=None, name="t", target="t.py", nodes=1, array=None, cwd="", log="", run_id=None,
+        python=sys.executable, image=None, moment=0.0,
+    )  # fmt: skip
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    seen = QueuedJob(job, "is running", None, BatchJobState("is running", is_running=True))
+    for reply in ('[{"run": "7.1"}]', '{"error": 1}', "[1]", "hello"):
+        monkeypatch.setattr(queued_jobs, "query_node_zero", lambda *words, reply=reply: reply)
+        assert queued_jobs._with_ranks([seen], Deadline(5)) == [seen]
+    assert errors == []
+
+
 def test_clean_asks_at_a_terminal(tmp_path):
     for name in ("a", "b"):
         keep(run_id=name)
@@ -447,6 +477,31 @@ def test_stop_all(running, monkeypatch):
     assert "was suspended: " in done.stderr
     assert done.stderr.count(" has ended\n") == 2
     assert [job.wait() for job in jobs] == [130, 130]
+
+
+def test_stop_all_reaches_the_other_jobs_if_one_has_just_ended(running, monkeypatch, tmp_path):
+    job = running()
+    gone = RunningJob(str(tmp_path / "gone.1"), "gone", 1)
+    jobs = [gone, *(each for each in locate.list_running() if each.pid == job.process.pid)]
+    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: jobs)
+    done = CliRunner().invoke(stop, ["--all"])
+    assert isinstance(done.exception, JobNotResponding)
+    assert done.stderr.endswith(f"{NAME} has ended\n")
+    assert job.wait() == 130
+
+
+def test_a_run_on_another_machine_that_shares_the_home(run_in_fork):
+    keep(run_id="far")
+    path = Path(history_store.run_dir("far")) / "node-0.jsonl"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(head), "host": "n7"}), *lines[:-1], ""]))
+    for command, code in (("wait", 69), ("logs", 1), ("clean", 2), ("stop", 2), ("stacks", 2), ("debug", 2)):
+        done = run_in_fork(command, "far")
+        assert (done.returncode, done.stderr) == (
+            code,
+            "Error: far runs on n7, not on this machine\n  type the command on n7\n",
+        )
+    assert "far: running\n" in run_in_fork("report", "far").stdout
 
 
 @pytest.mark.parametrize(

@@ -299,14 +299,14 @@ def test_a_decorator_that_finds_the_arguments_elsewhere_is_called_with_nothing()
         def main(configuration): return configuration
         """
     elsewhere = live(source.format(own="handed=None", own_names="handed"))
-    assert bind_arguments("f.py:main", elsewhere, ["lr=2", "--help"], FACTS, make_device) == ([], {})
+    assert bind_arguments("f.py:main", elsewhere, ["lr=2", "--help"], FACTS, make_device) == ((), {})
     spelled_out = live(source.format(own="configuration=None", own_names="configuration"))
     with pytest.raises(UsageError, match="unexpected extra argument"):
         bind_arguments("f.py:main", spelled_out, ["lr=2"], FACTS, make_device)
 
 
 def test_a_function_without_a_signature_gets_nothing():
-    assert bind_arguments("builtins:min", min, ["--x"], FACTS, make_device) == ([], {})
+    assert bind_arguments("builtins:min", min, ["--x"], FACTS, make_device) == ((), {})
 
 
 @pytest.mark.parametrize(

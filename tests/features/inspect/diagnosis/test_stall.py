@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from ddplaunch.features.inspect.diagnosis.inspection import (
     Collective,
     Frame,
+    Group,
     GroupState,
     Inspection,
     ProcessCondition,
@@ -63,6 +64,20 @@ def test_ranks_that_wait_for_an_idle_rank_are_a_stall():
     assert (stall.rank, stall.is_alive, stall.killable, stall.seconds) == (2, True, True, 600.0)
     assert "rank 2 has not entered it: load_batch at data.py:31" in stall.text
     assert stall.trace == '  File "data.py", line 31, in load_batch'
+
+
+def in_group(group: Group, number: int, entered: int) -> RankInspection:
+    """A rank that uses one group only, and waits in its collective 5 if it has entered that."""
+    waits = (Collective(group.group, 5, "all_reduce", "", 1800.0, 0.0, False, True),) if entered == 5 else ()
+    return rank(number, entered, groups=(GroupState(group.group, entered, 4),), known=(group,), last=waits)
+
+
+def test_the_stalled_rank_is_the_one_in_the_text_if_two_groups_wait():
+    pair, trio = Group("1", "pair", (0, 1)), Group("2", "trio", (2, 3, 4))
+    ranks = in_group(pair, 0, 4), in_group(pair, 1, 5), in_group(trio, 2, 4), in_group(trio, 3, 5), in_group(trio, 4, 5)
+    stall = stalled(*ranks)
+    assert stall.text.startswith("ranks 3, 4 wait in all_reduce #5 of trio")
+    assert stall.rank == 2
 
 
 def test_without_a_recorder_the_rank_behind_is_the_culprit():
