@@ -17,7 +17,7 @@ import pytest
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.output import sink
-from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, run_command, wait_until, write_program
+from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, run_command, write_program
 from tests.constant_override import launcher_with_constant
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
@@ -206,44 +206,6 @@ def test_a_bar_wider_than_the_terminal_is_cut(start_in_terminal, printer):
     terminal = start_in_terminal(*LIGHT, "--nproc", "2", script)
     assert terminal.end() == 0
     assert 50 < terminal.raw.split(b"\x1b[K")[0].count(b"w") < 100
-
-
-@pytest.mark.slow
-def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
-    """`| head -1`: the job runs to its end, and its files are complete."""
-    script = printer("for i in range(100_000): print('line', i)")
-    words = " ".join(ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", str(script)))
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {words} | head -1"],
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=scaled_timeout(90),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 1
-    for rank in range(2):
-        assert len(next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes().splitlines()) == 100_000
-
-
-@pytest.mark.slow
-def test_a_reader_that_stops_reading_does_not_hang_the_job(tmp_path, printer):
-    """stdout is not read: after a timeout the job continues, its files are complete, and the lost lines are counted."""
-    assert sink.READER_TIMEOUT_S == 10
-    script = printer("for i in range(200_000): print('line', i, 'x' * 60)\nopen(f'done{rank}', 'w')")
-    reader, writer = os.pipe()
-    process = subprocess.Popen(
-        ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", script),
-        executable=launcher_with_constant(tmp_path, "core.output.sink.READER_TIMEOUT_S", 1.0),
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=writer,
-    )
-    os.close(writer)
-    wait_until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists(), "the ranks' end", 100)
-    with os.fdopen(reader, "rb") as file:
-        shown = file.read()
-    assert process.wait(scaled_timeout(60)) == 0
-    assert all(line.startswith(b"[") for line in shown.splitlines())
-    for rank in range(2):
-        assert len(next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes().splitlines()) == 200_000
 
 
 def test_a_slow_reader_loses_nothing(tmp_path, printer):
