@@ -46,6 +46,8 @@ class LaunchError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.__notes__ = [hint]  # a traceback shows it below the message, since Python 3.11
 
 
 class UsageError(LaunchError):
@@ -72,7 +74,6 @@ def escape_control_chars(text: str) -> str:
 
     Its lines then end in ``\\n`` alone, for ``str.splitlines`` and terminals alike.
     """
-
     plain = re.sub(_SGR_SEQUENCES, "", text.replace("\r\n", "\n"))
     return re.sub(_CONTROL_CHARS, lambda found: found[0].encode("unicode_escape").decode(), plain)
 
@@ -110,5 +111,4 @@ def host_name() -> str:
 
 def format_trace(error: Exception) -> str:
     """The traceback of an exception, as Python prints it."""
-
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -110,6 +110,10 @@ class RunIndex:
         """List the runs with this run id, the newest first."""
         return [name for name, job in self.jobs.items() if job and job.run_id == run_id]
 
+    def other_hosts(self, name: str) -> list[str]:
+        """List the other machines on which a run is known to run."""
+        return []
+
     def run_id(self, name: str) -> str:
         """Return the run id of a run."""
         job = self.jobs[name]
@@ -128,6 +132,8 @@ class RunIndex:
         if name:
             return jobs[name]
         if same or word in self.jobs:
+            if hosts := self.other_hosts(found := next(iter(same), word)):
+                raise UsageError(*describe_elsewhere(found, hosts))
             earlier = [each for each in same if each in jobs]
             hint = f"an earlier run is still running: {join_names(earlier)}" if earlier else f"ddplaunch report {word}"
             raise UsageError(f"{word} has ended", hint)
@@ -221,6 +227,11 @@ class RunLocator:
     def host_connector(self) -> HostConnector | None:
         """Return how to run commands on other hosts; None if this feature does not connect to any."""
         return None
+
+
+def describe_elsewhere(name: str, hosts: Sequence[str]) -> tuple[str, str]:
+    """Return message and hint of a command that reaches the launchers of its own machine only."""
+    return f"{name} runs on {join_names(hosts)}, not on this machine", f"type the command on {hosts[0]}"
 
 
 def _require_single(jobs: Mapping[str, object]) -> str:

@@ -11,13 +11,12 @@ import ctypes
 import os
 import resource
 import select
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +25,7 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = Path(__file__).parent / "programs"
+BIN = Path(sys.executable).parent
 OURS, TORCHRUN, SPAWN, IMPORT, PLAIN = "ddplaunch", "torchrun", "mp.spawn", "import torch", "plain python"
 """Names of contenders."""
 
@@ -37,6 +37,8 @@ LEFTOVERS_TIMEOUT_S = 20.0
 
 _POLL_S = 0.002
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+"""The variables of ours that a job gets: others would change what a contender does."""
 
 Values = dict[str, float]
 Turn = Callable[[], Values]
@@ -53,51 +55,32 @@ class Failed(Exception):
 # --------------------------------------------------------------------------------------------------------- contenders
 
 
-def _installed(name: str, module: str) -> list[str]:
-    """The command beside this interpreter, or its module where it was installed without."""
-    found = shutil.which(name, path=os.path.dirname(sys.executable))
-    return [found] if found else [sys.executable, "-m", module]
-
-
 def ddplaunch(*options: str) -> Launcher:
-    command = [*_installed("ddplaunch", "ddplaunch"), "run", *options]
-    return lambda ranks, program: [*command, "--nproc", str(ranks), str(PROGRAMS / program)]
+    return lambda ranks, program: [f"{BIN}/ddplaunch", "run", *options, "--nproc", str(ranks), f"{PROGRAMS}/{program}"]
 
 
 def torchrun(*options: str) -> Launcher:
-    command = [*_installed("torchrun", "torch.distributed.run"), "--standalone", *options]
-    return lambda ranks, program: [*command, f"--nproc-per-node={ranks}", str(PROGRAMS / program)]
+    command = [f"{BIN}/torchrun", "--standalone", *options]
+    return lambda ranks, program: [*command, f"--nproc-per-node={ranks}", f"{PROGRAMS}/{program}"]
 
 
 def spawn(ranks: int, program: str) -> list[str]:
     """torch.multiprocessing.spawn."""
-    return [sys.executable, str(PROGRAMS / "start_by_spawn.py"), str(ranks), str(PROGRAMS / program)]
+    return [sys.executable, f"{PROGRAMS}/start_by_spawn.py", str(ranks), f"{PROGRAMS}/{program}"]
 
 
 def plain(program: str) -> list[str]:
     """One process of plain python."""
-    return [sys.executable, str(PROGRAMS / program)]
+    return [sys.executable, f"{PROGRAMS}/{program}"]
 
 
-LAUNCHERS = {OURS: ddplaunch(), TORCHRUN: torchrun(), SPAWN: spawn}
+LAUNCHERS: dict[str, Launcher] = {OURS: ddplaunch(), TORCHRUN: torchrun(), SPAWN: spawn}
 """Each with its ordinary options."""
-
-_OTHERS = ("BENCH_", "TORCHELASTIC_", "DDPLAUNCH_", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "NCCL_", "SLURM_", "PMI")
-_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"}
-_NAMES |= {"MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONPROFILEIMPORTTIME", "PYTHONVERBOSE"}
-_NAMES |= {"HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"}  # a job's home is empty
-_NAMES |= {"PYTHONDONTWRITEBYTECODE"}  # what pip installs is compiled; a source tree is after the warm-up
-
-
-def environment() -> dict[str, str]:
-    """Our own variables without those that would change what any contender does."""
-    return {name: value for name, value in os.environ.items() if name not in _NAMES and not name.startswith(_OTHERS)}
-
 
 # ---------------------------------------------------------------------------------------------------------- processes
 
 
-def adopt_orphans(wanted: bool = True) -> None:
+def _adopt_orphans(wanted: bool) -> None:
     """Become the parent of every descendant that loses its own, or no longer."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -113,7 +96,7 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
     return found
 
 
-def kill_descendants() -> None:
+def _kill_descendants() -> None:
     """SIGKILL until nothing is left below this process, for ten seconds at most, and collect what has ended."""
     deadline = time.monotonic() + 10
     while (left := descendants()) and time.monotonic() < deadline:
@@ -122,13 +105,19 @@ def kill_descendants() -> None:
                 each.kill()
         time.sleep(0.005)
     with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
+        for _ in _ended_children():
             pass
 
 
 def cpu_ms(pid: int) -> float:
     """Milliseconds that the threads of a process have run; from the scheduler's nanoseconds, not from ticks."""
     return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e6
+
+
+def _ended_children() -> Iterator[tuple[int, int]]:
+    """The pid and the status of each child that has ended; raises ChildProcessError where there is none any more."""
+    while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        yield ended
 
 
 # ---------------------------------------------------------------------------------------------------------------- job
@@ -146,72 +135,75 @@ class Mark:
 
 
 class Job:
-    """A command that runs; a context manager that leaves no process behind.
+    """Launchers that run, most often one; a context manager that leaves no process behind.
 
     Attributes:
-        began: when it was started; ended: when the launcher's own process had exited; gone: when its last descendant
-            had (all as time.monotonic).
+        launchers: in the order in which they were started.
+        began: when the first was; ended: when the last of them had exited; gone: when the last descendant had
+            (all as time.monotonic).
     """
 
     def __init__(
         self,
-        command: list[str],
+        *commands: list[str],
         variables: Mapping[str, str] | None = None,
-        *,
         hold: bool = False,
         output: Path | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Start ``command`` with ``variables`` on top of a clean environment and its stdout in the file ``output``.
+        """Start ``commands`` with ``variables`` on top of a clean environment, their stdout in the file ``output``.
 
-        Its home is empty. With a ``folder``, which lasts, it is one of several alike, and what it keeps for the next
-        one may stay.
+        Their home is empty. With a ``folder``, which lasts, the job is one of several alike, and what it keeps for the
+        next one may stay.
         """
+        self.launchers: list[subprocess.Popen[bytes]] = []
         self.marks: list[Mark] = []
         self.ended: float | None = None
         self.gone: float | None = None
-        self._code = 0
         self._partial = b""
-        self._folder = tempfile.TemporaryDirectory(prefix="benchmark-")
-        keeps, folder = folder is not None, folder or Path(self._folder.name)
-        self._stderr = folder / "stderr"
-        report, release = folder / "report", folder / "release"
+        self._temporary = tempfile.TemporaryDirectory(prefix="benchmark-")
+        self._folder = folder or Path(self._temporary.name)
+        report, release = self._folder / "report", self._folder / "release"
         for pipe in (report, release):
             pipe.unlink(missing_ok=True)
             os.mkfifo(pipe)
         self._report = os.open(report, os.O_RDWR | os.O_NONBLOCK)  # as a writer too, so that it never ends
         self._open = [self._report, os.open(release, os.O_RDWR)]
-        (folder / "home").mkdir(exist_ok=True)
-        extra = {
-            "TMPDIR": str(folder),
-            "HOME": str(folder / "home"),
+        (self._folder / "home").mkdir(exist_ok=True)
+        self._environment = {
+            **{name: os.environ[name] for name in _KEPT if name in os.environ},
+            "TMPDIR": str(self._folder),
+            "HOME": str(self._folder / "home"),
             "BENCH_REPORT": str(report),
             "BENCH_RELEASE": str(release),
             "BENCH_HOLD": "1" if hold else "",
+            **(variables or {}),
         }
-        adopt_orphans(not keeps)
+        _adopt_orphans(folder is None)
         self._cpu_before = _cpu_of_children()
-        with open(self._stderr, "wb") as stderr, open(output or os.devnull, "wb") as stdout:
-            self.began = time.monotonic()
-            self._process = subprocess.Popen(
-                command,
-                env={**environment(), **extra, **(variables or {})},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
+        self.began = time.monotonic()
+        for command in commands:
+            self.start(command, output)
+
+    def start(self, command: list[str], output: Path | None = None) -> None:
+        """Start a launcher."""
+        stderr = self._folder / f"stderr.{len(self.launchers)}"
+        with stderr.open("wb") as err, open(output or os.devnull, "wb") as out:
+            launcher = subprocess.Popen(
+                command, env=self._environment, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
-        self.pid = self._process.pid
+        self.launchers.append(launcher)
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *error: object) -> None:
-        kill_descendants()
-        self._process.returncode = self._code  # collected by us, not by subprocess
+        _kill_descendants()
+        for launcher in self.launchers:
+            launcher.returncode = -9 if launcher.returncode is None else launcher.returncode  # collected by us
         for fd in self._open:
             os.close(fd)
-        self._folder.cleanup()
+        self._temporary.cleanup()
 
     @property
     def lasted(self) -> float:
@@ -223,6 +215,10 @@ class Job:
     def cpu(self) -> float:
         """Seconds of user and system time of every process of it that has ended."""
         return _cpu_of_children() - self._cpu_before
+
+    def stderr(self, launcher: int = 0) -> str:
+        """What a launcher has written to stderr so far."""
+        return (self._folder / f"stderr.{launcher}").read_text(errors="replace")
 
     def times(self, what: str, attempt: int = 0) -> list[float]:
         return [mark.time for mark in self.marks if mark.what == what and mark.attempt == attempt]
@@ -237,7 +233,7 @@ class Job:
         Raises:
             Failed: the launcher ended before, or nothing came in time.
         """
-        self._wait(lambda: len(self.times(what, attempt)) >= ranks or self.ended is not None)
+        self.wait(lambda: len(self.times(what, attempt)) >= ranks or self.ended is not None)
         found = self.times(what, attempt)
         if len(found) < ranks:
             came = f"only {len(found)} of {ranks} ranks came to {what!r}"
@@ -249,36 +245,41 @@ class Job:
         os.close(self._open.pop())
 
     def finish(self) -> int:
-        """Wait until the launcher and everything below it have gone; return its exit code, -N for signal N.
+        """Wait until all launchers and everything below have gone; return their exit code, -N for signal N.
 
         Raises:
-            Failed: it hung, or left something behind that did not go.
+            Failed: one hung, or left something behind that did not go, or they had several codes.
         """
-        self._wait(lambda: self.ended is not None)
+        self.wait(lambda: self.ended is not None)
         try:
-            self._wait(lambda: self.gone is not None, LEFTOVERS_TIMEOUT_S)
+            self.wait(lambda: self.gone is not None, LEFTOVERS_TIMEOUT_S)
         except Failed:
             raise Failed(f"left behind: {', '.join(map(str, descendants()))}") from None
-        return self._code
+        codes = sorted({int(launcher.returncode) for launcher in self.launchers})
+        if len(codes) > 1:
+            raise Failed(f"exit codes {codes}: {self._last_errors()}")
+        return codes[0]
 
     def succeed(self) -> None:
         """Wait for its end, which has to be a good one."""
         if code := self.finish():
             raise Failed(f"exit code {code}: {self._last_errors()}")
 
-    def _last_errors(self) -> str:
-        """Return the last lines of stderr as one line."""
-        lines = [line.strip() for line in self._stderr.read_text(errors="replace").splitlines() if line.strip()]
-        return " / ".join(lines[-3:])[-300:] or "(nothing on stderr)"
-
-    def _wait(self, done: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    def wait(self, done: Callable[[], bool], timeout_s: float = TIMEOUT_S, poll_s: float = _POLL_S) -> float:
+        """Wait until ``done``, and follow the job meanwhile; return when it was; Failed if nothing came in time."""
         deadline = time.monotonic() + timeout_s
         while not done():
             if time.monotonic() > deadline:
                 raise Failed(f"nothing happened for {timeout_s:.0f} s: {self._last_errors()}")
-            if select.select([self._report], [], [], _POLL_S)[0]:
+            if select.select([self._report], [], [], poll_s)[0]:
                 self._read_marks()
             self._reap()
+        return time.monotonic()
+
+    def _last_errors(self) -> str:
+        """Return the last lines of the first launcher's stderr as one line."""
+        lines = [line.strip() for line in self.stderr().splitlines() if line.strip()]
+        return " / ".join(lines[-3:])[-300:] or "(nothing on stderr)"
 
     def _read_marks(self) -> None:
         try:
@@ -286,21 +287,21 @@ class Job:
         except BlockingIOError:
             return
         for line in lines:
-            what, rank, attempt, pid, moment = line.decode().split(" ")
-            self.marks.append(Mark(what, int(rank), int(attempt), int(pid), float(moment)))
+            what, rank, attempt, pid, *moment = line.decode().split(" ")
+            at = float(moment[0]) if moment else time.monotonic()  # a shell has no clock for it
+            self.marks.append(Mark(what, int(rank), int(attempt), int(pid), at))
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                self.gone = self.gone or time.monotonic()
-                return
-            if pid == 0:
-                return
-            if pid == self.pid:
-                self.ended, self._code = time.monotonic(), os.waitstatus_to_exitcode(status)
-                self._read_marks()
+        launchers = {launcher.pid: launcher for launcher in self.launchers}
+        try:
+            for pid, status in _ended_children():
+                if pid in launchers:
+                    launchers[pid].returncode = os.waitstatus_to_exitcode(status)
+                    self._read_marks()
+        except ChildProcessError:
+            self.gone = self.gone or time.monotonic()
+        if self.ended is None and all(launcher.returncode is not None for launcher in self.launchers):
+            self.ended = time.monotonic()
 
 
 def _cpu_of_children() -> float:
@@ -318,7 +319,7 @@ def compare(turn: Callable[[Launcher], Values], *names: str, **launchers: Launch
 
 def run(command: list[str], variables: Mapping[str, str] | None = None, output: Path | None = None) -> Values:
     """The whole command."""
-    with Job(command, variables, output=output) as job:
+    with Job(command, variables=variables, output=output) as job:
         job.succeed()
         return {"wall": job.lasted, "cpu": job.cpu}
 
@@ -358,7 +359,7 @@ class Row:
     what: str
     value: str
     unit: str
-    over: str | None = None
+    over: str = ""
 
 
 @dataclass
@@ -375,23 +376,24 @@ class Experiment:
     outcomes: dict[str, list[Values | str]] = field(default_factory=dict)
 
     def measure(self, name: str, size: Size) -> None:
+        self.outcomes = {contender: [] for contender in self.turns}
         for number in range(-size.warm_up, min(size.rounds, self.rounds)):
             for contender, turn in self.turns.items():
                 began = time.monotonic()
                 outcome: Values | str
                 try:
                     outcome = turn()
+                    shown = ", ".join(f"{key} {value:.4g}" for key, value in outcome.items())
                 except Failed as failed:
-                    outcome = str(failed)
+                    outcome = shown = str(failed)
                 if number >= 0:
-                    self.outcomes.setdefault(contender, []).append(outcome)
-                shown = outcome if isinstance(outcome, str) else ", ".join(f"{k} {v:.4g}" for k, v in outcome.items())
+                    self.outcomes[contender].append(outcome)
                 label = f"round {number + 1}" if number >= 0 else "warm-up"
                 took = time.monotonic() - began
                 print(f"{name}, {label}, {contender} ({took:.1f} s): {shown}", file=sys.stderr)
 
     def failures(self, contender: str) -> list[str]:
-        return [outcome for outcome in self.outcomes.get(contender, []) if isinstance(outcome, str)]
+        return [outcome for outcome in self.outcomes[contender] if isinstance(outcome, str)]
 
     def line(self, row: Row) -> str:
         """The row in Markdown: medians, and the median, lowest and highest ratio of a round."""
@@ -399,14 +401,18 @@ class Experiment:
             contender: [None if isinstance(outcome, str) else outcome.get(row.value) for outcome in outcomes]
             for contender, outcomes in self.outcomes.items()
         }
-        cells = {contender: _cell(each, row.unit) for contender, each in numbers.items()}
-        others = "; ".join(f"{contender} {cell}" for contender, cell in cells.items() if cell and contender != OURS)
-        pairs = zip(numbers[OURS], numbers.get(row.over or "", []), strict=False)
+        cells = {
+            contender: f"{_median(known)} {row.unit}".rstrip()
+            for contender, found in numbers.items()
+            if (known := [each for each in found if each is not None])
+        }
+        others = "; ".join(f"{contender} {cell}" for contender, cell in cells.items() if contender != OURS)
+        pairs = zip(numbers[OURS], numbers.get(row.over, []), strict=False)
         ratios = [one / two for one, two in pairs if one is not None and two]
-        ratio = f"{format_number(statistics.median(ratios))} × {row.over}" if ratios else "–"
+        ratio = f"{_median(ratios)} × {row.over}" if ratios else "–"
         if len(ratios) > 1:
             ratio += f" ({format_number(min(ratios))} to {format_number(max(ratios))})"
-        return f"| {row.what} | {cells[OURS] or 'failed'} | {others or '–'} | {ratio} |"
+        return f"| {row.what} | {cells.get(OURS, 'failed')} | {others or '–'} | {ratio} |"
 
 
 def table(experiments: dict[str, Experiment]) -> str:
@@ -414,17 +420,16 @@ def table(experiments: dict[str, Experiment]) -> str:
     lines = ["| what | ddplaunch | others | ratio (lowest to highest) |", "|---|---|---|---|"]
     lines += [experiment.line(row) for experiment in experiments.values() for row in experiment.rows]
     failed = [
-        f"- {name}: {contender} failed {len(why)} of {len(experiment.outcomes[contender])} times: {why[0]}"
+        f"- {name}: {contender} failed {len(why)} of {len(outcomes)} times: {why[0]}"
         for name, experiment in experiments.items()
-        for contender in experiment.turns
+        for contender, outcomes in experiment.outcomes.items()
         if (why := experiment.failures(contender))
     ]
     return "\n".join([*lines, *([""] if failed else []), *failed])
 
 
-def _cell(numbers: list[float | None], unit: str) -> str:
-    known = [each for each in numbers if each is not None]
-    return f"{format_number(statistics.median(known))} {unit}".rstrip() if known else ""
+def _median(numbers: list[float]) -> str:
+    return format_number(statistics.median(numbers))
 
 
 def format_number(value: float) -> str:

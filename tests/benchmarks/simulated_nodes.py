@@ -5,7 +5,6 @@ They read no more of a message than its name, so that the time goes into node 0,
 
 import json
 import socket
-import struct
 import sys
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.frames import LENGTH
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.types import encode
 from ddplaunch.core.failures import RankFailure
@@ -37,7 +37,7 @@ HEARTBEAT_INTERVAL_S = 15.0 / 4
 
 class SimulatedNode:
     def __init__(self, loop: EventLoop, hello: NodeHello, received: Counter[str]) -> None:
-        """``received`` counts the messages of all nodes by their names, and "dropped" connections."""
+        """``received`` counts the messages of all nodes by their names, "bytes", and "dropped" connections."""
         self._loop, self._hello, self._received = loop, hello, received
         self._stopped = 1
         self._drained = self._over = self.joined = False
@@ -90,17 +90,18 @@ class SimulatedNode:
                 self._received["dropped"] += 1
                 self._loop.call_later(RETRY_S, partial(self.call, port))
             return
+        self._received["bytes"] += len(data)
         self._buffer += data
-        while len(self._buffer) >= 4:
-            end = 4 + struct.unpack_from("!I", self._buffer)[0]
+        while len(self._buffer) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
             if len(self._buffer) < end:
                 return
-            name = bytes(self._buffer[11:64]).partition(b'"')[0].decode()  # behind the length and {"op":"
-            body = bytes(self._buffer[4:end]) if name == "RpcRequest" else b""
+            body = bytes(self._buffer[LENGTH.size : end])
             del self._buffer[:end]
-            self._on_message(name, body)
+            self._on_message(body)
 
-    def _on_message(self, name: str, body: bytes) -> None:
+    def _on_message(self, body: bytes) -> None:
+        name = body[7:64].partition(b'"')[0].decode()  # behind {"op":"
         self._received[name] += 1
         match name:
             case "Welcome":

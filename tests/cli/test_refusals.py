@@ -263,7 +263,7 @@ def test_a_bug_in_ddplaunch_is_reported_with_its_details_file(tmp_path, folder):
 
 
 def test_without_tensorboard(refused, tmp_path):
-    """A folder of that name is no package."""
+    """A folder with the name of a package does not count as the package."""
     write_program(tmp_path, "site/sitecustomize.py", "import sys\nsys.modules['tensorboard'] = None\n")
     (tmp_path / "tensorboard").mkdir()
     output = refused("run --tensorboard tensorboard train.py", real=True, env={"PYTHONPATH": str(tmp_path / "site")})
@@ -329,12 +329,14 @@ def test_windows_is_not_supported():
     assert done.stderr == "ddplaunch does not support Windows; it runs in WSL 2.\n"
 
 
-def test_a_directory_that_is_gone(tmp_path):
+@pytest.mark.parametrize("line", ["run x.py", "doctor", "doctor bisect --hosts a,b -- true"])
+def test_a_directory_that_is_gone(tmp_path, line):
     script = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
-    words = ["sh", "-c", script, "sh", sys.executable, "-c", "import ddplaunch.cli as cli; cli.main()", "run", "x.py"]
+    start = [sys.executable, "-c", "import ddplaunch.cli as cli; cli.main()"]
+    words = ["sh", "-c", script, "sh", *start, *line.split()]
     environment = clean_environment({"PYTHONPATH": str(Path(ddplaunch.__file__).parent.parent)})
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: the current directory does not exist any more")
 
 
@@ -355,7 +357,6 @@ def test_terminals_with_other_encodings(run_ddplaunch, tmp_path, encoding):
 
 
 def test_too_little_memory_for_the_launcher(tmp_path):
-    """Not even the launcher has what it needs."""
     write_program(tmp_path, "t.py", "")
     words = shlex.join(map(str, ddplaunch_command("run", "t.py")))
     done = subprocess.run(

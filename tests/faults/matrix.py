@@ -52,7 +52,7 @@ RUNNING_ALREADY = Expect(2, "taken twice|running already", 2 * SOCKET)
 kill = (signal_launcher(0, SIGKILL), signal_launcher(1, SIGKILL))
 suspend = (signal_launcher(0, SIGSTOP), signal_launcher(1, SIGSTOP))
 resume = (signal_launcher(0, SIGCONT), signal_launcher(1, SIGCONT))
-unplug, heal = on_host(1, Host.unplug), on_host(1, Host.heal)
+unplug, heal = on_host(1, lambda host: host.cable.unplug()), on_host(1, Host.heal)
 
 # Ranks that ignore SIGTERM have got it on both nodes, and their grace runs.
 stopping = in_turn(
@@ -152,8 +152,8 @@ ROWS = [
         running, (lost(1, SILENCE), lost(0))),
     Row("node 0 frozen, thawed after the verdict", until_noticed(0, on_host(0, Host.freeze), on_host(0, Host.thaw)),
         running, (Expect(LOST, "was lost", SOCKET), lost(0, SILENCE))),
-    Row("link cut at the switch", on_host(1, Host.cut), running, APART),
-    Row("link down on the host", on_host(1, Host.link_down), running, APART),
+    Row("link cut at the switch", on_host(1, lambda host: host.cable.cut()), running, APART),
+    Row("link down on the host", on_host(1, lambda host: host.cable.link_down()), running, APART),
     Row("unplugged: packets vanish", unplug, running, APART),
     Row("unplugged while the ranks compute silently", unplug, running, APART, "silent"),
     # Node 1 may know by then, or not.
@@ -166,7 +166,11 @@ ROWS = [
     Row("unplugged for a quarter of the heartbeat timeout",
         in_turn(unplug, wait(HEARTBEAT / 4), heal, wait(HEARTBEAT)), running, (WELL, WELL), survives=True),
     Row("5 % loss and 100 ms delay",
-        in_turn(on_host(1, lambda host: host.loss(5)), on_host(1, lambda host: host.delay(100)), wait(3 * HEARTBEAT)),
+        in_turn(
+            on_host(1, lambda host: host.loss(5)),
+            on_host(1, lambda host: host.cable.delay(100)),
+            wait(3 * HEARTBEAT),
+        ),
         running, (WELL, WELL), survives=True),
 
     # Before ranks run.

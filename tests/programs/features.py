@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import inspect
-import json
 import multiprocessing
 import os
 import pickle
@@ -11,6 +10,8 @@ import subprocess
 import sys
 import traceback
 import warnings
+
+from feature_results import write_results
 
 
 class Item:
@@ -108,16 +109,5 @@ FEATURES = {
 }
 
 
-def main():
-    results = {}
-    for name, feature in FEATURES.items():
-        try:
-            results[name] = feature()
-        except Exception as error:
-            results[name] = repr(error)
-    with open(os.environ["PROBE_OUT"] + os.environ.get("RANK", ""), "w") as file:
-        json.dump(results, file, default=str)
-
-
 if __name__ == "__main__":
-    main()
+    write_results(FEATURES)

@@ -1,6 +1,5 @@
 """Uses torch and numpy as training scripts do; writes a JSON file a rank: {feature: result}."""
 
-import json
 import os
 import random
 import threading
@@ -8,6 +7,7 @@ import threading
 import numpy
 import torch
 import torch.distributed as dist
+from feature_results import write_results
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -98,16 +98,5 @@ FEATURES = {
 }
 
 
-def main():
-    results = {}
-    for name, feature in FEATURES.items():
-        try:
-            results[name] = feature()
-        except Exception as error:
-            results[name] = repr(error)
-    with open(os.environ["PROBE_OUT"] + os.environ.get("RANK", ""), "w") as file:
-        json.dump(results, file)
-
-
 if __name__ == "__main__":
-    main()
+    write_results(FEATURES)

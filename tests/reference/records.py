@@ -10,17 +10,7 @@ from ddplaunch.core.events import EVENT_TYPES
 from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.devices.command import devices_json
-from ddplaunch.features.inspect.diagnosis.inspection import (
-    ActiveCall,
-    Collective,
-    Group,
-    GroupState,
-    Inspection,
-    ProcessCondition,
-    RankInspection,
-    Thread,
-    Worker,
-)
+from ddplaunch.features.inspect.diagnosis import inspection as hangs
 from ddplaunch.features.inspect.stacks_text import stacks_to_json as stacks_json
 from ddplaunch.features.runs.ps import ObservedJob, ended_to_json, running_to_json
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, record_to_json
@@ -78,16 +68,17 @@ def stacks_fields() -> list[str]:
     return [path for path in _paths(found, "") if path.partition("[")[0] not in _inspection().to_json()]
 
 
-def _inspection() -> Inspection:
+def _inspection() -> hangs.Inspection:
     """Two ranks, of which the first waits for the second."""
+    alive = hangs.ProcessCondition.ALIVE
     frames = (Frame("load", "train.py", 1, True),)
-    collective = Collective("0", 1, "all_reduce", "", 1.0, 0.0, False, True)
-    waiting = RankInspection(
-        0, "", 1, ProcessCondition.ALIVE, threads=(Thread(frames),), answers=True, groups=(GroupState("0", 1, 0),),
-        last=(collective,), known=(Group("0", "default_pg", (0, 1)),),
-        inside=ActiveCall("all_reduce", "all_reduce", None), workers=(Worker(3, frames),),
+    waiting = hangs.RankInspection(
+        0, "", 1, alive, threads=(hangs.Thread(frames),), answers=True, groups=(hangs.GroupState("0", 1, 0),),
+        last=(hangs.Collective("0", 1, "all_reduce", "", 1.0, 0.0, False, True),),
+        known=(hangs.Group("0", "default_pg", (0, 1)),),
+        inside=hangs.ActiveCall("all_reduce", "all_reduce", None), workers=(hangs.Worker(3, frames),),
     )  # fmt: skip
-    return Inspection(1.0, (waiting, RankInspection(1, "", 2, ProcessCondition.ALIVE, answers=True)), 2)
+    return hangs.Inspection(1.0, (waiting, hangs.RankInspection(1, "", 2, alive, answers=True)), 2)
 
 
 def _record() -> RunRecord:
@@ -124,4 +115,4 @@ def failure_fields() -> tuple[list[str], list[str]]:
     blank: dict[str, Any] = dict.fromkeys(RankFailure.__struct_fields__) | {"exit_code": 1}
     first = RankFailure(**blank)
     verdict = FailureReport(first, (), (), 0, 1).to_json()
-    return list(verdict), list(verdict["first"])
+    return list(verdict), list(first.to_json())

@@ -19,11 +19,9 @@ class Cable:
         """``settings``: the ``ip`` commands, free to be repeated, that configure the interface once it is up."""
         self.switch, self.bridge, self.port = switch, bridge, port
         self.interface, self.mac, self.settings = interface, mac, settings
-        self.inside: NetworkNamespace | None = None
-        """The network namespace of the host, while the cable is plugged in."""
+        self.inside = NetworkNamespace(-1)
+        """The network namespace of the host since the cable was plugged in."""
         self._relay: subprocess.Popen[bytes] | None = None
-        self._queues = False
-        """Whether its ends have queues that limit."""
 
     def plug(self, inside: NetworkNamespace, pid: int) -> None:
         """Plug it in, at the host whose network namespace this is and ``pid`` lives in."""
@@ -37,10 +35,8 @@ class Cable:
     def pull(self) -> None:
         """Pull the cable: the interface is gone, and the faults of the cable too."""
         self._stop_relay()
-        if self.inside is not None:
+        if self.inside.fd >= 0:
             self.switch.ip(f"link del {self.port}")
-            self.inside = None
-        self._queues = False
 
     def close(self) -> None:
         """End the process that belongs to it. The kernel removes the rest with the network namespaces."""
@@ -50,39 +46,32 @@ class Cable:
             self._relay = None
 
     def cut(self) -> None:
-        """Switch the port off: the host loses its carrier."""
+        """Switch the port off: the host loses its carrier; addresses and routes stay."""
         self.switch.ip(f"link set {self.port} down")
 
     def unplug(self) -> None:
-        """Take the port out of the switch: frames vanish, the carrier stays."""
+        """Take the port out of the switch: what is sent vanishes, and the host keeps its carrier."""
         self.switch.ip(f"link set {self.port} nomaster")
 
     def link_down(self) -> None:
         """Switch the interface off inside the host."""
-        self._plugged().ip(f"link set {self.interface} down")
+        self.inside.ip(f"link set {self.interface} down")
 
     def narrow(self, rate: str) -> None:
         """Let no more through than this ("10mbit"), each way; the rest waits, and what has to wait long is lost."""
-        discipline = f"tbf rate {rate} burst 32kb latency 400ms".split()
-        self._plugged().call("tc", "qdisc", "replace", "dev", self.interface, "root", *discipline)
-        self._queues = True
-        self.switch.call("tc", "qdisc", "replace", "dev", self.port, "root", *discipline)
+        self._queue(*f"tbf rate {rate} burst 32kb latency 400ms".split())
 
     def heal(self) -> None:
         """Undo all faults of the cable."""
-        inside = self._plugged()
         self._stop_relay()
-        if self._queues:
-            inside.call("tc", "qdisc", "del", "dev", self.interface, "root")
-            self.switch.call("tc", "qdisc", "del", "dev", self.port, "root")
-            self._queues = False
+        self._queue("noqueue")
         self.switch.ip(f"link set {self.port} master {self.bridge} up")
-        inside.ip(f"link set {self.interface} up", *self.settings)
+        self.inside.ip(f"link set {self.interface} up", *self.settings)
 
-    def _plugged(self) -> NetworkNamespace:
-        if self.inside is None:
-            raise HostError(f"{self.port} is not plugged in")
-        return self.inside
+    def _queue(self, *discipline: str) -> None:
+        """Choose how packets wait at both ends."""
+        for namespace, device in ((self.inside, self.interface), (self.switch, self.port)):
+            namespace.call("tc", "qdisc", "replace", "dev", device, "root", *discipline)
 
     def delay(self, milliseconds: float) -> None:
         """Let everything take that much longer, each way.

@@ -43,9 +43,11 @@ class Host:
         self.number, self.name = number, name
         self.address, self.address6, self.address_second = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
+        self.cable = cables[0]
+        """That of eth0."""
         self._freezer = Freezer()
         self._init: subprocess.Popen[bytes] | None = None
-        self._network: NetworkNamespace | None = None
+        self._network = NetworkNamespace(-1)  # that of the last boot
         self._started: list[subprocess.Popen[Any]] = []
 
     def __repr__(self) -> str:
@@ -140,7 +142,7 @@ class Host:
         # First the cables: the kernel removes a network without holders at any time, and the cables' ends with it.
         for cable in self._cables:
             cable.pull()
-        self._let_go_of_network()
+        self._network.close()
         self._init, self._network = in_thread(self._start_init)
         # Without the detection of duplicates the hosts' link-local addresses can be used at once.
         setting, value = ("accept_dad", "0") if self._ipv6 else ("disable_ipv6", "1")
@@ -157,17 +159,13 @@ class Host:
 
     def _start_init(self) -> tuple[subprocess.Popen[bytes], NetworkNamespace]:
         us = os.pidfd_open(os.getpid())
-        settings = {
-            "hostname": self.name,
-            "files": self._files,
-            "test_process": us,
-        }
         unshare(HOST)
         network = NetworkNamespace(current_network())
+        settings = {"hostname": self.name, "files": self._files, "test_process": us}
         try:
             init = subprocess.Popen(
-                [sys.executable, "-IS", str(_INIT)],
-                stdin=subprocess.PIPE,
+                [sys.executable, "-IS", str(_INIT), json.dumps(settings)],
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[us],
@@ -178,9 +176,6 @@ class Host:
             raise
         finally:
             os.close(us)
-        assert init.stdin is not None
-        with init.stdin as pipe:
-            pipe.write(json.dumps(settings).encode())
         return init, network
 
     def power_off(self) -> None:
@@ -204,12 +199,7 @@ class Host:
         self.kill_all()
         for cable in self._cables:
             cable.close()
-        self._let_go_of_network()
-
-    def _let_go_of_network(self) -> None:
-        if self._network is not None:
-            self._network.close()
-            self._network = None
+        self._network.close()
 
     def freeze(self) -> None:
         """Stop all its processes, so that only the kernel of the host answers."""
@@ -225,34 +215,12 @@ class Host:
             raise HostError(f"{self.name} is not up")
         return self._init
 
-    # Faults of the first interface
-
-    def cut(self) -> None:
-        """Switch off the port of the switch: eth0 loses its carrier; addresses and routes stay."""
-        self._cables[0].cut()
-
-    def unplug(self) -> None:
-        """Take the port out of the switch: what is sent vanishes, and eth0 keeps its carrier."""
-        self._cables[0].unplug()
-
-    def link_down(self) -> None:
-        """``ip link set eth0 down`` on the host."""
-        self._cables[0].link_down()
-
-    def delay(self, milliseconds: float) -> None:
-        """Let everything to and from it take that much longer, so a round trip twice that."""
-        self._cables[0].delay(milliseconds)
-
-    def narrow(self, rate: str) -> None:
-        """Let no more than this ("10mbit") through to it, and from it."""
-        self._cables[0].narrow(rate)
+    # Faults in the switch and the firewall; those of the first interface are its cable's
 
     def loss(self, percent: float) -> None:
         """Lose this share of the frames in each direction, at random."""
         lost = f"numgen random mod 10000 < {round(percent * 100)} drop"
-        self._filter([f"{way} {self._cables[0].port} {lost}" for way in ("iifname", "oifname")])
-
-    # Faults of all interfaces
+        self._filter([f"{way} {self.cable.port} {lost}" for way in ("iifname", "oifname")])
 
     def drop(self, peer: Host | None = None) -> None:
         """Let the switch drop all IP packets to and from it, or those that it exchanges with one peer."""
@@ -275,11 +243,11 @@ class Host:
         """Let the switch drop IP packets of more than ``length`` bytes from it to one peer, without an answer."""
         to = ["ip6 daddr" if ":" in address else "ip daddr" for address in peer._addresses if address]
         ends = zip(to, filter(None, peer._addresses), strict=True)
-        self._filter([f"iifname {self._cables[0].port} {end} {it} meta length > {length} drop" for end, it in ends])
+        self._filter([f"iifname {self.cable.port} {end} {it} meta length > {length} drop" for end, it in ends])
 
     def slow(self, rate: str) -> None:
         """Let the switch drop what is beyond a rate ("500 kbytes/second") of what it sends and gets."""
-        port = self._cables[0].port
+        port = self.cable.port
         self._filter([f"{way} {port} limit rate over {rate} burst 1 mbytes drop" for way in ("iifname", "oifname")])
 
     def _drop(self, rules: Iterable[tuple[str, str]]) -> None:
@@ -291,7 +259,7 @@ class Host:
     def _filter(self, rules: Sequence[str]) -> None:
         """Add rules for what passes the switch."""
         chain = f"bridge faults-{self.name} forward"
-        self._cables[0].switch.nft(
+        self.cable.switch.nft(
             f"add table bridge faults-{self.name}\n"
             f"add chain {chain} {{ type filter hook forward priority 0; }}\n"
             + "".join(f"add rule {chain} {rule}\n" for rule in rules)
@@ -300,7 +268,7 @@ class Host:
     def reject(self) -> None:
         """Let the host's own firewall answer every TCP packet, in both directions, with a reset."""
         # Not a reset itself: the one for a peer has to get out.
-        self._own_network().nft(
+        self._network.nft(
             "table inet faults {\n"
             "chain in { type filter hook input priority -300; }\n"
             "chain out { type filter hook output priority -300; }\n"
@@ -311,7 +279,7 @@ class Host:
 
     def drop_loopback(self) -> None:
         """Let the host's own firewall drop what it sends to itself."""
-        self._own_network().nft(
+        self._network.nft(
             "table inet faults { chain in { type filter hook input priority -300; iifname lo drop; }; }\n"
         )
 
@@ -319,12 +287,7 @@ class Host:
         """Undo all faults of the network."""
         # "add" first, since only what is there can be deleted.
         table = f"bridge faults-{self.name}"
-        self._cables[0].switch.nft(f"add table {table}\ndelete table {table}\n")
-        self._own_network().nft("add table inet faults\ndelete table inet faults\n")
+        self.cable.switch.nft(f"add table {table}\ndelete table {table}\n")
+        self._network.nft("add table inet faults\ndelete table inet faults\n")
         for cable in self._cables:
             cable.heal()
-
-    def _own_network(self) -> NetworkNamespace:
-        if self._network is None:
-            raise HostError(f"{self.name} was never up")
-        return self._network

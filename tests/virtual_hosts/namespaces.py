@@ -7,9 +7,8 @@ child of ours, with its own exit status and its own pid, and nothing stands in b
 import ctypes
 import os
 import subprocess
-import threading
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 FS, MOUNT, UTS, IPC, PID, NET = 0x200, 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
@@ -41,21 +40,8 @@ def setns(fd: int, flags: int) -> None:
 
 def in_thread(action: Callable[[], Result]) -> Result:
     """Call a function in a new thread, whose namespaces it may change; return or raise its result."""
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            results.append(action())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(action).result()
 
 
 class NetworkNamespace:
@@ -86,12 +72,7 @@ class NetworkNamespace:
 
     def sysctl(self, name: str, value: str) -> None:
         """Set a setting below ``net``."""
-
-        def write() -> None:
-            setns(self.fd, NET)
-            Path("/proc/sys/net", name).write_text(value)
-
-        in_thread(write)
+        self.call("tee", f"/proc/sys/net/{name}", stdin=value)
 
     def close(self) -> None:
         """Close the file; the kernel removes the namespace when no process is in it."""

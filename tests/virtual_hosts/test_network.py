@@ -39,8 +39,8 @@ def test_nothing_is_left_after_close(network):
         one.run("sh", "-c", "setsid sleep 2000 >/dev/null 2>&1 &")
         pids += one.find("sleep 2000")
         one.freeze()
-        one.delay(1)
-        pids += [relay.pid] if (relay := one._cables[0]._relay) else []
+        one.cable.delay(1)
+        pids += [one.cable._relay.pid]
         other.drop()
         third.power_off()
     net.close()
@@ -58,8 +58,8 @@ def test_nothing_is_left_when_the_test_process_is_killed(network):
         pids = [host._init.pid for host in (one, other)]
         pids += [host.start(["sleep", "1000"], start_new_session=True).pid for host in (one, other)]
         one.freeze()
-        one.delay(1)
-        pids += [one._cables[0]._relay.pid] if one._cables[0]._relay else []
+        one.cable.delay(1)
+        pids += [one.cable._relay.pid]
         print(*pids, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """

@@ -166,7 +166,9 @@ class NodeMachine:
                 self._do(do.ShowFooter(f"waiting for node 0: {error}"))
             case messages.CoordinatorLost():
                 self._do(do.ReportJob())
-            case messages.StartAttempt() if self.phase is AttemptPhase.WAITING and not self._cannot_start:
+            case messages.StartAttempt() if self._cannot_start:
+                self._do(do.Send(messages.AttemptReport(message.attempt, 0, now.wall)))
+            case messages.StartAttempt() if self.phase is AttemptPhase.WAITING:
                 self.attempt = NodeAttempt(message.attempt)
                 self._do(do.PrepareAttempt(message))
             case messages.StopAttempt(attempt=attempt.number):
@@ -462,7 +464,8 @@ class NodeMachine:
         match deadline:
             case GraceOver() if self.phase in RUNNING_PHASES:
                 self._sweep(0, now)
-            case SigtermDue() if self.phase in RUNNING_PHASES:
+            case SigtermDue() if self.phase in RUNNING_PHASES and signal.SIGTERM not in self.attempt.stop_signals:
+                self.attempt.stop_signals.add(signal.SIGTERM)
                 self._do(do.StopRanks(signal.SIGTERM))
             case StopOrderLate(number=number):
                 self._stop_ranks(number, self._grace_s, now)

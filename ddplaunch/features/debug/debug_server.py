@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -179,8 +178,6 @@ class DebugServer:
                 self._left_failed |= bool(each.stopped and each.stopped.error)
                 if each.terminal:
                     each.terminal.read_output()
-                if not steps and each.timer:
-                    each.timer.cancel()
                 each.set_running(steps=steps and not each.detached)
                 if rank in self._pausing:
                     self.pause_rank(rank)
@@ -247,8 +244,6 @@ class DebugServer:
             self._resume_rank(rank, each)
 
     def _on_rank_disconnect(self, rank: int, each: Debuggee) -> None:
-        if each.timer:
-            each.timer.cancel()
         each.end_terminal()
         if each.is_active:
             each.set_running(steps=False)
@@ -269,7 +264,7 @@ class DebugServer:
 
     def _report_time_left(self, stopped: messages.RankStopped, inspection: Inspection) -> None:
         waits = [
-            (each.entered + each.timeout - time.time(), each.operation)
+            (each.entered + each.timeout - inspection.moment, each.operation)
             for rank in inspection.ranks
             for each in rank.last
             if not each.completed and each.timeout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import tempfile
@@ -15,9 +16,10 @@ from types import FrameType
 import click
 
 from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError, sanitize_line
-from ddplaunch.base.text import format_count, format_elapsed, group_consecutive, shell_quote
+from ddplaunch.base.text import format_count, format_elapsed, group_consecutive
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
+from ddplaunch.cli.target_args import current_directory
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.features.doctor import command_run
 from ddplaunch.features.doctor.fault_search import FAILURES_TO_BLAME, FaultSearch, HostFault, Hosts, TrialResult
@@ -59,6 +61,7 @@ def bisect(hosts: str | None, hostfile: str | None, timeout: float, command: Hos
     """
     if not command:
         raise UsageError("missing COMMAND", _EXAMPLE)
+    current_directory()  # raises UsageError if the runs would have none
     if shutil.which(command[0]) is None:
         raise UsageError(f"command not found: {command[0]}", _EXAMPLE)
     runner = BisectRunner(_hosts(hosts, hostfile), command, timeout)
@@ -100,7 +103,11 @@ class BisectRunner:
 
     def __init__(self, hosts: Sequence[Host], command: Hosts, timeout: float) -> None:
         self.names = tuple(host.name for host in hosts)
-        self.folder = tempfile.mkdtemp(prefix="ddplaunch-bisect-")
+        try:
+            self.folder = tempfile.mkdtemp(prefix="ddplaunch-bisect-")
+        except OSError as error:
+            hint = "export TMPDIR=FOLDER, with some free space"
+            raise UsageError(f"no folder for the logs of the runs: {error.strerror}", hint) from None
         self._host_texts = {host.name: _host_text(host) for host in hosts}
         self._command, self._timeout, self._runs = command, timeout, 0
         print_note(
@@ -126,7 +133,7 @@ class BisectRunner:
         took = format_elapsed(time.monotonic() - began)
         if isinstance(ended, str):
             click.echo("not started", err=True)
-            raise LaunchError(f"cannot run the command: {sanitize_line(ended)}", shell_quote(words)[:_TAIL_BYTES])
+            raise LaunchError(f"cannot run the command: {sanitize_line(ended)}", shlex.join(words)[:_TAIL_BYTES])
         how = ""
         if ended is None:
             outcome, how = TrialResult.FAILED, f", timeout after {format_elapsed(self._timeout)}"

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import TaggedMessage
+from ddplaunch.cli.target_args import current_directory
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, MeasureCollective, PrepareDevices
 from ddplaunch.features.doctor.connectivity import (
@@ -123,9 +124,13 @@ class Examiner:
         environ: dict[str, str],
         on_progress: Callable[[str], None],
     ) -> None:
-        """``address``: node 0's, "" for one node; ``environ``: for benchmarks; ``on_progress``: gets progress notes."""
+        """``address``: node 0's, "" for one node; ``environ``: for benchmarks; ``on_progress``: gets progress notes.
+
+        Raises UsageError if the current folder was removed.
+        """
         self._loop, self._peers, self._address, self._ports = loop, peers, address, ports
         self._report_progress = on_progress
+        self._cwd = os.fsencode(current_directory())
         self._environ = tuple(os.fsencode(f"{name}={value}") for name, value in environ.items())
         self._found = [ExaminedNode(peer.name, check=peer.check_command) for peer in peers]
         self._any_port: dict[int, int] = {}
@@ -167,8 +172,7 @@ class Examiner:
     def _collect_facts(self) -> None:
         count = len(self._peers)
         self._report_progress("examining this machine" if not self._address else f"examining {count} nodes")
-        cwd = os.fsencode(os.getcwd())
-        question = messages.DescribeNode(cwd, self._address, self._environ, new_nonce())
+        question = messages.DescribeNode(self._cwd, self._address, self._environ, new_nonce())
         seconds = START_TIMEOUT_S + 8 * REPLY_TIMEOUT_S + TORCH_IMPORT_TIMEOUT_S
         for node, facts in self._query(dict.fromkeys(range(count), question), NodeFacts, seconds).items():
             if _is_plausible(facts):
@@ -296,30 +300,30 @@ class Examiner:
         self, paths: Sequence[PathResult], flows: Sequence[Flow]
     ) -> tuple[tuple[DeviceResult, ...], tuple[CollectiveResult, ...]]:
         facts = {node: self._found[node].facts for node in self._responding_nodes()}
-        able = [node for node, each in facts.items() if each and each.torch and not each.loopback]
-        if not able:
+        with_torch = [node for node, each in facts.items() if each and each.torch and not each.loopback]
+        if not with_torch:
             return (), ()
         self._report_progress("measuring all_reduce")
-        requests = {node: self._prepare_request(node) for node in able}
-        ready = self._query(requests, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S)
-        powers = [DeviceResult(node, each.device, each.flops) for node, done in ready.items() for each in done.powers]
+        requests = {node: self._prepare_request(node) for node in with_torch}
+        replies = self._query(requests, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S)
+        powers = [DeviceResult(node, each.device, each.flops) for node, one in replies.items() for each in one.powers]
         broken = [
-            CollectiveResult((node,), len(self._devices_for(node)), self._backend_for(node), error=done.error)
-            for node, done in ready.items()
-            if done.error
+            CollectiveResult((node,), len(self._devices_for(node)), self._backend_for(node), error=reply.error)
+            for node, reply in replies.items()
+            if reply.error
         ]
-        well = [node for node, done in ready.items() if not done.error]
-        alone = self._measure_in_groups([(node,) for node in well])
+        ready = [node for node, reply in replies.items() if not reply.error]
+        alone = self._measure_in_groups([(node,) for node in ready])
         closed = {frozenset((path.source, path.target)) for path in paths if path.port == 0 and path.outcome != "ok"}
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
-        well = [node for node in well if node not in nodes_to_skip(flows)]
+        ready = [node for node in ready if node not in nodes_to_skip(flows)]
         pairs = dict[tuple[int, ...], CollectiveResult]()
-        rounds = MAX_ALL_PAIRS_NODES - 1 if len(well) <= MAX_ALL_PAIRS_NODES else PAIRS_PER_NODE
-        for pairing in round_robin_pairs(well, rounds):
-            out = _failing_nodes(pairs.values())
-            trying = [pair for pair in pairing if frozenset(pair) not in closed and out.isdisjoint(pair)]
-            alike = [(a, b) for a, b in trying if self._backend_for(a) == self._backend_for(b)]
-            pairs |= self._measure_in_groups(alike, most=1)
+        rounds = MAX_ALL_PAIRS_NODES - 1 if len(ready) <= MAX_ALL_PAIRS_NODES else PAIRS_PER_NODE
+        for pairing in round_robin_pairs(ready, rounds):
+            failing = _failing_nodes(pairs.values())
+            candidates = [pair for pair in pairing if frozenset(pair) not in closed and failing.isdisjoint(pair)]
+            same_backend = [(a, b) for a, b in candidates if self._backend_for(a) == self._backend_for(b)]
+            pairs |= self._measure_in_groups(same_backend, most=1)
         self._remeasure_slow_pairs(pairs)
         return tuple(powers), (*broken, *alone.values(), *pairs.values())
 

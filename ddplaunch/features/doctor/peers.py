@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
 import tempfile
 import time
-from typing import Any
+from typing import IO, Any
 
 from ddplaunch import __version__
 from ddplaunch.base.connection import Connection
@@ -109,13 +110,20 @@ class DoctorPeer:
         return "its connection closed"
 
 
+def _open_memory_file() -> IO[bytes]:
+    """Open a file in memory, as disks may be full; on a disk with conda's Python, which has no memfd_create."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("stderr"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 class CommandPeer(DoctorPeer):
     """A node whose process is started by a command, such as ssh or srun, and connected by its stdin and stdout."""
 
     def __init__(self, loop: EventLoop, command: NodeCommand) -> None:
         super().__init__(loop, command.host)
         self.check_command = command.test_command
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr = _open_memory_file()
         self._socket, child_socket = socket.socketpair()
         with child_socket:  # a session of its own: at Ctrl-C the doctor closes its stdin, and it exits
             end = child_socket.fileno()

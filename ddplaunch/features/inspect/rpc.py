@@ -11,7 +11,7 @@ from ddplaunch.core.messages import RpcReply
 from ddplaunch.core.net.clock_offset import ClockOffset, to_local_time
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.rpc_kind import GetOffset, Kind
-from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
+from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, RankInspection
 from ddplaunch.features.inspect.slow_rank_detector import add_slow_ranks
 
 MAX_FULL_STACK_RANKS = 128  # with more ranks, other nodes get the main threads only: the reply must fit in a frame
@@ -27,12 +27,19 @@ class InspectKind(Kind):
         return (each.rank for each in reply.ranks)
 
     def to_local_clock(self, reply: Inspection, offset: ClockOffset, now: float) -> Inspection:
-        """Convert the times at which ranks ended, by the moment of the reply: the offset may not be known yet."""
-        if not any(each.ended for each in reply.ranks):
-            return reply
-        ended = [each.ended and to_local_time(each.ended, reply.moment, now) for each in reply.ranks]
-        ranks = tuple(replace(rank, ended=moment) for rank, moment in zip(reply.ranks, ended, strict=True))
-        return replace(reply, ranks=ranks)
+        """Convert the times at which ranks ended and entered collectives.
+
+        It goes by the moment of the reply: the offset may not be known yet.
+        """
+
+        def convert(moment: float) -> float:
+            return moment and min(max(0.0, to_local_time(moment, reply.moment, now)), now)  # 0 is unknown
+
+        def convert_rank(rank: RankInspection) -> RankInspection:
+            last = tuple(replace(each, entered=convert(each.entered)) for each in rank.last)
+            return replace(rank, ended=rank.ended and convert(rank.ended), last=last)
+
+        return replace(reply, ranks=tuple(map(convert_rank, reply.ranks)))
 
     def merge(self, replies: Replies, silent_nodes: tuple[str, ...], world_size: int, now: float) -> Inspection:
         ranks = sorted((each for part in replies.values() for each in part.ranks), key=lambda each: each.rank)

@@ -11,7 +11,7 @@ import click
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.base.text import format_ranks
+from ddplaunch.base.text import format_count, format_ranks
 from ddplaunch.base.types import as_dict
 from ddplaunch.core.output.log_message import MessageKind
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection, Thread
@@ -33,12 +33,8 @@ from ddplaunch.features.inspect.diagnosis.waits import find_waits
 STACKS = MessageKind("stacks")
 """The log message with an inspection that the user has requested by a key."""
 
-MAX_LIBRARY_FRAMES = 44
-"""Characters of the path of a library's file."""
-
-MAX_USER_FRAMES = 30
-"""Shown frames of the user's own code in a stack: recursion can be deep."""
-
+MAX_PATH_CHARS = 44  # of the path of a library's file
+MAX_USER_FRAMES = 30  # of the user's own code in a stack: recursion can be deep
 _MAX_THREADS = 8
 
 
@@ -133,18 +129,19 @@ def _informative_threads(rank: RankInspection) -> list[Thread]:
 
 def _stack(thread: Thread) -> Iterator[str]:
     """Yield the lines of a stack, the innermost call first; of consecutive library frames only the innermost one."""
-    own = 0
+    left = MAX_USER_FRAMES
     for is_own, run in groupby(thread.frames, key=lambda frame: frame.own):
         frames = list(run)
         if not is_own:
             innermost = frames[0] is thread.frames[0]
             yield from (_format_library_frames(frames) if innermost else [_format_skipped(frames)])
             continue
-        for frame in frames[: max(MAX_USER_FRAMES - own, 0)]:
-            yield f"  {sanitize_line(format_location(frame))}"
-            own += 1
-        if len(frames) > MAX_USER_FRAMES:
-            yield click.style(f"  … {len(frames) - MAX_USER_FRAMES} calls more", dim=True)
+        yield from (f"  {sanitize_line(format_location(frame))}" for frame in frames[:left])
+        left -= len(frames)
+        if left < 0:
+            hidden = sum(frame.own for frame in thread.frames) - MAX_USER_FRAMES
+            yield click.style(f"  … {format_count(hidden, 'call')} more", dim=True)
+            return
 
 
 def _format_library_frames(frames: Sequence[Frame]) -> Iterator[str]:
@@ -156,8 +153,7 @@ def _format_library_frames(frames: Sequence[Frame]) -> Iterator[str]:
 
 def _format_skipped(frames: Sequence[Frame]) -> str:
     packages = dict.fromkeys(_package_name(frame.file) for frame in frames)
-    count = f"{len(frames)} call{'s' * (len(frames) > 1)}"
-    return click.style(f"  … {count} in {', '.join(list(packages)[:3])}", dim=True)
+    return click.style(f"  … {format_count(len(frames), 'call')} in {', '.join(list(packages)[:3])}", dim=True)
 
 
 def _package_name(file: str) -> str:
@@ -170,7 +166,7 @@ def _package_name(file: str) -> str:
 def _short_path(file: str) -> str:
     """Name a library's file by its package: "torch/distributed/distributed_c10d.py"."""
     short = sanitize_line(PACKAGE_PATH.sub("", file))
-    if len(short) <= MAX_LIBRARY_FRAMES:
+    if len(short) <= MAX_PATH_CHARS:
         return short
     return f"{short.partition('/')[0]}/…/{os.path.basename(short)}" if "/" in short.strip("/") else short
 

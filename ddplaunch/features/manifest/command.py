@@ -15,7 +15,7 @@ from ddplaunch.cli.target_command import SETTINGS
 from ddplaunch.features.manifest import kubernetes, values
 from ddplaunch.features.manifest.options import HEADINGS, REFUSED
 from ddplaunch.features.manifest.pod_job import NAME, TRAINJOB, PodJob, longest_name, name_from
-from ddplaunch.features.manifest.pod_spec import needs_locked_memory
+from ddplaunch.features.manifest.pod_spec import find_rdma_resource
 from ddplaunch.features.submit import batch_command
 from ddplaunch.features.submit.batch_command import JOB_NAME, BatchCommand, invalid_value
 from ddplaunch.features.submit.options import HEADINGS as OF_SUBMIT
@@ -143,8 +143,8 @@ def _find_restricted_violation(job: PodJob) -> str | None:
         return "the nodes' own network (--host-network)"
     if job.user and job.user[0] == 0:
         return "root (--run-as 0)"
-    if needs_locked_memory(job):
-        return f"locked memory, which RDMA needs (--resource {next(iter(job.resources))})"
+    if resource := find_rdma_resource(job):
+        return f"locked memory, which RDMA needs (--resource {resource})"
     folder = next((mount.source for mount in job.mounts if mount.source.startswith("/")), None)
     return f"folders of the nodes (--container-mounts {folder})" if folder else None
 

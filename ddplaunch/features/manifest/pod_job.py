@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -119,7 +120,7 @@ class PodJob(Struct, frozen=True):
 def refuse_options(job: PodJob, options: Mapping[str, str], why: str, hint: str) -> None:
     """Raise UsageError if one of these fields (mapped to its option) is set, which the kind of job does not support."""
     for name, option in options.items():
-        if getattr(job, name):
+        if (value := getattr(job, name)) or (name == "retries" and value == 0):
             raise UsageError(f"{option} does not work with --kind {job.kind}: {why}", hint)
 
 
@@ -136,7 +137,8 @@ def longest_name(nodes: int, kind: str = JOB) -> int:
 def name_from(text: str, longest: int) -> str:
     """Derive a valid job name from a target or an invalid name."""
     last = re.sub(r"\.py(?=:|$)", "", text.rpartition("/")[2].lower())
-    name = re.sub(r"[^a-z0-9]+", "-", last).strip("-")
+    without_accents = unicodedata.normalize("NFKD", last).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^a-z0-9]+", "-", without_accents).strip("-")
     if not NAME.match(name):
         name = f"job-{name}".rstrip("-")
     return name[:longest].rstrip("-")

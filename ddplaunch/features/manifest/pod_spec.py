@@ -140,15 +140,15 @@ def _resources(job: PodJob) -> dict[str, Any]:
     fields = {resources: drop_empty({"limits": limits, "requests": dict(job.requests)})}
     if job.restricted:
         fields["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    elif needs_locked_memory(job):
+    elif find_rdma_resource(job):
         context = with_comment("securityContext", "RDMA needs memory that is never swapped: locked memory.")
         fields[context] = {"capabilities": {"add": ["IPC_LOCK"]}}
     return fields
 
 
-def needs_locked_memory(job: PodJob) -> bool:
-    """Whether the container needs locked memory, for RDMA."""
-    return any(map(_RDMA_PATTERN.search, job.resources))
+def find_rdma_resource(job: PodJob) -> str | None:
+    """Return the resource for which the container needs locked memory; None if there is none."""
+    return next(filter(_RDMA_PATTERN.search, job.resources), None)
 
 
 def _has_tmp(job: PodJob) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from ddplaunch.core import events
 from ddplaunch.core.control_socket.job_status import RankState, Status
@@ -69,6 +70,8 @@ class PrometheusFile(NodeSide):
                 file.write(text)
             os.replace(draft, self._path)
         except OSError as error:
+            with suppress(OSError):
+                os.unlink(draft)
             if not self._has_failed:
                 self._has_failed = True
                 self._notify(f"cannot write --metrics {self._path}: {error.strerror}; the job continues")

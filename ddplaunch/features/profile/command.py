@@ -62,7 +62,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
     longest = TORCH_PROFILE_S if torch else MAX_PROFILE_S
     if not 0.1 <= seconds <= longest:
         raise UsageError(f"--seconds {seconds:g}: expected 0.1 to {longest}{' with --torch' if torch else ''}")
-    if not os.access(output, os.W_OK):
+    if not (os.path.isdir(output) and os.access(output, os.W_OK | os.X_OK)):
         what = f"--output {sanitize_line(output)}: there is no such folder, or it cannot be written to"
         raise UsageError(what, "name another, or leave it out")
     if batch_job := find_batch_job(run, "profile"):

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ class LauncherMessage(Struct, frozen=True):
     kind: str  # a ``MessageKind``
     text: str
     hint: str | None = None  # of an error
+    problems: tuple[Mapping[str, str], ...] = ()  # of hosts that cannot run the job: "host" and "text"
     verdict: FailureReport | None = None  # of a failure
 
 
@@ -94,7 +95,7 @@ class OutputPrinter:
         self.context.copy().run(self._print, text, name)
 
     def _print(self, text: str, name: str) -> None:
-        target = self._output or getattr(sys, name)
+        target = getattr(sys, name) if self._output is None else self._output
         if self.error is not None:
             return
         try:

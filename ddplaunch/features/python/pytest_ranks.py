@@ -62,7 +62,8 @@ class PytestRanks:
             raise failure(_text(error), pytrace=False) from None
         except (LaunchError, TypeError) as error:  # TypeError: a keyword of the marker is not an option
             self.close()
-            raise pytest.fail.Exception("\n  ".join(map(str, error.args)), pytrace=False) from None
+            lines = filter(None, (str(error), getattr(error, "hint", None)))
+            raise pytest.fail.Exception("\n  ".join(lines), pytrace=False) from None
         except pytest.fail.Exception as error:  # of pytest-timeout: the stack of this process is of no interest
             self.close()
             raise pytest.fail.Exception(error.msg, pytrace=False) from None

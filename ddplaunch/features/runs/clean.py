@@ -9,10 +9,12 @@ import time
 import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
+from ddplaunch.base.history_dir import history_dir
 from ddplaunch.base.text import format_count, format_size
 from ddplaunch.cli import locate
 from ddplaunch.cli.job_argument import RunName
 from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.cli.run_locator import describe_elsewhere
 from ddplaunch.features.runs import history_store, run_lookup
 
 
@@ -51,8 +53,10 @@ def clean(run: str | None, older_than: str | None, yes: bool, dry_run: bool) -> 
         for job in locate.list_remote_jobs():
             if not job.is_running:
                 job.remove_record()
-    still = f"; {len(running)} still running" if running else ""
-    click.echo(f"removed {format_count(removed, 'run')}, {format_size(freed)}{still}", err=True)
+    notes = [f"; {len(running)} still running"] if running else []
+    if removed < len(names):
+        notes.append(f"; {len(names) - removed} cannot be removed from {history_dir()}")
+    click.echo(f"removed {format_count(removed, 'run')}, {format_size(freed)}{''.join(notes)}", err=True)
 
 
 def _resolve_ended_run(run: str) -> str:
@@ -62,6 +66,8 @@ def _resolve_ended_run(run: str) -> str:
         run = run_lookup.find_run(run).run
     if locate.index_runs().jobs.get(run):
         raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
+    if history_store.may_be_running(run):
+        raise UsageError(*describe_elsewhere(run, history_store.hosts_elsewhere(history_store.read_node_records(run))))
     return run
 
 

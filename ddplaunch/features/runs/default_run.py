@@ -12,6 +12,7 @@ from ddplaunch.cli import locate
 from ddplaunch.cli.job_argument import RunsOnHost
 from ddplaunch.cli.target_args import current_directory
 from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs.run_lookup import socket_created_at
 
 
 def default_run(*, follow: bool = False) -> str:
@@ -29,7 +30,7 @@ def default_run(*, follow: bool = False) -> str:
             if record.cwd == folder:
                 began[name] = record.began
         elif job and _working_dir(job.pid) == folder:  # with --no-history
-            began[name] = os.stat(job.path).st_mtime
+            began[name] = socket_created_at(job)
     began |= {name: job.began for name, job in remote.items()}
     if not began:
         hint = f"name one: {join_names(known)}" if known else "ddplaunch run train.py"

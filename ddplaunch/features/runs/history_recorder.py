@@ -70,9 +70,11 @@ class HistoryRecorder(TimeTracker):
 
     def observe(self, event: Event) -> None:
         super().observe(event)
-        if self._error:
+        if self._error and self._folder is None:  # no file can be made
             return self._finish() if isinstance(event, events.JobEnded) else None
         if isinstance(event, events.AttemptPlanned):
+            if self._error:
+                self._pending.clear()  # of the attempt before
             self._plan, self._attempt = event.plan, event.attempt
             self._joined_late &= event.attempt > 0
             self._start_line = events.event_to_json(event, time.time())
@@ -139,7 +141,8 @@ class HistoryRecorder(TimeTracker):
                 except OSError:  # the disk is full
                     os.unlink(self._file, dir_fd=folder)
                     os.close(folder)
-                    os.rmdir(name, dir_fd=parent)
+                    with suppress(OSError):  # another node has its record there
+                        os.rmdir(name, dir_fd=parent)
                     raise
                 self._folder = folder
                 return
@@ -190,7 +193,9 @@ class HistoryRecorder(TimeTracker):
             self._error = error
 
     def _append_event(self) -> None:
-        head = events.event_to_json(events.AttemptsOmitted(self._left_out), time.time()) if self._left_out else b""
+        head = b"\n" if self._error else b""  # the last line may be torn
+        if self._left_out:
+            head += events.event_to_json(events.AttemptsOmitted(self._left_out), time.time())
         with os.fdopen(os.open(self._file, _FLAGS | os.O_APPEND, 0o600, dir_fd=self._folder), "wb") as file:
             self._size += file.write(b"".join([head, self._start_line, *map(_event_line, self._pending)]))
         self._start_line = b""

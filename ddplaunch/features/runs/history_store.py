@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ def list_runs() -> list[str]:
     try:
         os.close(open_history_dir(path, create=False))
         with os.scandir(path) as entries:
-            runs = [(each.stat(follow_symlinks=False).st_mtime_ns, each.name) for each in entries if _is_run(each)]
+            runs = [(modified, each.name) for each in entries if (modified := _modified_ns(each)) is not None]
     except OSError:
         return []
     taken = {name for _, name in runs}
@@ -57,9 +57,13 @@ def has_run(word: str) -> bool:
     return not {word, word + FIRST_RUN_SUFFIX}.isdisjoint(list_runs())
 
 
-def _is_run(entry: os.DirEntry[str]) -> bool:
-    own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()  # others may have been able to write here before
-    return own and entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+def _modified_ns(entry: os.DirEntry[str]) -> int | None:
+    """Return when a run's folder was changed last; None if it is none, another user's, or was removed meanwhile."""
+    with suppress(OSError):
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+            found = entry.stat(follow_symlinks=False)
+            return found.st_mtime_ns if found.st_uid == os.geteuid() else None
+    return None
 
 
 def run_dir(name: str) -> str:
@@ -129,9 +133,14 @@ def may_be_running(name: str) -> bool:
     return any(map(_node_may_be_running, read_node_records(name)))
 
 
+def hosts_elsewhere(records: Iterable[RunRecord]) -> list[str]:
+    """List the other machines on which launchers of a run still run, as far as their records show."""
+    return sorted({each.host for each in records if each.fate is RunState.RUNNING and each.host != host_name()})
+
+
 def last_known_moment(name: str) -> float:
-    """Return when a run ended, or began if the end is unknown, in seconds since the epoch; 0 without a record."""
-    return max((each.ended or each.began for each in read_node_records(name)), default=0.0)
+    """Return when a run ended or was last seen, in seconds since the epoch; 0 without a record."""
+    return max((each.last_seen for each in read_node_records(name)), default=0.0)
 
 
 def remove_run(name: str) -> bool:

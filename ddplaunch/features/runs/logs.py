@@ -22,11 +22,13 @@ from ddplaunch.base.text import describe_all_ranks
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.option_values import parse_seconds
+from ddplaunch.cli.run_locator import describe_elsewhere
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
 from ddplaunch.features.runs import rank_logs as kept
 from ddplaunch.features.runs import run_lookup
 from ddplaunch.features.runs.default_run import default_run
+from ddplaunch.features.runs.history_store import hosts_elsewhere
 from ddplaunch.features.runs.job_resolver import (
     find_recorded_run,
     job_state,
@@ -201,9 +203,9 @@ def parse_moment(text: str, now: float) -> float:
     if ago is not None and ago >= 0:
         return now - ago
     with suppress(ValueError):
-        today = datetime.fromtimestamp(now)
-        found = datetime.combine(today, clock.fromisoformat(text))
-        return (found if found <= today else found - timedelta(days=1)).timestamp()
+        time_of_day = clock.fromisoformat(text)
+        found = datetime.combine(datetime.fromtimestamp(now, time_of_day.tzinfo), time_of_day)
+        return (found if found.timestamp() <= now else found - timedelta(days=1)).timestamp()
     with suppress(ValueError, OverflowError):
         if (found := datetime.fromisoformat(text)).timestamp() <= now:
             return max(0.0, found.timestamp())
@@ -228,6 +230,8 @@ def _why_no_output(found: FoundRun) -> tuple[str, str]:
         return f"{sanitize_line(record.log_dir)} has no output of such a rank", "the folder may have been removed"
     if record and record.world_size == 1:
         return f"the only rank of {found.run} printed straight to its terminal", hint
+    if record and (hosts := hosts_elsewhere([record])):
+        return describe_elsewhere(found.run, hosts)
     if record and record.fate is RunState.LOST:
         return f"the launcher of {found.run} was killed, and the output in its memory is lost", hint
     return f"no output of {found.run} is kept here", hint

@@ -51,7 +51,7 @@ def ps(show_all: bool, as_json: bool) -> None:
     unreadable = list[str]()
     kept = _read_records((run for run, job in runs.items() if not job), unreadable)
     over = (each for each in kept if each.fate is not RunState.RUNNING)
-    recent = (each for each in over if show_all or now - (each.ended or each.began) < RECENT_S)
+    recent = (each for each in over if show_all or now - each.last_seen < RECENT_S)
     ended = list(itertools.islice(recent, None if show_all else MAX_RECENT))
     jobs = list_queued_jobs(now, everything=show_all)
     far = locate.list_remote_jobs()

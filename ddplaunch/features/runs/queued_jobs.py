@@ -108,7 +108,7 @@ def _with_ranks(found: Sequence[QueuedJob], deadline: Deadline) -> list[QueuedJo
     replies: dict[str, tuple[int | None, float | None]] = {}
 
     def query_node(job: SubmittedJob, seen: BatchJobState) -> None:
-        with suppress(ValueError):  # the site's scripts may have printed something else
+        with suppress(ValueError, TypeError, LookupError):  # the site's scripts may have printed something else
             for run in json.loads(query_node_zero(job, seen, ["ps", "--json"], deadline.left) or "[]"):
                 if str(run["run"]).startswith(job.run_prefix) and run["ended"] is None:
                     replies[job.number] = (run["world_size"], run["collectives_per_second"])

@@ -27,7 +27,7 @@ class RecordedRuns(RunIndex):
     def __init__(self, running: Sequence[RunningJob]) -> None:
         runs: dict[str, RunningJob | None] = dict.fromkeys(history_store.list_runs())
         unrecorded: dict[str, RunningJob | None] = {}
-        for job in sorted(running, key=_socket_created_at, reverse=True):
+        for job in sorted(running, key=socket_created_at, reverse=True):
             name = next((name for name in runs if name.startswith(job.run_id) and _matches(job, name)), None)
             if name:
                 other, first = runs[name], history_store.read_run_record(name)
@@ -55,8 +55,11 @@ class RecordedRuns(RunIndex):
             if record and record.run_id == run_id:
                 began[name] = record.began
             elif job and not record and job.run_id == run_id and not read_job_record(job):
-                began[name] = _socket_created_at(job)  # not a further node of a recorded run, which has no own name
+                began[name] = socket_created_at(job)  # not a further node of a recorded run, which has no own name
         return sorted(began, key=began.__getitem__, reverse=True)
+
+    def other_hosts(self, name: str) -> list[str]:
+        return history_store.hosts_elsewhere(history_store.read_node_records(name))
 
     def run_id(self, name: str) -> str:
         record = history_store.read_run_record(name)
@@ -102,10 +105,10 @@ def _matches(job: RunningJob, name: str) -> bool:
     """Whether this is the record of a job that runs, or ran until a moment ago."""
     host = host_name()
     records = (each for each in history_store.read_node_records(name) if (each.pid, each.host) == (job.pid, host))
-    return any(each.fate is RunState.RUNNING or (each.ended or 0) > _socket_created_at(job) for each in records)
+    return any(each.fate is RunState.RUNNING or (each.ended or 0) > socket_created_at(job) for each in records)
 
 
-def _socket_created_at(job: RunningJob) -> float:
+def socket_created_at(job: RunningJob) -> float:
     """Return when the control socket was made, in seconds since the epoch; 0 where it is gone."""
     try:
         return os.stat(job.path).st_mtime

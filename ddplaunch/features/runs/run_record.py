@@ -116,6 +116,11 @@ class RunRecord(Struct, frozen=True):
     spent: TimeBreakdown = TimeBreakdown()  # up to the last event that was written
     stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when its ranks were stalled, likewise
 
+    @property
+    def last_seen(self) -> float:
+        """When it ended or, where that is not recorded, the last moment at which it is known to have run."""
+        return self.ended or self.began + self.spent.wall_s
+
 
 class RecordBuilder:
     """Builds a record while its lines are read; mutable, as a frozen one would be copied for each line."""

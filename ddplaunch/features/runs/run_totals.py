@@ -65,7 +65,7 @@ def suggest_excludes(now: float) -> list[BlamedHost]:
 
 def _list_blamed_hosts(record: RunRecord) -> Iterator[tuple[str, float, str]]:
     for host in record.lost:
-        yield host, record.ended or record.began + record.spent.wall_s, "the node was lost"
+        yield host, record.last_seen, "the node was lost"
     for attempt in record.attempts:
         if attempt.verdict is None:
             continue

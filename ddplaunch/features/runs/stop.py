@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
 
 import click
 
@@ -14,7 +16,7 @@ from ddplaunch.base.text import format_count
 from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.job_argument import JobCommand, RunName
-from ddplaunch.cli.run_locator import RunningJob
+from ddplaunch.cli.run_locator import RunningJob, describe_elsewhere
 from ddplaunch.core.control_socket.job_status import RankState
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
 from ddplaunch.features.runs import history_store, run_lookup
@@ -30,6 +32,8 @@ from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks, wai
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+
+T = TypeVar("T")
 
 POLL_INTERVAL_S = 1.0
 CONTINUE_TIMEOUT_S = 2.0  # for the kernel to continue a suspended launcher
@@ -58,29 +62,28 @@ def stop(run: str | None, every: bool, now: bool) -> int:
     far = [job for job in locate.list_remote_jobs() if job.is_running and job.host == host_name()] if every else []
     if not jobs and not far:
         click.echo("you have no running jobs on this machine", err=True)
-    ending = [(job, _begin_to_stop(job, now)) for job in jobs]
-    on_hosts = [job.start_command(["stop", job.run_id, *(["--now"] if now else [])], stdin=False) for job in far]
-    for job, run_id in ending:
-        _wait_for_end(job)
-        click.echo(f"{run_id} has ended", err=True)
-    return _end_of_all(on_hosts)
+    waits, failed = _call_all(partial(_begin_to_stop, job, now) for job in jobs)
+    words = ["--now"] if now else []
+    waits += [job.start_command(["stop", job.run_id, *words], stdin=False) for job in far]
+    codes, failed_later = _call_all(waits)
+    if failed := failed_later or failed:
+        raise failed
+    return max(codes, default=0)
 
 
-def _end_of_all(waits: Sequence[Callable[[], int]]) -> int:
-    """Wait for all commands on other hosts; return the highest exit code, or raise the LaunchError of the last."""
-    codes, failed = [0], None
-    for wait_for_code in waits:
+def _call_all(calls: Iterable[Callable[[], T]]) -> tuple[list[T], LaunchError | None]:
+    """Call all; return the results, and the last LaunchError: one job that cannot be reached stops no other call."""
+    results, failed = list[T](), None
+    for call in calls:
         try:
-            codes.append(wait_for_code())
+            results.append(call())
         except LaunchError as error:
             failed = error
-    if failed:
-        raise failed
-    return max(codes)
+    return results, failed
 
 
-def _begin_to_stop(job: RunningJob, now: bool) -> str:
-    """Request a launcher to stop its job; return the job's run id."""
+def _begin_to_stop(job: RunningJob, now: bool) -> Callable[[], int]:
+    """Request a launcher to stop its job; return a function that waits for its end."""
     if is_suspended(job.pid):
         os.kill(job.pid, signal.SIGCONT)
         click.echo(f"{job.run_id} was suspended: continuing it, so that it can stop", err=True)
@@ -90,7 +93,7 @@ def _begin_to_stop(job: RunningJob, now: bool) -> str:
     status = client.send_request(job.path, StatusQuery())
     client.send_request(job.path, StopJobRequest(now))
     click.echo(f"stopping {status.run_id}: {format_count(len(status.ranks), 'rank')}", err=True)
-    return status.run_id
+    return partial(_wait_for_end, job, status.run_id)
 
 
 def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
@@ -122,8 +125,8 @@ def _cancel(job: SubmittedJob, word: str, now: bool) -> None:
     click.echo(f"job {which.text} {words}", err=True)
 
 
-def _wait_for_end(job: RunningJob) -> None:
-    """Wait for the end of a launcher, and print the number of ranks left whenever it changes."""
+def _wait_for_end(job: RunningJob, run_id: str) -> int:
+    """Wait for the end of a launcher, and print the number of ranks left whenever it changes; return 0."""
     printed = -1
     while not wait_for_end(job.pid, POLL_INTERVAL_S):
         try:
@@ -134,6 +137,8 @@ def _wait_for_end(job: RunningJob) -> None:
         if left and left != printed:
             click.echo(f"waiting for {format_count(left, 'rank')}; --now kills what is left", err=True)
             printed = left
+    click.echo(f"{run_id} has ended", err=True)
+    return 0
 
 
 @click.command(cls=JobCommand)
@@ -162,7 +167,9 @@ def wait(run: str | None) -> int:
     if code is None and record:  # the launcher has recorded its end by now
         code = record.code
     if code is None:
-        error = LaunchError(f"{name} has no exit code: its launcher was killed")
+        hosts = history_store.hosts_elsewhere([record] if record else [])
+        why = describe_elsewhere(name, hosts) if hosts else (f"{name} has no exit code: its launcher was killed",)
+        error = LaunchError(*why)
         error.exit_code = EXIT_UNAVAILABLE
         raise error
     return code

@@ -1,19 +1,20 @@
 """What the history and the inspection endpoint cost a run that is not inspected."""
 
-from tests.benchmarks.harness import OURS, Experiment, Row, Size, compare, ddplaunch, run
+from tests.benchmarks import harness as bench
 
 
-def experiment(size: Size) -> Experiment:
+def experiment(size: bench.Size) -> bench.Experiment:
     without = ("--no-inspect", "--no-history")
     other = " ".join(without)
     what = f"{size.many} ranks, with inspection and history"
-    return Experiment(
-        compare(
-            lambda launcher: run(launcher(size.many, "collective.py")),
-            **{OURS: ddplaunch(), other: ddplaunch(*without)},
+    return bench.Experiment(
+        bench.compare(
+            lambda launcher: bench.run(launcher(size.many, "collective.py")),
+            bench.OURS,
+            **{other: bench.ddplaunch(*without)},
         ),
         (
-            Row(f"{what}: the whole command", "wall", "s", other),
-            Row(f"{what}: CPU of the whole job", "cpu", "CPU-s", other),
+            bench.Row(f"{what}: the whole command", "wall", "s", other),
+            bench.Row(f"{what}: CPU of the whole job", "cpu", "CPU-s", other),
         ),
     )

@@ -4,45 +4,32 @@ import re
 import time
 from pathlib import Path
 
-from tests.benchmarks.harness import (
-    OURS,
-    TORCHRUN,
-    Experiment,
-    Job,
-    Launcher,
-    Row,
-    Size,
-    Values,
-    compare,
-    cpu_ms,
-    ddplaunch,
-    descendants,
-)
+from tests.benchmarks import harness as bench
 
 
-def _switches(pid: int) -> int:
+def _switches(pid: int) -> float:
     """How often the threads of a process went to sleep or were interrupted (context switches of both kinds)."""
     threads = Path(f"/proc/{pid}/task").glob("*/status")
-    return sum(int(each) for thread in threads for each in re.findall(r"ctxt_switches:\t(\d+)", thread.read_text()))
+    found = (re.findall(r"ctxt_switches:\t(\d+)", thread.read_text()) for thread in threads)
+    return float(sum(int(each) for both in found for each in both))
 
 
-def experiment(size: Size) -> Experiment:
-    def idled(launcher: Launcher) -> Values:
-        with Job(launcher(size.few, "collective.py"), hold=True) as job:
+def experiment(size: bench.Size) -> bench.Experiment:
+    def idled(launcher: bench.Launcher) -> bench.Values:
+        with bench.Job(launcher(size.few, "collective.py"), hold=True) as job:
             job.until("held", size.few)
             time.sleep(1.0)  # what starting up still owes
-            others = {each.pid for each in descendants(job.pid)}
+            launched = job.launchers[0].pid
+            others = {each.pid for each in bench.descendants(launched)}
             for rank in job.pids("held").values():
-                others -= {rank, *(each.pid for each in descendants(rank))}
-            watched = {"launcher": [job.pid], "zygote": sorted(others)}
-            reads = {"switches": _switches, "cpu": cpu_ms}
+                others -= {rank, *(each.pid for each in bench.descendants(rank))}
+            watched = {"launcher": [launched], **({"zygote": sorted(others)} if others else {})}
 
-            def activity() -> Values:
+            def activity() -> bench.Values:
                 return {
-                    f"{name}_{what}": float(sum(map(read, pids)))
+                    f"{name}_{what}": sum(map(read, pids))
                     for name, pids in watched.items()
-                    if pids
-                    for what, read in reads.items()
+                    for what, read in (("switches", _switches), ("cpu", bench.cpu_ms))
                 }
 
             before = activity()
@@ -53,10 +40,10 @@ def experiment(size: Size) -> Experiment:
             return values
 
     what = f"{size.few} sleeping ranks for {size.idle_s:g} s, --no-history"
-    return Experiment(
-        compare(idled, TORCHRUN, **{OURS: ddplaunch("--no-history")}),
+    return bench.Experiment(
+        bench.compare(idled, bench.TORCHRUN, **{bench.OURS: bench.ddplaunch("--no-history")}),
         tuple(
-            Row(f"{what}: {name}'s {shown}", f"{name}_{value}", unit)
+            bench.Row(f"{what}: {name}'s {shown}", f"{name}_{value}", unit)
             for name in ("launcher", "zygote")
             for value, shown, unit in (("switches", "context switches", ""), ("cpu", "CPU", "ms"))
         ),

@@ -4,43 +4,31 @@ import os
 import signal
 import time
 
-from tests.benchmarks.harness import (
-    OURS,
-    SPAWN,
-    TORCHRUN,
-    Experiment,
-    Failed,
-    Job,
-    Launcher,
-    Row,
-    Size,
-    Values,
-    compare,
-)
+from tests.benchmarks import harness as bench
 
 
-def experiment(size: Size) -> Experiment:
+def experiment(size: bench.Size) -> bench.Experiment:
     victim = size.few - 1
 
-    def gone(launcher: Launcher, variables: dict[str, str]) -> float:
+    def gone(launcher: bench.Launcher, variables: dict[str, str]) -> float:
         """Milliseconds until every process of the job is gone."""
-        with Job(launcher(size.few, "collective.py"), variables, hold=True) as job:
+        with bench.Job(launcher(size.few, "collective.py"), variables=variables, hold=True) as job:
             job.until("held", size.few)
             began = time.monotonic()
             os.kill(job.pids("held")[victim], signal.SIGKILL)
             if job.finish() == 0:
-                raise Failed("exit code 0 although a rank was killed")
+                raise bench.Failed("exit code 0 although a rank was killed")
             assert job.gone is not None
             return (job.gone - began) * 1000
 
-    def both(launcher: Launcher) -> Values:
+    def both(launcher: bench.Launcher) -> bench.Values:
         return {"asleep": gone(launcher, {}), "waiting": gone(launcher, {"BENCH_ABSENT": str(victim)})}
 
     what = f"{size.few} ranks, kill -9 of one"
-    return Experiment(
-        compare(both, OURS, TORCHRUN, SPAWN),
+    return bench.Experiment(
+        bench.compare(both, bench.OURS, bench.TORCHRUN, bench.SPAWN),
         (
-            Row(f"{what}, the others asleep: until all is gone", "asleep", "ms", TORCHRUN),
-            Row(f"{what}, the others in a collective: until all is gone", "waiting", "ms", TORCHRUN),
+            bench.Row(f"{what}, the others asleep: until all is gone", "asleep", "ms", bench.TORCHRUN),
+            bench.Row(f"{what}, the others in a collective: until all is gone", "waiting", "ms", bench.TORCHRUN),
         ),
     )

@@ -1,9 +1,15 @@
 """The memory of a whole job whose ranks idle after a collective."""
 
-from tests.benchmarks.harness import OURS, SPAWN, TORCHRUN, Experiment, Row, Size, compare, held
+from tests.benchmarks import harness as bench
 
 
-def experiment(size: Size) -> Experiment:
+def experiment(size: bench.Size) -> bench.Experiment:
     what = f"{size.many} ranks, idle: PSS of the whole job"
-    turns = compare(lambda launcher: held(launcher(size.many, "collective.py"), size.many), OURS, TORCHRUN, SPAWN)
-    return Experiment(turns, (Row(what, "memory", "MB", TORCHRUN),), rounds=3)
+    return bench.Experiment(
+        bench.compare(
+            lambda launcher: bench.held(launcher(size.many, "collective.py"), size.many),
+            *(bench.OURS, bench.TORCHRUN, bench.SPAWN),
+        ),
+        (bench.Row(what, "memory", "MB", bench.TORCHRUN),),
+        rounds=3,
+    )

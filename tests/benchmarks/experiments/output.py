@@ -4,18 +4,18 @@ import re
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.harness import OURS, Experiment, Job, Launcher, Row, Size, Values, compare, ddplaunch, torchrun
+from tests.benchmarks import harness as bench
 
 TEE = "torchrun --tee 3"
 _LINE = re.compile(rb"(?:\[(\d+)\] |\[default(\d+)\]:)rank (\d+) line (\d+) x{60} end")
 
 
-def experiment(size: Size) -> Experiment:
-    def printed(launcher: Launcher) -> Values:
+def experiment(size: bench.Size) -> bench.Experiment:
+    def printed(launcher: bench.Launcher) -> bench.Values:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "stdout"
             command = launcher(size.few, "lines.py")
-            with Job(command, {"BENCH_LINES": str(size.lines)}, hold=True, output=path) as job:
+            with bench.Job(command, variables={"BENCH_LINES": str(size.lines)}, hold=True, output=path) as job:
                 job.until("held", size.few)
                 job.release()
                 job.succeed()
@@ -24,11 +24,11 @@ def experiment(size: Size) -> Experiment:
                 return {"seconds": seconds, "damaged": _damaged(path, size.few, size.lines)}
 
     what = f"{size.few} ranks × {size.lines:,} lines with prefixes into a file"
-    return Experiment(
-        compare(printed, **{OURS: ddplaunch(), TEE: torchrun("--tee", "3")}),
+    return bench.Experiment(
+        bench.compare(printed, **{bench.OURS: bench.ddplaunch(), TEE: bench.torchrun("--tee", "3")}),
         (
-            Row(f"{what}: first line to exit", "seconds", "s", TEE),
-            Row(f"{what}: lines lost, torn, doubled or out of order", "damaged", ""),
+            bench.Row(f"{what}: first line to exit", "seconds", "s", TEE),
+            bench.Row(f"{what}: lines lost, torn, doubled or out of order", "damaged", ""),
         ),
     )
 

@@ -6,28 +6,28 @@ from ddplaunch.cli import client
 from ddplaunch.core.control_socket.socket_dir import list_sockets
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.inspect.request import InspectJobRequest
-from tests.benchmarks.harness import OURS, Experiment, Failed, Job, Row, Size, Values, ddplaunch
+from tests.benchmarks import harness as bench
 
 
 def _inspected(ranks: int) -> float:
-    with Job(ddplaunch()(ranks, "collective.py"), {"BENCH_ABSENT": "1"}, hold=True) as job:
+    with bench.Job(bench.ddplaunch()(ranks, "collective.py"), variables={"BENCH_ABSENT": "1"}, hold=True) as job:
         job.until("held", ranks)
-        (path,) = [path for path in list_sockets() if path.endswith(f".{job.pid}")]
+        (path,) = [path for path in list_sockets() if path.endswith(f".{job.launchers[0].pid}")]
         began = time.monotonic()
         found = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection
         seconds = time.monotonic() - began
         if not all(rank.threads for rank in found.ranks):
-            raise Failed("a rank without a stack")
+            raise bench.Failed("a rank without a stack")
         job.release()
         job.finish()  # with the absent rank's end the others fail
         return seconds
 
 
-def experiment(size: Size) -> Experiment:
+def experiment(size: bench.Size) -> bench.Experiment:
     sizes = (size.many, 8 * size.many)
 
-    def inspected() -> Values:
+    def inspected() -> bench.Values:
         return {f"stacks_{ranks}": _inspected(ranks) for ranks in sizes}
 
-    rows = (Row(f"stacks and collectives of {ranks} ranks", f"stacks_{ranks}", "s") for ranks in sizes)
-    return Experiment({OURS: inspected}, tuple(rows), rounds=3)
+    rows = (bench.Row(f"stacks and collectives of {ranks} ranks", f"stacks_{ranks}", "s") for ranks in sizes)
+    return bench.Experiment({bench.OURS: inspected}, tuple(rows), rounds=3)

@@ -1,11 +1,17 @@
 """A program that imports Lightning: its Trainer with DDP, four steps."""
 
-from tests.benchmarks.harness import OURS, TORCHRUN, Experiment, Row, Size, compare, run
+from tests.benchmarks import harness as bench
 
 REQUIRES = ("lightning",)
 
 
-def experiment(size: Size) -> Experiment:
+def experiment(size: bench.Size) -> bench.Experiment:
     what = f"{size.few} ranks, Lightning's Trainer, 4 steps: the whole command"
-    turns = compare(lambda launcher: run(launcher(size.few, "lightning_fit.py")), OURS, TORCHRUN)
-    return Experiment(turns, (Row(what, "wall", "s", TORCHRUN),), rounds=3)
+    return bench.Experiment(
+        bench.compare(
+            lambda launcher: bench.run(launcher(size.few, "lightning_fit.py")),
+            *(bench.OURS, bench.TORCHRUN),
+        ),
+        (bench.Row(what, "wall", "s", bench.TORCHRUN),),
+        rounds=3,
+    )

@@ -5,48 +5,37 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from tests.benchmarks.harness import (
-    LAUNCHERS,
-    OURS,
-    TORCHRUN,
-    Experiment,
-    Failed,
-    Launcher,
-    Row,
-    Size,
-    Values,
-    compare,
-    run,
-)
+from tests.benchmarks import harness as bench
 
 REQUIRES = ("trl", "peft", "datasets")
 RANKS = 2
 
 
-def _reported(launcher: Launcher) -> tuple[Values, list[bytes]]:
+def _reported(launcher: bench.Launcher) -> tuple[bench.Values, list[bytes]]:
     with tempfile.TemporaryDirectory(prefix="benchmark-reports-") as folder:
         path = Path(folder) / "stdout"
         # Sums depend on the number of threads.
-        values = run(launcher(RANKS, "trl_sft.py"), {"OMP_NUM_THREADS": "1"}, path)
+        values = bench.run(launcher(RANKS, "trl_sft.py"), {"OMP_NUM_THREADS": "1"}, path)
         reports = sorted(re.findall(rb'\{"rank".*?\}', path.read_bytes()))
     if len(reports) != RANKS:
-        raise Failed(f"{len(reports)} of {RANKS} ranks reported")
+        raise bench.Failed(f"{len(reports)} of {RANKS} ranks reported")
     return values, reports
 
 
 @cache
 def _expected() -> list[bytes]:
-    return _reported(LAUNCHERS[TORCHRUN])[1]
+    return _reported(bench.LAUNCHERS[bench.TORCHRUN])[1]
 
 
-def _compared(launcher: Launcher) -> Values:
+def _compared(launcher: bench.Launcher) -> bench.Values:
     values, reports = _reported(launcher)
     for ours, theirs in zip(reports, _expected(), strict=True):
         if ours != theirs:
-            raise Failed(f"reported {ours.decode()}, under torchrun {theirs.decode()}")
+            raise bench.Failed(f"reported {ours.decode()}, under torchrun {theirs.decode()}")
     return values
 
 
-def experiment(size: Size) -> Experiment:
+def experiment(size: bench.Size) -> bench.Experiment:
     what = f"{RANKS} ranks of trl, peft and datasets, results as under torchrun to the last digit: CPU"
-    return Experiment(compare(_compared, OURS, TORCHRUN), (Row(what, "cpu", "CPU-s", TORCHRUN),), rounds=3)
+    turns = bench.compare(_compared, bench.OURS, bench.TORCHRUN)
+    return bench.Experiment(turns, (bench.Row(what, "cpu", "CPU-s", bench.TORCHRUN),), rounds=3)

@@ -1,9 +1,12 @@
 """The shortest training: DDP and one AdamW step."""
 
-from tests.benchmarks.harness import OURS, TORCHRUN, Experiment, Row, Size, compare, run
+from tests.benchmarks import harness as bench
 
 
-def experiment(size: Size) -> Experiment:
+def experiment(size: bench.Size) -> bench.Experiment:
     what = f"{size.few} ranks, DDP and one AdamW step: command to exit"
-    trained = compare(lambda launcher: run(launcher(size.few, "ddp_step.py")), OURS, TORCHRUN)
-    return Experiment(trained, (Row(what, "wall", "s", TORCHRUN),))
+    turns = bench.compare(
+        lambda launcher: bench.run(launcher(size.few, "ddp_step.py")),
+        *(bench.OURS, bench.TORCHRUN),
+    )
+    return bench.Experiment(turns, (bench.Row(what, "wall", "s", bench.TORCHRUN),))

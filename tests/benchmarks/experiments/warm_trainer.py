@@ -3,26 +3,26 @@
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.harness import LAUNCHERS, OURS, TORCHRUN, Experiment, Job, Row, Size, Values, ddplaunch
+from tests.benchmarks import harness as bench
 
 REQUIRES = ("transformers",)
 
 
-def experiment(size: Size) -> Experiment:
+def experiment(size: bench.Size) -> bench.Experiment:
     kept = tempfile.TemporaryDirectory(prefix="benchmark-warm-")
 
-    def stepped(command: list[str], folder: Path | None = None) -> Values:
-        with Job(command, folder=folder) as job:
+    def stepped(launcher: bench.Launcher, folder: Path | None = None) -> bench.Values:
+        with bench.Job(launcher(size.many, "hf_trainer.py"), folder=folder) as job:
             job.until("step", size.many)
             job.succeed()
             return {"step": min(job.times("step")) - job.began}
 
     what = f"{size.many} ranks, Hugging Face's Trainer, --warm: from the command to the first step"
-    return Experiment(
+    return bench.Experiment(
         {
-            OURS: lambda: stepped(ddplaunch("--warm")(size.many, "hf_trainer.py"), Path(kept.name)),
-            TORCHRUN: lambda: stepped(LAUNCHERS[TORCHRUN](size.many, "hf_trainer.py")),
+            bench.OURS: lambda: stepped(bench.ddplaunch("--warm"), Path(kept.name)),
+            bench.TORCHRUN: lambda: stepped(bench.LAUNCHERS[bench.TORCHRUN]),
         },
-        (Row(what, "step", "s", TORCHRUN),),
+        (bench.Row(what, "step", "s", bench.TORCHRUN),),
         rounds=3,
     )

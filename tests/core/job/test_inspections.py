@@ -6,11 +6,20 @@ import signal
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.core import messages
 from ddplaunch.core.messages import RanksInspected, RpcReply, RpcRequest
-from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection, ProcessCondition, RankInspection
+from ddplaunch.features.inspect.diagnosis.inspection import (
+    Collective,
+    Detail,
+    GroupState,
+    Inspection,
+    ProcessCondition,
+    RankInspection,
+)
+from ddplaunch.features.inspect.diagnosis.stack_groups import group_ranks
 from ddplaunch.features.inspect.job.inspect_job import BEFORE_STOP_TIMEOUT_S
 from tests.core.job.test_machine import Job
 
@@ -93,7 +102,7 @@ def test_secondary_failures_are_inspected_in_more_detail(job):
 
 
 def test_an_ended_attempt_waits_for_its_inspection(job):
-    """Its verdict names the rank that the others waited for."""
+    """The report needs the inspection: it names the rank that the others waited for."""
     for number in (0, 1):
         job.fail(number, 2 * number, message="RuntimeError: Connection closed by peer")
     for number in (0, 1):
@@ -114,7 +123,7 @@ def test_an_inspection_does_not_wait_for_a_lost_node(job):
 
 
 def test_a_node_that_is_lost_during_an_inspection_is_the_cause(job):
-    """A rank's closed connection is a consequence of the lost node."""
+    """The report names the lost node, not the rank whose connection closed because of it."""
     job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
     job.send(0, found(list_requests(job)[0][1].serial, 0, 1))
     job.send(0, messages.AttemptReport(0, 1, 0.0))
@@ -139,3 +148,35 @@ def test_a_report_about_ranks_of_another_node_is_a_protocol_error(job):
     job.fail(0, 0)
     with pytest.raises(ProtocolError):
         job.send(1, found(list_requests(job)[0][1].serial, 0))
+
+
+def inspected(number, moment, idle):
+    """The reply of a node at this time of its clock: its ranks have waited for 30 s, except the idle ones."""
+    last = Collective("0", 5, "all_reduce", "", 600.0, moment - 30, completed=False, alone=True)
+    at_work = RankInspection(0, f"n{number}", 1, ProcessCondition.ALIVE, answers=True, groups=(GroupState("0", 4, 4),))
+    waits = replace(at_work, groups=(GroupState("0", 5, 4),), last=(last,))
+    ranks = (replace(at_work if rank in idle else waits, rank=rank) for rank in (2 * number, 2 * number + 1))
+    return Inspection(moment, tuple(ranks), 4)
+
+
+def test_waiting_times_do_not_depend_on_the_clocks_of_the_hosts(job):
+    job.send(1, RpcRequest(7, "inspect", 3.0, Detail.WAITS))
+    serial = list_requests(job)[0][1].serial
+    for number, ahead in ((0, 0.0), (1, -300.0)):
+        job.send(number, RpcReply(serial, "inspect", inspected(number, time.time() + ahead, idle=[3])))
+    groups = group_ranks(job.sent[-1][1].payload)
+    assert [(each.ranks, each.waited_s and round(each.waited_s, -1)) for each in groups] == [
+        ((3,), None),
+        ((0, 1, 2), 30),
+    ]
+
+
+def test_a_report_names_the_hosts_of_all_ranks_that_the_others_waited_for(job):
+    job.fail(0, 0, message="RuntimeError: Connection closed by peer")
+    serial = list_requests(job)[0][1].serial
+    for number in (0, 1):
+        job.send(number, RpcReply(serial, "inspect", inspected(number, 100.0, idle=[1, 2])))
+        job.send(number, messages.AttemptReport(0, 1, 0.0))
+    ends = [message for _, message in job.sent if isinstance(message, messages.EndJob)]
+    blame = "ranks 1, 2 did not enter all_reduce #5, which 2 ranks waited for (on n0, n1)"
+    assert [each.outcome.verdict.blame for each in ends] == [blame, blame]

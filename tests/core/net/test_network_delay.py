@@ -21,7 +21,7 @@ DELAY = 20  # milliseconds, each way
 def run(network, tmp_path):
     """Run a job of one rank on each of two hosts, the second with a clock of its own; return node 0's stderr."""
     hosts = network(2).hosts
-    hosts[1].delay(DELAY)
+    hosts[1].cable.delay(DELAY)
     write_program(tmp_path, "program.py", PROGRAM)
     environ = clean_environment(skewed_environment(tmp_path, 50))
     executable = launcher_with_constant(tmp_path, LONG, 0.5)

@@ -11,15 +11,7 @@ import pytest
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.system.network.reserved_port import ReservedPort, check_loopback
-from tests.conftest import (
-    PROGRAMS,
-    ddplaunch_command,
-    free_port,
-    is_alive,
-    run_command,
-    wait_until,
-    write_program,
-)
+from tests.conftest import PROGRAMS, ddplaunch_command, free_port, is_alive, run_command, wait_until, write_program
 from tests.start_modes import EXEC, FORKED
 
 

@@ -2,15 +2,7 @@
 
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.failures import FailureReport, RankFailure
-from ddplaunch.features.inspect.diagnosis.inspection import (
-    Collective,
-    Group,
-    GroupState,
-    Inspection,
-    ProcessCondition,
-    RankInspection,
-    Thread,
-)
+from ddplaunch.features.inspect.diagnosis import inspection as hangs
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
 
 BEGAN = 1_795_362_600.0
@@ -30,26 +22,26 @@ def verdict(rank: int, ranks: int, message: str, attempt: int) -> FailureReport:
     return FailureReport(first, (), (), ranks - 1, ranks)
 
 
-def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -> Inspection:
+def inspection(ranks: int, absent: int, moment: float, where: str = "data.py") -> hangs.Inspection:
     """Return an inspection in which all ranks but one wait in a collective."""
 
-    def one(rank: int) -> RankInspection:
+    def one(rank: int) -> hangs.RankInspection:
         entered = 4120 if rank == absent else 4121
-        last = Collective("0", entered, "all_reduce", "float32[6]", 600.0, moment - 9, rank == absent, True)
+        last = hangs.Collective("0", entered, "all_reduce", "float32[6]", 600.0, moment - 9, rank == absent, True)
         frames = (Frame("load_batch", where, 31, True), *_LOOP) if rank == absent else (_TORCH, *_LOOP)
-        return RankInspection(
+        return hangs.RankInspection(
             rank,
             f"n{rank // 8}",
             4000 + rank,
-            ProcessCondition.ALIVE,
-            threads=(Thread(frames),),
+            hangs.ProcessCondition.ALIVE,
+            threads=(hangs.Thread(frames),),
             answers=True,
-            groups=(GroupState("0", entered, 4120),),
+            groups=(hangs.GroupState("0", entered, 4120),),
             last=(last,),
-            known=(Group("0", "default_pg", tuple(range(ranks))),),
+            known=(hangs.Group("0", "default_pg", tuple(range(ranks))),),
         )
 
-    return Inspection(moment, tuple(map(one, range(ranks))), ranks)
+    return hangs.Inspection(moment, tuple(map(one, range(ranks))), ranks)
 
 
 def record(

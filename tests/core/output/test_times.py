@@ -65,6 +65,12 @@ def test_times_that_users_type(text, expected):
     assert parse_moment(text, now) == datetime.fromisoformat(expected).timestamp()
 
 
+def test_a_time_of_day_with_its_time_zone():
+    now = datetime.fromisoformat("2026-11-26 12:00:00+00:00").timestamp()
+    for text, day in (("11:30+05:00", 26), ("23:30+05:00", 25)):
+        assert parse_moment(text, now) == datetime.fromisoformat(f"2026-11-{day} {text}").timestamp()
+
+
 @pytest.mark.parametrize("text", ["", "-5m", "yesterday", "2099-01-01", "25:00"])
 def test_invalid_times_are_refused(text):
     with pytest.raises(UsageError, match="expected a time in the past, like 10m, 14:30 or 2026-11-26 14:30"):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,7 +22,7 @@ def look(folder, *words, env=None):
 
 @pytest.mark.ci
 def test_the_report_of_one_machine_and_its_comparison_with_a_saved_one(tmp_path):
-    """What was saved, made a hundred times better, is reported: three figures of one machine."""
+    """Measurements that were saved and then made a hundred times better are reported as slower now."""
     code, page, found = look(tmp_path, "--save", "saved.json")
     assert found == "ddplaunch: examining this machine\nddplaunch: measuring all_reduce\n"
     assert code == bool(re.search(r"^\d+ errors?\b", page, re.MULTILINE))
@@ -46,7 +45,7 @@ def test_the_report_of_one_machine_and_its_comparison_with_a_saved_one(tmp_path)
 
 @pytest.mark.ci
 def test_gpus_with_errors_and_a_lost_gpu(tmp_path, fake_nvml):
-    """More closely, too: all collectives."""
+    """Errors of GPUs and a lost GPU are findings, and ``--thorough`` measures all collectives."""
     env = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
     code, out, stderr = look(tmp_path, "--thorough", "--json", env=env)
     found = json.loads(out)
@@ -72,11 +71,14 @@ def test_gpus_with_errors_and_a_lost_gpu(tmp_path, fake_nvml):
     assert f"ddplaunch: measuring {names[-1]} of larger tensors\n" in stderr
 
 
-def test_a_tmpdir_where_nothing_can_be_written(run_in_fork, tmp_path):
-    """Python silently uses the next folder; /proc stands in for a full one, as root can write elsewhere."""
+def test_a_machine_where_nothing_can_be_written(tmp_path):
+    """The doctor needs no disk itself, and names the folders; a limit of file sizes stands in for full disks."""
     write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
-    done = run_in_fork("doctor", "--json", cwd=Path("/"), env={"TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)})
+    command = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *ddplaunch_command("doctor", "--json")]
+    done = run_command(command, "/", {"TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)})
     found = json.loads(done.stdout)
+    (of_torch,) = [each for each in found["findings"] if "not today" in each["text"]]
+    assert of_torch["hint"] == "see: python -c 'import torch'"
     (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]
     assert (done.returncode, wrong["severity"]) == (1, "error")
     assert wrong["text"].startswith("cannot write to TMPDIR: ")

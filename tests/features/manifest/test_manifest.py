@@ -139,7 +139,7 @@ def test_a_name_of_its_own_each_time(spec):
 
 
 TRAINJOBS = {
-    "--nodes 1:2": "--nodes as a range", "--backoff-limit 3": "--backoff-limit", "--ttl 60s": "--ttl",
+    "--nodes 1:2": "--nodes as a range", "--backoff-limit 0": "--backoff-limit", "--ttl 60s": "--ttl",
     "--gang volcano": "--gang", "--spread zone": "--spread", "--image-pull-policy Always": "--image-pull-policy",
     "--env-secret all": "--env-secret without a NAME",
 }  # fmt: skip
@@ -221,7 +221,7 @@ TRAINJOBS = {
         (f"{ASKED} --restricted --host-network train.py",
          ("--restricted does not allow", "--host-network")),
         (f"{ASKED} --restricted --run-as 0 train.py", ("does not allow root (--run-as 0)",)),
-        (f"{ASKED} --restricted --resource rdma/hca=8 train.py", ("does not allow locked memory",)),
+        (f"{ASKED} --restricted --resource a/b=1 --resource rdma/hca=8 train.py", ("(--resource rdma/hca)",)),
         (f"{ASKED} --restricted --container-mounts /d:/d train.py", ("folders of the nodes (--container-mounts /d)",)),
         (f"{ASKED} --ttl 0 train.py", ("--ttl 0: expected a time above 0", "leave it out to keep the job")),
         (f"{ASKED} --env-secret A=b train.py", ("--env-secret A=b: expected SECRET", "NAME=SECRET:KEY")),

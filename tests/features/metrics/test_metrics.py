@@ -67,6 +67,17 @@ def test_metrics_of_ranks_are_removed_at_the_end(tmp_path):
     assert notes == []
 
 
+def test_a_file_that_cannot_be_replaced_leaves_no_draft(tmp_path):
+    notes: list[str] = []
+    path = tmp_path / "job.prom"
+    path.mkdir()
+    file = PrometheusFile(str(path), lambda: STATUS, notes.append)
+    for code in (0, 1):
+        file.observe(events.JobEnded(code, None))
+    assert notes == [f"cannot write --metrics {path}: Is a directory; the job continues"]
+    assert os.listdir(tmp_path) == ["job.prom"]
+
+
 @pytest.mark.slow
 def test_a_run_writes_the_file(run_ddplaunch, tmp_path):
     write_program(tmp_path, "t.py", "print(open('job.prom').read())")

@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 
 def test_parameters_get_rank_values_by_name(python: Python):
-    """By name as with ``ddplaunch run``; positional arguments are for the other parameters."""
+    """Parameters get values by name as with ``ddplaunch run``; positional arguments fill the others."""
     assert python(INJECTED).splitlines() == [
         "(0.1, 1, 2, 'cpu', 1)",
         "(0.2, 7, 2, 'cpu', 1)",
@@ -207,6 +207,31 @@ for call in {list(REFUSED)!r}:
     assert python(body).splitlines() == [*REFUSED.values()]
 
 
+def test_hosts_that_cannot_be_reached_are_named(python: Python, tmp_path: Path):
+    """The error of a job over SSH has a line for each host, and a traceback shows the hint of an error."""
+    write_program(tmp_path, "bin/ssh", '#!/bin/sh\n[ "$1" = -G ] || { echo "no route to it" >&2; exit 255; }\n').chmod(
+        0o755
+    )
+    body = """
+import traceback
+
+for keywords in ({"hosts": "n1:1,n2:1"}, {"nproc": 0}):
+    try:
+        launch(rank, **keywords)
+    except LaunchError as error:
+        print(*traceback.format_exception_only(error), sep="", end="")
+"""
+    found = python(body, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    expected = [
+        "ddplaunch.base.errors.LaunchError: 2 of 2 hosts cannot run the job; nothing was started",
+        "  n1: no route to it",
+        "  n2: no route to it",
+        "ddplaunch.base.errors.UsageError: --nproc 0: a node runs at least one process",
+        *["--nproc 1"] * (sys.version_info >= (3, 11)),
+    ]
+    assert found.splitlines() == expected
+
+
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_hang_is_explained(python: Python):
@@ -242,7 +267,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_stream_that_raises(python: Python):
-    """The ranks end, and the caller gets the exception. Text that the stream cannot encode is escaped."""
+    """An exception of the stream ``output`` ends the ranks and reaches the caller; what it cannot encode is escaped."""
     body = """
 import io
 
@@ -357,7 +382,6 @@ launch(wait, nproc=2, preload="threading")
 
 
 def test_keywords_are_the_options_of_run():
-    """One table: what type checkers see is held to it here."""
     typed = {each.name for each in OPTIONS if not each.is_argument}
     assert set(Keywords.__annotations__) == typed - set(launched_job._UNSUPPORTED_KEYWORDS)
 

@@ -1,5 +1,6 @@
 """Tests of the history: what a real run records in the user's folder, also under faults."""
 
+import errno
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,50 @@ def test_a_full_disk_and_one_that_cannot_be_written(tmp_path):
     assert (fixed.returncode, fixed.stderr.count("history")) == (1, 0)
 
 
+def test_a_run_is_recorded_to_its_end_if_its_output_does_not_fit_on_the_disk(state, monkeypatch):
+    def save_outputs(recorder: HistoryRecorder, limit: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(HistoryRecorder, "_save_outputs", save_outputs)
+    notes: list[str] = []
+    recorder = HistoryRecorder(plan(), lambda rank: b"", lambda: None, notes.append)
+    for event in (
+        *(events.AttemptPlanned(plan(), 0), events.RankExited(1, 101, 1, 0), events.Restarting(1, 0.0, "again", None)),
+        *(events.AttemptPlanned(plan(), 1), events.JobEnded(0, None)),
+    ):
+        recorder.observe(event)
+    assert (only().fate, [each.number for each in only().attempts]) == (RunState.DONE, [0, 1])
+    assert notes == ["the record of this run in the history is incomplete: No space left on device"]
+
+
+def test_the_reason_of_an_incomplete_record_is_the_first_error(state, monkeypatch):
+    keep(node=1)
+
+    def write_header(recorder: HistoryRecorder) -> dict[str, object]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(HistoryRecorder, "_build_header", write_header)
+    with pytest.raises(pytest.fail.Exception, match="incomplete: No space left on device"):
+        keep()
+    assert [each.node_rank for each in history_store.read_node_records("r")] == [1]
+
+
+def test_a_run_that_is_removed_while_runs_are_listed(state, monkeypatch):
+    for name in ("a", "b", "c"):
+        keep(run_id=name)
+    scan = os.scandir
+
+    @contextmanager
+    def scandir(path):
+        with scan(path) as entries:
+            found = [*entries]
+        os.rename(history_store.run_dir("b"), state / "removed")
+        yield found
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert sorted(history_store.list_runs()) == ["a", "c"]
+
+
 def test_the_nodes_of_a_job_on_one_file_system(state):
     for node in range(4):
         keep(f"node-{node}", node=node)
@@ -268,7 +314,7 @@ def test_a_line_that_makes_no_sense_is_passed_over(state, line):
 
 
 def test_very_many_attempts_take_no_longer_than_few_each():
-    """A file that another program wrote: nothing of the record is copied for each of its lines."""
+    """The time is linear in the lines of the file."""
     head = {"run_id": "r", "target": "t", "argv": [], "host": "h", "cwd": "/", "pid": 1, "began": 1.0}
     begun = {"event": "begun", "attempt": 0, "node_rank": 0, "nnodes": 1, "world_size": 1, "ranks": [[0, "h"]]}
     happened = [json.dumps({"time": 2.0, **each}) for each in (begun, {"event": "note", "text": "x"})] * 20_000

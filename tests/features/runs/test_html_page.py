@@ -3,12 +3,14 @@
 import os
 import re
 import time
+from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.base.errors import host_name
 from ddplaunch.cli import client
 from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
@@ -18,7 +20,7 @@ from ddplaunch.features.runs.html_report import render_page
 from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
-from ddplaunch.features.runs.html_report.page_run import PageInputs
+from ddplaunch.features.runs.html_report.page_run import PageInputs, PageRun, time_of_day
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
@@ -122,7 +124,7 @@ def test_the_last_lines_of_the_first_to_fail_come_first():
 
 
 def test_last_lines_of_an_earlier_attempt_say_so():
-    """The history has no last lines of ranks that succeed."""
+    """The history has no output of ranks that succeed."""
     earlier = replace(lived(4, 3), printed_in=1)
     assert "Last lines of the ranks, in attempt 1" in Elements(render_page([record(4, 3)], earlier)).text
     assert "in attempt" not in Elements(render_page([record(4, 3)], replace(earlier, printed_in=2))).text
@@ -197,7 +199,7 @@ def test_a_rank_that_only_waited_is_not_shown_as_the_first_cause():
 
 
 def test_the_rank_that_a_time_limit_blames_is_shown_as_failed():
-    """The first failure, which was later killed by ddplaunch and by no other program."""
+    """The signal by which ddplaunch ended it later is not the reason."""
     whole = record(4)
     first = replace(whole.verdict.first, exit_code=124, message="the job stalled")
     blamed = replace(whole.verdict, first=first, blame="no progress for 5m00s")
@@ -238,8 +240,37 @@ def test_a_run_that_goes_on_or_was_lost():
     assert "was running" in elements.text
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([{"ended": 70.0}], 70),
+        ([{"ended": 70.0}, {"ended": None}, {"ended": 80.0}], 80),
+        ([{}], 50),
+        ([{"attempts": ()}], 40),
+        ([{"attempts": (), "inspections": ()}, {"attempts": (), "inspections": ()}], 0),
+        ([{"attempts": (), "inspections": (), "spent": TimeBreakdown(steady=30)}], 30),
+        ([{"fate": RunState.RUNNING}], 100),
+    ],
+)
+def test_the_page_ends_with_the_last_known_moment(monkeypatch, changes, expected):
+    """Of a lost run, the last of: its begin, its time spent, its ranks' ends, its inspections."""
+    monkeypatch.setattr(time, "time", lambda: BEGAN + 100)
+    (attempt,) = record(1).attempts
+    rank = replace(attempt.ranks[0], ended=BEGAN + 50)
+    lost = replace(
+        record(1),
+        ended=None,
+        fate=RunState.LOST,
+        attempts=(replace(attempt, ranks=(rank,)),),
+        inspections=(inspection(1, 0, BEGAN + 40),),
+    )
+    nodes = [replace(lost, **{**each, "ended": each.get("ended") and BEGAN + each["ended"]}) for each in changes]
+    page = PageRun.from_records(nodes, PageInputs())
+    assert (page.ended - BEGAN, page.total) == (expected, max(expected, 1e-3))
+
+
 def test_an_attempt_that_goes_on(monkeypatch):
-    """The history has its beginning, the launcher how its ranks stand, the readings what they used."""
+    """The page merges the history, the state from the launcher, and the usage from samples."""
     whole = record(2)
     (only,) = whole.attempts
     begun = tuple(RankRecord(each.rank, each.host, 70 + each.rank, BEGAN + 5) for each in only.ranks)
@@ -254,7 +285,11 @@ def test_an_attempt_that_goes_on(monkeypatch):
     monkeypatch.setattr(client, "send_request", lambda path, request, timeout: replies[type(request)])
     rows = tuple(one(rank, 15) for rank in (0, 1))
     known = PageInputs(([NodeSample(BEGAN + 77, 10.0, 1, rows)],))
-    (seen,) = with_live_state(FoundRun("r", RunningJob("door", "r", whole.pid), kept), [kept], known)
+    kept = replace(kept, host=host_name())
+    of_another_host = replace(kept, node_rank=1, host="n1")
+    found = FoundRun("r", RunningJob("door", "r", whole.pid), kept)
+    seen, other = with_live_state(found, [kept, of_another_host], known)
+    assert other == of_another_host
     assert (seen.attempts[0], len(seen.attempts), len(seen.inspections)) == (only, 2, 2)
     first, second = seen.attempts[1].ranks
     assert (first.pid, first.code, first.ended, first.peak_memory) == (70, None, None, 2_150_000_000)
@@ -284,6 +319,17 @@ def test_ranks_of_a_large_job_that_fared_alike_share_a_row():
     assert elements.count("rect", "stopped") == 6
     assert "3–511" in elements.text
     assert len(text) < 500_000
+
+
+@pytest.mark.parametrize(("zone", "text"), [("XXX+5", "12:00:00 -05:00"), ("XXX-1", "18:00:00 +01:00")])
+def test_times_have_the_offset_of_their_zone(zone, text, monkeypatch):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert time_of_day(datetime(2026, 11, 22, 17, tzinfo=timezone.utc).timestamp()) == f"2026-11-22 {text}"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_impossible_times_are_shown_as_unknown():

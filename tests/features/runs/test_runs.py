@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,16 @@ from click.testing import CliRunner
 from ddplaunch.base.text import display_width
 from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding
+from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.cli.text_table import short_target
-from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs import history_store, queued_jobs
 from ddplaunch.features.runs.output_request import last_lines
+from ddplaunch.features.runs.queued_jobs import QueuedJob
 from ddplaunch.features.runs.rank_logs import read_last_lines
 from ddplaunch.features.runs.stop import stop, wait
 from ddplaunch.system.processes.proc_utils import is_suspended
+from ddplaunch.system.schedulers.scheduler import BatchJobState, Deadline
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from tests.conftest import (
     NEWEST,
     clean_environment,
@@ -114,7 +120,7 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
 
 @pytest.mark.slow
 def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_path):
-    """While it runs, node 0 has its name, and the other is found by its pid; then each has kept its own ranks."""
+    """While it runs, node 0 has the name, and the other its pid; both record their own ranks."""
     write_program(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
     port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = ("--nnodes", "2", "--nproc", "2", *port, "--run-id", NAME, *LIGHT, "ends.py")
@@ -245,7 +251,7 @@ PRINTS = """
 
 
 def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_path):
-    """Wherever they stand in the output of each rank."""
+    """Equal lines are merged wherever they are in the output of each rank."""
     write_program(tmp_path, "ends.py", PRINTS)
     run_ddplaunch("run", "--nproc", "3", "--run-id", MINE, "--log-dir", "logs", *LIGHT, "ends.py")
     assert run_in_fork("logs", MINE, cwd=Path("/")).stdout.count("start\n") == 3
@@ -257,7 +263,7 @@ def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
 def test_following_a_job_to_its_end(running, words):
-    """Also with merged lines. A reader that leaves early causes no error."""
+    """A reader that leaves early causes no error."""
     job = running(*words)
 
     def follow(*more: str) -> "subprocess.Popen[str]":
@@ -380,6 +386,30 @@ def test_clean_removes_ended_runs_and_refuses_a_running_one(running, run_in_fork
     assert history_store.list_runs() == [NAME]
 
 
+def test_a_lost_run_is_as_old_as_its_last_event(run_in_fork):
+    keep(run_id="lost")
+    path = Path(history_store.run_dir("lost")) / "node-0.jsonl"
+    head, *lines = path.read_text().splitlines()
+    began = {**json.loads(head), "began": time.time() - 3 * 86400, "born": 1}
+    path.write_text("\n".join([json.dumps(began), *lines[:-1], ""]))
+    assert row(run_in_fork("ps").stdout, "lost")[1] == "lost"
+    assert run_in_fork("clean", "--older-than", "1d", "--dry-run").stdout == ""
+
+
+def test_a_reply_of_another_version_on_node_0_is_ignored(monkeypatch):
+    job = SubmittedJob(
+        number="7", cluster=None, name="t", target="t.py", nodes=1, array=None, cwd="", log="", run_id=None,
+        python=sys.executable, image=None, moment=0.0,
+    )  # fmt: skip
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    seen = QueuedJob(job, "is running", None, BatchJobState("is running", is_running=True))
+    for reply in ('[{"run": "7.1"}]', '{"error": 1}', "[1]", "hello"):
+        monkeypatch.setattr(queued_jobs, "query_node_zero", lambda *words, reply=reply: reply)
+        assert queued_jobs._with_ranks([seen], Deadline(5)) == [seen]
+    assert errors == []
+
+
 def test_clean_asks_at_a_terminal(tmp_path):
     for name in ("a", "b"):
         keep(run_id=name)
@@ -436,7 +466,7 @@ def test_last_lines(data, count, last):
 
 @pytest.mark.slow
 def test_stop_all(running, monkeypatch):
-    """Only of these two jobs here: jobs of virtual hosts are seen too, by their folder in /tmp."""
+    """Jobs of virtual hosts on this machine are left out: their folder in /tmp is shared."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
@@ -447,6 +477,31 @@ def test_stop_all(running, monkeypatch):
     assert "was suspended: " in done.stderr
     assert done.stderr.count(" has ended\n") == 2
     assert [job.wait() for job in jobs] == [130, 130]
+
+
+def test_stop_all_reaches_the_other_jobs_if_one_has_just_ended(running, monkeypatch, tmp_path):
+    job = running()
+    gone = RunningJob(str(tmp_path / "gone.1"), "gone", 1)
+    jobs = [gone, *(each for each in locate.list_running() if each.pid == job.process.pid)]
+    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: jobs)
+    done = CliRunner().invoke(stop, ["--all"])
+    assert isinstance(done.exception, JobNotResponding)
+    assert done.stderr.endswith(f"{NAME} has ended\n")
+    assert job.wait() == 130
+
+
+def test_a_run_on_another_machine_that_shares_the_home(run_in_fork):
+    keep(run_id="far")
+    path = Path(history_store.run_dir("far")) / "node-0.jsonl"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(head), "host": "n7"}), *lines[:-1], ""]))
+    for command, code in (("wait", 69), ("logs", 1), ("clean", 2), ("stop", 2), ("stacks", 2), ("debug", 2)):
+        done = run_in_fork(command, "far")
+        assert (done.returncode, done.stderr) == (
+            code,
+            "Error: far runs on n7, not on this machine\n  type the command on n7\n",
+        )
+    assert "far: running\n" in run_in_fork("report", "far").stdout
 
 
 @pytest.mark.parametrize(
@@ -499,7 +554,7 @@ def test_another_user_sees_and_reaches_nothing(running):
 
 
 def test_bytes_that_are_not_utf_8(run_ddplaunch, run_in_fork, tmp_path):
-    """In an argument, and in the names of folders: a run is kept with them, and its log folder is found."""
+    """A run with such arguments and folders is recorded, and its log folder is found."""
     folder = tmp_path / os.fsdecode(b"b\xff")
     folder.mkdir()
     write_program(folder, "t.py", "import os, sys\nprint(os.fsencode(sys.argv[1]))\nraise ValueError(sys.argv[1])")

@@ -61,8 +61,10 @@ def read_torch() -> TorchFacts:
 
 def _find_problems(name: str, facts: NodeFacts) -> Findings:
     if facts.torch is None:
-        hint = "install torch for this Python: pip install torch"
-        yield Finding(Severity.ERROR, name, facts.torch_error or "no torch", hint)
+        text = facts.torch_error or "no torch"
+        is_missing = text.endswith(("no torch", "No module named 'torch'"))
+        hint = "install torch for this Python: pip install torch" if is_missing else "see: python -c 'import torch'"
+        yield Finding(Severity.ERROR, name, text, hint)
         return
     if facts.gpus and not facts.torch.cuda and any(gpu.driver for gpu in facts.gpus):
         gpus = f"{len(facts.gpus)} GPU{'s' * (len(facts.gpus) > 1)}"

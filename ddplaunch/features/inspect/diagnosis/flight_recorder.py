@@ -114,7 +114,7 @@ def parse_group_counts(reply: bytes) -> dict[Group, int]:
     try:
         for name, description, ranks, count in islice(json.loads(reply), MAX_GROUPS):
             found[Group(sanitize_line(str(name)), sanitize_line(str(description)), tuple(map(int, ranks)))] = int(count)
-    except (TypeError, RecursionError) as error:
+    except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError("no groups") from error
     return found
 

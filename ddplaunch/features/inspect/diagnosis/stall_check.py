@@ -114,7 +114,8 @@ def _describe_stall(
     entered, odd = waiting[0].mismatched[-1] if waiting and waiting[0].mismatched else (None, ())
     if waiting and waiting[0].operation == NEW_GROUP and waiting[0].missing:
         odd = (waiting[0].missing[0].rank,)
-    first = by_number[odd[0] if odd else min(awaited or inside)]
+    roots = waiting[0].roots if waiting else ()  # of other waits too, but the text is on the first
+    first = by_number[odd[0] if odd else min(roots or awaited or inside)]
     if waiting:
         text = describe_wait(waiting[0], inspection)
     elif few := find_uneven_counts(found):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ddplaunch.base.errors import EXIT_TIMEOUT
+from ddplaunch.base.text import join_names
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import JobContext
-from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection
 
 
@@ -36,6 +38,7 @@ def make_failure(
     )
 
 
-def format_host(nodes: NodeTable, failure: RankFailure) -> str:
-    """Format the failed rank's host, in a job that may have several: " (on n1)"."""
-    return f" (on {failure.host})" if nodes.config.max_nodes > 1 else ""
+def format_hosts(context: JobContext, inspection: Inspection, ranks: Collection[int]) -> str:
+    """Format the hosts of these ranks, in a job that may have several: " (on n1)", " (on n1, n2)"."""
+    hosts = sorted({rank.host for rank in inspection.ranks if rank.rank in ranks and rank.host})
+    return f" (on {join_names(hosts)})" if hosts and context.config.max_nodes > 1 else ""

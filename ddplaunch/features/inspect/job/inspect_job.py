@@ -15,6 +15,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_activity
 from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.diagnosis.waits import find_waits
+from ddplaunch.features.inspect.job.awaited_rank import format_hosts
 from ddplaunch.features.inspect.job.stall_limit import StallLimit
 from ddplaunch.features.inspect.job.straggler_limit import STRAGGLER_CHECK, StragglerLimit
 from ddplaunch.features.inspect.messages import ArrivalsReported, StallSuspected, StragglersFound
@@ -97,7 +98,7 @@ class InspectJob(JobSide):
             return report
         if not first.is_timeout and (ended := describe_ended_ranks(found, first.moment)):
             first = replace(first, hint="\n".join(filter(None, (first.hint, ended))))
-        return replace(report, first=first, blame=_blamed_rank(found, failures, self._context.config.folder))
+        return replace(report, first=first, blame=_blamed_rank(self._context, found, failures))
 
     def remark(self, *, time_limit: bool) -> str | None:
         if self._inspection is None:
@@ -105,15 +106,12 @@ class InspectJob(JobSide):
         return describe_activity(self._inspection) if time_limit else _describe_long_waits(self._inspection)
 
 
-def _blamed_rank(found: Inspection, failures: Sequence[RankFailure], folder: str) -> str | None:
+def _blamed_rank(context: JobContext, found: Inspection, failures: Sequence[RankFailure]) -> str | None:
     """The rank that the failed ranks had waited for, if they only report a timeout or a lost connection."""
     tracebacks = [(each.rank, each.exception_text) for each in failures]
     timed_out = any(each.is_timeout for each in failures)
-    culprit = find_culprit(found, tracebacks, timed_out=timed_out, folder=folder)
-    hosts = {each.rank: each.host for each in found.ranks}
-    if culprit is None or len(set(hosts.values())) < 2 or culprit.ranks[0] not in hosts:
-        return culprit.text if culprit else None
-    return f"{culprit.text} (on {hosts[culprit.ranks[0]]})"
+    culprit = find_culprit(found, tracebacks, timed_out=timed_out, folder=context.config.folder)
+    return f"{culprit.text}{format_hosts(context, found, culprit.ranks)}" if culprit else None
 
 
 def _describe_long_waits(found: Inspection) -> str | None:

@@ -12,7 +12,7 @@ from ddplaunch.features.inspect.diagnosis.culprit import find_culprit
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.slow_ranks import typical_gap
 from ddplaunch.features.inspect.diagnosis.stall_check import Stall, check_stall
-from ddplaunch.features.inspect.job.awaited_rank import format_host, make_failure
+from ddplaunch.features.inspect.job.awaited_rank import format_hosts, make_failure
 from ddplaunch.features.inspect.options import EARLY_STALL_CHECK_S, LONG_WAIT, Hangs
 
 STALL_CHECK_INTERVAL_S = 2.0  # the longest, between two inspections of a job that may have stalled
@@ -83,11 +83,11 @@ class StallLimit:
             self._check_early(attempt, inspection)
         elif hangs.stall_action != "report" and stall.killable:
             found = find_culprit(inspection)
-            what = found.text if found else stall.text
+            what, ranks = (found.text, found.ranks) if found else (stall.text, (stall.rank,))
             hint = FALSE_STALL_HINT if stall.is_alive and stall.only_looks_idle else None
             failure = make_failure(self._context, attempt, inspection, stall.rank, "the job stalled", stall.trace, hint)
-            seconds, host = format_elapsed(stall.seconds), format_host(self._context.nodes, failure)
-            text = f"no progress for {seconds} (--stall-timeout): {what}{host}"
+            seconds, hosts = format_elapsed(stall.seconds), format_hosts(self._context, inspection, ranks)
+            text = f"no progress for {seconds} (--stall-timeout): {what}{hosts}"
             self._send_stalled(stall, "")
             self._on_expired(
                 TimeLimitExpired(text, failure, stall.is_alive, hangs.stall_action == "restart"), inspection

@@ -11,7 +11,7 @@ from ddplaunch.core.job.job_attempt import TimeLimitExpired
 from ddplaunch.core.job.node_table import NodePhase
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.stall_check import describe_locations, find_stragglers, format_trace
-from ddplaunch.features.inspect.job.awaited_rank import format_host, make_failure
+from ddplaunch.features.inspect.job.awaited_rank import format_hosts, make_failure
 from ddplaunch.features.inspect.options import Hangs
 
 STRAGGLER_CHECK = "straggler check"  # the deadline
@@ -63,6 +63,7 @@ class StragglerLimit:
         message = "still running after the other ranks had ended"
         failure = make_failure(self._context, attempt, inspection, left[0].rank, message, trace)
         seconds = format_elapsed(self._timeout_s or 0)
-        text = f"{format_ranks(rank.rank for rank in left)} still running {seconds} after the others had ended"
-        text += " (--straggler-timeout)" + (f": {place}" if place else "") + format_host(self._nodes, failure)
+        ranks = [rank.rank for rank in left]
+        text = f"{format_ranks(ranks)} still running {seconds} after the others had ended (--straggler-timeout)"
+        text += (f": {place}" if place else "") + format_hosts(self._context, inspection, ranks)
         self._on_expired(TimeLimitExpired(text, failure, rank_was_alive=True), inspection)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import LaunchError
+from ddplaunch.base.errors import LaunchError, host_name
 from ddplaunch.cli import client
 from ddplaunch.core.control_socket.job_status import RankState, RankStatus
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
@@ -77,7 +77,8 @@ def with_live_state(found: FoundRun, shares: Sequence[RunRecord], known: PageInp
         spent = client.send_request(found.running.path, BreakdownRequest(), REPLY_TIMEOUT_S).spent
     except LaunchError:  # it has just ended, or is suspended
         return [*shares]
-    return [_record_from_live(each, seen, spent, known) if each.pid == seen.status.pid else each for each in shares]
+    here = seen.status.pid, host_name()  # on another machine, the launcher of another node may have the same pid
+    return [_record_from_live(each, seen, spent, known) if (each.pid, each.host) == here else each for each in shares]
 
 
 def _record_from_live(record: RunRecord, seen: JobInspection, spent: TimeBreakdown, known: PageInputs) -> RunRecord:

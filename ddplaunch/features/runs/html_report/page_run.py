@@ -161,6 +161,7 @@ def _last_moment(record: RunRecord) -> float:
 def time_of_day(seconds: float) -> str:
     """Format a time with its offset from UTC: "2026-11-22 15:50:25 +01:00"."""
     try:
-        return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds").replace("+", " +")
+        text = datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+        return f"{text[:19]} {text[19:]}"
     except (ValueError, OverflowError, OSError):  # out of range
         return "at an unknown time"

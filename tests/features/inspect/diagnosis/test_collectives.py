@@ -147,6 +147,13 @@ def test_malformed_entries_are_refused(field, values):
         assert refuses(parse_last_collectives, entries({field: value})), value
 
 
+@pytest.mark.parametrize(
+    "reply", [b"", b"1", b"[1]", b'[["0", "", [], "x"]]', b'[["0", "", [], Infinity]]', b"[" * 99_999]
+)
+def test_malformed_group_counts_are_refused(reply):
+    assert refuses(parse_group_counts, reply)
+
+
 def test_control_characters_in_names_are_escaped():
     (last,) = parse_last_collectives(entries({"profiling_name": "gloo:\x1b[2J" + "x" * 10_000}))
     (group,) = parse_group_counts(b'[["0", "\\udc80\\n", [], 1]]')

@@ -114,6 +114,14 @@ def test_deep_recursion_is_cut():
     assert lines[-1] == "  … 70 calls more"
 
 
+def test_deep_recursion_through_a_library_is_cut():
+    own, library = Frame("forward", "model.py", 7, True), Frame("_call_impl", "/lib/python3/torch/module.py", 1, False)
+    lines = page(together(replace(rank(0, 1, 1), threads=(Thread((own, library) * 40),)))).splitlines()
+    assert lines.count("  forward at model.py:7") == 30
+    assert len(lines) == 64
+    assert lines[-1] == "  … 10 calls more"
+
+
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
