@@ -94,6 +94,8 @@ def test_the_traceback_of_a_rank_that_goes_on_is_shown_after_a_timeout(world):
     assert world.write(err, TRACEBACK + SECONDARY) == []
     assert len(world.timers) == 2, "the next one has a timeout of its own"
     assert world.write(err, b"handled\n") == [(0, 2, TRACEBACK + SECONDARY + b"handled\n")]
+    at_once = b"before\n" + TRACEBACK + SECONDARY + b"handled\n"
+    assert world.write(err, at_once) == [(0, 2, at_once)]
     assert world.write(out, b"\n" + TRACEBACK + SECONDARY) == [(0, 1, b" 5%\n" + TRACEBACK + SECONDARY)], "of stdout"
 
 
@@ -186,7 +188,12 @@ def test_how_much_stays_in_memory(world, tmp_path, has_log):
 
 def test_a_log_that_cannot_be_written(world, tmp_path):
     out, _ = world.start(log=str(tmp_path / "missing" / "rank-0.log"))
-    assert world.screen.notes == ["rank 0 has no log file: No such file or directory"]
+    (tmp_path / "rank-1.times").mkdir()
+    world.start(1, log=str(tmp_path / "rank-1.log"))
+    assert world.screen.notes == [
+        "rank 0 has no log file: No such file or directory",
+        "`logs --since` will not work for rank 1: Is a directory",
+    ]
     assert world.write(out, b"shown\n") == [(0, 1, b"shown\n")]
 
 
