@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
@@ -103,6 +104,25 @@ def test_a_reader_that_is_gone_is_not_waited_for(pipe):
     assert (sink.is_closed, sink.is_drained, sink.is_full, loop.due()) == (True, True, False, [])
     sink.write(LINES)
     assert loop.due() == []
+
+
+def test_a_file_has_everything_once_the_disk_has_room(tmp_path, monkeypatch):
+    loop, write, room = Loop(), os.write, iter([100])
+
+    def write_some(fd, data):
+        if count := next(room, 0):
+            return write(fd, data[:count])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with open(tmp_path / "log", "wb") as file:
+        sink = Sink(loop, file.fileno())
+        monkeypatch.setattr(os, "write", write_some)
+        sink.write(LINES)
+        sink.write(LINES)
+        monkeypatch.undo()
+        loop.let_expire(RETRY_S)
+    assert (sink.is_drained, sink.lost_line_count, loop.due()) == (True, 0, [])
+    assert (tmp_path / "log").read_bytes() == LINES * 2
 
 
 @pytest.mark.parametrize("is_full", [True, False])

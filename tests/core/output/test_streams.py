@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from types import SimpleNamespace
 
 import pytest
@@ -195,6 +196,19 @@ def test_a_log_that_cannot_be_written(world, tmp_path):
         "`logs --since` will not work for rank 1: Is a directory",
     ]
     assert world.write(out, b"shown\n") == [(0, 1, b"shown\n")]
+
+
+def test_a_log_on_a_full_disk_ends(world, tmp_path):
+    out, _ = world.start(log=str(tmp_path / "rank-0.log"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, before[1]))
+    try:
+        shown = [world.write(out, b"\xff\x00 %d\n" % number) for number in range(3)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert shown == [[(0, 1, b"\xff\x00 %d\n" % number)] for number in range(3)]
+    assert world.screen.notes[-1] == "the log of rank 0 ends here: File too large"
+    assert (tmp_path / "rank-0.log").read_bytes() == b"\xff\x00 0\n"
 
 
 def test_a_mark_comes_after_all_output_so_far(world):
