@@ -366,11 +366,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "waiting for node 0": (
         step(0, ev.MessageReceived(messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
         step(1, ev.MessageReceived(messages.JoinAccepted("id", 15.0)), "OpenLog"),
-        step(
-            1,
-            ev.MessageReceived(messages.JoinStatus(1, 2, 2, (1,))),
-            "show: 1/2 nodes joined, waiting for node 1",
-        ),
+        step(1, ev.MessageReceived(messages.JoinStatus(1, 2, 2, (1,))), "show: 1/2 nodes joined, waiting for node 1"),
         step(2, ev.MessageReceived(messages.CoordinatorLost()), "ReportJob"),
         step(2, end(69), "end with 69"),
     ),
