@@ -124,7 +124,7 @@ def test_the_last_lines_of_the_first_to_fail_come_first():
 
 
 def test_last_lines_of_an_earlier_attempt_say_so():
-    """The history has no last lines of ranks that succeed."""
+    """The history has no output of ranks that succeed."""
     earlier = replace(lived(4, 3), printed_in=1)
     assert "Last lines of the ranks, in attempt 1" in Elements(render_page([record(4, 3)], earlier)).text
     assert "in attempt" not in Elements(render_page([record(4, 3)], replace(earlier, printed_in=2))).text
@@ -199,7 +199,7 @@ def test_a_rank_that_only_waited_is_not_shown_as_the_first_cause():
 
 
 def test_the_rank_that_a_time_limit_blames_is_shown_as_failed():
-    """The first failure, which was later killed by ddplaunch and by no other program."""
+    """The signal by which ddplaunch ended it later is not the reason."""
     whole = record(4)
     first = replace(whole.verdict.first, exit_code=124, message="the job stalled")
     blamed = replace(whole.verdict, first=first, blame="no progress for 5m00s")
@@ -270,7 +270,7 @@ def test_the_page_ends_with_the_last_known_moment(monkeypatch, changes, expected
 
 
 def test_an_attempt_that_goes_on(monkeypatch):
-    """The history has its beginning, the launcher how its ranks stand, the readings what they used."""
+    """The page merges the history, the state from the launcher, and the usage from samples."""
     whole = record(2)
     (only,) = whole.attempts
     begun = tuple(RankRecord(each.rank, each.host, 70 + each.rank, BEGAN + 5) for each in only.ranks)

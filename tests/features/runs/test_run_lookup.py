@@ -100,7 +100,7 @@ def test_a_run_id_that_was_there_before():
 
 
 def test_a_run_id_that_runs_again(run):  # noqa: F811
-    """Also while its new run has not been written down yet."""
+    """The new run is found also before it has a record."""
     keep(run_id="nightly")
     job = run("nightly")
     name = f"nightly.{job.process.pid}"
@@ -110,7 +110,7 @@ def test_a_run_id_that_runs_again(run):  # noqa: F811
 
 
 def test_a_part_of_a_name_that_two_runs_have():
-    """Two runs with run ids of their own are not one, though the names look so."""
+    """Runs with run ids of their own are two runs, even if one name looks like a repetition of the other."""
     keep(run_id="exp")
     keep(run_id="exp.2")
     assert list(locate.index_runs().jobs) == ["exp.2", "exp"]

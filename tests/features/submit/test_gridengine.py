@@ -98,7 +98,7 @@ LISTED = """<?xml version='1.0'?>
 
 
 def test_states_are_parsed_from_one_qstat():
-    """By one qstat for all; of an array, each index that waits or runs."""
+    """One qstat gives the states of all jobs; of an array, those of each index that waits or runs."""
     running, second, broken, *others = parse_qstat(LISTED)
     assert (running.job, running.is_running, running.host, running.description) == (
         JobId("7"),
@@ -155,7 +155,7 @@ def test_the_end_of_a_job_is_parsed_from_qacct(failed, code, ended):
 
 
 def test_how_an_array_ended():
-    """Recorded from qacct 8.1.9: index 1 was restarted, and index 2 will be."""
+    """The last record of an index counts (from qacct 8.1.9: index 1 was restarted, and index 2 will be)."""
     again = "taskid       {}\nfailed       25  : rescheduling\nexit_status  99                  \n"
     ended = "taskid       1\nfailed       0    \nexit_status  4                   \n"
     records = parse_qacct(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")
