@@ -33,7 +33,6 @@ class Host:
 
     def __init__(
         self,
-        number: int,
         name: str,
         addresses: Sequence[str],
         files: dict[str, str],
@@ -41,8 +40,8 @@ class Host:
         ipv6: bool,
     ) -> None:
         """``addresses``: IPv4, IPv6 and that of the second interface; ``files``: what lies in its /etc instead."""
-        self.number, self.name = number, name
-        self.address, self.address6, self.address_second = addresses
+        self.name = name
+        self.address, self.address6, _ = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
         self.cable = cables[0]
         """That of eth0."""
