@@ -48,7 +48,8 @@ class RecordFolder(Generic[R]):
         """Write a record, replacing an earlier one; delete the oldest records beyond ``MAX_RECORDS``."""
         fields = as_dict(record)
         target = sanitize_line(str(fields["target"]), MAX_TARGET_CHARS)
-        data = json.dumps({**fields, "target": target}).encode()
+        text = json.dumps({**fields, "target": target}, ensure_ascii=False)
+        data = text.encode("utf-8", "replace")  # paths may be any bytes, which would make the record unreadable
         name, new = self._file_name(record), f".{self._file_name(record)}.{os.getpid()}"
         with suppress(OSError):
             folder = open_history_dir(self._path, create=True)

@@ -599,6 +599,15 @@ def test_a_reader_that_has_read_enough(cluster, tmp_path, streams):
     assert "Traceback" not in done.stderr
 
 
+def test_a_log_that_cannot_be_read_does_not_end_the_command(submit, cluster):
+    (cluster.folder / "log").symlink_to("/proc/self/mem")  # to read there fails
+    cluster.plays("say RUNNING None 0:0", "say COMPLETED None 0:0")
+    done = submit("--follow train.py")
+    assert done.returncode == 0
+    assert f"cannot read {cluster.folder}/log: Input/output error" in done.stderr
+    assert "job 77 completed" in done.stderr
+
+
 def test_a_log_that_a_requeued_job_writes_anew(submit, cluster):
     cluster.plays(
         'seq 100 > "$STATE/log"; say RUNNING None 0:0',
