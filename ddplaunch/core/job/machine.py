@@ -47,7 +47,7 @@ from ddplaunch.core.job.rpc import REQUEST_DEADLINE, Rpc
 from ddplaunch.core.job.signal_forwarding import SignalDeduplicator
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import ForwardSignal, HeartbeatMessage, NodeHello
+from ddplaunch.core.messages import ForwardSignal, NodeHello
 
 EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the full report is not ready
 
@@ -248,26 +248,26 @@ class JobMachine:
         node = self._nodes.get(node_rank)
         if node is None or self.phase is JobPhase.ENDED:
             return
-        if isinstance(message, messages.StopRequested):
-            return self._on_stop_requested(node, message)
-        if isinstance(message, messages.PreemptionNotice):
-            return self._on_preemption_notice(node, message.signal)
-        if isinstance(message, messages.NodeStartError):
-            return self._on_start_error(node, message)
-        if isinstance(message, messages.CheckPassed):
-            return self._on_check_passed(node, message.attempt)
-        if isinstance(message, messages.RpcRequest | messages.RpcReply):
-            return self._rpc.on_message(node_rank, message)
-        if isinstance(message, ForwardSignal):
-            if self._signals.should_forward(node_rank, message.number, self._turn.now.mono):
-                self._nodes.broadcast(message)
-            return
-        if isinstance(message, HeartbeatMessage):
-            return
-        if message.attempt != self._attempt.number:
-            return
+        match message:
+            case messages.StopRequested():
+                self._on_stop_requested(node, message)
+            case messages.PreemptionNotice():
+                self._on_preemption_notice(node, message.signal)
+            case messages.NodeStartError():
+                self._on_start_error(node, message)
+            case messages.CheckPassed():
+                self._on_check_passed(node, message.attempt)
+            case messages.RpcRequest() | messages.RpcReply():
+                self._rpc.on_message(node_rank, message)
+            case ForwardSignal(number=number):
+                if self._signals.should_forward(node_rank, number, self._turn.now.mono):
+                    self._nodes.broadcast(message)
+            case messages.AttemptMessage(attempt=self._attempt.number):
+                self._on_attempt_message(node, message)
+
+    def _on_attempt_message(self, node: JoinedNode, message: messages.FromNode) -> None:
         about_ranks = messages.FailureReported | messages.RanksFinished | messages.AttemptReport
-        if node_rank and isinstance(message, about_ranks):  # node 0 is this process and needs no check
+        if node.node_rank and isinstance(message, about_ranks):  # node 0 is this process and needs no check
             node.validate_message(message, self._attempt.failures)
         match message:
             case messages.FailureReported(failure=failure, clock=clock):
@@ -277,8 +277,8 @@ class JobMachine:
             case messages.AttemptReport():
                 self._on_attempt_report(node, message)
             case _:
-                self._limits.on_message(node_rank, message)
-        self._sides.on_message(node_rank, message)
+                self._limits.on_message(node.node_rank, message)
+        self._sides.on_message(node.node_rank, message)
 
     def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
         if self.phase is JobPhase.CHECKING or (self._checks.are_required and self.phase is JobPhase.PAUSING):
