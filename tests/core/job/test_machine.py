@@ -276,7 +276,7 @@ def test_nodes_with_different_settings_end_the_job(changed, expected):
     ],
 )
 def test_what_may_differ_between_nodes(ours, theirs, note):
-    """Also what is unknown on one of them."""
+    """A value that one of the nodes does not know may differ too."""
     job = Job(min_nodes=2)
     job.start(job.hello(0, **{**OURS, **ours}))
     job.admit(job.hello(1, **{**OURS, **theirs}))
@@ -327,7 +327,7 @@ def test_the_first_failure_stops_all_and_is_sent_to_all():
 
 
 def test_a_failure_is_reported_early_once():
-    """Also if another rank fails while the ranks are still inspected."""
+    """One report comes although another rank fails while the ranks are still inspected."""
     job = joined(1, inspect=True)
     job.fail(1, 2)
     job.wait(EARLY_REPORT_DELAY_S)
@@ -339,7 +339,7 @@ def test_a_failure_is_reported_early_once():
 
 
 def test_a_failure_is_sent_once_and_its_last_lines_with_the_report():
-    """Also the failure of a rank that was being stopped."""
+    """The failure of a rank that was being stopped is sent too."""
     job = joined(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
     job.fail(0, 1, message="OSError: while it was stopped")
@@ -446,7 +446,7 @@ def test_a_node_may_leave_after_its_ranks_have_ended():
 
 
 def test_finished_nodes_show_which_nodes_they_wait_for():
-    """When these are others than before."""
+    """They show it again only if these are others than before."""
     job = joined(1, 2, 3)
     for number in (1, 2):
         job.send(number, messages.RanksFinished(0))

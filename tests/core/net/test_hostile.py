@@ -241,7 +241,7 @@ def test_an_impossible_message_of_node_0_is_a_protocol_error(op, body):
 
 
 def test_node_0_decides_the_exit_code(node_zero):
-    """Also where it asks something of a node that was interrupted and has drained."""
+    """It does so also if it sends a request to a node that was interrupted and has drained."""
     false, launcher = node_zero()
     peer = false.meet()
     peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))

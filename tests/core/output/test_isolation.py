@@ -135,7 +135,7 @@ def test_a_bug_of_the_core_in_a_request_ends_the_job(start_ddplaunch, tmp_path):
 
 
 def test_all_observers_get_events_in_one_order():
-    """Also those that an observer emits while another event is delivered."""
+    """Events that an observer emits while another one is delivered come after it."""
     received: list[Event] = []
 
     class Emits:
