@@ -280,6 +280,8 @@ class CoordinatorClient:
 
     def _on_welcome(self, message: Message) -> None:
         assert isinstance(message, messages.Welcome)
+        if self._state is not ConnectionState.SEEKING:
+            return
         connection = self._connection
         assert connection is not None
         if message.ddplaunch != PROTOCOL_VERSION:
