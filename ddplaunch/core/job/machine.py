@@ -431,7 +431,7 @@ class JobMachine:
         """Send all ranks a signal, SIGKILL after ``grace_s`` seconds (None: --grace).
 
         If there is time, the requests of features come first; their replies call this again. While the ranks are being
-        stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
+        stopped already, a call has an effect only with ``grace_s``: they get this signal too, and with 0 SIGKILL.
         """
         in_time = self.phase is JobPhase.RUNNING and grace_s != 0 and not self._stop.preempted_by
         if in_time and self._sides.before_stop(self._attempt):
