@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from functools import partial
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.core import messages
@@ -91,7 +90,7 @@ class JobMachine:
             "join status": self._joining.send_status,
             "slow checks": self._checks.name_slow_nodes,
             "early report": self._report_failure_early,
-            "secondary failure": partial(self._stop_ranks, signal.SIGTERM),
+            "secondary failure": lambda: self._stop_ranks(signal.SIGTERM),
             "preempt grace": self._on_preempt_grace_expired,
             "wait notice": self._wait_notices.send,
             "report step": self._on_report_step,
@@ -416,8 +415,9 @@ class JobMachine:
         if self.phase in PHASES_WITHOUT_RANKS:
             remark = f"preempted by {self._stop.preempted_by}: no rank was running"
             return self._end(JobResult(EXIT_PREEMPTED, remark=remark))
-        seconds = f"{self._config.preempt_grace:g} s (--preempt-grace)"
-        self._nodes.broadcast_note(f"preempted by {self._stop.preempted_by}: ranks have {seconds} to save a checkpoint")
+        grace = f"ranks have {self._config.preempt_grace:g} s (--preempt-grace) to save a checkpoint"
+        what = grace if self.phase is JobPhase.RUNNING else "the ranks are being stopped already"
+        self._nodes.broadcast_note(f"preempted by {self._stop.preempted_by}: {what}")
         self._nodes.broadcast(messages.PreemptRanks(self._attempt.number))
         self._turn.set_deadline("preempt grace", self._config.preempt_grace)
 

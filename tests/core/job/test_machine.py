@@ -695,6 +695,15 @@ def test_a_preemption_notice_reaches_all_nodes_once():
     assert {end.outcome.code for end in job.take(messages.EndJob)} == {75}
 
 
+def test_a_preemption_notice_while_ranks_are_being_stopped_announces_no_other_grace():
+    job = joined(1, inspect=False)
+    job.fail(1, 2)
+    job.take(messages.NoteMessage)
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    (note,) = job.take(messages.NoteMessage, 0)
+    assert note.text == "preempted by SIGUSR2 on node 0 (n0): the ranks are being stopped already"
+
+
 def test_after_a_preemption_notice_a_failure_stops_no_rank_until_the_grace_is_over():
     job = joined(1, max_restarts=3, preempt_grace=20)
     job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
