@@ -266,7 +266,7 @@ def test_nodes_with_different_settings_end_the_job(changed, expected):
     ],
 )
 def test_what_may_differ_between_nodes(ours, theirs, note):
-    """Also what is unknown on one of them."""
+    """A value that one of the nodes does not know may differ too."""
     job = Job(min_nodes=2)
     job.start(job.hello(0, **{**OURS, **ours}))
     job.admit(job.hello(1, **{**OURS, **theirs}))
@@ -317,7 +317,7 @@ def test_the_first_failure_stops_all_and_is_sent_to_all():
 
 
 def test_a_failure_is_reported_early_once():
-    """Also if another rank fails while the ranks are still inspected."""
+    """One report comes although another rank fails while the ranks are still inspected."""
     job = joined(1, inspect=True)
     job.fail(1, 2)
     job.wait(EARLY_REPORT_DELAY_S)
@@ -329,7 +329,7 @@ def test_a_failure_is_reported_early_once():
 
 
 def test_a_failure_is_sent_once_and_its_last_lines_with_the_report():
-    """Also the failure of a rank that was being stopped."""
+    """The failure of a rank that was being stopped is sent too."""
     job = joined(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
     job.fail(0, 1, message="OSError: while it was stopped")
@@ -436,7 +436,7 @@ def test_a_node_may_leave_after_its_ranks_have_ended():
 
 
 def test_finished_nodes_show_which_nodes_they_wait_for():
-    """When these are others than before."""
+    """They show it again only if these are others than before."""
     job = joined(1, 2, 3)
     for number in (1, 2):
         job.send(number, messages.RanksFinished(0))
@@ -683,6 +683,15 @@ def test_a_preemption_notice_reaches_all_nodes_once():
         job.drain(number, heeded=number == 2)
     assert not job.take(messages.StopAttempt)
     assert {end.outcome.code for end in job.take(messages.EndJob)} == {75}
+
+
+def test_a_preemption_notice_while_ranks_are_being_stopped_announces_no_other_grace():
+    job = joined(1, inspect=False)
+    job.fail(1, 2)
+    job.take(messages.NoteMessage)
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    (note,) = job.take(messages.NoteMessage, 0)
+    assert note.text == "preempted by SIGUSR2 on node 0 (n0): the ranks are being stopped already"
 
 
 def test_after_a_preemption_notice_a_failure_stops_no_rank_until_the_grace_is_over():

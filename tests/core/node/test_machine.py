@@ -455,7 +455,7 @@ def test_ranks_are_requested_a_few_at_a_time():
 
 
 def test_after_a_rank_that_cannot_be_started_no_other_is():
-    """Also if one of those that were requested before starts after it."""
+    """No other is requested even if one that was requested before starts after it."""
     world = World(range(20))
     world.on(start())
     world.on(started())

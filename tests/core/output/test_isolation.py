@@ -150,7 +150,7 @@ def test_a_part_that_raises_is_cleaned_up_once():
 
 
 def test_all_observers_get_events_in_one_order():
-    """Also those that an observer emits while another event is delivered."""
+    """Events that an observer emits while another one is delivered come after it."""
     received: list[Event] = []
 
     class Emits:

@@ -33,7 +33,7 @@ def printer(tmp_path):
 
 
 def test_a_pty_for_stdout_alone_is_not_interactive(tmp_path, printer):
-    """As srun -u and mpirun make one, and write its output to a log."""
+    """srun -u and mpirun make such a pty, and write its output to a log."""
     script = printer("print('\\rstep 1\\rstep 2', os.environ.get('DDPLAUNCH_TERMINAL'), out.line_buffering)")
     ours, theirs = pty.openpty()
     words = ddplaunch_command("run", "--nproc", "2", *LIGHT, script)
