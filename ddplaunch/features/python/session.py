@@ -101,9 +101,11 @@ class Session:
                 return current.run_call(timeout, self.request)
             except BaseException:
                 if not current.ready:
-                    current.stop()
-                    self.close()
-                    self._ended = not self._restart
+                    self._ranks, self._ended = None, not self._restart  # first, as Ctrl-C may interrupt the rest
+                    try:
+                        current.stop()
+                    finally:
+                        current.close()
                     if self.request == CALL and current.started:
                         then = "; the next call starts new ones" if self._restart else ""
                         current.print(f"the ranks have ended; their variables are lost{then}")
