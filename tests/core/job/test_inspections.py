@@ -102,7 +102,7 @@ def test_secondary_failures_are_inspected_in_more_detail(job):
 
 
 def test_an_ended_attempt_waits_for_its_inspection(job):
-    """Its verdict names the rank that the others waited for."""
+    """The report needs the inspection: it names the rank that the others waited for."""
     for number in (0, 1):
         job.fail(number, 2 * number, message="RuntimeError: Connection closed by peer")
     for number in (0, 1):
@@ -123,7 +123,7 @@ def test_an_inspection_does_not_wait_for_a_lost_node(job):
 
 
 def test_a_node_that_is_lost_during_an_inspection_is_the_cause(job):
-    """A rank's closed connection is a consequence of the lost node."""
+    """The report names the lost node, not the rank whose connection closed because of it."""
     job.fail(0, 0, message="RuntimeError: Connection closed by peer", clock=time.time() + 1)
     job.send(0, found(list_requests(job)[0][1].serial, 0, 1))
     job.send(0, messages.AttemptReport(0, 1, 0.0))

@@ -354,6 +354,15 @@ def test_a_client_gets_no_reply_of_another_kind():
     assert not client.replies
 
 
+def test_a_client_that_raises_is_reported_and_the_job_goes_on():
+    client = Client()
+    client.rpc.request("parts", "what", 60.0, lambda reply: 1 / reply.payload)
+    for reply in (RpcReply(1, "parts", 0, is_last=False), RpcReply(1, "parts", 0)):
+        client.rpc.on_reply(reply)
+    (report,) = client.reports
+    assert report.startswith("bug in ddplaunch: what gets the replies to the request parts failed and is left out")
+
+
 def test_a_request_of_node_0_goes_to_the_handler_of_its_kind():
     client, ranks = Client(), object()
     client.rpc.handlers["merged"] = lambda loop, ranks, request, reply: reply((ranks, request.payload), True)

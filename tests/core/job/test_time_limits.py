@@ -33,7 +33,7 @@ def test_timeout_stops_the_ranks():
 
 
 def test_timeout_counts_from_the_start_of_the_first_rank():
-    """The import of torch does not count, and a restart does not reset it; it also expires if no rank ever starts."""
+    """The import of torch does not count, a restart does not reset it, and it also expires if no rank ever starts."""
     job = Job(timeout=60.0, max_restarts=1)
     job.wait(50)
     job.send(0, messages.RanksStarted(0))
@@ -88,7 +88,6 @@ NO_PROGRESS = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", Non
 
 
 def test_the_stalled_rank_does_not_count_as_another_stopped_rank():
-    """Rank 0's program had ended, but its process had not: the others needed its store."""
     limit = TimeLimitExpired("no progress", NO_PROGRESS, rank_was_alive=False)
     report = JobAttempt(0, world_size=2, stopped_ranks=2, time_limit=limit).failure_report
     assert report
@@ -97,8 +96,7 @@ def test_the_stalled_rank_does_not_count_as_another_stopped_rank():
 
 @pytest.mark.parametrize(("world_size", "alive", "stopped"), [(8, True, 2), (8, False, 3), (5, True, 1)])
 def test_a_rank_that_loses_a_connection_to_a_stopped_rank_was_stopped(world_size, alive, stopped):
-    """Its own signal comes a moment later. A rank has failed if its cleanup raises, it waited too long, or it failed
-    before the stop."""
+    """Ranks that raise in their cleanup, time out, or failed before the stop are failures; the others were stopped."""
     lost = replace(NO_PROGRESS, rank=1, exit_code=1, message="RuntimeError: Connection closed by peer")
     raised = replace(lost, rank=2, message="OSError: No space left on device")
     waited = replace(lost, rank=3, message="RuntimeError: Timed out waiting 10000ms for recv operation to complete")
@@ -131,7 +129,6 @@ def test_timeout_expires_during_the_restart_backoff():
 
 
 def test_no_restart_after_the_timeout():
-    """A rank had failed, and the others were being stopped."""
     job = Job(timeout=60.0, max_restarts=9)
     job.wait(55)
     failure = job.fail(0, 1)
@@ -151,7 +148,7 @@ def test_a_job_that_ends_in_time():
 
 
 def test_stalls_suspected_by_all_nodes_are_one_inspection():
-    """The nodes are asked once for all suspicions, and once more for late ones."""
+    """Suspicions of all nodes cause one inspection, and later ones a second."""
     job = Job(min_nodes=8, max_nodes=8)
     job.join(*range(1, 8))
     for number in range(8):
@@ -164,7 +161,6 @@ def test_stalls_suspected_by_all_nodes_are_one_inspection():
 
 
 def test_stragglers_are_looked_for_once_a_second_while_a_rank_waits_for_a_user():
-    """Also where node 0 has no --straggler-timeout, or a short one."""
     job = Job()
     job.send(0, messages.HoldChanged(0, True))
     job.send(0, StragglersFound(0))
@@ -229,7 +225,7 @@ def test_a_stall_is_ten_times_the_usual_gap():
 
 
 def test_a_long_wait_that_ended_raises_the_threshold_at_its_place():
-    """As at each checkpoint."""
+    """A wait at the same location is reported once it lasts three times as long: checkpoints repeat."""
     waiting = Waiting()
     assert waiting.suspect(24.0)
     assert not waiting.suspect(24.0)
@@ -248,7 +244,7 @@ def test_a_stall_is_noted_before_the_stall_timeout():
 
 
 def test_all_nodes_are_notified_of_a_stall_and_of_its_end():
-    """Once each: no node knows what the ranks of others do."""
+    """Node 0 sends each of both once, however many nodes report progress."""
     waiting = Waiting()
     waiting.job.send(0, messages.ProgressResumed(0))
     assert not waiting.job.take(messages.ProgressResumed), "it had not stalled"
@@ -259,7 +255,7 @@ def test_all_nodes_are_notified_of_a_stall_and_of_its_end():
 
 
 def test_a_rank_that_only_prints_ends_no_stall():
-    """Only its output was progress: node 0 counts the stall from its beginning, and reports it no second time."""
+    """Node 0 sends the stall again with its first moment, and without a text."""
     waiting = Waiting()
     assert waiting.suspect(24.0)
     for seconds in (70.0, 330.0):  # as announced early, and after the stall timeout
@@ -273,7 +269,7 @@ def test_a_rank_that_only_prints_ends_no_stall():
 
 
 def test_a_long_wait_is_announced_although_a_rank_prints():
-    """After 10 minutes; no stall timeout ends the job for it, as output is progress."""
+    """It is reported after 10 minutes, and no stall timeout stops the job."""
     waiting = Waiting(stall_timeout=30.0, on_stall="stop")
     waiting.quiet = 1.0
     assert not waiting.suspect(299.0)
@@ -285,7 +281,7 @@ def test_a_long_wait_is_announced_although_a_rank_prints():
 
 
 def test_time_at_a_breakpoint_is_stalled_time():
-    """Whatever the other ranks print meanwhile."""
+    """Output of other ranks does not end the stall."""
     job = Job()
     job.send(0, messages.HoldChanged(0, is_holding=True))
     (stalled,) = job.take(messages.JobStalled)

@@ -6,10 +6,13 @@ import fcntl
 import json
 import os
 import pty
+import resource
 import subprocess
 
 import pytest
 
+from ddplaunch.core.events import NoteAdded
+from ddplaunch.core.output.run_log import RunLog
 from tests.conftest import clean_environment, ddplaunch_command, run_command, wait_until, write_program
 from tests.constant_override import launcher_with_constant, write_launcher
 from tests.scaled_timeouts import scaled_timeout
@@ -119,6 +122,22 @@ def test_a_temporarily_full_disk_loses_nothing(tmp_path, mount_small_disk):
     lines = (small_disk / "log").read_text().splitlines()
     assert [line.split()[2] for line in lines if line.startswith("[0]")] == [str(i) for i in range(100)]
     assert len(lines) == 200
+
+
+def test_a_full_disk_leaves_no_part_of_an_event_in_the_log(tmp_path):
+    log = RunLog(str(tmp_path), is_single_node=True)
+    log.open("run", 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+    try:
+        for _ in range(2):
+            log.observe(NoteAdded("x" * 1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.observe(NoteAdded("there is room again"))
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["x" * 1000, "there is room again"]
+    assert log.incomplete_note == "the log folder is incomplete: events.jsonl: File too large"
 
 
 def test_the_last_lines_are_kept_if_the_output_is_not_read(tmp_path):

@@ -162,7 +162,7 @@ def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(run_dd
 
 
 def test_a_rank_resumes_after_the_debug_timeout(debug_job):
-    """The rank goes on after --debug-timeout; meanwhile neither --timeout nor --straggler-timeout counts."""
+    """The rank resumes after --debug-timeout; until then neither --timeout nor --straggler-timeout counts."""
     limits = ("--debug", "--debug-timeout", "4", "--timeout", "1.5", "--straggler-timeout", "1")
     job = debug_job(STEPS, "1", options=limits)
     assert job.wait() == 0, job.stderr()
@@ -387,7 +387,7 @@ def test_post_mortem_of_a_single_rank_is_plain_pdb(debug_terminal, tmp_path):
 
 
 def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
-    """As the module of an entry in launch.json: debugpy follows into every process, and runs its file."""
+    """debugpy can run ddplaunch as the module of an entry in launch.json."""
     pytest.importorskip("debugpy")
     write_program(tmp_path, "train.py", "print('loader', type(__loader__).__name__)\n")
     listens = [sys.executable, "-m", "debugpy", "--listen", f"127.0.0.1:{free_port()}"]
@@ -398,7 +398,7 @@ def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
 
 
 def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path):
-    """Uses a debugpy that only prints where it would listen."""
+    """The debugpy here is a stub that prints where it would listen."""
     write_program(tmp_path, "train.py", "print('up')")
     write_program(tmp_path, "there/debugpy.py", "def listen(address):\n    return address[0], 4711\n")
     done = run_ddplaunch(

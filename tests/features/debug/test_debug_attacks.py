@@ -73,7 +73,7 @@ if os.environ["RANK"] == "1":
 
 
 def test_a_breakpoint_in_an_evaluated_expression(debug_job, tmp_path):
-    """As in plain pdb it is passed over, but below its `debug`, where it has a prompt of its own."""
+    """pdb ignores it, as without ddplaunch, except in its command `debug`, where it has a prompt of its own."""
     job = debug_job(NESTED, how=EXEC)
     wait_for_stops(job, 2)
     lines = "p inner(loss)\ninteract\ninner(2)\n\x04\ndebug inner(3)\nc\np n\nw\nc\np loss\n@all detach\n"
@@ -126,7 +126,7 @@ def test_time_limits_count_again_after_a_client_is_killed_while_a_rank_steps(deb
 
 
 def test_time_limits_count_again_after_a_client_leaves_as_a_rank_begins_to_step(debug_job):
-    """The rank has got the line, and has not reported yet that it steps."""
+    """The client leaves when the rank has got the line and has not reported yet that it steps."""
     job = debug_job(WORKS, options=("--debug", "--timeout", f"{scaled_timeout(1.5):.1f}"))
     wait_for_stops(job)
     with attached(b64encode(b"(rank 1) ")) as client:
@@ -149,7 +149,7 @@ def test_a_step_whose_client_left_does_not_stop(debug_job, tmp_path):
 
 
 def test_a_busy_rank_can_be_stopped_again_after_its_client_left(debug_job, tmp_path):
-    """The next client waits for it, although its input has ended."""
+    """The next client waits for the stop, although its input has ended."""
     job = debug_job(WORKS)
     wait_for_stops(job)
     with attached(b64encode(b"(rank 1) ")) as client:
@@ -170,7 +170,7 @@ def test_a_busy_rank_can_be_stopped_again_after_its_client_left(debug_job, tmp_p
 
 
 def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_terminal, tmp_path):
-    """Typed, a read of the terminal ends within a character."""
+    """A read of the terminal may end within a character."""
     job = debug_job(STEPS, "1")
     each = debug_terminal("debug", "demo")
     each.until(lambda each: each.rows[-1:] == ["(rank 1)"])
@@ -202,7 +202,7 @@ def test_odd_output_and_file_names(debug_job, tmp_path):
 
 
 def test_a_program_that_looks_for_pdb_finds_the_real_one(debug_job, tmp_path):
-    """Some programs check whether IPython is loaded; ``python -m pdb`` reads the code of pdb."""
+    """Programs check whether IPython is loaded, and ``python -m pdb`` reads the source of pdb."""
     with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:  # all its modules have one loader
         archive.writestr("ipdb.py", "def set_trace(): pass\n")
         archive.writestr("other.py", "")
@@ -241,7 +241,7 @@ if os.environ["RANK"] == "1":
 
 
 def test_a_stop_at_the_moment_its_user_leaves_is_reported_again(debug_job):
-    """A rank reads messages just before it prompts; here DetachUser comes just after."""
+    """DetachUser arrives after the rank has read its messages, and before it prompts."""
     job = debug_job(IMITATES_A_RANK)
     wait_for_stops(job)
     with attached():
@@ -290,7 +290,7 @@ ATTACKS = {
 
 
 def test_hostile_clients_are_dropped_and_do_not_delay_others(debug_job, tmp_path):
-    """After each the rank resumes. The launcher answers others meanwhile, and its memory stays bounded."""
+    """The ranks resume after each client, other requests are answered, and the launcher's memory stays bounded."""
     job = debug_job(
         "import os, time\nwhile not os.path.exists('over'):\n"
         "    if os.environ['RANK'] == '1':\n        breakpoint()\n    time.sleep(0.01)\n"
@@ -324,7 +324,7 @@ def test_hostile_clients_are_dropped_and_do_not_delay_others(debug_job, tmp_path
 
 
 def test_two_clients_at_once(debug_job, debug_terminal):
-    """The last one has the prompt; when it leaves, the ranks run on, and the first has it at the next stop."""
+    """The last client has the prompt; after it leaves, the first has it at the next stop."""
     job = debug_job(STEPS.replace("range(2)", "range(3)"), "1")
     first = debug_terminal("debug", "demo")
     first.until(lambda each: each.rows[-1:] == ["(rank 1)"])
@@ -342,7 +342,7 @@ def test_two_clients_at_once(debug_job, debug_terminal):
 
 
 def test_a_suspended_client_while_a_rank_prints_ten_megabytes(debug_job, tmp_path):
-    """The job continues as fast, and the client gets all of it when it continues."""
+    """The job does not wait for the client, which gets all of it once it is continued."""
     job = debug_job(STEPS, "1")
     wait_for_stops(job)
     with (tmp_path / "output").open("wb") as output:
@@ -398,7 +398,7 @@ def test_a_rank_killed_at_a_breakpoint_and_its_restart(debug_job, tmp_path):
 
 
 def test_a_rank_of_another_node_is_refused_with_the_command_to_use(start_ddplaunch, tmp_path, runtime_dir):
-    """Each launcher but node 0's knows only its own ranks, whose numbers do not start at 0."""
+    """A launcher other than node 0's knows only its own ranks, whose numbers do not start at 0."""
     write_program(tmp_path, "train.py", STEPS + "import time\nwhile not os.path.exists('over'): time.sleep(0.01)\n")
     shared = ("--debug", "--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1")
     shared = (*shared, "--master-port", str(free_port()), "--run-id", "demo")

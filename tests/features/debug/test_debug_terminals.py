@@ -52,7 +52,7 @@ IPDB = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
 
 
 def test_ipdb_at_the_terminal_of_the_job(debug_terminal, home, tmp_path):
-    """Its prompt, a step, what it prints; what the program prints stays the rank's."""
+    """The terminal shows the output of ipdb; that of the program stays in the rank's log."""
     write_program(tmp_path, "train.py", STEPS.format("breakpoint() if n == 0 else __import__('ipdb').set_trace()"))
     each = debug_terminal("run", *EXEC, "--no-merge", "--nproc", "2", "train.py", "1", env=IPDB)
     each.until(lambda each: each.rows[-1:] == ["ipdb>"])
@@ -113,7 +113,7 @@ def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
 
 
 def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_terminal, home):
-    """By ``ddplaunch debug``. The rank runs on when the client goes, though pudb minds no end of its terminal."""
+    """The rank resumes when the client ends, although pudb ignores the end of its terminal."""
     pytest.importorskip("pudb")
     job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
     first = debug_terminal("debug", "demo", columns=100)

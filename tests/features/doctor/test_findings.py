@@ -5,6 +5,7 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.features.doctor.checks import network
 from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.node_facts import RouteToNodeZero, TorchInfo
@@ -81,3 +82,9 @@ BY_LOOPBACK = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, ther
 )  # fmt: skip
 def test_findings_about_load_and_loopback_addresses(facts, measurements, findings):
     assert describe_findings(*facts, **measurements) == findings
+
+
+@pytest.mark.parametrize(("reported", "speed"), [(25_000, 25_000), (-1, None), (0, None), (None, None)])
+def test_an_interface_may_report_no_speed(monkeypatch, reported, speed):
+    monkeypatch.setattr(network, "read_int", lambda path: reported)
+    assert network.read_network("127.0.0.1").link.speed == speed

@@ -67,7 +67,7 @@ except ImportError:
     ids=["killed", "cleans up"],
 )
 def test_a_long_finally_does_not_hide_its_exception(run_ddplaunch, tmp_path, program, mode, seconds, grace, cleaned):
-    """The rank may finish within the grace; where that is too short, its exception is reported all the same."""
+    """The exception is reported also if the grace is too short for the ``finally``."""
     script = write_program(tmp_path, "train.py", program)
     done = run_ddplaunch("run", *mode, "--nproc", "2", "--grace", grace, script, "--", seconds)
     assert done.returncode == 1
@@ -79,7 +79,7 @@ def test_a_long_finally_does_not_hide_its_exception(run_ddplaunch, tmp_path, pro
 
 @pytest.mark.slow
 def test_a_caught_exception_is_not_the_cause(run_ddplaunch, tmp_path):
-    """The rank that runs in the handler is stopped at once, as any other."""
+    """A rank in the handler of an exception is stopped like any other."""
     done = run_ddplaunch("run", "--nproc", "2", "--grace", "600", write_program(tmp_path, "train.py", CAUGHT))
     assert done.returncode == 1
     assert "rank 0 did not" in done.stderr

@@ -120,7 +120,7 @@ def found(run_in_fork):
 
 @pytest.mark.slow
 def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, found):
-    """A job that hangs in another way in each attempt, until a rank is killed."""
+    """The job hangs in another way in each attempt, until a rank is killed."""
     script, hangs = write_program(tmp_path, "train.py", HANG), [*SENTENCES][1:4]
     options = ("--max-restarts", "2", "--restart-on", "always", "--min-uptime", "0", "--grace", "0", "--nproc", "5")
     job = start_ddplaunch("run", *options, script, *hangs)
@@ -135,7 +135,7 @@ def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, f
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "mode"), [pytest.param("sleep", (), marks=pytest.mark.smoke), ("before", EXEC)])
 def test_a_hang_is_reported_when_the_job_is_stopped(start_ddplaunch, run_in_fork, tmp_path, found, what, mode):
-    """Also one of new interpreters in init_process_group, of which torch keeps no record. The stacks are kept."""
+    """It is reported also in init_process_group, which torch does not record, and the stacks are saved."""
     script = write_program(tmp_path, "train.py", HANG)
     sooner = launcher_with_constant(tmp_path, "features.inspect.job.inspect_job.LONG_WAIT_S", 0.1)
     words = (*mode, "--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
@@ -178,7 +178,7 @@ RESTARTED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("is_elastic", [pytest.param(True, id="elastic", marks=pytest.mark.ci), False])
 def test_collectives_are_counted_from_the_restart_or_the_new_group(start_ddplaunch, tmp_path, found, is_elastic):
-    """On one node, with a process group that replaces another; and on both nodes of an elastic job."""
+    """Counts restart with a process group that replaces another, and on both nodes of an elastic job."""
     script = write_program(tmp_path, "train.py", RESTARTED)
     if is_elastic:
         port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
@@ -196,7 +196,7 @@ def test_collectives_are_counted_from_the_restart_or_the_new_group(start_ddplaun
 
 @pytest.mark.slow
 def test_groups_of_a_device_mesh(start_ddplaunch, tmp_path, found):
-    """torch numbers the groups of a mesh in each rank by itself; by their names they are the same, however many."""
+    """torch numbers the groups in each rank by itself; their names are the same on all."""
     text = """
         import time, torch, torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -331,7 +331,7 @@ def test_threads_of_a_rank(inspected):
 
 
 def test_stacks_of_waiting_tasks(inspected):
-    """The one that the loop runs, with what it awaits; others beside it. A busy task is on the stack already."""
+    """The page has the main task, with what it awaits, and other waiting tasks; a busy one is on the stack."""
     for each in ("awaits", "gathers"):
         assert functions(inspected.ranks[each]) == [["leaf", "fetch", "main", "<module>"], ["feed"]]
     assert functions(inspected.ranks["busy"]) == [["leaf", "fetch", "<module>"]]
@@ -342,7 +342,7 @@ def test_stacks_of_waiting_tasks(inspected):
 
 
 def test_signals_that_the_program_catches(inspected):
-    """A free signal is used. If all are in use, the program gets one signal of each kind, however many inspections."""
+    """A free signal is used; if none is free, the program gets each signal once, however many inspections."""
     assert inspected.ranks["catches one"]["threads"]
     assert inspected.ranks["catches all"]["no_stack"] == NO_SIGNAL
     assert "catches one caught" not in inspected.job.stdout()
@@ -365,7 +365,7 @@ def stacks(answer, job):
 
 
 def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork):
-    """Nor have its child processes, which a shell waits for."""
+    """Child processes of a shell script have none either."""
     job = start_ddplaunch("run", "--nproc", "2", "--no-python", "/bin/sh", "-c", "echo there; sleep 600; true")
     job.wait_for("there", 2)
     assert {rank["no_stack"] for rank in stacks(run_in_fork, job)["ranks"]} == {NOT_PYTHON}
@@ -373,7 +373,7 @@ def test_a_program_other_than_python_has_no_stacks(start_ddplaunch, run_in_fork)
 
 
 def test_no_inspect_installs_no_signal_handler(start_ddplaunch, run_in_fork, tmp_path):
-    """No signal and no descriptor; the same program without the option has them."""
+    """The rank has neither the signal handlers nor the descriptors that it has without the option."""
     text = """
         import os, time
         caught = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("SigCgt"))
@@ -417,10 +417,7 @@ HANDLERS = """
 
 @pytest.mark.slow
 def test_with_torch_the_signal_handlers_of_a_program_are_not_called(start_ddplaunch, run_in_fork, tmp_path):
-    """Rank 0 handles all signals, so a thread of ddplaunch replies; rank 1 leaves one, which is enough.
-
-    The thread of rank 2 ended before it forked, after its last process group; its signals stay.
-    """
+    """Rank 0 handles all signals, rank 1 leaves one, rank 2 forked after its last process group: a thread replies."""
     long = launcher_with_constant(tmp_path, INSPECTOR + ".SIGNAL_CHECK_TIMEOUT_S", 20.0, "READ_TIMEOUT_S")
     script = write_program(tmp_path, "train.py", HANDLERS)
     job = start_ddplaunch("run", "--nproc", "3", script, executable=long)  # the thread may have to wait for a core
@@ -460,21 +457,31 @@ def test_an_inspection_waits_for_the_exit_code_of_a_rank(start_ddplaunch, tmp_pa
 
 @pytest.mark.slow
 def test_the_rank_that_others_waited_for_is_the_culprit(run_ddplaunch, tmp_path):
-    """In the first attempt it ends early, in the second the others wait until their timeout."""
+    """It ends early in the first attempt; in the second the others wait until their timeout."""
     text = """
-        import datetime, sys, time, os
+        import datetime, os, sys, time
+        import torch, torch.distributed as dist
 
         def late():
             time.sleep(600)
 
-        import torch, torch.distributed as dist
+        def wait_while(condition):
+            while condition():
+                time.sleep(0.01)
+
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
         for _ in range(3):
             dist.all_reduce(torch.ones(6))
-        if dist.get_rank() == 2:
-            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-                sys.exit(0)
+        rank, first = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first:
+            os.symlink(f"/proc/{os.getpid()}", f"process-{rank}")
+        if rank == 2 and first:
+            wait_while(lambda: not (os.path.islink("process-0") and os.path.islink("process-1")))
+            sys.exit(0)
+        elif rank == 2:
             late()
+        # A rank that is ending, and has closed its connections, can no longer be inspected.
+        wait_while(lambda: first and (not os.path.islink("process-2") or os.path.exists("process-2")))
         dist.all_reduce(torch.ones(6))
     """
     script = write_program(tmp_path, "train.py", text)

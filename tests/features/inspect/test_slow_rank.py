@@ -103,7 +103,6 @@ OBSTACLES = {
 @pytest.mark.ci
 @pytest.mark.parametrize("three", [list(OBSTACLES)[:3], list(OBSTACLES)[3:6], list(OBSTACLES)[6:]], ids="; ".join)
 def test_a_trace_that_cannot_be_written_or_read_is_ignored(run, three):
-    """An obstacle for each rank."""
     trace = "trace = os.environ['TORCHELASTIC_ERROR_FILE'].replace('.json', '.trace.json')"
     obstacles = dict(enumerate(OBSTACLES[each] for each in three))
     assert run("1", "0.03", "40", f"{trace}; exec({obstacles}.get(int(os.environ['RANK']), ''))") == ""
@@ -129,7 +128,7 @@ def nodes(start, folder, *words, heartbeat="2", **environ):
 @pytest.mark.ci
 @pytest.mark.parametrize("ahead", [100, -3600])
 def test_clocks_of_two_nodes_that_are_apart(start_ddplaunch, tmp_path, ahead):
-    """The heartbeats measure the offset, in the first two seconds."""
+    """The heartbeats of the first two seconds measure the offset."""
     first, second = nodes(start_ddplaunch, tmp_path, "3", "0.05", "60", **skewed_environment(tmp_path, ahead))
     found = SENTENCE.search(first)
     assert found, first

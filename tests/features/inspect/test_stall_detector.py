@@ -85,7 +85,7 @@ def node(monkeypatch):
 
 
 def test_a_stall_is_reported_to_node_0_at_growing_intervals(node):
-    """Each time the silence has doubled, by two inspections; then once in five minutes."""
+    """Two inspections follow each time that the silence has doubled, and then every five minutes."""
     node.wait(300)
     assert node.inspections == [1020, 1024, 1040, 1044, 1080, 1084, 1160, 1164, 1240, 1300]
     assert node.sent == [(moment, StallSuspected(0)) for moment in (1024, 1044, 1084, 1164, 1300)]
@@ -101,7 +101,7 @@ def test_with_a_shorter_stall_timeout_there_is_no_earlier_inspection(monkeypatch
 
 
 def test_ranks_that_print_are_inspected_every_five_minutes(node):
-    """Ranks that wait are stuck although they print; ranks whose collectives change are not."""
+    """Ranks that wait count as stalled although they print, unless their collectives change."""
     assert LONG_WAIT == 600
     for step in range(1000):
         node.collectives = (step + 1, step), (step, step)
@@ -126,7 +126,7 @@ def test_ranks_that_print_are_inspected_every_five_minutes(node):
 
 
 def test_silent_ranks_that_make_progress_are_inspected_once_in_five_minutes(node):
-    """Until one waits in a call that is no collective."""
+    """A rank that waits in a call other than a collective is reported."""
     node.collectives = (4, 4), (4, 4)
     node.wait(300)
     assert node.inspections == [1020, 1040, 1080, 1160, 1240]
@@ -139,7 +139,7 @@ def test_silent_ranks_that_make_progress_are_inspected_once_in_five_minutes(node
 
 
 def test_at_most_one_inspection_in_20_seconds(node):
-    """Also where ranks print after each."""
+    """Output after each inspection does not make them more frequent."""
     node.collectives = (4, 4), (4, 4)
     for _ in range(100):
         node.wait(21)
@@ -160,7 +160,7 @@ def test_a_busy_rank_or_a_collective_is_progress(node):
 
 
 def test_a_delayed_inspection_is_discarded(node, monkeypatch):
-    """The launcher was stopped, with all of its ranks."""
+    """The launcher and its ranks were suspended in between."""
     node.now += 3600
     node.wait(0)
     assert not node.inspections
@@ -180,7 +180,7 @@ def test_before_init_process_group_ranks_are_not_inspected(node):
 
 
 def test_runtime_working_counts_as_output(node):
-    """``runtime.working`` does not wake the launcher, which sees it when its time has come."""
+    """``runtime.working`` does not wake the launcher, which reads it when its timer expires."""
     for _ in range(100):
         node.wait(19)
         node.worked = node.now
@@ -191,7 +191,7 @@ def test_runtime_working_counts_as_output(node):
 
 @pytest.mark.parametrize("how", ["prints", "enters a collective"])
 def test_progress_after_a_stall_is_reported_once(node, how):
-    """By the next line, or without output by the next inspection."""
+    """The next line of output is progress, or a change at the next inspection."""
     node.wait(50)
     node.clock.observe(events.JobStalled(1000.0, "no progress"))
     node.clock.reset()  # as after Ctrl-Z, which is no progress

@@ -41,7 +41,7 @@ CULPRITS = {
 
 
 def test_each_stalled_attempt_is_stopped_and_its_culprit_reported(run_ddplaunch, tmp_path, elsewhere):
-    """A job that stalls in another way in each attempt, until no restart is left."""
+    """The job stalls in another way in each attempt, until no restart is left."""
     restarts = len(CULPRITS) - 1
     options = ("--on-stall", "restart", "--max-restarts", str(restarts), "--restart-on", "always", "--min-uptime", "0")
     words = (*SOON, *options, "--log-dir", "logs", "--nproc", "3", PROGRAM, ",".join(CULPRITS), elsewhere)
@@ -69,7 +69,6 @@ def test_each_stalled_attempt_is_stopped_and_its_culprit_reported(run_ddplaunch,
     ids=" ".join,
 )
 def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
-    """Tests that only wait may run at the same time."""
     words = ("run", *SOON, "--show", "none", "--nproc", "3", PROGRAM)
     jobs = {what: start_ddplaunch(*words, what, elsewhere) for what in side_by_side}
     assert {what: (job.wait(), job.stderr()) for what, job in jobs.items()} == dict.fromkeys(side_by_side, (0, ""))
@@ -77,10 +76,7 @@ def test_a_slow_job_is_left_alone(start_ddplaunch, elsewhere, side_by_side):
 
 @pytest.mark.usefixtures("state")
 def test_a_stall_is_reported_once_without_stopping(start_ddplaunch, run_in_fork, tmp_path):
-    """The job continues; it is reported again when ranks have moved and stall again, also to commands of --notify.
-
-    Seconds for which a rank was stopped are not effective.
-    """
+    """It is reported again when ranks have moved and stall again, also to --notify; stalled time is not effective."""
     options = ("--notify", "sh -c 'cat >> events'", "--metrics", "job.prom")
     job = start_ddplaunch("run", *REPORT, *options, "--nproc", "3", PROGRAM, "stop")
     expected = (
@@ -128,7 +124,7 @@ def test_a_culprit_on_another_node_is_reported(start_ddplaunch):
 
 @pytest.mark.ci
 def test_the_launcher_sleeps_while_ranks_wait(start_ddplaunch):
-    """Its clock does not wake it before its time; then it reports which ranks wait, and the job continues."""
+    """The launcher sleeps until its timer expires; then it reports which ranks wait, and the job continues."""
 
     def switches() -> str:
         status = Path(f"/proc/{job.process.pid}/status").read_text()

@@ -115,7 +115,7 @@ FAILS_AND_STAYS = """
 
 @pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
 def test_a_rank_that_has_failed_and_still_runs_is_named(start_ddplaunch, tmp_path, mode):
-    """It is kept alive by a thread, an ``atexit`` handler, a destructor, or its exception's own ``__str__``."""
+    """A thread, an ``atexit`` handler, a destructor or the exception's own ``__str__`` keeps it running."""
     assert straggler_monitor.FAILED_S == 5
     os.mkfifo(tmp_path / "end")
     script = write_program(tmp_path, "train.py", FAILS_AND_STAYS)

@@ -78,7 +78,7 @@ SENTENCES = {
 
 @pytest.mark.slow
 def test_stacks_name_hangs_outside_collectives(start_ddplaunch, run_in_fork, tmp_path):
-    """A job that hangs in another way in each attempt, until a rank is killed."""
+    """The job hangs in another way in each attempt, until a rank is killed."""
     options = ("--max-restarts", str(len(SENTENCES)), "--restart-on", "always", "--min-uptime", "0", "--grace", "0")
     job = start_ddplaunch("run", *options, "--nproc", "3", write_program(tmp_path, "train.py", PROGRAM), *SENTENCES)
     for what, sentence in SENTENCES.items():
@@ -178,7 +178,7 @@ else:
 
 @pytest.mark.slow
 def test_a_wait_for_a_child_process_or_a_polled_lock_is_named(start_ddplaunch, run_in_fork, tmp_path):
-    """With the stack of the child, of the rank's exit too."""
+    """The stack of the child is shown, also at the exit of the rank."""
     nap = f"train.py:{next(n for n, line in enumerate(CHILDREN.splitlines()) if line.endswith('# nap'))}"
     job = start_ddplaunch("run", "--nproc", "6", *LIGHT, write_program(tmp_path, "train.py", CHILDREN))
     states = {

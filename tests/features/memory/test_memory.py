@@ -79,7 +79,7 @@ def report(job) -> list[str]:
 @limited
 @cold
 def test_the_report_of_a_rank_killed_for_memory_has_the_limit_and_the_usage(group, start_ddplaunch):
-    """The limit stands on the group above."""
+    """The limit is that of the parent group."""
     above = group(200)
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", FAILS, "memory", "1", preexec_fn=joining(group(None, above)))
     assert job.wait() == 137
@@ -147,7 +147,7 @@ def test_a_killed_child_is_named_with_its_memory(group, start_ddplaunch, tmp_pat
 @limited
 @cold
 def test_a_killed_dataloader_worker_is_recognised(group, start_ddplaunch, tmp_path):
-    """What the rank itself sees of it differs from run to run: "is killed by signal", or no more than an EOFError."""
+    """The exception of the rank differs from run to run: "is killed by signal", or only an EOFError."""
     program = """
         from torch.utils.data import DataLoader, Dataset
 
@@ -175,7 +175,7 @@ def test_a_killed_dataloader_worker_is_recognised(group, start_ddplaunch, tmp_pa
 
 @limited
 def test_a_group_near_its_limit_raises_the_alarm(group, monkeypatch):
-    """After each alarm there is a pause; a rise during the pause raises the next alarm."""
+    """A pause follows each alarm; a rise during the pause raises the next alarm."""
     monkeypatch.setattr(memory_alarm, "MIN_QUIET_S", 0.02)
     path, loop, woken = group(100), EventLoop(), []
     program = "held = []\nwhile True: held.append(bytearray(int(input()) << 20)); print(flush=True)"
@@ -200,7 +200,7 @@ def test_a_group_near_its_limit_raises_the_alarm(group, monkeypatch):
 
 @pytest.mark.skipif(not os.access(V2, os.W_OK), reason="needs a writable cgroup v2")
 def test_a_change_of_the_events_of_version_2_raises_the_alarm(tmp_path):
-    """No memory controller of version 2 is here, and the kernel reports a change of any such file in the same way."""
+    """The kernel reports a change of any such file in the same way: no memory controller of version 2 is needed."""
     path = V2 / f"ddplaunch-test-{uuid4()}"
     path.mkdir()
     try:
@@ -263,7 +263,7 @@ def events(root: Path, path: str, **counts: int) -> None:
 
 
 def test_version_2_with_a_limit_in_a_parent_group(rank_memory, tmp_path):
-    """There oom_kill rises in the group of the process, and oom in that of the limit."""
+    """oom_kill rises in the group of the process, and oom in the group of the limit."""
     job, step = "sys/fs/cgroup/slurm/job_42", "sys/fs/cgroup/slurm/job_42/step_0"
     root = tree(tmp_path, "0::/slurm/job_42/step_0\n", **{
         f"{step}/memory.max": "max\n",
@@ -307,7 +307,7 @@ def test_version_1_in_a_container(rank_memory, tmp_path):
 
 
 def test_kills_in_the_kernel_log(tmp_path, monkeypatch):
-    """Lines of Linux 6.18, with and without a group."""
+    """The lines are those of Linux 6.18, with and without a group."""
     monkeypatch.setattr(memory, "_INIT_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
     log = tree(tmp_path, "", **{"dev/kmsg": "Killed process 1 (old) total-vm:1kB, anon-rss:1kB, file-rss:1kB, "})
     kernel = KernelLog(log)
@@ -375,7 +375,7 @@ def test_kills_on_the_machine_count_without_a_control_group(rank_memory, tmp_pat
 
 
 def test_proportional_sizes_are_read_by_one_thread(rank_memory, tmp_path, monkeypatch):
-    """Page caches fill the limit of a group, so alarms are frequent. Sizes of much memory are not read."""
+    """They are not read of ranks with much memory: alarms are frequent, as page caches fill limits."""
     asked, answer, held = [], threading.Event(), [1]
 
     def anonymous(pid: int, file: str, field: str) -> int:
@@ -384,6 +384,9 @@ def test_proportional_sizes_are_read_by_one_thread(rank_memory, tmp_path, monkey
             answer.wait(scaled_timeout(20))
         return held[0]
 
+    def refuse_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
     monkeypatch.setattr(memory, "_read_counter_bytes", anonymous)
     usage = rank_memory(tree(tmp_path, "0::/\n"), lambda: {0: os.getsid(0)})
     usage._on_alarm()
@@ -391,10 +394,13 @@ def test_proportional_sizes_are_read_by_one_thread(rank_memory, tmp_path, monkey
     assert len(asked) == 1
     answer.set()
     wait_until(lambda: not usage._pss_lock.locked(), "the reader")
-    asked.clear()
-    held[0] = 64 << 30
-    usage._on_alarm()
-    assert not asked
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(memory._thread, "start_new_thread", refuse_thread)
+        usage._on_alarm()
+    for held[0], is_read in ((1, True), (1, True), (64 << 30, False)):
+        asked.clear()
+        usage._on_alarm()
+        assert bool(asked) is is_read
 
 
 def test_without_a_free_descriptor_there_is_no_sample_and_no_exception(rank_memory, tmp_path):
@@ -435,7 +441,7 @@ def test_the_report_shows_growth_and_advice(points, grew, advice):
 
 
 def test_older_points_show_growth_over_minutes():
-    """Unless they show no growth: pages that forks copy appear only in the growth of the children."""
+    """They are used only if they show growth: pages that forks copy appear in the growth of the children alone."""
     shortage = OutOfMemory(3, MemoryLimit(64 << 30), 0, 1)
     near = [point(590, 1, 20), point(600, 1, 22)]
     found = explain_oom(shortage, near, [point(60, 1, 4), point(600, 1, 30)])

@@ -121,7 +121,7 @@ def test_oom_report_is_refused_without_cuda(run_in_fork, tmp_path):
 
 @pytest.mark.slow
 def test_the_stand_in_has_the_names_of_torch():
-    """Source: torch/cuda/__init__.py of torch 2.13."""
+    """The names are those of torch/cuda/__init__.py of torch 2.13."""
     import torch
 
     assert callable(torch.cuda._lazy_call)

@@ -95,7 +95,7 @@ def nested(trace) -> bool:
 
 
 def test_a_known_hot_function(job, run_in_fork, tmp_path):
-    """The ranks do not import torch; they are profiled by signals."""
+    """Ranks that do not import torch are profiled by signals."""
     begun = job(*LIGHT, ranks=3)
     done = run_in_fork("profile", str(begun.process.pid), "--seconds", "2")
     assert done.returncode == 0, done.stderr
@@ -189,7 +189,7 @@ while True:
 
 
 def test_ranks_that_cannot_be_profiled(job, run_in_fork):
-    """One has become another program, which a signal would kill."""
+    """A rank that has become another program gets no signal, which would kill it."""
     begun = job(*EXEC, program=OTHERS)
     wait_until(lambda: begun.find("sleep 600"), "the other program")
     done = run_in_fork("profile", str(begun.process.pid), "--seconds", "0.5")
@@ -203,7 +203,7 @@ def test_ranks_that_cannot_be_profiled(job, run_in_fork):
 
 
 def test_py_spy_records_ranks_too(job, run_ddplaunch, run_in_fork, tmp_path):
-    """The real py-spy, which needs the right to trace processes."""
+    """It is the real py-spy, which needs permission to trace processes."""
     begun = job(*LIGHT)
     words = (str(begun.process.pid), "--seconds", "1")
     done = run_ddplaunch("profile", *words, "--py-spy", "1")
@@ -269,7 +269,7 @@ dist.destroy_process_group()
 
 @pytest.mark.ci
 def test_a_late_rank_and_equal_results_over_two_nodes(start_ddplaunch, run_in_fork, tmp_path):
-    """Three ranks on two nodes; with a profile taken meanwhile the result is the same to the last bit."""
+    """A profile of three ranks on two nodes does not change a bit of the result."""
     write_program(tmp_path, "train.py", TRAIN)
     shared = ("--nnodes", "2", "--nproc", "2,1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     nodes = [
@@ -335,7 +335,7 @@ print("fine", flush=True)
 
 @pytest.mark.ci
 def test_a_profiler_of_the_programs_own_comes_first(job, run_in_fork, tmp_path, monkeypatch):
-    """torch supports one at a time: that of ddplaunch ends when the program starts its own."""
+    """ddplaunch's profile ends when the program starts torch's profiler, of which there can be one."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     begun = job(program=OWN)
 

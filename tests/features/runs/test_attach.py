@@ -65,7 +65,7 @@ def keep_run_without_end(tmp_path):
 
 @pytest.mark.parametrize("run", ["77", "77.0"])
 def test_the_report_has_the_end_of_a_run_from_slurm(answers, cluster, tmp_path, monkeypatch, run):
-    """Its node was killed before it wrote one."""
+    """The node was killed before it recorded the end."""
     answers("submit", "train.py")
     keep_run_without_end(tmp_path)
     cluster.plays("say RUNNING None 0:0", "say FAILED NonZeroExitCode 137:0", "exit 1")
@@ -85,7 +85,7 @@ def test_the_report_has_the_end_of_a_run_from_slurm(answers, cluster, tmp_path, 
 
 @pytest.mark.parametrize(("host", "fate"), [("n1.site", "lost: "), ("c1", "running")])
 def test_the_end_of_a_script_of_ones_own_from_slurm(answers, cluster, tmp_path, host, fate):
-    """A job of that number on another host is another cluster's."""
+    """A job of that number on another host belongs to another cluster."""
     keep_run_without_end(tmp_path)
     cluster.plays(f"echo JobId=77 JobState=FAILED Reason=None Restarts=0 ExitCode=137:0 BatchHost={host} Power=")
     found = answers("report", "77")
@@ -156,7 +156,7 @@ ARRAY = """
 
 
 def test_an_array_is_summed_up(answers, cluster, tmp_path):
-    """How each ended stays known after Slurm has forgotten it."""
+    """The ends of its jobs stay known after Slurm has forgotten them."""
     answers("submit", "--array", "0-3", "train.py")
     write_program(cluster.folder, "jobs", ARRAY)
     found = answers("report", "77")
@@ -190,7 +190,7 @@ STATES = ("completed (exit code 0)", "failed (exit code 3)", "running", "waits: 
 
 
 def test_ps_asks_slurm_once(answers, cluster):
-    """About all jobs, which need not all be known to it."""
+    """One query has all jobs, also those that Slurm does not know."""
     for number in (77, 78, 79):
         cluster.environ["ANSWER"] = str(number)
         answers("submit", *(["--array", "0-1"] if number == 79 else []), "train.py")
@@ -213,7 +213,7 @@ def test_a_scheduler_that_is_slow_has_one_deadline(cluster, monkeypatch):
 
 
 def test_a_controller_that_is_down(answers, cluster, tmp_path):
-    """It is reported at once, and the log needs no controller."""
+    """It is reported at once, and the log is shown without the controller."""
     answers("submit", "train.py")
     write_program(tmp_path, "slurm-77.out", "one\n")
     write_program(cluster.folder, "down", "")

@@ -123,7 +123,7 @@ def test_nodes_are_waited_for_only_where_there_are_several():
 
 
 def test_the_parts_add_up_to_the_wall_time_whatever_happens():
-    """In any order, with moments that lie before others, and clocks that are set back."""
+    """Events may come in any order, with earlier moments, and by clocks that are set back."""
     kinds = [
         begun(), begun(1), AGAIN, AttemptsOmitted(3), RankStarted(0, 1, 0), RankStarted(1, 1, 0), exited(0, 0),
         exited(1, 1), exited(0, 1, 1), AttemptSwept((), ()), events.SignalReceived(2), events.JobPreempted(),
@@ -151,7 +151,7 @@ def test_the_parts_add_up_to_the_wall_time_whatever_happens():
 
 
 def test_frequent_queries_of_the_breakdown_use_no_memory():
-    """As ``ddplaunch top`` does once a second, for days."""
+    """``ddplaunch top`` queries it once a second, for days."""
     kept = TimeAccounting(0.0, 1)
     for event, moment in UP:
         kept.on_event(event, moment)
@@ -173,7 +173,7 @@ def test_the_goodput_line_names_the_largest_losses():
 
 
 def test_a_run_whose_launcher_was_killed_counts_until_it_was_last_seen(state, run_in_fork):
-    """Its history has the events so far, and its samples show how long it ran."""
+    """The history has its events, and the samples show how long it ran."""
     now = time.time()
     kept = HistoryRecorder(plan(RUN), lambda rank: b"", lambda: None, pytest.fail)
     happened = (RankStarted(0, 100, 0), RankStarted(1, 101, 0), events.JobStalled(now, ""), events.StallEnded())
@@ -215,7 +215,7 @@ SAVES = """
 
 @pytest.mark.slow
 def test_the_goodput_of_a_run_with_a_killed_rank(start_ddplaunch, tmp_path, state):
-    """The work after the checkpoint is lost, which a stopwatch here measures too; all parts add up."""
+    """The work after the checkpoint is lost, as a clock of the test shows too, and all categories add up."""
     folder = tmp_path / "a folder [1]"
     folder.mkdir()
     began = time.time()
@@ -266,7 +266,7 @@ def test_the_newest_checkpoint_that_is_whole(tmp_path):
 
 
 def test_a_look_that_takes_too_long_says_nothing(monkeypatch):
-    """As on a disk that hangs; here the pattern matches a whole file system."""
+    """A search that takes too long reports no checkpoint: the pattern matches a whole file system."""
     monkeypatch.setattr("ddplaunch.features.checkpoint.node.SEARCH_TIMEOUT_S", 0.05)
     hung = threading.Event()
     monkeypatch.setattr("ddplaunch.features.checkpoint.node.iglob", lambda *words, **how: [hung.wait(60)][1:])

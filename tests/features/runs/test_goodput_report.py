@@ -58,7 +58,7 @@ def test_a_report_begins_with_the_effective_time(run_in_fork, tmp_path):
 
 
 def test_a_job_number_means_all_of_its_runs(in_job, run_in_fork):
-    """Requeued, its step has the run id of the one before; a run of another user with that id is not its."""
+    """A requeued job has several runs; a run of another user with the same id is not among them."""
     in_job(f"{JOB}.0", code=1)
     in_job(f"{JOB}.0")
     in_job(f"{JOB}.0", None)
@@ -73,7 +73,7 @@ def test_a_job_number_means_all_of_its_runs(in_job, run_in_fork):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_submitted_job_was_queued_before_it_began(in_job, run_in_fork, known):
-    """Not the run before it, nor, where the job's number is not known in the run, one that was there earlier."""
+    """A run of that name from before its submission is not one of its runs."""
     in_job("night", None)
     submit("night", 0.0)
     time.sleep(0.05)  # the time that is measured
@@ -123,7 +123,7 @@ def test_options_that_contradict_since(run_in_fork, words, expected):
 
 
 def test_submit_names_hosts_that_failed_repeatedly(run_in_fork, tmp_path, monkeypatch):
-    """Only failures in batch jobs count; the script is not changed."""
+    """Only failures in batch jobs count, and the script is not changed."""
     write_program(tmp_path, "train.py", "")
     monkeypatch.setenv("SLURM_JOB_ID", JOB)
     for number, host in enumerate(("n3", "n4", "n3", "n5", "n5")):

@@ -314,7 +314,7 @@ def test_a_line_that_makes_no_sense_is_passed_over(state, line):
 
 
 def test_very_many_attempts_take_no_longer_than_few_each():
-    """A file that another program wrote: nothing of the record is copied for each of its lines."""
+    """The time is linear in the lines of the file."""
     head = {"run_id": "r", "target": "t", "argv": [], "host": "h", "cwd": "/", "pid": 1, "began": 1.0}
     begun = {"event": "begun", "attempt": 0, "node_rank": 0, "nnodes": 1, "world_size": 1, "ranks": [[0, "h"]]}
     happened = [json.dumps({"time": 2.0, **each}) for each in (begun, {"event": "note", "text": "x"})] * 20_000

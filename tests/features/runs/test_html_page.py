@@ -20,7 +20,7 @@ from ddplaunch.features.runs.html_report import render_page
 from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
-from ddplaunch.features.runs.html_report.page_run import PageInputs, time_of_day
+from ddplaunch.features.runs.html_report.page_run import PageInputs, PageRun, time_of_day
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
@@ -124,7 +124,7 @@ def test_the_last_lines_of_the_first_to_fail_come_first():
 
 
 def test_last_lines_of_an_earlier_attempt_say_so():
-    """The history has no last lines of ranks that succeed."""
+    """The history has no output of ranks that succeed."""
     earlier = replace(lived(4, 3), printed_in=1)
     assert "Last lines of the ranks, in attempt 1" in Elements(render_page([record(4, 3)], earlier)).text
     assert "in attempt" not in Elements(render_page([record(4, 3)], replace(earlier, printed_in=2))).text
@@ -199,7 +199,7 @@ def test_a_rank_that_only_waited_is_not_shown_as_the_first_cause():
 
 
 def test_the_rank_that_a_time_limit_blames_is_shown_as_failed():
-    """The first failure, which was later killed by ddplaunch and by no other program."""
+    """The signal by which ddplaunch ended it later is not the reason."""
     whole = record(4)
     first = replace(whole.verdict.first, exit_code=124, message="the job stalled")
     blamed = replace(whole.verdict, first=first, blame="no progress for 5m00s")
@@ -240,8 +240,37 @@ def test_a_run_that_goes_on_or_was_lost():
     assert "was running" in elements.text
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([{"ended": 70.0}], 70),
+        ([{"ended": 70.0}, {"ended": None}, {"ended": 80.0}], 80),
+        ([{}], 50),
+        ([{"attempts": ()}], 40),
+        ([{"attempts": (), "inspections": ()}, {"attempts": (), "inspections": ()}], 0),
+        ([{"attempts": (), "inspections": (), "spent": TimeBreakdown(steady=30)}], 30),
+        ([{"fate": RunState.RUNNING}], 100),
+    ],
+)
+def test_the_page_ends_with_the_last_known_moment(monkeypatch, changes, expected):
+    """Of a lost run, the last of: its begin, its time spent, its ranks' ends, its inspections."""
+    monkeypatch.setattr(time, "time", lambda: BEGAN + 100)
+    (attempt,) = record(1).attempts
+    rank = replace(attempt.ranks[0], ended=BEGAN + 50)
+    lost = replace(
+        record(1),
+        ended=None,
+        fate=RunState.LOST,
+        attempts=(replace(attempt, ranks=(rank,)),),
+        inspections=(inspection(1, 0, BEGAN + 40),),
+    )
+    nodes = [replace(lost, **{**each, "ended": each.get("ended") and BEGAN + each["ended"]}) for each in changes]
+    page = PageRun.from_records(nodes, PageInputs())
+    assert (page.ended - BEGAN, page.total) == (expected, max(expected, 1e-3))
+
+
 def test_an_attempt_that_goes_on(monkeypatch):
-    """The history has its beginning, the launcher how its ranks stand, the readings what they used."""
+    """The page merges the history, the state from the launcher, and the usage from samples."""
     whole = record(2)
     (only,) = whole.attempts
     begun = tuple(RankRecord(each.rank, each.host, 70 + each.rank, BEGAN + 5) for each in only.ranks)

@@ -120,7 +120,7 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
 
 @pytest.mark.slow
 def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_path):
-    """While it runs, node 0 has its name, and the other is found by its pid; then each has kept its own ranks."""
+    """While it runs, node 0 has the name, and the other its pid; both record their own ranks."""
     write_program(tmp_path, "ends.py", WAITS.replace("while True", "while not os.path.exists('over')"))
     port = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     words = ("--nnodes", "2", "--nproc", "2", *port, "--run-id", NAME, *LIGHT, "ends.py")
@@ -251,7 +251,7 @@ PRINTS = """
 
 
 def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_path):
-    """Wherever they stand in the output of each rank."""
+    """Equal lines are merged wherever they are in the output of each rank."""
     write_program(tmp_path, "ends.py", PRINTS)
     run_ddplaunch("run", "--nproc", "3", "--run-id", MINE, "--log-dir", "logs", *LIGHT, "ends.py")
     assert run_in_fork("logs", MINE, cwd=Path("/")).stdout.count("start\n") == 3
@@ -263,7 +263,7 @@ def test_equal_lines_of_a_run_are_printed_once(run_ddplaunch, run_in_fork, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--log-dir", "logs")])
 def test_following_a_job_to_its_end(running, words):
-    """Also with merged lines. A reader that leaves early causes no error."""
+    """A reader that leaves early causes no error."""
     job = running(*words)
 
     def follow(*more: str) -> "subprocess.Popen[str]":
@@ -466,7 +466,7 @@ def test_last_lines(data, count, last):
 
 @pytest.mark.slow
 def test_stop_all(running, monkeypatch):
-    """Only of these two jobs here: jobs of virtual hosts are seen too, by their folder in /tmp."""
+    """Jobs of virtual hosts on this machine are left out: their folder in /tmp is shared."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
@@ -554,7 +554,7 @@ def test_another_user_sees_and_reaches_nothing(running):
 
 
 def test_bytes_that_are_not_utf_8(run_ddplaunch, run_in_fork, tmp_path):
-    """In an argument, and in the names of folders: a run is kept with them, and its log folder is found."""
+    """A run with such arguments and folders is recorded, and its log folder is found."""
     folder = tmp_path / os.fsdecode(b"b\xff")
     folder.mkdir()
     write_program(folder, "t.py", "import os, sys\nprint(os.fsencode(sys.argv[1]))\nraise ValueError(sys.argv[1])")

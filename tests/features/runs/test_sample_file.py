@@ -91,7 +91,7 @@ def test_a_run_without_collectives_has_samples_too(start_ddplaunch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("state")
 def test_gpus_are_asked_in_a_child(request, start_ddplaunch, tmp_path):
-    """Also after a restart, in which all that was left below the launcher may have been ended."""
+    """The child is started again after a restart, which may have ended it."""
     program = """
         import os, sys, time
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -224,7 +224,7 @@ def keep(file: SampleFile, look: CounterSnapshot, found: NodeSample) -> None:
 
 @pytest.mark.parametrize(("ranks", "gpus", "days"), [(1, 0, 1.5), (16, 4, 0.25)])
 def test_samples_of_a_long_run_are_merged_to_fit(tmp_path, monkeypatch, ranks, gpus, days):
-    """Here in a twelfth of that, which is full as much sooner."""
+    """The file has a twelfth of the usual limit, and is full as much sooner."""
     assert MAX_BYTES < 2_000_000
     monkeypatch.setattr(sample_file, "MAX_BYTES", MAX_BYTES // 12)
     chance, history = random.Random(1), Kept(tmp_path)
@@ -272,7 +272,7 @@ def test_a_sample_file_that_cannot_be_written_is_ignored(tmp_path):
 
 
 def test_a_disk_that_hangs_does_not_delay_the_job(tmp_path):
-    """As a home on the network may: the reading after it is left out, and the launcher goes on."""
+    """A sample is omitted while the one before is being written."""
     history = Kept(tmp_path)
     file, look = SampleFile(lambda: history.folder), CounterSnapshot(plan(), 0.0, 0.0)
     begun, hangs = threading.Event(), threading.Event()

@@ -169,6 +169,9 @@ def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     seen = GridEngine().query_one(JobId("7"))
     assert (seen.description, seen.ended_unknown, seen.code) == ("has ended; qacct does not show it yet", True, None)
+    accounted = ACCOUNTED.format(task="2", failed="0", code="0")
+    write_program(tmp_path, "qacct", f"#!/bin/sh\n/bin/cat << END\n{accounted}END\n").chmod(0o755)
+    assert GridEngine().query_one(JobId("7")).description == "completed (exit code 0)"
 
 
 def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):

@@ -588,13 +588,24 @@ def test_a_site_without_pyxis(submit, cluster):
     assert expected not in submit("--container-image img train.py").stderr
 
 
-def test_a_reader_that_has_read_enough(cluster, tmp_path):
+@pytest.mark.parametrize("streams", ["", "2>&1"])
+def test_a_reader_that_has_read_enough(cluster, tmp_path, streams):
     cluster.plays('seq 100000 >> "$STATE/log"; say RUNNING None 0:0')
-    line = f"{shlex.join(ddplaunch_command('submit', '--follow', 'train.py'))} | head -n 1; echo ${{PIPESTATUS[0]}}"
-    done = run_command(["bash", "-c", line], tmp_path, cluster.environ)
-    assert done.stdout == "1\n141\n"
-    assert "job 77 keeps running" in done.stderr
+    command = f"{shlex.join(ddplaunch_command('submit', '--follow', 'train.py'))} {streams}"
+    done = run_command(["bash", "-c", f"{command} | head -n 1; echo ${{PIPESTATUS[0]}}"], tmp_path, cluster.environ)
+    first, code = done.stdout.splitlines()
+    assert code == "141"
+    assert streams or (first == "1" and "job 77 keeps running" in done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_a_log_that_a_requeued_job_writes_anew(submit, cluster):
+    cluster.plays(
+        'seq 100 > "$STATE/log"; say RUNNING None 0:0',
+        'echo again > "$STATE/log"; say RUNNING None 0:0',
+        "say COMPLETED None 0:0",
+    )
+    assert submit("--follow train.py").stdout.splitlines()[-2:] == ["100", "again"]
 
 
 def test_ctrl_c_without_a_terminal_detaches(cluster, start_ddplaunch):

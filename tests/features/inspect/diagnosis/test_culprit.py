@@ -204,7 +204,7 @@ def test_the_culprit_of_failed_pipeline_stages():
 
 
 def test_rank_0_ended_with_the_store():
-    """Whether it should have been in the new group is not known."""
+    """The report does not claim that rank 0 should have created the new group."""
     lost = traceback("new_group").replace("RuntimeError: ", "torch.distributed.DistNetworkError: ")
     failed = [(rank, lost) for rank in (1, 2)]
     for inspection in (

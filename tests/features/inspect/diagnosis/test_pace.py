@@ -88,7 +88,7 @@ def test_two_slow_ranks_are_two_sentences():
 
 
 def test_a_single_pause_makes_no_slow_rank():
-    """A rank that wrote one checkpoint, and had one hiccup, is not slower than the others."""
+    """One checkpoint and one short pause do not make a rank slow."""
     found = steps(4)
     gaps = list(found[1].gaps)
     for at in (500, 900):
@@ -119,7 +119,7 @@ def test_a_few_collectives_are_not_measured():
 
 
 def test_collectives_that_most_ranks_entered():
-    """A rank that left early takes no part in the rest, and what it alone has counts for nothing."""
+    """Collectives that few ranks entered are not compared."""
     whole = steps(4, count=500, slow={2: 0.05})
     cut = CollectiveArrivals(3, "0", "default_pg", 1, whole[3].began, whole[3].gaps[:99])
     began = whole[0].began + sum(whole[0].gaps[:100]) / 1e6
@@ -131,7 +131,7 @@ def test_collectives_that_most_ranks_entered():
 
 
 def test_clock_offsets_of_hosts():
-    """They are subtracted; ranks of one host need none."""
+    """Offsets are subtracted between hosts, and not needed within one."""
     exact = {rank: RankClock(rank // 2, 7.5 * (rank // 2), 0.0005) for rank in range(4)}
     (sentence,) = describe(steps(4, slow={1: 0.03}, ahead={2: 7.5, 3: 7.5}), exact)
     assert sentence.startswith("rank 1 was last in 93 %")
@@ -150,7 +150,7 @@ def test_inexact_clock_offsets():
 
 
 def test_a_rank_that_waited_in_another_group_is_not_slow():
-    """Ranks 2 and 3 share a group in which 2 is slow; the others see both come late to the group of all."""
+    """Rank 2 is slow in the group of ranks 2 and 3; rank 3 comes late to the group of all, and is not accused."""
     inner, outer = {rank: [] for rank in range(4)}, {rank: [] for rank in range(4)}
     now = EPOCH
     for _ in range(500):

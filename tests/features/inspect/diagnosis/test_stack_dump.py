@@ -77,7 +77,7 @@ def test_the_running_task_comes_before_the_loop():
 
 
 def test_outer_frames_of_a_deep_stack_keep_the_programs_line():
-    """faulthandler leaves them out; the program's are kept, whether they are in the dump or came by another way."""
+    """The program's frames that faulthandler omits are kept, in a section of the dump or from the rank's reply."""
     inner = "".join(f'  File "/lib/python3/site-packages/deep.py", line {n} in call\n' for n in range(100))
     head = "Current thread 0x1 (most recent call first):\n"
     outer = "Outer frames (most recent call first):\n"

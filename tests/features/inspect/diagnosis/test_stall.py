@@ -81,7 +81,7 @@ def test_the_stalled_rank_is_the_one_in_the_text_if_two_groups_wait():
 
 
 def test_without_a_recorder_the_rank_behind_is_the_culprit():
-    """As with DDP on gloo up to torch 2.9: backward waits, which no stack and no recorder shows."""
+    """The stacks of DDP on gloo up to torch 2.9 do not show that backward waits."""
     ranks = [rank(number, entered, entered, answers=None) for number, entered in enumerate((12, 12, 11))]
     stall = stalled(*ranks, strict=True)
     assert stall.rank == 2
@@ -127,7 +127,7 @@ def test_whether_the_awaited_rank_is_idle(awaited, expected):
 
 
 def test_a_rank_in_store_wait_waits_for_all_others():
-    """Rank 0, which may set the key, is ahead of the others, and busy."""
+    """Rank 0 may set the key, and is busy: that is no stall."""
     in_store = rank(2, 4, awaits="store")
     assert stalled(*WAITING, in_store)
     assert not stalled(rank(0, 5, busy=MIN_BUSY_CPUS), rank(1, 5), in_store)
@@ -152,7 +152,7 @@ def test_a_short_wait_is_not_a_stall(inspection, strict, wait):
 
 
 def test_a_blocked_rank_is_reported_as_not_killable():
-    """The others use the CPU while they wait, as with NCCL."""
+    """The others may use the CPU while they wait, as with NCCL."""
     waiting = (replace(each, busy=1.0) for each in WAITING)
     assert not stalled(*waiting, rank(2, 4, condition=ProcessCondition.BLOCKED), strict=True).killable
 
@@ -186,7 +186,7 @@ def test_descriptions_of_locations_and_activity():
 
 
 def test_the_culprit_in_different_collectives_is_the_odd_rank():
-    """With the line and the trace of its thread that runs the collective."""
+    """Line and trace are those of the thread that runs the collective."""
     odd = Frame("odd", "stats.py", 8, own=True)
     inside = Frame("barrier", "/torch/distributed/distributed_c10d.py", 1, own=False)
     last = Collective("0", 5, "barrier", "", 1800.0, 0.0, False, True)

@@ -326,7 +326,7 @@ def test_many_reasons_are_bounded():
 
 @pytest.mark.slow
 def test_the_time_for_many_groups():
-    """A job of 4,000 groups, each used once."""
+    """A job of 4,000 groups, each used once, is analysed in a second."""
     groups = [str(number) for number in range(4000)]
     states = tuple(GroupState(each, 1, 1) for each in groups)
     known = tuple(Group(each, "", (0, 1, 2)) for each in groups)
@@ -361,7 +361,7 @@ def test_ranks_whose_collectives_are_queried():
 
 
 def test_a_cycle_names_its_ranks_in_order():
-    """In a mesh of 2 by 2, where two ranks are in their rows and two in their columns."""
+    """In a mesh of 2 by 2, two ranks are in their rows, and two in their columns."""
     rows, columns = ("1", "2"), ("3", "4")
     members = {"1": (0, 1), "2": (2, 3), "3": (0, 2), "4": (1, 3)}
     known = tuple(Group(name, "row" if name in rows else "column", each) for name, each in members.items())
