@@ -177,9 +177,9 @@ class _SessionRanks:
             text = f"{format_ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} raised"
             self.print(f"{text}: {waits}" if waits else text)
         if waiting:
-            raise self._job.raised(number, raised, len(waiting))
+            raise self._job.make_raised_error(number, raised, len(waiting))
         self._job.flush()
-        found = self._job.raised(number, raised, 0) if raised else self._job.results(number)
+        found = self._job.make_raised_error(number, raised, 0) if raised else self._job.results(number)
         self.ready = True
         if isinstance(found, RankFailed):
             self._job.discard(number)
