@@ -473,6 +473,12 @@ def test_submitted(submit, cluster, tmp_path):
     assert array[1:3] == [f"log: {tmp_path}/slurm-77_%a.out", "follow: ddplaunch attach 77_INDEX"]
 
 
+def test_a_job_that_cannot_be_recorded_is_cancelled_by_the_scheduler(submit):
+    """Where the record of a job cannot be written, as on a full disk, no command that needs it is shown."""
+    shown = submit("train.py", env={"XDG_STATE_HOME": "/proc"}).stdout.splitlines()
+    assert shown[2:] == ["follow: ddplaunch attach 77", "cancel: scancel 77"]
+
+
 def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
     folder = os.fsencode(tmp_path) + b"/caf\xe9 \x1b[31m"
     os.mkdir(folder)
