@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -307,7 +308,8 @@ def test_node_0_waits_for_its_own_name(start_ddplaunch, tmp_path):
 def test_a_node_that_joins_again_is_in_the_same_record(nodes, tmp_path, run_in_fork):
     """A spare that takes the place of a lost node is in it too, where nodes share the home directory."""
     write_program(tmp_path, "waits.py", WAITS_FOR_GATE)
-    job = nodes("1:2", "--grow", "--grace", "10", "--run-id", "again", "--log-dir", "logs")
+    name = f"again-{uuid.uuid4().hex[:8]}"  # the record of a run before with the same name would count too
+    job = nodes("1:2", "--grow", "--grace", "10", "--run-id", name, "--log-dir", "logs")
     first, second = (job.start(number, target="waits.py") for number in range(2))
     for launcher in (first, second):
         launcher.wait_for("world 2")
@@ -319,16 +321,16 @@ def test_a_node_that_joins_again_is_in_the_same_record(nodes, tmp_path, run_in_f
     assert (first.wait(20), second.wait(20)) == (0, 0), first.stderr()
     logs = tmp_path / "logs"
     assert sorted(str(path.relative_to(logs)) for path in logs.glob("*/*")) == [
-        "again/node-0",
-        "again/node-1",
-        "again/node-1.2",
+        f"{name}/node-0",
+        f"{name}/node-1",
+        f"{name}/node-1.2",
     ]
-    report = run_in_fork("report", "again").stdout.splitlines()
+    report = run_in_fork("report", name).stdout.splitlines()
     ends = [line.partition(")")[2] for line in report if line.startswith("  node 1 (")]
     assert [end.split(":")[1] for end in ends] == [" lost", " succeeded"]
-    assert "again: succeeded" in report
+    assert f"{name}: succeeded" in report
     assert len([line for line in report if line.startswith("1 ") and "exit code 0" in line]) == 1
-    assert [row.split()[0] for row in run_in_fork("ps", "--all").stdout.splitlines() if "again" in row] == ["again"]
+    assert [row.split()[0] for row in run_in_fork("ps", "--all").stdout.splitlines() if name in row] == [name]
 
 
 def test_sigterm_on_one_node_of_an_elastic_job_lets_the_others_continue(nodes, tmp_path):
