@@ -9,6 +9,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,37 +31,33 @@ _OPTIONS = (
     "--host-resolver-rules=MAP * ~NOTFOUND",  # it has errands of its own
     "--enable-logging=stderr",
 )
-_MEASURE = """<!DOCTYPE html>
-<iframe style="border: 0; width: {width}px; height: 1600px" srcdoc="{page}"></iframe>
+_FRAME = """<!DOCTYPE html>
+<iframe style="border: 0; width: WIDTHpx; height: 1600px" srcdoc="PAGE"></iframe>
 <script>
-  addEventListener("load", () => {{
+  addEventListener("load", () => {
     const frame = document.querySelector("iframe"), inside = frame.contentDocument;
-    const wide = [...inside.querySelectorAll("body *")].filter((each) => !each.closest(".scrolls, pre, svg")
-      && each.getBoundingClientRect().right > frame.clientWidth + 1).map((each) => each.tagName);
-    const {{scrollWidth, scrollHeight}} = inside.documentElement;
-    document.title = JSON.stringify({{width: scrollWidth, height: scrollHeight, wide: wide}});
-  }});
+    const evaluate = () => { SCRIPT };
+    document.title = JSON.stringify(evaluate());
+  });
 </script>
 """
-"""A window of its own can be no narrower than 500 pixels."""
+"""A page in a window, which by itself can be no narrower than 500 pixels, and a script from outside."""
 
+_MEASURE = """
+const wide = [...inside.querySelectorAll("body *")].filter((each) => !each.closest(".scrolls, pre, svg")
+  && each.getBoundingClientRect().right > frame.clientWidth + 1).map((each) => each.tagName);
+const {scrollWidth, scrollHeight} = inside.documentElement;
+return {width: scrollWidth, height: scrollHeight, wide: wide};
+"""
 
-_SEARCH = """<!DOCTYPE html>
-<iframe style="width: 900px; height: 900px" srcdoc="{page}"></iframe>
-<script>
-  addEventListener("load", () => {{
-    const inside = document.querySelector("iframe").contentDocument, search = inside.getElementById("search");
-    const shown = [];
-    for (const word of {words}) {{
-      search.value = word;
-      search.dispatchEvent(new Event("input"));
-      const blocks = [...inside.querySelectorAll("#output details:not(#others)")].filter((each) => !each.hidden);
-      const text = (block, name) => block.querySelector(name).textContent;
-      shown.push(blocks.map((each) => text(each, "b") + "|" + text(each, "pre")));
-    }}
-    document.title = JSON.stringify(shown);
-  }});
-</script>
+_SEARCH = """
+const search = inside.getElementById("search");
+return WORDS.map((word) => {
+  search.value = word;
+  search.dispatchEvent(new Event("input"));
+  const blocks = [...inside.querySelectorAll("#output details:not(#others)")].filter((each) => !each.hidden);
+  return blocks.map((each) => each.querySelector("b").textContent + "|" + each.querySelector("pre").textContent);
+});
 """
 
 
@@ -102,24 +99,24 @@ def open_page(page: Path, folder: Path, *, width: int = 1280, height: int = 1600
 
 def measure_page(page: Path, folder: Path, *, width: int) -> Layout:
     """Measure a page in a window of this width, from outside: the page itself lets no script run."""
-    copy = folder / "measured.html"
-    copy.write_text(_MEASURE.format(width=width, page=html.escape(page.read_text(encoding="utf-8"))), encoding="utf-8")
-    dom = _run(folder, copy, 1600, 1600, "--dump-dom").stdout
-    found = re.search(r"<title>(\{.*?\})</title>", dom)
-    assert found, dom[:2000]
-    return Layout(**json.loads(found[1]))
+    return Layout(**_evaluate(page, folder, width, _MEASURE))
 
 
 def search_page(page: Path, folder: Path, words: list[str]) -> list[list[str]]:
     """Type each of these words into the page's search; return which ranks are seen then, and their lines."""
-    copy = folder / "searched.html"
-    text = html.escape(page.read_text(encoding="utf-8"))
-    copy.write_text(_SEARCH.format(words=json.dumps(words), page=text), encoding="utf-8")
-    dom = _run(folder, copy, 1000, 1000, "--dump-dom").stdout
-    found = re.search(r"<title>(\[.*?\])</title>", dom, re.S)
+    found: list[list[str]] = _evaluate(page, folder, 900, _SEARCH.replace("WORDS", json.dumps(words)))
+    return found
+
+
+def _evaluate(page: Path, folder: Path, width: int, script: str) -> Any:
+    """Return the result of a script, of which ``inside`` is the document of the page."""
+    copy = folder / "framed.html"
+    parts = {"WIDTH": str(width), "SCRIPT": script, "PAGE": html.escape(page.read_text(encoding="utf-8"))}
+    copy.write_text(re.sub("WIDTH|SCRIPT|PAGE", lambda part: parts[part[0]], _FRAME), encoding="utf-8")
+    dom = _run(folder, copy, 1600, 1600, "--dump-dom").stdout
+    found = re.search(r"<title>(.*?)</title>", dom, re.S)
     assert found, dom[:2000]
-    seen: list[list[str]] = json.loads(html.unescape(found[1]))
-    return seen
+    return json.loads(html.unescape(found[1]))
 
 
 def _run(folder: Path, page: Path, width: int, height: int, *options: str) -> subprocess.CompletedProcess[str]:

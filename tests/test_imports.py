@@ -36,7 +36,10 @@ FEATURE_IMPORTS = {
 REQUIRED_WITHOUT_IMPORT = {"warm": {"preload"}}
 """Features that need another one for what it does: a warm zygote is kept for what is preloaded."""
 
-LOADED_IN_RANKS = {"core.rank.rank_runner": {"base.errors", "system.target.arguments"}}
+LOADED_IN_RANKS = {
+    "core.rank.rank_runner": {"base.errors", "system.target.arguments"},
+    "core.rank.zygote_messages": {"system.target.signature"},  # for types alone
+}
 """What the files of a folder ``rank`` may use of the package beside such files, which run in the user's process."""
 
 LOADED_BY_PATH = {"system.processes.proc_utils"}

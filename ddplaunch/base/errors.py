@@ -74,7 +74,6 @@ def escape_control_chars(text: str) -> str:
 
     Its lines then end in ``\\n`` alone, for ``str.splitlines`` and terminals alike.
     """
-
     plain = re.sub(_SGR_SEQUENCES, "", text.replace("\r\n", "\n"))
     return re.sub(_CONTROL_CHARS, lambda found: found[0].encode("unicode_escape").decode(), plain)
 
@@ -112,5 +111,4 @@ def host_name() -> str:
 
 def format_trace(error: Exception) -> str:
     """The traceback of an exception, as Python prints it."""
-
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))

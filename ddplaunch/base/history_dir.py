@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
 MAX_TARGET_CHARS = 1000  # of the target in a record
 
@@ -14,7 +15,7 @@ def history_dir() -> str | None:
     state = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):
         home = os.path.expanduser("~")
-        if not os.path.isdir(home):
+        if not (os.path.isabs(home) and os.path.isdir(home)):  # "~" for a user without an entry in passwd
             return None
         state = os.path.join(home, ".local", "state")
     return os.path.join(state, "ddplaunch", "runs")
@@ -47,5 +48,6 @@ def _open_private_dir(path: str, *, make: bool) -> int:
         os.close(folder)
         raise OSError(errno.ENOTDIR, f"{path} belongs to another user", path)
     if stat.S_IMODE(info.st_mode) & 0o077:
-        os.fchmod(folder, 0o700)
+        with suppress(OSError):  # on a read-only file system, where it can still be read
+            os.fchmod(folder, 0o700)
     return folder

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
@@ -46,8 +46,9 @@ class RecordFolder(Generic[R]):
 
     def save(self, record: R) -> None:
         """Write a record, replacing an earlier one; delete the oldest records beyond ``MAX_RECORDS``."""
-        fields: dict[str, Any] = as_dict(record)
-        data = json.dumps({**fields, "target": sanitize_line(fields["target"], MAX_TARGET_CHARS)}).encode()
+        fields = as_dict(record)
+        target = sanitize_line(str(fields["target"]), MAX_TARGET_CHARS)
+        data = json.dumps({**fields, "target": target}).encode()
         name, new = self._file_name(record), f".{self._file_name(record)}.{os.getpid()}"
         with suppress(OSError):
             folder = open_history_dir(self._path, create=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 from collections.abc import Iterable, Sequence
 from unicodedata import combining, east_asian_width
@@ -33,7 +32,9 @@ def closest_match(word: str, candidates: Iterable[str]) -> str | None:
     """Find the known word of which ``word`` may be a misspelling or the beginning; None if unsure."""
     names = sorted(candidates)
     letters = len(word.strip("-"))
-    close = [(distance, name) for name in names if (distance := edit_distance(word, name)) <= max(1, letters // 3)]
+    limit = max(1, letters // 3)
+    similar = [name for name in names if abs(len(name) - len(word)) <= limit]  # a word may have thousands of letters
+    close = [(distance, name) for name in similar if (distance := edit_distance(word, name)) <= limit]
     if close and letters > 1:
         return min(close)[1]
     longer = [name for name in names if letters > 2 and name.startswith(word)]
@@ -60,12 +61,6 @@ def display_width(text: str) -> int:
         return len(text)
 
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
-
-
-def shell_quote(words: Iterable[str]) -> str:
-    """Quote words for a shell."""
-
-    return shlex.join(words)
 
 
 def signal_name(number: int) -> str:

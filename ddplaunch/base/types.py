@@ -7,7 +7,7 @@ out of its bounds makes the message invalid, a text to print is sanitized. Const
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache, partial
 from threading import Lock
@@ -20,6 +20,10 @@ from ddplaunch.base.errors import MAX_LINE_CHARS, MAX_TAIL_LINES, sanitize_line,
 from ddplaunch.base.frames import ProtocolError, encode_frame
 
 T = TypeVar("T")
+
+JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
+JsonObject = dict[str, JsonValue]
+"""What is written as JSON; what is read has a type of its own."""
 
 MAX_COUNT = 10_000_000  # more ranks, nodes, attempts or restarts than any job has
 MAX_PATH = 4096  # characters
@@ -165,19 +169,20 @@ def convert(value: Any, kind: type[T]) -> T:
         raise ProtocolError(f"an invalid value ({type(error).__name__})") from None
 
 
-def as_dict(value: Struct) -> dict[str, Any]:
+def as_dict(value: Struct) -> JsonObject:
     """Return the fields of a ``Struct`` as plain data for JSON, those with default values included."""
     return {name: _as_plain(getattr(value, name)) for name in value.__struct_fields__}
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(value: Any) -> JsonValue:
     if isinstance(value, Struct):
         return as_dict(value)
     if isinstance(value, dict):
         return {key: _as_plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_as_plain(each) for each in value]
-    return value.value if isinstance(value, Enum) else value
+    plain: JsonValue = value.value if isinstance(value, Enum) else value
+    return plain
 
 
 @cache

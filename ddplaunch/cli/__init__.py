@@ -95,7 +95,6 @@ def _out_of_memory_hint() -> str:
 
 def _report_internal_error(error: Exception) -> int:
     """Report a bug of ddplaunch and save the traceback to a file; return the exit code."""
-
     summary = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in _FULL:  # stdout's file
         what = f"cannot write {error.filename or 'the output'}: {error.strerror}"

@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 
@@ -30,7 +31,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.text import closest_match, edit_distance, shell_quote
+from ddplaunch.base.text import closest_match, edit_distance
 
 TARGET_KIND_OPTIONS = frozenset({"-m", "--module", "--no-python"})
 """Options for the kind of the target: only before it; after it they are the program's."""
@@ -137,8 +138,10 @@ class ArgvGrammar(Struct, frozen=True):
             return None
         if dashed in FOREIGN_NPROC_OPTIONS:
             return "--nproc"
+        if not dashed.startswith("--") or len(dashed) > MAX_EDITS + max(map(len, possible)):  # a text, like a key
+            return None
         distance, near = min((edit_distance(dashed, option), option) for option in possible)
-        return near if distance <= MAX_EDITS and dashed.startswith("--") else None
+        return near if distance <= MAX_EDITS else None
 
     @property
     def trailing_candidates(self) -> dict[str, bool]:
@@ -170,7 +173,7 @@ def split_argv(
     target = rest.pop(0)
     if rest and re.fullmatch(_PYTHON_PATTERN, target) and TARGET_KIND_OPTIONS.isdisjoint(options):
         script = rest[next((at for at, word in enumerate(rest) if word == "-m" or not is_option(word)), 0) :]
-        raise UsageError(f"{target} is not a script", f"leave out {target}: ddplaunch run … {shell_quote(script)}")
+        raise UsageError(f"{target} is not a script", f"leave out {target}: ddplaunch run … {shlex.join(script)}")
     grammar = grammar.after_target(options, is_torchrun=translated.is_torchrun)
     return _split_after_target(SplitArgv(options, target, ()), rest, grammar, target_has, translated.env_only_options)
 
@@ -359,7 +362,7 @@ def _join_argv(line: SplitArgv, ambiguous: Collection[str]) -> str:
         words += [target, "--"]
     else:
         words.append(target)
-    return shell_quote(["ddplaunch", "run", *words, *program])
+    return shlex.join(["ddplaunch", "run", *words, *program])
 
 
 def _unknown_option_error(word: str, grammar: ArgvGrammar) -> UsageError:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -28,7 +29,7 @@ from msgspec import Struct
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, Options, OptionSource
 from ddplaunch.base.safe_files import read_file_and_owner, user_config_path
-from ddplaunch.base.text import closest_match, shell_quote
+from ddplaunch.base.text import closest_match
 from ddplaunch.cli.click_commands import COMMANDS
 from ddplaunch.cli.core_options import DryRun
 from ddplaunch.cli.run_options import OPTIONS
@@ -79,7 +80,7 @@ def read_defaults(
     for file in filter(None, files):
         table = _command_tables(file).get(command, {})
         values = {**dict(_option_values(file, command, table, known, _find_owning_command(command, file))), **values}
-    notes = tuple(f"{each.note}; to read it: --config {shell_quote([each.path])}" for each in untrusted)
+    notes = tuple(f"{each.note}; to read it: --config {shlex.join([each.path])}" for each in untrusted)
     return Defaults(values, notes)
 
 

@@ -212,4 +212,5 @@ def _write_exit_file(code: int) -> None:
         if requeue_path and code == EXIT_PREEMPTED:  # only scripts for schedulers other than Slurm set it
             os.close(open_for_writing(requeue_path, 0, 0o600))
     except OSError as error:
-        print_note(f"cannot write the exit code {code} for the batch script: {error.filename}: {error.strerror}")
+        where = error.filename or path  # a full disk has no name
+        print_note(f"cannot write the exit code {code} for the batch script: {where}: {error.strerror}")

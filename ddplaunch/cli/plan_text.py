@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddplaunch.base.text import display_width, shell_quote
+from ddplaunch.base.text import display_width
 from ddplaunch.system.plan.numbers import format_cpulist
 from ddplaunch.system.plan.plan import Fact, Plan
 from ddplaunch.system.plan.rank_layout import Rank
@@ -47,11 +48,9 @@ def plain_lines(plan: Plan, options: Sequence[str] | None) -> Iterator[str]:
 def format_headline(plan: Plan) -> str:
     """Return the numbers of ranks and nodes, and the target."""
     if plan.started_rank:
-        return (
-            f"rank {plan.node_rank} of {plan.world_size}, each with its own launcher: {shell_quote(plan.target.argv)}"
-        )
+        return f"rank {plan.node_rank} of {plan.world_size}, each with its own launcher: {shlex.join(plan.target.argv)}"
     nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
-    return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {shell_quote(plan.target.argv)}"
+    return f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {nodes}: {shlex.join(plan.target.argv)}"
 
 
 def list_facts(plan: Plan) -> list[Fact]:
@@ -99,4 +98,4 @@ def node_command(plan: Plan, node_rank: int, options: Iterable[str]) -> str:
         words += ["--", typed, *args]
     else:
         words += [typed, *(("--", *args) if args else ())]
-    return shell_quote(words)
+    return shlex.join(words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from ddplaunch.base.types import (
     Count,
     ErrorText,
     ExitCode,
+    JsonObject,
     Name,
     Pid,
     ShortText,
@@ -142,7 +142,7 @@ class RankFailure(Struct, frozen=True):
         frames = [line for line in (self.traceback or "").splitlines() if line.lstrip().startswith("File ")]
         return self.exit_code, self.signal, self.message, tuple(frames)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {**as_dict(self), "reason": self.reason, "code": self.shell_exit_code}
 
 
@@ -160,7 +160,7 @@ class FailureReport(Struct, frozen=True):
         """Why the job ends, in one line; with ``several`` nodes, on which host."""
         return self.blame or self.first.headline + (f" (on {self.first.host})" if several else "")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the content of failure.json."""
 
         others = [failure.to_json() for failure in self.others]

@@ -36,7 +36,10 @@ def test_a_signal_comes_before_the_other_descriptors():
 
 
 def test_a_posted_call_comes_after_its_caller_is_done():
-    """Calls run in order and in the same round, also those posted meanwhile; no round waits while a call is posted."""
+    """Calls run in order and in the same round, also those that are posted meanwhile.
+
+    No round waits while a call is posted.
+    """
     loop, calls = EventLoop(), []
 
     def ask():

@@ -1,8 +1,11 @@
 """Tests of lists of names and near misses."""
 
+import time
+
 import pytest
 
-from ddplaunch.base.text import format_duration, format_ranks
+from ddplaunch.base.text import closest_match, format_duration, format_ranks
+from tests.scaled_timeouts import scaled_timeout
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,9 @@ def test_ranks_in_few_words(numbers, text):
 )
 def test_a_duration_in_a_sentence(seconds, expected):
     assert format_duration(seconds) == expected
+
+
+def test_a_long_text_is_no_misspelling():
+    began = time.process_time()
+    assert closest_match("x" * 20_000, [f"--option-{number}" for number in range(100)]) is None
+    assert time.process_time() - began < scaled_timeout(0.1)

@@ -115,7 +115,7 @@ def test_a_message_is_one_object_without_its_defaults():
 
 
 def test_data_is_converted_to_types_in_one_place():
-    """Elsewhere bounds would be checked, but texts would not be sanitized."""
+    """A conversion elsewhere would check bounds, but not sanitize texts."""
     paths = [path for path in Path(ddplaunch.__file__).parent.rglob("*.py") if path.name != "types.py"]
     found = {path.name for path in paths if re.search(r"msgspec\.convert\(|json\.decode\(.*type=", path.read_text())}
     assert found == {"remote_launcher.py"}, "its types have no texts to sanitize"
@@ -226,7 +226,7 @@ def act_on(message: messages.Message) -> None:
 
 @pytest.mark.slow
 def test_a_coordinator_accepts_any_message():
-    """The machine acts, or raises ProtocolError; then the node counts as lost. The job always ends."""
+    """The machine acts or raises ProtocolError, which loses the node. The job always ends."""
     maker = Maker(0)
     for _ in range(200):
         job = Job(min_nodes=2, grace=1.0, max_restarts=2)

@@ -111,7 +111,7 @@ def test_how_a_command_line_is_split(line, ours, target, program):
     ],
 )
 def test_everything_behind_the_target_of_a_torchrun_line_is_the_programs(line, program):
-    """What torchrun itself makes of them: tests/cli/test_torchrun.py asks it."""
+    """tests/cli/test_torchrun.py compares the same lines with torchrun itself."""
     assert split(line, ends_at_target=True).program_args == tuple(shlex.split(program))
 
 

@@ -79,7 +79,7 @@ C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=n2:29500")
 
 @pytest.mark.parametrize("how", [("--node-rank=1", "--master-addr=n2"), C10D], ids=["static", "c10d"])
 def test_more_tasks_than_nodes_are_refused(planned, run_in_fork, tmp_path, how):
-    """Two launchers of one machine would be two nodes, each with a LOCAL_RANK 0."""
+    """Two launchers on one machine would count as two nodes, each with a LOCAL_RANK 0."""
     write_program(tmp_path, "train.py", "")
     words = ("run", "--nnodes=2", *how, "train.py")
     done = run_in_fork(*words, env={**SLURM_TASKS, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"})
@@ -125,7 +125,7 @@ def test_an_external_rank_is_reported_alone(run_in_fork, tmp_path):
 
 
 def test_a_rank_that_sees_only_its_own_gpu_is_local_rank_0(planned, fake_nvml):
-    """Programs choose their device by LOCAL_RANK, and cuda:1 is not there with srun --gpus-per-task=1."""
+    """Programs choose their device by LOCAL_RANK, and srun --gpus-per-task=1 hides cuda:1."""
     own = {"CUDA_VISIBLE_DEVICES": "1"}
     for environ, local_rank, device in ((own, "0", "cuda:0"), ({}, "1", "cuda:1")):
         plan = planned({**fake_nvml.environ(2), **SLURM_TASKS, **environ})
@@ -189,7 +189,7 @@ def test_ranks_that_torchrun_has_started_run_under_it(tmp_path):
 
 @pytest.mark.slow
 def test_a_job_that_a_rank_starts_is_its_own(run_ddplaunch, tmp_path):
-    """It inherits the variables of its rank: node rank and world size of the outer job."""
+    """The inner launcher inherits node rank and world size of the outer job, and ignores them."""
     write_program(
         tmp_path, "inner.py", "import os; print('inner', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
     )

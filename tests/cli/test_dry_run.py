@@ -165,7 +165,7 @@ def test_the_other_nodes_get_the_words_that_were_typed(run_in_fork, tmp_path):
 
 
 def test_sidecars_are_shown_on_node_0(plan, run_in_fork):
-    """A note on node 0, and part of every node's command; the other nodes do not run it."""
+    """Node 0 has a note, and each node's command the option; the other nodes do not run the sidecar."""
     line = ("--nnodes", "2", "--nproc", "1", "--master-addr", "127.0.0.1", "--sidecar", "sh -c 'a b; c'")
     twice = (*line, "--sidecar", "sleep 9", "train.py")
     sidecars = ["sidecar on node 0: sh -c 'a b; c'", "sidecar on node 0: sleep 9"]

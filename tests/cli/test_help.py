@@ -220,7 +220,7 @@ def test_names_of_runs_are_completed(complete, tmp_path, monkeypatch, name):
 
 
 def test_bash_completes_for_real(tmp_path):
-    """The generated function, in a real shell, with the command on its path."""
+    """A real bash calls the generated function, with the command on its PATH."""
     if not shutil.which("bash"):
         pytest.skip("no bash")
     write_program(tmp_path, "bin/ddplaunch", f'#!/bin/sh\nexec {sys.executable} -m ddplaunch "$@"\n').chmod(0o755)

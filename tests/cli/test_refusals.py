@@ -263,7 +263,7 @@ def test_a_bug_in_ddplaunch_is_reported_with_its_details_file(tmp_path, folder):
 
 
 def test_without_tensorboard(refused, tmp_path):
-    """A folder of that name is no package."""
+    """A folder with the name of a package does not count as the package."""
     write_program(tmp_path, "site/sitecustomize.py", "import sys\nsys.modules['tensorboard'] = None\n")
     (tmp_path / "tensorboard").mkdir()
     output = refused("run --tensorboard tensorboard train.py", real=True, env={"PYTHONPATH": str(tmp_path / "site")})
@@ -357,7 +357,6 @@ def test_terminals_with_other_encodings(run_ddplaunch, tmp_path, encoding):
 
 
 def test_too_little_memory_for_the_launcher(tmp_path):
-    """Not even the launcher has what it needs."""
     write_program(tmp_path, "t.py", "")
     words = shlex.join(map(str, ddplaunch_command("run", "t.py")))
     done = subprocess.run(

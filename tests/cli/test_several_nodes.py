@@ -26,7 +26,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "late"), [("zygote", 0), pytest.param("exec", 1, marks=pytest.mark.ci)])
 def test_two_nodes_of_different_size(start_ddplaunch, tmp_path, mode, late):
-    """Started in either order: the early node waits in torch's own rendezvous. The late one reads variables."""
+    """The nodes start in either order: the early one waits in torch's own rendezvous, the late one reads variables."""
     write_program(tmp_path, "train.py", SCRIPT)
     port = str(free_port())
     run = ("run", "--nnodes", "2", "--nproc", "2,1", "--control", "none", "--start", mode)
@@ -42,7 +42,7 @@ def test_two_nodes_of_different_size(start_ddplaunch, tmp_path, mode, late):
 
 
 def test_control_none_runs_the_ranks_of_one_node(run_ddplaunch, tmp_path):
-    """Without a control connection, whichever node it is."""
+    """Each node starts its ranks without a connection to the others."""
     write_program(tmp_path, "hello.py", "import os; print('rank', os.environ['RANK'])")
     where = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     job = run_ddplaunch("run", *where, "--control", "none", "--nproc", "1", "--start", "exec", "hello.py")
@@ -50,7 +50,7 @@ def test_control_none_runs_the_ranks_of_one_node(run_ddplaunch, tmp_path):
 
 
 def test_restarts_of_one_node_alone_are_refused(run_in_fork, tmp_path):
-    """A node that restarted by itself would wait for peers of an attempt that they have not begun."""
+    """A node that restarted alone would wait for peers that have not begun that attempt."""
     write_program(tmp_path, "train.py", "print('started')")
     done = run_in_fork(
         "run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29511",
@@ -64,7 +64,7 @@ def test_restarts_of_one_node_alone_are_refused(run_in_fork, tmp_path):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_node_started_by_hand_with_the_printed_variables(start_ddplaunch, run_in_fork, tmp_path):
-    """What ``--dry-run --json`` prints of the other node is all that its ranks need, without ddplaunch there."""
+    """Its ranks need only the variables that ``--dry-run --json`` prints for that node, and no ddplaunch there."""
     write_program(tmp_path, "train.py", SCRIPT)
     options = ("--nnodes", "2", "--nproc", "1,2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     node = ("run", *options, "--node-rank", "0", "--control", "none", "train.py")

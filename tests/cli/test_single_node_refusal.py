@@ -61,7 +61,7 @@ def test_an_unknown_master_addr_is_a_note(run_ddplaunch, run_in_fork, tmp_path):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_whether_master_addr_is_this_machine_is_looked_up(network, tmp_path):
-    """On a host whose name server does not answer: names of /etc/hosts are known all the same."""
+    """Names of /etc/hosts are known although the name server of this host does not answer."""
     host = network(2, dns="dead").hosts[0]
     write_program(tmp_path, "train.py", "print('trains')\n")
 

@@ -202,7 +202,7 @@ PARSERS = {
 @pytest.mark.smoke
 @pytest.mark.parametrize("how", PARSERS)
 def test_a_programs_own_option_is_never_swallowed(run_ddplaunch, tmp_path, how):
-    """Whatever shows of it: silently, where the file names it, else with a note of whose it is."""
+    """The program gets its option: silently if the file names it, else with a note."""
     write_program(tmp_path, "train.py", PARSERS[how]).open("a").write("print(token)\n")
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "train.py", "--token", "secret")
     assert list_rank_lines(done) == ["secret", "secret"]
@@ -221,7 +221,7 @@ def test_a_dry_run_behind_a_target_says_how_to_pass_it_on(run_in_fork, tmp_path)
 
 
 def test_a_parameter_with_the_name_of_an_option(run_in_fork, tmp_path):
-    """A function's parameters are known: an option of both is refused, as is one of neither."""
+    """An option is refused if both ddplaunch and the function have it, and if neither has it."""
     write_program(tmp_path, "train.py", "def main(rank, nproc: int = 3, log_dir=None): pass\n")
     done = run_in_fork("run", "--dry-run", "train.py:main", "--nproc", "2")
     assert_refused(done, "--nproc could be ", "argument of train.py:main")

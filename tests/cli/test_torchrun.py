@@ -63,7 +63,7 @@ OPTIONS = spellings(run.params)
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_of_the_page_shows_the_translated_options(row):
-    """The words that the other column has, which can be typed; what has no effect is reported, or is the default."""
+    """The words in the other column can be typed. An option without effect is reported, unless it has its default."""
     if row.refused:
         with pytest.raises(UsageError) as refusal:
             translate([*row.theirs, "train.py"], OPTIONS, row.variables)
@@ -101,7 +101,7 @@ def torch_options(torchrun, tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_option_of_torch_is_known_and_documented(torch_options):
-    """A new one in torch fails here until it has a row."""
+    """A new option of torch fails here until the page has a row for it."""
     documented = {word for row in rows() for word in row.theirs if word.startswith("--")}
     assert len(torch_options) > 25
     for names, flag, has_variable, dest in torch_options:
@@ -335,9 +335,9 @@ def test_the_program_gets_what_torchrun_gives_it(run_ddplaunch, torchrun, tmp_pa
     ],
 )
 def test_the_console_shows_what_torchrun_shows(options, missing, run_ddplaunch, torchrun, tmp_path):
-    """Side by side with the installed torchrun; ours keeps all of it besides.
+    """ddplaunch runs beside the installed torchrun, and shows all that it shows.
 
-    Lines for eight GPUs are typed on small machines: ours names the ranks that are missing there.
+    Lines for eight GPUs run on small machines too: ddplaunch names the ranks that are missing there.
     """
     write_program(tmp_path, "train.py", PRINTS)
     line = ["--nproc-per-node", "2", *options.split(), "--log-dir", "logs", "train.py"]
@@ -364,7 +364,7 @@ def test_redirects_without_a_folder_name_the_folder_of_logs(run_ddplaunch, tmp_p
 
 @pytest.mark.slow
 def test_the_same_id_and_folder_again(run_ddplaunch, run_in_fork, tmp_path):
-    """Scripts have a fixed --rdzv-id, and are run again."""
+    """A script with a fixed --rdzv-id can be run again."""
     write_program(tmp_path, "train.py", PRINTS)
     for name in ("100", "100.2", "100.3"):
         done = run_ddplaunch("run", "--standalone", "--rdzv-id", "100", "--log-dir", "logs", "train.py")
@@ -388,7 +388,10 @@ print("local rank", typed.local_rank, os.environ["LOCAL_RANK"], typed.lr)
     [('"--local_rank"', FORKED), ('"--local-rank"', EXEC)],
 )
 def test_pass_local_rank_to_scripts(names, start, run_ddplaunch, tmp_path):
-    """In the form that they declare; with torch.distributed.launch only those with a dash work."""
+    """Scripts get the option in the form that they declare.
+
+    torch.distributed.launch passes only the one with a dash.
+    """
     write_program(tmp_path, "train.py", PARSES.format(names))
     done = run_ddplaunch("run", "--nproc_per_node", "2", "--pass-local-rank", *start, "train.py", "--lr", "0.5")
     assert sorted(done.stdout.splitlines()) == ["[0] local rank 0 0 0.5", "[1] local rank 1 1 0.5"], done.stderr

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from operator import methodcaller
+from typing import Concatenate, ParamSpec
 
 from tests.faults.rows import Action
 from tests.faults.trial import PORT, Trial
@@ -18,10 +17,24 @@ LISTEN = """if True:
     time.sleep(1000)
 """
 
-mark: Action = methodcaller("mark")
-"""The fault is now, and not when it began."""
+P = ParamSpec("P")
 
-wait_for_ranks: Action = methodcaller("wait_for_ranks")
+
+def action(method: Callable[Concatenate[Trial, P], object]) -> Callable[P, Action]:
+    """Return what makes an action of the arguments of a trial's method."""
+    return lambda *args, **named: lambda trial: method(trial, *args, **named)
+
+
+begin = action(Trial.begin)
+wait = action(Trial.wait_seconds)
+wait_for_output = action(Trial.wait_for_output)
+wait_for_end = action(Trial.wait_for_end)
+signal_launcher = action(Trial.signal_launcher)
+signal_rank = action(Trial.signal_rank)
+order_rank = action(Trial.order)
+wait_for_ranks = action(Trial.wait_for_ranks)()
+mark = action(Trial.mark)()
+"""The fault is now, and not when it began."""
 
 
 def in_turn(*actions: Action) -> Action:
@@ -35,35 +48,6 @@ def in_turn(*actions: Action) -> Action:
 def ours(*actions: Action) -> Action:
     """Actions that only ddplaunch has a counterpart of."""
     return lambda trial: in_turn(*actions)(trial) if trial.launcher == "ddplaunch" else None
-
-
-def wait(seconds: float) -> Action:
-    return methodcaller("wait_seconds", seconds)
-
-
-def wait_for_output(number: int, text: str) -> Action:
-    return methodcaller("wait_for_output", number, text)
-
-
-def wait_for_end(number: int) -> Action:
-    return methodcaller("wait_for_end", number)
-
-
-def begin(node: int, **options: object) -> Action:
-    """Start the launcher of a node."""
-    return methodcaller("begin", node, **options)
-
-
-def signal_launcher(node: int, number: int) -> Action:
-    return lambda trial: trial.runs[node].signal(number)
-
-
-def signal_rank(number: int) -> Action:
-    return lambda trial: os.kill(trial.rank_pid(3), number)
-
-
-def order_rank(what: str, rank: int = 3) -> Action:
-    return methodcaller("order", rank, what)
 
 
 def on_host(node: int, what: Callable[[Host], object]) -> Action:
@@ -85,7 +69,7 @@ def until_noticed(node: int, start: Action, stop: Action) -> Action:
 
 
 def leave_grandchild(trial: Trial) -> None:
-    trial.order(3, "leave")
+    trial.order("leave")
     trial.until(lambda: "left a grandchild" in trial.runs[1].stdout(), "the grandchild")
     trial.mark()
 

@@ -20,27 +20,6 @@ from tests.virtual_hosts.network import Network
 PORT = 29500
 PROGRAM = Path(__file__).with_name("program.py")
 
-_MARGIN = ("--heartbeat-timeout", "--grace", "--join-timeout", "--log-dir", "--preload")
-"""Options that torchrun has no counterpart of."""
-
-
-def words(
-    launcher: str, node: int, nnodes: int, address: str, port: int, restarts: int, more: Sequence[str]
-) -> list[str]:
-    """The command line of one node; ``more`` are options of ddplaunch, each with its value."""
-    common = ["--nnodes", str(nnodes), "--node-rank", str(node), "--master-addr", address, "--master-port", str(port)]
-    common += ["--max-restarts", str(restarts)]
-    if launcher == "torchrun":
-        kept = [
-            word
-            for flag, value in zip(more[::2], more[1::2], strict=True)
-            if flag not in _MARGIN
-            for word in (flag, value)
-        ]
-        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *common, *kept]
-    beat = ["--heartbeat-timeout", f"{HEARTBEAT:g}"]
-    return [sys.executable, "-m", "ddplaunch", "run", "--nproc", "2", *common, *beat, *more]
-
 
 class Run(BackgroundCommand):
     """One launcher on a host, its output in files, its temporary files in a folder of the host's own."""
@@ -115,13 +94,17 @@ class Trial:
     def begin(
         self, node: int, *, nnodes: int = 2, address: str = "", port: int = PORT, more: Sequence[str] = ()
     ) -> None:
-        """Start the launcher of a node; the fault is now until another is marked."""
-        where = address or self.hosts[0].address
-        light = LIGHT if self.row.mode != "talk" else ()
-        options = [*self.row.options, *light, *more]
-        command = words(self.launcher, node, nnodes, where, port, self.restarts, options)
-        name = f"{len(self.runs)}-{self.hosts[node].name}"
-        run = Run(self.hosts[node], [*command, str(PROGRAM), self.row.mode, str(self.folder)], self.folder, name)
+        """Start the launcher of a node, ddplaunch with ``more`` options; the fault is now until another is marked."""
+        nodes = ["--nnodes", str(nnodes), "--node-rank", str(node), "--max-restarts", str(self.restarts)]
+        where = ["--master-addr", address or self.hosts[0].address, "--master-port", str(port)]
+        if self.launcher == "torchrun":
+            command = ["torch.distributed.run", "--nproc-per-node", "2"]
+        else:
+            light = LIGHT if self.row.mode != "talk" else ()
+            command = ["ddplaunch", "run", "--nproc", "2", "--heartbeat-timeout", f"{HEARTBEAT:g}"]
+            command += [*self.row.options, *light, *more]
+        words = [sys.executable, "-m", *command, *nodes, *where, str(PROGRAM), self.row.mode, str(self.folder)]
+        run = Run(self.hosts[node], words, self.folder, f"{len(self.runs)}-{self.hosts[node].name}")
         run.fault_at = time.monotonic()
         self.runs.append(run)
 
@@ -176,7 +159,15 @@ class Trial:
         """Wait for the end of a launcher."""
         self.until(lambda: self.runs[number].verdict_at, f"the end of launcher {number}")
 
-    def order(self, rank: int, what: str) -> None:
+    def signal_launcher(self, node: int, number: int) -> None:
+        """Send a signal to the launcher of a node."""
+        self.runs[node].signal(number)
+
+    def signal_rank(self, number: int) -> None:
+        """Send a signal to rank 3."""
+        os.kill(self.rank_pid(3), number)
+
+    def order(self, what: str, rank: int = 3) -> None:
         """Order a rank to exit, raise or leave the process group."""
         path = self.folder / f"rank{rank}"
         path.with_suffix(".new").write_text(what)

@@ -167,7 +167,17 @@ DOES: dict[str, tuple[str, str]] = {
     "precise": ("import decimal\ndecimal.DefaultContext.prec = 9", "changes decimal's context"),
     "recursive": ("import sys\nsys.setrecursionlimit(3000)", "changes the recursion limit"),
     "collects": ("import gc\ngc.set_threshold(50_000)", "changes garbage collection"),
+    "traps": (
+        "import decimal\ndecimal.DefaultContext.traps[decimal.Inexact] = True",
+        "changes decimal's context",
+    ),
     "zone": ("import os, time\nos.environ['TZ'] = 'XYZ3'\ntime.tzset()", "changes the time zone"),
+    "localized": ("import locale\nlocale.setlocale(locale.LC_ALL, 'POSIX')", "changes the locale"),
+    "digits": ("import sys\nsys.set_int_max_str_digits(5000)", "changes the length limit of integers"),
+    "loading": ("import sys\nsys.setdlopenflags(sys.getdlopenflags() | 8)", "changes how libraries are loaded"),
+    "nice": ("import os\nos.nice(1)", "changes the priority"),
+    "pinned": ("import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})", "changes the CPUs it may use"),
+    "moved": ("import os\nos.chdir('/')", "changes the working directory"),
     "opaque": (
         "import sqlite3\nX = sqlite3.connect(':memory:')",
         "keeps sqlite3.Connection in opaque.X, which cannot be read",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.preload_audit import findings, import_stack
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_SIGNALS = ("SigBlk:", "SigIgn:", "SigCgt:")
+_SIGNALS = ("SigBlk", "SigIgn", "SigCgt")
 _LIBC = 3 << 31  # signals 32 and 33, which the C library handles from the first thread on
 _CONTRACT = frozenset({"torch"})
 
@@ -113,7 +113,7 @@ class Surroundings:
             self._found.note("changes the warning filters")
 
     def _differs(self, aspect: str, before: Any, now: Any) -> None:
-        if aspect == "Threads:":
+        if aspect == "Threads":
             if self._forks and now > before:
                 self._probe(before)
         elif aspect in _COMPARED:
@@ -140,20 +140,15 @@ class Surroundings:
             os._exit(0)
         os.waitpid(pid, 0)
         self._last = self._look()
-        if self._last["Threads:"] > before:
+        if self._last["Threads"] > before:
             self._found.note("starts a thread")
 
     def _look(self, done: str = "") -> dict[str, Any]:
-        modules = sys.modules
-        status = os.pread(self._status, 4096, 0).decode()
-        look: dict[str, Any] = {}
-        for line in status.splitlines()[-24:]:
-            name, _, value = line.partition("\t")
-            if name in _SIGNALS:
-                look[name] = int(value, 16) & ~_LIBC
-            elif name == "Threads:":
-                look[name] = int(value)
-        look["Umask:"] = status.partition("Umask:")[2][:6]
+        lines = os.pread(self._status, 4096, 0).decode().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines)
+        look: dict[str, Any] = {name: int(status[name], 16) & ~_LIBC for name in _SIGNALS}
+        look["Threads"] = int(status["Threads"])
+        look["the umask"] = status["Umask"]
         look["signal handlers"] = tuple(map(signal.getsignal, self._numbers))
         look["alarms"] = tuple(signal.getitimer(number)[0] > 0 for number in _TIMERS)
         look["builtins"] = tuple((name, id(value)) for name, value in builtins.__dict__.items() if name != "_")
@@ -170,11 +165,11 @@ class Surroundings:
         look["the priority"] = os.getpriority(os.PRIO_PROCESS, 0)
         look["the CPUs it may use"] = len(os.sched_getaffinity(0))
         look["the working directory"] = os.getcwd()
-        for name, read in _OF_MODULES:
-            module = modules.get(name)
+        for name, (what, read) in _OF_MODULES.items():
+            module = sys.modules.get(name)
             if module is not None and (name == done or name not in self._imports.modules):
                 try:
-                    look.update(read(module))
+                    look[what] = read(module)
                 except AttributeError:  # it is still being imported
                     pass
         look["output"] = self._printed()
@@ -196,24 +191,16 @@ class Surroundings:
             os.close(folder)
 
     def _look_at_descriptors(self) -> None:
-        fds = self._fds()
-        for fd in fds - self._descriptors:
-            try:
-                target = os.readlink(f"/proc/self/fd/{fd}")
-            except OSError:  # that of the listing itself
-                continue
-            self._suspects.setdefault(fd, (target, tuple(self._imports.modules)))
+        for fd in self._fds() - self._descriptors:
+            if target := _target(fd):
+                self._suspects.setdefault(fd, (target, tuple(self._imports.modules)))
 
     def _convict(self) -> None:
         """What is still open when the outermost import is done stays open."""
         for fd, (target, stack) in self._suspects.items():
-            try:
-                if os.readlink(f"/proc/self/fd/{fd}") != target:
-                    continue
-            except OSError:
-                continue
-            self._descriptors.add(fd)
-            self._found.note(f"leaves {target} open", stack)
+            if _target(fd) == target:
+                self._descriptors.add(fd)
+                self._found.note(f"leaves {target} open", stack)
         self._suspects.clear()
 
     def _watch_semaphores(self) -> None:
@@ -231,10 +218,9 @@ _COMPARED = frozenset({"warnings.filters"})
 """What an import may change, as long as it is the same at the end."""
 
 _WORDS = {
-    "Umask:": "changes the umask",
-    "SigBlk:": "blocks a signal",
-    "SigIgn:": "ignores a signal",
-    "SigCgt:": "handles a signal",
+    "SigBlk": "blocks a signal",
+    "SigIgn": "ignores a signal",
+    "SigCgt": "handles a signal",
     "signal handlers": "handles a signal",
     "random": "moves Python's random state",
     "numpy.random": "moves numpy's random state",
@@ -255,52 +241,46 @@ def _is_narrow(warning_filter: Any) -> bool:
     return message is not None or module is not None or category.__module__ != "builtins"
 
 
-def _numpy(numpy: Any) -> dict[str, Any]:
+def _target(fd: str) -> str:
+    """What a descriptor is open for; "" if it is closed."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _numpy(numpy: Any) -> object:
     state = numpy.get_state()
-    return {"numpy.random": (hash(state[1].tobytes()), state[2:])}
+    return hash(state[1].tobytes()), state[2:]
 
 
-class _Same:
-    """A tensor as a value: torch compares element by element."""
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
-
-    def __eq__(self, other: object) -> bool:
-        equal: Callable[..., bool] = sys.modules["torch"].equal
-        return isinstance(other, _Same) and equal(self.tensor, other.tensor)
-
-    __hash__ = object.__hash__
-
-
-def _logging(logging: Any) -> dict[str, Any]:
+def _logging(logging: Any) -> object:
     root = logging.root
-    levels = (root.level, logging.root.manager.disable, tuple(map(id, root.handlers)))
-    factories = (logging.getLoggerClass(), logging.getLogRecordFactory(), logging.raiseExceptions)
-    return {"logging": (levels, factories)}
+    levels = (root.level, root.manager.disable, tuple(map(id, root.handlers)))
+    return levels, logging.getLoggerClass(), logging.getLogRecordFactory(), logging.raiseExceptions
 
 
-def _decimal(decimal: Any) -> dict[str, Any]:
+def _decimal(decimal: Any) -> object:
     contexts = decimal.getcontext(), decimal.DefaultContext
-    return {"decimal's context": [(each.prec, each.rounding, each.Emin, each.Emax, each.traps) for each in contexts]}
+    return [(each.prec, each.rounding, each.Emin, each.Emax, dict(each.traps)) for each in contexts]
 
 
-def _multiprocessing(context: Any) -> dict[str, Any]:
-    return {"how multiprocessing starts": getattr(context._default_context._actual_context, "_name", None)}
-
-
-def _weakref(weakref: Any) -> dict[str, Any]:
+def _finalizers(weakref: Any) -> dict[int, str]:
     infos = {id(info): info.func for info in weakref.finalize._registry.values() if info.atexit}
-    return {"finalizers": {number: f"{each.__module__}.{each.__qualname__}" for number, each in infos.items()}}
+    return {number: f"{each.__module__}.{each.__qualname__}" for number, each in infos.items()}
 
 
-_OF_MODULES: tuple[tuple[str, Callable[[Any], dict[str, Any]]], ...] = (
-    ("random", lambda random: {"random": hash(random.getstate())}),
-    ("numpy.random", _numpy),
-    ("torch", lambda torch: {"torch.random": _Same(torch.default_generator.get_state())}),
-    ("logging", _logging),
-    ("warnings", lambda warnings: {"warnings.filters": tuple(map(id, warnings.filters))}),
-    ("weakref", _weakref),
-    ("decimal", _decimal),
-    ("multiprocessing.context", _multiprocessing),
-)
+_OF_MODULES: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "random": ("random", lambda random: hash(random.getstate())),
+    "numpy.random": ("numpy.random", _numpy),
+    "torch": ("torch.random", lambda torch: hash(tuple(torch.default_generator.get_state().tolist()))),
+    "logging": ("logging", _logging),
+    "warnings": ("warnings.filters", lambda warnings: tuple(map(id, warnings.filters))),
+    "weakref": ("finalizers", _finalizers),
+    "decimal": ("decimal's context", _decimal),
+    "multiprocessing.context": (
+        "how multiprocessing starts",
+        lambda context: getattr(context._default_context._actual_context, "_name", None),
+    ),
+}
+"""What a module has that is state of the process, once it is loaded: what that is called, and how it is read."""

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.timeout(0)
 SINGLE = {
     **packages.KEEPS,
     **packages.GENERATORS,
+    **{name: text for name, (text, _) in packages.BOUND.items()},  # before those that set what these mind
     **{name: text for name, (text, _) in packages.DOES.items()},
-    **{name: text for name, (text, _) in packages.BOUND.items()},
     **{name: text for name, (text, _) in packages.MINDS.items()},
     **packages.CLEAN,
 }

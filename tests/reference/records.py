@@ -115,4 +115,4 @@ def failure_fields() -> tuple[list[str], list[str]]:
     blank: dict[str, Any] = dict.fromkeys(RankFailure.__struct_fields__) | {"exit_code": 1}
     first = RankFailure(**blank)
     verdict = FailureReport(first, (), (), 0, 1).to_json()
-    return list(verdict), list(verdict["first"])
+    return list(verdict), list(first.to_json())

@@ -19,8 +19,8 @@ class Cable:
         """``settings``: the ``ip`` commands, free to be repeated, that configure the interface once it is up."""
         self.switch, self.bridge, self.port = switch, bridge, port
         self.interface, self.mac, self.settings = interface, mac, settings
-        self.inside: NetworkNamespace | None = None
-        """The network namespace of the host, while the cable is plugged in."""
+        self.inside = NetworkNamespace(-1)
+        """The network namespace of the host since the cable was plugged in."""
         self._relay: subprocess.Popen[bytes] | None = None
 
     def plug(self, inside: NetworkNamespace, pid: int) -> None:
@@ -35,9 +35,8 @@ class Cable:
     def pull(self) -> None:
         """Pull the cable: the interface is gone, and the faults of the cable too."""
         self._stop_relay()
-        if self.inside is not None:
+        if self.inside.fd >= 0:
             self.switch.ip(f"link del {self.port}")
-            self.inside = None
 
     def close(self) -> None:
         """End the process that belongs to it. The kernel removes the rest with the network namespaces."""
@@ -56,7 +55,7 @@ class Cable:
 
     def link_down(self) -> None:
         """Switch the interface off inside the host."""
-        self._plugged().ip(f"link set {self.interface} down")
+        self.inside.ip(f"link set {self.interface} down")
 
     def narrow(self, rate: str) -> None:
         """Let no more through than this ("10mbit"), each way; the rest waits, and what has to wait long is lost."""
@@ -64,21 +63,15 @@ class Cable:
 
     def heal(self) -> None:
         """Undo all faults of the cable."""
-        inside = self._plugged()
         self._stop_relay()
         self._queue("noqueue")
         self.switch.ip(f"link set {self.port} master {self.bridge} up")
-        inside.ip(f"link set {self.interface} up", *self.settings)
+        self.inside.ip(f"link set {self.interface} up", *self.settings)
 
     def _queue(self, *discipline: str) -> None:
         """Choose how packets wait at both ends."""
-        for namespace, device in ((self._plugged(), self.interface), (self.switch, self.port)):
+        for namespace, device in ((self.inside, self.interface), (self.switch, self.port)):
             namespace.call("tc", "qdisc", "replace", "dev", device, "root", *discipline)
-
-    def _plugged(self) -> NetworkNamespace:
-        if self.inside is None:
-            raise HostError(f"{self.port} is not plugged in")
-        return self.inside
 
     def delay(self, milliseconds: float) -> None:
         """Let everything take that much longer, each way.

@@ -47,7 +47,7 @@ class Host:
         """That of eth0."""
         self._freezer = Freezer()
         self._init: subprocess.Popen[bytes] | None = None
-        self._network: NetworkNamespace | None = None
+        self._network = NetworkNamespace(-1)  # that of the last boot
         self._started: list[subprocess.Popen[Any]] = []
 
     def __repr__(self) -> str:
@@ -142,7 +142,7 @@ class Host:
         # First the cables: the kernel removes a network without holders at any time, and the cables' ends with it.
         for cable in self._cables:
             cable.pull()
-        self._let_go_of_network()
+        self._network.close()
         self._init, self._network = in_thread(self._start_init)
         # Without the detection of duplicates the hosts' link-local addresses can be used at once.
         setting, value = ("accept_dad", "0") if self._ipv6 else ("disable_ipv6", "1")
@@ -159,17 +159,13 @@ class Host:
 
     def _start_init(self) -> tuple[subprocess.Popen[bytes], NetworkNamespace]:
         us = os.pidfd_open(os.getpid())
-        settings = {
-            "hostname": self.name,
-            "files": self._files,
-            "test_process": us,
-        }
         unshare(HOST)
         network = NetworkNamespace(current_network())
+        settings = {"hostname": self.name, "files": self._files, "test_process": us}
         try:
             init = subprocess.Popen(
-                [sys.executable, "-IS", str(_INIT)],
-                stdin=subprocess.PIPE,
+                [sys.executable, "-IS", str(_INIT), json.dumps(settings)],
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[us],
@@ -180,9 +176,6 @@ class Host:
             raise
         finally:
             os.close(us)
-        assert init.stdin is not None
-        with init.stdin as pipe:
-            pipe.write(json.dumps(settings).encode())
         return init, network
 
     def power_off(self) -> None:
@@ -206,12 +199,7 @@ class Host:
         self.kill_all()
         for cable in self._cables:
             cable.close()
-        self._let_go_of_network()
-
-    def _let_go_of_network(self) -> None:
-        if self._network is not None:
-            self._network.close()
-            self._network = None
+        self._network.close()
 
     def freeze(self) -> None:
         """Stop all its processes, so that only the kernel of the host answers."""
@@ -280,7 +268,7 @@ class Host:
     def reject(self) -> None:
         """Let the host's own firewall answer every TCP packet, in both directions, with a reset."""
         # Not a reset itself: the one for a peer has to get out.
-        self._own_network().nft(
+        self._network.nft(
             "table inet faults {\n"
             "chain in { type filter hook input priority -300; }\n"
             "chain out { type filter hook output priority -300; }\n"
@@ -291,7 +279,7 @@ class Host:
 
     def drop_loopback(self) -> None:
         """Let the host's own firewall drop what it sends to itself."""
-        self._own_network().nft(
+        self._network.nft(
             "table inet faults { chain in { type filter hook input priority -300; iifname lo drop; }; }\n"
         )
 
@@ -300,11 +288,6 @@ class Host:
         # "add" first, since only what is there can be deleted.
         table = f"bridge faults-{self.name}"
         self.cable.switch.nft(f"add table {table}\ndelete table {table}\n")
-        self._own_network().nft("add table inet faults\ndelete table inet faults\n")
+        self._network.nft("add table inet faults\ndelete table inet faults\n")
         for cable in self._cables:
             cable.heal()
-
-    def _own_network(self) -> NetworkNamespace:
-        if self._network is None:
-            raise HostError(f"{self.name} was never up")
-        return self._network

@@ -1,6 +1,6 @@
 """PID 1 of a virtual host: sets the host up, reaps its orphans, and ends it with the test process.
 
-It reads its settings (JSON) from stdin, already in the host's namespaces, and prints "ready" when the host is.
+Its argument is its settings (JSON). It begins in the host's namespaces, and prints "ready" when the host is.
 As PID 1, it takes every process of the host along when it is killed.
 """
 
@@ -61,7 +61,7 @@ def wait_for_end(fd: int) -> None:
 
 
 def main() -> None:
-    settings = json.load(sys.stdin)
+    settings = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # like all signals from within, ignored by PID 1 if not handled
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for a parent that ignores this
     os.chdir("/")

@@ -146,7 +146,6 @@ def _check_supported(torchrun: TorchrunOptions) -> None:
 
 def _print_completion(shell: TorchrunValue) -> NoReturn:
     """Print the completion script of ``ddplaunch`` for a shell, like torchrun's option, and exit."""
-
     script = completion_script(shell.value)
     if script is None:
         raise UsageError(f"{shell.source} {shell.value}: unknown shell", "known: bash, zsh, fish")

@@ -206,9 +206,10 @@ class JobMachine:
 
     @property
     def _may_grow(self) -> bool:
-        """Whether the attempt is interrupted to give ranks to a node that joins now (--grow)."""
+        """Whether the attempt is interrupted to give ranks to a node that joins now (--grow); not if it ends anyway."""
         wanted = self._config.grow and self._membership.has_room
-        return wanted and self.phase is JobPhase.RUNNING and self._nodes.are_all_running()
+        goes_on = self.phase is JobPhase.RUNNING and self._attempt.is_clean and not self._stop.is_known
+        return wanted and goes_on and self._nodes.are_all_running()
 
     def _stop_to_grow(self, name: str) -> None:
         self._attempt.stopping_to_change_nodes = True

@@ -87,10 +87,6 @@ class Sweep(Command, frozen=True):
     grace_s: float
 
 
-class KillZygote(Command, frozen=True):
-    """Kill the zygote, which does not answer; its ranks end with it."""
-
-
 class CloseZygote(Command, frozen=True):
     """End the zygote, which has no ranks."""
 
@@ -155,6 +151,10 @@ class ExplainEnd(Command, frozen=True):
     failure: RankFailure
     peak_bytes: int = 0
     stopped: bool = False
+
+
+class KillZygote(Command, frozen=True):
+    """Kill the zygote, which does not answer, and by that its ranks; the reply is ``ZygoteLost``."""
 
 
 class KillRemaining(Command, frozen=True):

@@ -166,7 +166,9 @@ class NodeMachine:
                 self._do(do.ShowFooter(f"waiting for node 0: {error}"))
             case messages.CoordinatorLost():
                 self._do(do.ReportJob())
-            case messages.StartAttempt() if self.phase is AttemptPhase.WAITING and not self._cannot_start:
+            case messages.StartAttempt() if self._cannot_start:
+                self._do(do.Send(messages.AttemptReport(message.attempt, 0, now.wall)))
+            case messages.StartAttempt() if self.phase is AttemptPhase.WAITING:
                 self.attempt = NodeAttempt(message.attempt)
                 self._do(do.PrepareAttempt(message))
             case messages.StopAttempt(attempt=attempt.number):
@@ -359,7 +361,6 @@ class NodeMachine:
         if number != signal.SIGTERM and SigtermDue() not in attempt.deadlines:
             attempt.deadlines.set(SigtermDue(), now.mono + SIGINT_TIMEOUT_S)
         self._do(do.StopRanks(number, spare_failing=not attempt.interrupted))
-        self._continue(now)
 
     def _sweep(self, grace_s: float, now: Now) -> None:
         """Kill all processes that are left, with ``grace_s`` seconds between SIGTERM and SIGKILL."""
@@ -463,7 +464,8 @@ class NodeMachine:
         match deadline:
             case GraceOver() if self.phase in RUNNING_PHASES:
                 self._sweep(0, now)
-            case SigtermDue() if self.phase in RUNNING_PHASES:
+            case SigtermDue() if self.phase in RUNNING_PHASES and signal.SIGTERM not in self.attempt.stop_signals:
+                self.attempt.stop_signals.add(signal.SIGTERM)
                 self._do(do.StopRanks(signal.SIGTERM))
             case StopOrderLate(number=number):
                 self._stop_ranks(number, self._grace_s, now)

@@ -13,9 +13,10 @@ from ddplaunch.core.node_config import NodeConfig
 from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.streams import Streams
-from ddplaunch.core.rank.zygote_messages import ArgumentValues, ProgramJob, PythonJob, RankJob
+from ddplaunch.core.rank.zygote_messages import ProgramJob, PythonJob, RankJob
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rank_layout import Rank
+from ddplaunch.system.target.signature import ArgumentValues
 from ddplaunch.system.target.target import TargetKind
 
 MakeRankSides = Callable[[NodeRanks, Rank], Iterable[tuple[str, Mapping[str, object]]]]

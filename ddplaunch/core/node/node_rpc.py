@@ -9,7 +9,7 @@ from typing import Any
 from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core.messages import FromNode, RpcReply, RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
-from ddplaunch.core.output.isolation import IsolatedLoop
+from ddplaunch.core.output.isolation import IsolatedLoop, Isolation
 from ddplaunch.core.rpc_kind import Kind, Reply
 
 NODE_ZERO_MARGIN_S = 1.0  # beyond the timeout of a request, for node 0 to reply
@@ -22,16 +22,20 @@ class NodeRpc:
     def __init__(self, loop: EventLoop, send: Callable[[FromNode], None], report: Callable[[str], object]) -> None:
         """``send`` sends a control message; ``report`` gets bugs."""
         self._loop, self._send, self._report = loop, send, report
-        self._open: dict[tuple[int, str], tuple[Callable[[RpcReply], None], Timer]] = {}  # by serial and kind
+        self._open: dict[tuple[int, str], tuple[Callable[[RpcReply], object], Timer]] = {}  # by serial and kind
         self._serial = 0
         self.handlers: dict[str, Handler] = {}  # by kind: called in place of ``Kind.answer``
 
     def request(self, kind: str, payload: Any, timeout_s: float, on_reply: Callable[[RpcReply], None]) -> None:
-        """Ask all nodes; ``on_reply`` gets each reply. The last one comes about ``timeout_s`` later at most."""
+        """Ask all nodes; ``on_reply`` gets each reply. The last one comes about ``timeout_s`` later at most.
+
+        If ``on_reply`` raises, that is reported, and it is not called again.
+        """
         self._serial += 1
         late = RpcReply(self._serial, kind, silent_nodes=("node 0",))
         timer = self._loop.call_later(timeout_s + NODE_ZERO_MARGIN_S, partial(self.on_reply, late))
-        self._open[self._serial, kind] = on_reply, timer
+        isolated = Isolation(f"what gets the replies to the request {kind}", self._report)
+        self._open[self._serial, kind] = isolated.guard(on_reply), timer
         self._send(RpcRequest(self._serial, kind, timeout_s, payload))
 
     def on_reply(self, message: RpcReply) -> None:

@@ -240,7 +240,8 @@ class NodeRunner:
             case do.Sweep(grace_s=grace_s):
                 self.tree.sweep(grace_s)
             case do.KillZygote():
-                self.tree.kill()
+                self.tree.kill()  # without waiting for end of file: a fork of it may keep the socket open
+                self._replies.append(ev.ZygoteLost(self.tree.close()))
             case do.CloseZygote():
                 self.tree.close()
             case do.KillRemaining():
@@ -314,11 +315,11 @@ class NodeRunner:
 
     def _collect_output(self) -> None:
         self._ranks.close()
+        self.streams.close()
         tails, chars = [], 0
         for rank in (failure.rank for failure in self._machine.attempt.failures):
             lines = rank_files.last_lines(self.streams.tail(rank, REPORTED))
             chars += sum(map(len, lines))
             if lines and chars <= MAX_REPORT_CHARS:
                 tails.append((rank, lines))
-        self.streams.close()
         self._replies.append(ev.OutputCollected(tuple(tails), self.context.preemption_file.was_seen))

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.safe_files import open_for_writing
@@ -25,6 +26,7 @@ class RunLog:
         self._parent, self._is_single_node = parent, is_single_node
         self._started = time.monotonic()
         self._events_fd = -1
+        self._events_bytes = 0
         self._attempt = 0
         self._write_error: str | None = None  # the last one
         self.path: str | None = None
@@ -77,10 +79,15 @@ class RunLog:
 
     def _append(self, event: Event) -> None:
         elapsed = round(time.monotonic() - self._started, 6)
+        line = left = event_to_json(event, time.time(), elapsed=elapsed)
         try:
-            os.write(self._events_fd, event_to_json(event, time.time(), elapsed=elapsed))
+            while left:
+                left = left[os.write(self._events_fd, left) :]
+            self._events_bytes += len(line)
         except OSError as error:
             self._write_error = f"events.jsonl: {error.strerror}"
+            with suppress(OSError):
+                os.ftruncate(self._events_fd, self._events_bytes)  # a part of the line may have had room
 
     def _write(self, name: str, content: Mapping[str, object]) -> None:
         try:

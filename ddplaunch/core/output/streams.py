@@ -194,7 +194,7 @@ class Streams:
     def flush(self, mark: bytes) -> None:
         """Show all output of the ranks so far, unfinished lines too, then write ``mark`` to stdout and stderr."""
         for stream in [each for each in self._streams.values() if isinstance(each.source, int)]:
-            self._read(stream)  # once: a read returns all that a pipe holds
+            self._read(stream)  # once, as in ``close_source``
             if stream.show and stream.fd in self._streams:
                 lines = self._filter(stream, stream.lines.close())
                 lines += stream.tracebacks.release() if stream.tracebacks else b""
@@ -202,15 +202,17 @@ class Streams:
         self._screen.write_marker(mark)
 
     def close(self) -> None:
-        """Show the rest and close the streams of all ranks; their tails are kept until the next attempt."""
+        """Read and show the rest, and close the streams of all ranks; their tails are kept until the next attempt."""
         for source in {*self._files, *(stream.source for stream in self._streams.values())}:
             if isinstance(source, int):
                 self.close_source(source)
 
     def close_source(self, source: Source) -> None:
-        """Show the rest and close the streams of a rank or program."""
+        """Read and show the rest, and close the streams of a rank or program."""
         for stream in self._streams_of(source):
-            self._on_eof(stream)
+            self._read(stream)  # not read so far while the screen is full; a read returns all that a pipe holds
+            if stream.fd in self._streams:
+                self._on_eof(stream)
         if source in self._files:
             os.close(self._files.pop(source))
         if isinstance(source, int) and source in self._times:

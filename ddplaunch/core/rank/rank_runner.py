@@ -19,7 +19,7 @@ from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader, s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
     from typing import Any, NoReturn
 
@@ -112,7 +112,7 @@ class RankRunner:
         kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
         self.program, self.positional, self.named = kinds[self.job["kind"]](self.job)
 
-    def _begin_side(self, file: str, settings: dict[str, Any]) -> None:
+    def _begin_side(self, file: str, settings: Mapping[str, object]) -> None:
         side = load_private_module(file).Side(self, **settings)
         if hasattr(side, "begin"):
             side.begin()
@@ -361,7 +361,7 @@ def _import_module(name: str, path: str) -> ModuleType:
     return _load(name, path, sys.modules)
 
 
-def _bind_arguments(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, object]]:
+def _bind_arguments(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments to call ``function`` with.
 
     ddplaunch's modules and click are imported as if the user's files did not exist, and removed from ``sys.modules``
@@ -390,7 +390,7 @@ def _bind_arguments(job: PythonJob, function: Callable[..., Any]) -> tuple[tuple
             if name.partition(".")[0] in {"ddplaunch", *names}:
                 del sys.modules[name]
         sys.modules.update(before)
-    return tuple(positional), named
+    return positional, named
 
 
 def _make_device(name: str) -> object:

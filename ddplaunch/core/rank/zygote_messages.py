@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.core.rank.atexit_cleanup import AtexitCleanup
     from ddplaunch.system.processes.proc_utils import Usage
+    from ddplaunch.system.target.signature import ArgumentValues
 
 
 class AllowedState(TypedDict):
@@ -94,18 +95,6 @@ class _Rank(TypedDict):
 
 class ProgramJob(_Rank):
     kind: Literal["program"]
-
-
-class ArgumentValues(TypedDict):
-    """Values for a target function's parameters of these names."""
-
-    rank: int
-    local_rank: int
-    node_rank: int
-    nnodes: int
-    world_size: int
-    local_world_size: int
-    device: str
 
 
 class PythonJob(_Rank):

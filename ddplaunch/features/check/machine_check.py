@@ -18,7 +18,7 @@ from ddplaunch.system.devices.cpu import read_cpu
 from ddplaunch.system.devices.visible_gpus import visible_gpus
 from ddplaunch.system.plan.hardware import Gpu
 
-Step = tuple[Literal["looking", "waiting", "unfit", "fit"], str, str | None]
+Step = tuple[Literal["checking", "waiting", "failed", "passed"], str, str | None]
 
 MIB = 1 << 20
 MIN_SHM_BYTES = 64 * MIB  # a container's default: with less free, dead processes have left something there
@@ -36,40 +36,38 @@ def main() -> None:
     timeout, devices, folders = json.loads(sys.argv[1])
     for step in run_check(timeout, devices, folders):
         os.write(out, json.dumps(step).encode() + b"\n")
-        if step[0] in ("unfit", "fit"):
+        if step[0] in ("failed", "passed"):
             os._exit(0)
 
 
 def run_check(timeout: float, devices: Sequence[str], folders: dict[str, str]) -> Iterator[Step]:
-    """Run the check step by step; the last step is "fit", or "unfit" with the problem and a hint."""
-    yield "looking", "/dev/shm", None
-    if wrong := _check_free_space("/dev/shm", "/dev/shm", MIN_SHM_BYTES):
-        yield "unfit", wrong, "remove what dead processes left there, or make it larger: docker run --shm-size 16g"
+    """Run the check step by step; the last step is "passed", or "failed" with the problem and a hint."""
+    yield "checking", "/dev/shm", None
+    if problem := _check_free_space("/dev/shm", "/dev/shm", MIN_SHM_BYTES):
+        yield "failed", problem, "remove what dead processes left there, or make it larger: docker run --shm-size 16g"
     for what, path in folders.items():
-        yield "looking", f"the file system of {what}", None
-        if wrong := _check_writable(what, path):
-            yield "unfit", wrong, "free some space, or choose another folder"
+        yield "checking", f"the file system of {what}", None
+        if problem := _check_writable(what, path):
+            yield "failed", problem, "free some space, or choose another folder"
     cpu = read_cpu("/sys")
     _, available = available_memory(cpu.memory_total, cpu.memory_available)
     if available is not None and available < MIN_MEMORY_BYTES:
-        wrong = f"{format_size(available)} of memory are available ({format_size(MIN_MEMORY_BYTES)} needed)"
-        yield "unfit", wrong, "stop processes that use much, or request more memory"
+        problem = f"{format_size(available)} of memory are available ({format_size(MIN_MEMORY_BYTES)} needed)"
+        yield "failed", problem, "stop processes that use much, or request more memory"
     if devices:
         yield from _wait_for_gpu_memory(timeout, devices)
-    yield "fit", "", None
+    yield "passed", "", None
 
 
 def _check_free_space(what: str, path: str, needed: int) -> str | None:
+    """Why a file system is too full, None if it is not, or has no size, as some virtual ones."""
     try:
-        room = os.statvfs(path)
+        stat = os.statvfs(path)
     except OSError as error:
         return None if error.errno == errno.ENOENT else f"{what}: {error.strerror}"
-    free = room.f_bavail * room.f_frsize
-    return (
-        f"{format_size(free)} free in {what} ({format_size(needed)} needed)"
-        if free < needed and room.f_blocks
-        else None
-    )
+    free = stat.f_bavail * stat.f_frsize
+    is_full = free < needed and stat.f_blocks
+    return f"{format_size(free)} free in {what} ({format_size(needed)} needed)" if is_full else None
 
 
 def _check_writable(what: str, path: str) -> str | None:
@@ -88,24 +86,21 @@ def _wait_for_gpu_memory(timeout: float, devices: Sequence[str]) -> Iterator[Ste
     """Wait until no process uses memory of this job's GPUs, for ``timeout`` seconds."""
     until = time.monotonic() + timeout
     while True:
-        yield "looking", "the GPU driver", None
+        yield "checking", "the GPU driver", None
         hardware = read_hardware(processes=True)
         visible = visible_gpus(hardware, None, os.environ)
         found = dict(zip(visible.devices, visible.gpus, strict=True))
         if missing := [device for device in devices if device not in found]:
             why = f": {hardware.notes[0].rstrip('.')}" if hardware.notes else ""
-            yield "unfit", f"{join_names(missing)} cannot be found{why}", "see what `nvidia-smi` and dmesg report"
+            yield "failed", f"{join_names(missing)} cannot be found{why}", "see what `nvidia-smi` and dmesg report"
             return
         gpus = {each.gpu.index: each.gpu for each in (found[device] for device in devices) if each.mig is None}
         busy = [gpu for gpu in gpus.values() if (gpu.memory_used or 0) > GPU_BUSY_BYTES]
         if not busy:
             return
         if time.monotonic() >= until:
-            yield (
-                "unfit",
-                _describe_gpu_users(busy[0], timeout),
-                "stop the processes that use it, or exclude the GPU: --gpus",
-            )
+            hint = "stop the processes that use it, or exclude the GPU: --gpus"
+            yield "failed", _describe_gpu_users(busy[0], timeout), hint
             return
         used = (f"GPU {gpu.index}: {format_size(gpu.memory_used or 0)}" for gpu in busy)
         yield "waiting", f"{join_names(used)} are still in use", None

@@ -119,11 +119,11 @@ class NodeCheck:
         for line in lines:
             kind, text, hint = json.loads(line)
             match kind:
-                case "looking":
+                case "checking":
                     self._step = text
                 case "waiting":
                     self._on_progress(f"waiting for {text}")
-                case "unfit":
+                case "failed":
                     return self._finish(NodeStartError(text, hint))
                 case _:
                     return self._finish(CheckPassed(self._request.attempt))

@@ -178,8 +178,6 @@ class DebugServer:
                 self._left_failed |= bool(each.stopped and each.stopped.error)
                 if each.terminal:
                     each.terminal.read_output()
-                if not steps and each.timer:
-                    each.timer.cancel()
                 each.set_running(steps=steps and not each.detached)
                 if rank in self._pausing:
                     self.pause_rank(rank)
@@ -246,8 +244,6 @@ class DebugServer:
             self._resume_rank(rank, each)
 
     def _on_rank_disconnect(self, rank: int, each: Debuggee) -> None:
-        if each.timer:
-            each.timer.cancel()
         each.end_terminal()
         if each.is_active:
             each.set_running(steps=False)

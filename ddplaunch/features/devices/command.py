@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
 
 import click
 from msgspec.structs import replace
 
-from ddplaunch.base.types import as_dict
+from ddplaunch.base.types import JsonObject, as_dict
 from ddplaunch.features.devices.device_text import format_plain, torch_names
 from ddplaunch.system.devices import read_hardware
 from ddplaunch.system.devices.machine import gpu_evidence
@@ -45,7 +44,7 @@ def devices(as_json: bool) -> None:
         click.echo(format_plain(hardware, visible), nl=False)
 
 
-def devices_json(hardware: Hardware, visible: VisibleGpus) -> dict[str, Any]:
+def devices_json(hardware: Hardware, visible: VisibleGpus) -> JsonObject:
     """Return the devices as JSON types: sizes are bytes, CPU sets kernel lists ("0-3,8"), null is unknown.
 
     ``device`` is torch's name of a GPU or MIG instance, null where a job does not see it.
@@ -65,13 +64,13 @@ def devices_json(hardware: Hardware, visible: VisibleGpus) -> dict[str, Any]:
     }
 
 
-def _cpu_json(cpu: Cpu) -> dict[str, Any]:
+def _cpu_json(cpu: Cpu) -> JsonObject:
     first = ("name", "logical", "physical", "allowed", "quota", "memory_total", "memory_available")
     fields = {**dict.fromkeys(first), **as_dict(cpu), "allowed": format_cpulist(cpu.allowed)}
     return {**fields, "numa": [{**as_dict(node), "cpus": format_cpulist(node.cpus)} for node in cpu.numa]}
 
 
-def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> dict[str, Any]:
+def _gpu_json(gpu: Gpu, names: dict[tuple[Gpu, MigInstance | None], str]) -> JsonObject:
     fields = {**dict.fromkeys(("vendor", "index", "device", "name", "uuid", "pci", "driver")), **as_dict(gpu)}
     fields |= {"device": names.get((gpu, None)), "cpus": format_cpulist(gpu.cpus) or None}
     mig = [{"uuid": mig.uuid, "device": names.get((gpu, mig)), **as_dict(mig)} for mig in gpu.mig]

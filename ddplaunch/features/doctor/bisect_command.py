@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import tempfile
@@ -15,7 +16,7 @@ from types import FrameType
 import click
 
 from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError, sanitize_line
-from ddplaunch.base.text import format_count, format_elapsed, group_consecutive, shell_quote
+from ddplaunch.base.text import format_count, format_elapsed, group_consecutive
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
 from ddplaunch.cli.target_args import current_directory
@@ -132,7 +133,7 @@ class BisectRunner:
         took = format_elapsed(time.monotonic() - began)
         if isinstance(ended, str):
             click.echo("not started", err=True)
-            raise LaunchError(f"cannot run the command: {sanitize_line(ended)}", shell_quote(words)[:_TAIL_BYTES])
+            raise LaunchError(f"cannot run the command: {sanitize_line(ended)}", shlex.join(words)[:_TAIL_BYTES])
         how = ""
         if ended is None:
             outcome, how = TrialResult.FAILED, f", timeout after {format_elapsed(self._timeout)}"

@@ -291,7 +291,7 @@ def measure_stream(address: tuple[str, int], nonce: str) -> StreamResult | None:
             _receive(connection, 1, LARGE_REPLY_TIMEOUT_S)
         except (OSError, EOFError):
             return StreamResult(False, None)
-        completed = _send_deadline_timeout(connection)
+        completed = _send_rest(connection)
         seconds = time.monotonic() - began
         if (counts := _read_tcp_counters(connection)) is None:
             return StreamResult(True, _STREAM / seconds if completed else None)
@@ -300,7 +300,7 @@ def measure_stream(address: tuple[str, int], nonce: str) -> StreamResult | None:
         return StreamResult(True, counts.arrived / max(_TICK, counts.busy / 1e6 - slow_start))
 
 
-def _send_deadline_timeout(connection: socket.socket) -> bool:
+def _send_rest(connection: socket.socket) -> bool:
     """Send the rest of the stream; return whether all of it arrived in time."""
     counts = _read_tcp_counters(connection)
     least, most = _STREAM_TIMES_S

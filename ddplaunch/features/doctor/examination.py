@@ -300,30 +300,30 @@ class Examiner:
         self, paths: Sequence[PathResult], flows: Sequence[Flow]
     ) -> tuple[tuple[DeviceResult, ...], tuple[CollectiveResult, ...]]:
         facts = {node: self._found[node].facts for node in self._responding_nodes()}
-        able = [node for node, each in facts.items() if each and each.torch and not each.loopback]
-        if not able:
+        with_torch = [node for node, each in facts.items() if each and each.torch and not each.loopback]
+        if not with_torch:
             return (), ()
         self._report_progress("measuring all_reduce")
-        requests = {node: self._prepare_request(node) for node in able}
-        ready = self._query(requests, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S)
-        powers = [DeviceResult(node, each.device, each.flops) for node, done in ready.items() for each in done.powers]
+        requests = {node: self._prepare_request(node) for node in with_torch}
+        replies = self._query(requests, messages.PrepareReply, TORCH_IMPORT_TIMEOUT_S)
+        powers = [DeviceResult(node, each.device, each.flops) for node, one in replies.items() for each in one.powers]
         broken = [
-            CollectiveResult((node,), len(self._devices_for(node)), self._backend_for(node), error=done.error)
-            for node, done in ready.items()
-            if done.error
+            CollectiveResult((node,), len(self._devices_for(node)), self._backend_for(node), error=reply.error)
+            for node, reply in replies.items()
+            if reply.error
         ]
-        well = [node for node, done in ready.items() if not done.error]
-        alone = self._measure_in_groups([(node,) for node in well])
+        ready = [node for node, reply in replies.items() if not reply.error]
+        alone = self._measure_in_groups([(node,) for node in ready])
         closed = {frozenset((path.source, path.target)) for path in paths if path.port == 0 and path.outcome != "ok"}
         closed |= {frozenset(flow.pair) for flow in flows if flow.faults}
-        well = [node for node in well if node not in nodes_to_skip(flows)]
+        ready = [node for node in ready if node not in nodes_to_skip(flows)]
         pairs = dict[tuple[int, ...], CollectiveResult]()
-        rounds = MAX_ALL_PAIRS_NODES - 1 if len(well) <= MAX_ALL_PAIRS_NODES else PAIRS_PER_NODE
-        for pairing in round_robin_pairs(well, rounds):
-            out = _failing_nodes(pairs.values())
-            trying = [pair for pair in pairing if frozenset(pair) not in closed and out.isdisjoint(pair)]
-            alike = [(a, b) for a, b in trying if self._backend_for(a) == self._backend_for(b)]
-            pairs |= self._measure_in_groups(alike, most=1)
+        rounds = MAX_ALL_PAIRS_NODES - 1 if len(ready) <= MAX_ALL_PAIRS_NODES else PAIRS_PER_NODE
+        for pairing in round_robin_pairs(ready, rounds):
+            failing = _failing_nodes(pairs.values())
+            candidates = [pair for pair in pairing if frozenset(pair) not in closed and failing.isdisjoint(pair)]
+            same_backend = [(a, b) for a, b in candidates if self._backend_for(a) == self._backend_for(b)]
+            pairs |= self._measure_in_groups(same_backend, most=1)
         self._remeasure_slow_pairs(pairs)
         return tuple(powers), (*broken, *alone.values(), *pairs.values())
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.base.text import format_size
-from ddplaunch.base.types import as_dict
+from ddplaunch.base.types import JsonObject, as_dict
 from ddplaunch.features.doctor.benchmark import ALL_SIZES, SIZES
 from ddplaunch.features.doctor.checks import Finding, Severity
 from ddplaunch.features.doctor.examination import (
@@ -55,7 +54,7 @@ def format_report(examination: DoctorResults, findings: Sequence[Finding], secon
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def to_json(examination: DoctorResults, findings: Sequence[Finding]) -> dict[str, Any]:
+def to_json(examination: DoctorResults, findings: Sequence[Finding]) -> JsonObject:
     """Return all results as JSON types: sizes are bytes, times seconds, null is unknown, nodes are indices."""
     listed = [as_dict(each) for each in findings]
     sizes = list(ALL_SIZES)

@@ -36,6 +36,7 @@ from ddplaunch.features.live.view_state import (
     WaitPoint,
     busy_cpus_by_rank,
     collectives_per_second,
+    correct_completed,
     location_of,
     mark_moved,
     rank_activities,
@@ -151,7 +152,8 @@ class LiveView:
             return
         if self._snapshot is not None:
             self._previous = self._snapshot if self._snapshot.status.attempt == found.status.attempt else None
-        inspection = mark_moved(found.inspection, self._previous.inspection if self._previous else None)
+        before = self._previous.inspection if self._previous else None
+        inspection = mark_moved(correct_completed(found.inspection, before), before)
         self._snapshot = to_job_snapshot(JobInspection(found.status, inspection, found.last_lines))
         self._update_sentences(inspection)
         self._update_trends(self._build_state(self._snapshot))

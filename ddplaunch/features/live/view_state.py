@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
+from ddplaunch.features.inspect.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     UNRECORDED_FUNCTIONS,
     distributed_call_of,
     format_line,
     user_line_of,
 )
+from ddplaunch.features.inspect.diagnosis.waits import correct_counters
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
 
@@ -160,6 +161,21 @@ def location_of(rank: RankInspection) -> str:
         return ""
     function = "" if line.function == "<module>" else f"{line.function} "
     return sanitize_line(f"{function}{format_line(line)}", 80)
+
+
+def correct_completed(now: Inspection, before: Inspection | None) -> Inspection:
+    """Correct the completed operations of ranks that do not wait, as far as this or the inspection before shows it."""
+    earlier = {(rank.rank, rank.pid): rank.groups for rank in before.ranks} if before else {}
+
+    def correct(state: GroupState, known: Iterable[GroupState]) -> GroupState:
+        same = (each.completed for each in known if (each.group, each.enqueued) == (state.group, state.enqueued))
+        return replace(state, completed=max(state.completed, *same, 0))
+
+    ranks = (
+        replace(rank, groups=tuple(correct(each, earlier.get((rank.rank, rank.pid), ())) for each in rank.groups))
+        for rank in correct_counters(now).ranks
+    )
+    return replace(now, ranks=tuple(ranks))
 
 
 def mark_moved(now: Inspection, before: Inspection | None) -> Inspection:

@@ -2,12 +2,12 @@
 
 # Without ``from __future__ import annotations``: the annotations are read when the module is imported.
 
+import shlex
 from typing import Annotated
 
 from msgspec import Struct
 
 from ddplaunch.base.options import Option, OptionGroup, Options
-from ddplaunch.base.text import shell_quote
 from ddplaunch.cli.option_values import check_commands, find_program
 
 # With two or three lines for an option, a group can be seen at once.
@@ -34,7 +34,7 @@ class NotifyCommand(Struct, frozen=True):
 
     @property
     def command_text(self) -> str:
-        return shell_quote(self.argv)
+        return shlex.join(self.argv)
 
 
 def read_commands(options: Options, *, is_remote: bool = False) -> tuple[NotifyCommand, ...]:

@@ -6,17 +6,17 @@ explains what an audit checks.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ddplaunch.base.safe_files import list_dir
 from ddplaunch.base.text import normalize_name
+from ddplaunch.base.types import parse
 
 TABLE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "known.json")
 SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # names of folders that packages are installed in
@@ -47,7 +47,6 @@ class KnownPackage(Struct, frozen=True):
         refused: why it must be imported in each rank; None if it may be preloaded.
     """
 
-    name: str
     top: Collection[str]
     versions: Collection[str]
     modules: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -62,6 +61,7 @@ class KnownPackage(Struct, frozen=True):
     tries: Collection[str] = ()
     seeks: Collection[str] = ()
     refused: str | None = None
+    name: str = ""  # of the distribution: the key in the table
 
     @property
     def top_level_names(self) -> set[str]:
@@ -77,14 +77,10 @@ class PackageTable:
     """The contents of known.json; ``packages``: those that were audited, by name."""
 
     def __init__(self) -> None:
-        with open(TABLE_FILE, encoding="utf-8") as file:
-            content: dict[str, dict[str, dict[str, Any]]] = json.load(file)
-        fields = frozenset(KnownPackage.__struct_fields__)
+        with open(TABLE_FILE, "rb") as file:
+            content = parse(file.read(), dict[str, dict[str, KnownPackage]])
         self.packages, harmless = (
-            {
-                name: KnownPackage(name, **{key: each[key] for key in fields & each.keys()})
-                for name, each in content[kind].items()
-            }
+            {name: replace(each, name=name) for name, each in content[kind].items()}
             for kind in ("packages", "harmless")
         )
         self._by_top = {top: each for each in self.packages.values() for top in each.top}

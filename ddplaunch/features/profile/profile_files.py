@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.base.stack_frames import Frame
@@ -71,14 +70,18 @@ def _collective_events(profile: RankProfile, zero: float, last: dict[tuple[str, 
             lanes.append(end)
             yield _name_event(profile.rank, _COLLECTIVES + lane, "thread_name", "collectives")
         lanes[lane] = end
-        details: dict[str, Any] = {"number": number, "group": kind.description or kind.group, "tensors": kind.tensors}
-        details["ends"] = "when it completed" if ended else "when the last rank came: its own end is not recorded"
+        details: dict[str, object] = {
+            "number": number,
+            "group": kind.description or kind.group,
+            "tensors": kind.tensors,
+            "ends": "when it completed" if ended else "when the last rank came: its own end is not recorded",
+        }
         name, times = f"{kind.operation} {kind.tensors}".rstrip(), ((begin - zero) * 1e6, (end - begin) * 1e6)
         yield _make_slice(profile.rank, _COLLECTIVES + lane, name, "collective", *times, details)
 
 
 def _make_slice(
-    rank: int, thread: int, name: str, kind: str, begin: float, length: float, details: dict[str, Any]
+    rank: int, thread: int, name: str, kind: str, begin: float, length: float, details: dict[str, object]
 ) -> Event:
     # Whole nanoseconds: slices with the same end get equal ends.
     first, last = round(begin, 3), round(begin + length, 3)
@@ -90,7 +93,7 @@ def _name_event(rank: int, thread: int, what: str, name: str) -> Event:
     return {"ph": "M", "pid": rank, "tid": thread, "name": what, "args": {"name": name}}
 
 
-def speedscope_file(profiles: Iterable[RankProfile], title: str) -> dict[str, Any]:
+def speedscope_file(profiles: Iterable[RankProfile], title: str) -> dict[str, object]:
     """Build a file of speedscope: a sampled profile for each rank."""
     frames: dict[Frame, int] = {}
     of_ranks = []

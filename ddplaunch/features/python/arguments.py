@@ -15,7 +15,7 @@ from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.text import join_names
 from ddplaunch.system.target import signature
 from ddplaunch.system.target.arguments import injected_value
-from ddplaunch.system.target.signature import Parameter
+from ddplaunch.system.target.signature import ArgumentValues, Parameter
 
 
 def check_call(function: object, args: tuple[object, ...]) -> None:
@@ -47,10 +47,10 @@ def check_call(function: object, args: tuple[object, ...]) -> None:
 def bind_call(
     function: Callable[..., object],
     args: tuple[object, ...],
-    facts: Mapping[str, Any],
+    values: ArgumentValues,
     make_device: Callable[[str], object],
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return positional and keyword arguments for ``function``: ``args``, and the ``facts`` its parameters name."""
+    """Return positional and keyword arguments for ``function``: ``args``, and ``values`` for the names that it has."""
     try:
         filled = _injected(function)
         if not filled:
@@ -59,7 +59,7 @@ def bind_call(
     except (TypeError, ValueError):  # see check_call
         return args, {}
     for name, parameter in filled.items():
-        bound.arguments[name] = injected_value(parameter, facts, make_device)
+        bound.arguments[name] = injected_value(parameter, values, make_device)
     bound.apply_defaults()
     return bound.args, bound.kwargs
 

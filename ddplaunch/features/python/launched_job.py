@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import IO, Any
 
@@ -129,16 +130,13 @@ class RankFailed(LaunchError):
         """IPython's display hook: omits the rank's traceback, which the rank has printed into the cell already."""
         from IPython import get_ipython  # only IPython calls this
 
-        without_cause = RankFailed(self.message, **self._details())
         tb = get_ipython().InteractiveTB
-        lines: list[str] = tb.structured_traceback(RankFailed, without_cause, self.__traceback__, tb.tb_offset)
+        lines: list[str] = tb.structured_traceback(RankFailed, copy(self), self.__traceback__, tb.tb_offset)
         return lines
 
-    def _details(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("rank", "host", "exit_code", "signal", "report")}
-
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(RankFailed, **self._details()), (self.message,)
+        names = ("rank", "host", "exit_code", "signal", "report")
+        return partial(RankFailed, **{name: getattr(self, name) for name in names}), (self.message,)
 
 
 RankFailed.__module__ = "ddplaunch"  # the public module, shown in tracebacks

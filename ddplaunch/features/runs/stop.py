@@ -72,7 +72,7 @@ def stop(run: str | None, every: bool, now: bool) -> int:
 
 
 def _call_all(calls: Iterable[Callable[[], T]]) -> tuple[list[T], LaunchError | None]:
-    """Call all; return the results, and the last LaunchError: one job that cannot be reached is no reason to stop."""
+    """Call all; return the results, and the last LaunchError: one job that cannot be reached stops no other call."""
     results, failed = list[T](), None
     for call in calls:
         try:

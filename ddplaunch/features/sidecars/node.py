@@ -209,7 +209,6 @@ class SidecarRunner(NodeSide):
             self._tree.other_zygotes.discard(self._zygote.pid)
             self._zygote = None
         for sidecar in self._sidecars:
-            self._streams.read_pending(sidecar.name)
             self._streams.close_source(sidecar.name)
         self._temp_dir.remove()
 

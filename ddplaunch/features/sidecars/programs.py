@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -11,7 +12,6 @@ from importlib.util import find_spec
 from msgspec import Struct, field
 
 from ddplaunch.base.errors import UsageError
-from ddplaunch.base.text import shell_quote
 from ddplaunch.cli.option_values import find_program
 from ddplaunch.features.sidecars.options import SidecarPrograms
 
@@ -31,7 +31,7 @@ class Sidecar(Struct, frozen=True):
 
     @property
     def command_text(self) -> str:
-        return shell_quote(self.argv)
+        return shlex.join(self.argv)
 
 
 _ANNOUNCEMENT = re.compile(rb"^TensorBoard \S+ at (?P<url>http://\S+)", re.MULTILINE)

@@ -7,6 +7,7 @@ this machine can run there. It stays after the end of the job, unless the job ha
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, LaunchError
 from ddplaunch.base.record_folder import RecordFolder
-from ddplaunch.base.text import join_names, shell_quote
+from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli import launcher_command
 from ddplaunch.cli.run_locator import HostConnector, RemoteJob, RunLocator
@@ -55,7 +56,7 @@ class SshJob(RemoteJob, frozen=True):
         return wait
 
     def format_command(self, words: Sequence[str]) -> str:
-        return f"ssh {self.hosts[0]} {shell_quote(['ddplaunch', *words])}"
+        return f"ssh {self.hosts[0]} {shlex.join(['ddplaunch', *words])}"
 
     def remove_record(self) -> None:
         RECORDS.remove(self)

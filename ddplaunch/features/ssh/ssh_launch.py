@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.options import Options, OptionSource
-from ddplaunch.base.text import join_names, shell_quote
+from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
 from ddplaunch.cli.console_output import print_message
@@ -141,7 +142,7 @@ class SshLaunch(RunInstead):
             run_id=run_id,
             hosts=tuple(host.destination for host in hosts),
             python=python,
-            target=shell_quote([target.text, *target.args]),
+            target=shlex.join([target.text, *target.args]),
             cwd=os.getcwd(),
             pid=pid,
             ticks=start_ticks(pid),

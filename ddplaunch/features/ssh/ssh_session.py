@@ -58,9 +58,8 @@ class SshSession:
         self.last_output_at = 0.0  # by time.monotonic()
         self.on_hello: Callable[[SshSession], None] = lambda _: None  # called when `remote_launcher` has started
         self.on_facts: Callable[[], None] = lambda: None  # called when its facts have arrived
-        self.on_line: Callable[[SshSession, int, bytes], None] = lambda *_: (
-            None
-        )  # called with each line that `remote_launcher` did not mark
+        # Called with each line that `remote_launcher` did not mark.
+        self.on_line: Callable[[SshSession, int, bytes], None] = lambda *_: None
         self._loop = loop
         self._words, self._job = words, job
         self._mark = output_mark(job.nonce)

@@ -180,11 +180,12 @@ def all_params(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, 
 
 
 def option_sections(own: Mapping[str, Sequence[click.Option]], refused: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """Return the headings of its help, likewise."""
+    """Return the options of a command by heading in its help: its own, then those of ``run`` that it passes on."""
     taken = {*refused, *(option.opts[-1] for option in flatten_options(own))}
-    ours = {heading: [option.opts[-1] for option in options] for heading, options in own.items()}
-    theirs = {heading: [name for name in names if name not in taken] for heading, names in SECTIONS.items()}
-    return {heading: [*ours.get(heading, ()), *theirs.get(heading, ())] for heading in dict.fromkeys([*ours, *theirs])}
+    sections = {heading: [option.opts[-1] for option in options] for heading, options in own.items()}
+    for heading, names in SECTIONS.items():
+        sections.setdefault(heading, []).extend(name for name in names if name not in taken)
+    return dict(sections)
 
 
 OptionReader = Callable[[click.Context, click.Parameter, Any], Any]

@@ -104,9 +104,9 @@ class GridEngine(HostsScheduler):
             raise UsageError(what, "the job is requeued before that time is up; Grid Engine preempts by suspending")
 
     def job_name(self, text: str) -> str:
-        """Return a valid job name: no digit first, and without some characters (sge_types(1))."""
+        """Return a valid job name: no digit or dash first, and without some characters (sge_types(1))."""
         name = "".join("_" if each in "\n\t\r/:@\\*?" else each for each in text)
-        return f"j{name}" if name[:1].isdigit() else name
+        return f"j{name}" if name[:1].isdigit() or name.startswith("-") else name
 
     def log_path(self, job: BatchJob, number: str) -> str:
         path = self.output_pattern(job).replace(_NUMBER, number).replace("$JOB_NAME", job.job_name).replace(_TASK, "%a")

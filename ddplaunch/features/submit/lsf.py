@@ -109,7 +109,9 @@ class Lsf(HostsScheduler):
             raise UsageError(f"--output {output}: {odd[0]} is not a pattern here", hint)
 
     def job_name(self, text: str) -> str:
-        return re.sub(r"[^A-Za-z0-9+_.-]", "_", text)
+        """Return a valid job name: letters, digits and +_.- without a dash first, which bsub reads as an option."""
+        name = re.sub(r"[^A-Za-z0-9+_.-]", "_", text)
+        return f"j{name}" if name.startswith("-") else name
 
     def log_path(self, job: BatchJob, number: str) -> str:
         return os.path.join(job.chdir, self.output_pattern(job).replace("%J", number).replace("%I", "%a"))

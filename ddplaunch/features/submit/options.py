@@ -60,8 +60,8 @@ def _sbatch_args(ctx: click.Context, param: click.Parameter, values: tuple[str, 
             raise invalid_value(ctx, param, text, f"ddplaunch sets {name} itself", hint)
         if name == "--exclusive" and "=" in words[0]:
             continue  # ddplaunch's has no value
-        if ours := own.get(name) or SBATCH_ALIASES.get(name):
-            raise invalid_value(ctx, param, text, f"ddplaunch has {ours} itself", f"use {ours}")
+        if same := own.get(name) or SBATCH_ALIASES.get(name):
+            raise invalid_value(ctx, param, text, f"ddplaunch has {same} itself", f"use {same}")
     return values
 
 

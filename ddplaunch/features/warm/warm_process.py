@@ -25,6 +25,9 @@ class WarmZygote:
 
     def on_ready(self, pid: int, pidfd: int | None) -> None:
         self.pid, self._pidfd = pid, pidfd
+        self._close_warm_start()
+
+    def _close_warm_start(self) -> None:
         if self._warm_start:
             self._warm_start.close()
             self._warm_start = None
@@ -44,9 +47,7 @@ class WarmZygote:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
-        if self._warm_start:
-            self._warm_start.close()
-            self._warm_start = None
+        self._close_warm_start()
         self.unkillable = exit_message["stuck"] if exit_message else ()
         return exit_message["status"] if exit_message else None
 

@@ -48,99 +48,89 @@ class WarmZygoteStarter:
         self.unavailable_reason = _why_not_warm(config)
         if self.unavailable_reason:
             return None
-        (ours, theirs), (guardian_socket, its) = socket.socketpair(), socket.socketpair()
+        control, zygote_control = socket.socketpair()
+        guardian_socket, guardian_end = socket.socketpair()
         found: WarmZygote | None = None
         try:
             with process_limits.original_nofile_limit():
                 known = compute_fingerprint(ZYGOTE_SCRIPT, config, environment)
             path = os.path.join(warm_sockets.warm_socket_dir(), fingerprint_id(known))
             order: WarmOrder = {
-                "config": {**config, "has_guardian": True},
+                "config": config,
                 "environment": dict(environment),
                 "fingerprint": dict(known),
                 "fd_numbers": warm_client.inherited_fds(),
             }
-            if (there := warm_sockets.connect(path)) is not None:
-                with there:
-                    warm_client.send_order(there, order, theirs, its)
-                its.close()
-                if warm_client.hand_over_fds(ours, theirs, guardian_socket, order["fd_numbers"]):
+            if (connection := warm_sockets.connect(path)) is not None:
+                with connection:
+                    warm_client.send_order(connection, order, zygote_control, guardian_end)
+                guardian_end.close()
+                if warm_client.hand_over_fds(control, zygote_control, guardian_socket, order["fd_numbers"]):
                     found = WarmZygote(guardian_socket, None)
                 else:
                     self.unavailable_reason = _read_reason(guardian_socket)
             elif first:
                 # By this socket, as no process that may outlive the launcher must have these descriptors.
-                zygote_channel.send_message(ours, {"op": "fd_handover"}, order["fd_numbers"])
-                found = WarmZygote(
-                    guardian_socket, self._start_warm_zygote(path, config, order, environment, theirs, its)
-                )
+                zygote_channel.send_message(control, {"op": "fd_handover"}, order["fd_numbers"])
+                start = self._start_warm_zygote(path, order, zygote_control, guardian_end)
+                found = WarmZygote(guardian_socket, start)
             else:
                 self.unavailable_reason = "the warm zygote has ended"
         except (OSError, KeyError) as error:
             self.unavailable_reason = f"cannot connect to a warm zygote: {error}"
         finally:
-            theirs.close()
-            its.close()
+            zygote_control.close()
+            guardian_end.close()
             if found is None:  # a late reply finds closed sockets
-                ours.close()
+                control.close()
                 guardian_socket.close()
-        return (found, ours) if found else None
+        return (found, control) if found else None
 
     def _start_warm_zygote(
-        self,
-        path: str,
-        config: ZygoteConfig,
-        order: WarmOrder,
-        environment: Mapping[str, str],
-        theirs: socket.socket,
-        its: socket.socket,
+        self, path: str, order: WarmOrder, zygote_control: socket.socket, guardian_end: socket.socket
     ) -> WarmStart:
         """Start a warm zygote as a detached process, with this run's order in its socket.
 
         Raises OSError if it cannot be started, or another launcher is starting it.
         """
         listening = warm_sockets.listen_at(path)
-        ours, end = socket.socketpair()
+        lifeline, lifeline_end = socket.socketpair()
         fds: list[int] = []
         try:
-            warm_client.send_order(ours, order, theirs, its)
+            warm_client.send_order(lifeline, order, zygote_control, guardian_end)
             leader = _session_leader()
             started, leader_pidfd = proc_utils.start_ticks(leader), proc_utils.open_pidfd(leader)
             if started < 0:
                 raise OSError(_NO_SHELL)
             fds += [] if leader_pidfd is None else [leader_pidfd]
-            fds.append(nothing := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            fds += [printed := os.memfd_create("stdout"), complaints := os.memfd_create("stderr")]
-            reserved = order["fd_numbers"][3:]
+            fds.append(devnull := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            fds += [stdout := os.memfd_create("stdout"), stderr := os.memfd_create("stderr")]
             endpoint: WarmEndpoint = {
                 "listening_fd": listening.fileno(),
                 "path": path,
-                "reserved_fds": reserved,
+                "reserved_fds": order["fd_numbers"][3:],
                 "session_leader": (leader, started),
                 "leader_pidfd": leader_pidfd,
                 "idle_timeout_s": self._idle_timeout_s,
             }
-            warm_config: ZygoteConfig = {**config, "server": {"file": _SERVER, "settings": endpoint}}
             for fd in (listening.fileno(), leader_pidfd):
                 if fd is not None:
                     os.set_inheritable(fd, True)
             middle = os.fork()
             if middle == 0:
-                for fd in reserved:
-                    os.dup2(nothing, fd)
-                _fork_warm_zygote(warm_config, end, environment, (nothing, printed, complaints))
+                _fork_warm_zygote(order, endpoint, lifeline_end, (devnull, stdout, stderr))
             os.waitpid(middle, 0)
-            pid, pidfds, _, _ = socket.recv_fds(ours, 16, 1)
-            return WarmStart(int(pid), pidfds[0] if pidfds else None, ours, path)
+            pid, pidfds, _, _ = socket.recv_fds(lifeline, 16, 1)
+            return WarmStart(int(pid), pidfds[0] if pidfds else None, lifeline, path)
         except OSError:
-            ours.close()
+            lifeline.close()
             with suppress(OSError):
                 os.unlink(path)
             warm_sockets.remove_empty_dirs()
             raise
         finally:
             listening.close()
-            end.close()
+            lifeline_end.close()
             for fd in fds:
                 os.close(fd)
 
@@ -178,34 +168,37 @@ def _session_leader() -> int:
     If that has ended or is invisible (in a container, behind nsenter): the outermost visible process of the session.
     Raises OSError if there is none but the launcher itself.
     """
-    ours = os.getpid()
-    leader = os.getppid() if os.getsid(0) == ours else ours
+    own_pid = os.getpid()
+    leader = os.getppid() if os.getsid(0) == own_pid else own_pid
     session = os.getsid(leader)
     if proc_utils.read_state(session)[0] not in "ZX":
         leader = session
     else:
         while (above := proc_utils.read_state(leader)[1]) and os.getsid(above) == session:
             leader = above
-    if leader == ours:
+    if leader == own_pid:
         raise OSError(_NO_SHELL)
     return leader
 
 
 def _fork_warm_zygote(
-    config: ZygoteConfig, end: socket.socket, environment: Mapping[str, str], streams: Sequence[int]
+    order: WarmOrder, endpoint: WarmEndpoint, lifeline: socket.socket, streams: Sequence[int]
 ) -> NoReturn:
     """In a fork, which then exits: start a warm zygote, and send its pid to the launcher.
 
-    The kernel kills the zygote, even a stopped one, when the launcher's end of ``end`` is closed.
+    The kernel kills the zygote, even a stopped one, when the launcher's end of ``lifeline`` is closed.
     """
     try:
-        pid = spawn_zygote(config, end, environment, _TITLE_BYTES, streams)
-        fcntl.fcntl(end, fcntl.F_SETOWN, pid)
-        fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+        for fd in endpoint["reserved_fds"]:
+            os.dup2(streams[0], fd)
+        config: ZygoteConfig = {**order["config"], "server": {"file": _SERVER, "settings": endpoint}}
+        pid = spawn_zygote(config, lifeline, order["environment"], _TITLE_BYTES, streams)
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
         pidfd = proc_utils.open_pidfd(pid)
         try:
-            socket.send_fds(end, [str(pid).encode()], [] if pidfd is None else [pidfd])
+            socket.send_fds(lifeline, [str(pid).encode()], [] if pidfd is None else [pidfd])
         except OSError:  # the launcher has gone already
             os.kill(pid, signal.SIGKILL)
     finally:

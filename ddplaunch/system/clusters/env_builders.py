@@ -114,7 +114,6 @@ def count_nodes(hosts: Sequence[int | str], place: RankAssignment) -> dict[str, 
 
 def outgoing_address() -> str | None:
     """Return the source address of this machine's default route; None without a network."""
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
         sock.connect(ROUTE_PROBE_ADDRESS)  # UDP: sends nothing, the kernel only chooses the route
         return str(sock.getsockname()[0])

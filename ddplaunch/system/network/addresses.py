@@ -41,7 +41,6 @@ def list_interface_addresses() -> InterfaceAddresses:
 
 def list_networks() -> Iterator[tuple[str, str, str]]:
     """List the networks of this machine, without loopback: interface, address and network, "10.0.0.0/24"."""
-
     for name, addresses in _read_interfaces().items():
         if os.path.exists(f"/sys/class/net/{name}/bridge"):  # of containers
             continue

@@ -1,18 +1,17 @@
 """The Plan of a job: everything known before a process starts, with the source of each fact.
 
-``make.py`` makes it. The dry run prints it, ``run`` carries it out.
+``planner`` makes it. The dry run prints it, and ``run`` starts the job by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ddplaunch.base.types import as_dict
+from ddplaunch.base.types import JsonObject, as_dict
 from ddplaunch.system.plan import rank_layout
 from ddplaunch.system.plan.rank_layout import Node, NodeAssignment, Rank
 from ddplaunch.system.target.target import Target
@@ -173,7 +172,7 @@ class Plan(Struct, frozen=True, dict=True):
             return self.target.args
         return (f"{self.local_rank_option}={self.environment(rank)['LOCAL_RANK']}", *self.target.args)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the plan as the one object that ``--dry-run --json`` prints (docs/dry-run.md has the fields)."""
         nodes = self.started_rank.get("GROUP_WORLD_SIZE", self.nnodes)
         return {

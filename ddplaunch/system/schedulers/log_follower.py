@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import BinaryIO
 
 import click
@@ -57,6 +58,8 @@ class _FollowedFile:
             if self._last is not None:
                 self._skip(file, self._last)
                 self._last = None
+            if os.fstat(file.fileno()).st_size < self.read:  # the job has begun again, with a new log
+                self.read = 0
             file.seek(self.read)
             while chunk := file.read(1 << 16):
                 self._out.write(chunk)
@@ -182,7 +185,8 @@ def follow_job(follower: LogFollower, log: str, saved: SubmittedJob | None = Non
 
 def print_line(line: str) -> None:
     """Print a message of ddplaunch on stderr."""
-    click.echo(f"ddplaunch: {line}", err=True)
+    with suppress(BrokenPipeError):  # `2>&1 | head`: stdout shows the end of the reader
+        click.echo(f"ddplaunch: {line}", err=True)
 
 
 def _ask_user(job: JobId) -> str:

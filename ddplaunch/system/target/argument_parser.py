@@ -58,7 +58,7 @@ def function_help(signature: Signature) -> str:
 # ----------------------------------------------------------------------------------------------- words into options
 
 
-def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -> dict[str, Any]:
+def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -> dict[str, object]:
     """Convert the arguments to values by parameter; omitted parameters are missing, for the function's own defaults.
 
     With ``live``, the signature is that of the function object, and a type that is still unknown is an error.
@@ -71,7 +71,7 @@ def parse_arguments(signature: Signature, words: Sequence[str], *, live: bool) -
     try:
         context = click.Command(None, params=options, add_help_option=False).make_context(None, list(words))
         missing = []
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         for parameter in parameters.values():
             key = parameter.name.lower() if parameter.stars else parameter.name  # click lowers the case of arguments
             if _is_on_command_line(context, key):
@@ -169,7 +169,7 @@ def _convert_one(value: Value, text: Any, live: bool) -> Any:
     return value.convert(text) if value.convert else text
 
 
-_CLICK_TYPES: dict[str, Any] = {"int": click.INT, "float": click.FLOAT, "bool": click.BOOL}
+_CLICK_TYPES: dict[str, click.ParamType[Any]] = {"int": click.INT, "float": click.FLOAT, "bool": click.BOOL}
 _MAX_DIGITS = 1000
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """A number for a parameter without a type: not "nan", "inf" or "1_000"."""

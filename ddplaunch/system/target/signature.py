@@ -16,9 +16,24 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-INJECTED_PARAMETERS = {
+
+class ArgumentValues(TypedDict):
+    """What ddplaunch fills in for a function: the place of its rank in the job, and torch's name of its device."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    nnodes: int
+    world_size: int
+    local_world_size: int
+    device: str
+
+
+ArgumentName = Literal["rank", "local_rank", "node_rank", "nnodes", "world_size", "local_world_size", "device"]
+
+INJECTED_PARAMETERS: dict[str, ArgumentName] = {
     "rank": "rank",
     "global_rank": "rank",
     "local_rank": "local_rank",
@@ -31,7 +46,7 @@ INJECTED_PARAMETERS = {
     "nnodes": "nnodes",
     "device": "device",
 }
-"""Injected parameters: names that ddplaunch fills in, and the fact that each receives."""
+"""Injected parameters: names that ddplaunch fills in, and the value that each receives."""
 
 ValueKind = Literal["int", "float", "bool", "str", "path", "choice", "number", "union", "any"]
 Stars = Literal["", "*", "**"]

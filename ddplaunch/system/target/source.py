@@ -45,7 +45,6 @@ def parse_file(path: str, name: str | None = None) -> ast.Module:
 
 def check_compiled(path: str, name: str) -> None:
     """Check that compiled code can be read and is of this Python version. Raises UsageError."""
-
     try:
         with open(path, "rb") as file:
             found = file.read(len(MAGIC_NUMBER))
@@ -178,7 +177,6 @@ def quoted_option_names(tree: ast.Module) -> frozenset[str]:
     Parsers like argparse need them in quotes; dataclass parsers, fire and typer make them from annotated fields and
     parameters.
     """
-
     found = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("-"):

@@ -3,11 +3,8 @@
 import os
 
 import marks
-
-marks.mark("user")
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
 marks.mark("torch")
 

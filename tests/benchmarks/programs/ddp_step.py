@@ -2,15 +2,9 @@
 
 import time
 
-import marks
-
-marks.mark("user")
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-marks.mark("torch")
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
@@ -20,8 +14,6 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
-    marks.mark("step")
-    marks.hold()
     # gloo can deadlock in its teardown while the last work is being dropped (torch 2.13): all meet, then a moment.
     dist.barrier()
     time.sleep(0.02)

@@ -1,19 +1,10 @@
 """A rank of a Hugging Face user's script: a Trainer on a tiny BERT made from a configuration, two steps on CPUs."""
 
+import tempfile
+
 import marks
-
-marks.mark("user")
-
-import tempfile  # noqa: E402
-
-import torch  # noqa: E402
-from transformers import (  # noqa: E402
-    BertConfig,
-    BertForSequenceClassification,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 
 class Sentences(torch.utils.data.Dataset):

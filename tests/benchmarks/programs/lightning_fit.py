@@ -3,7 +3,6 @@
 import os
 
 import lightning as L
-import marks
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -30,4 +29,3 @@ trainer = L.Trainer(
     enable_progress_bar=False,
 )
 trainer.fit(Line(), DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=4))
-marks.hold()

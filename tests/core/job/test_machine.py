@@ -636,6 +636,23 @@ def test_a_node_that_joins_while_ranks_end_is_noted(finished):
     )
 
 
+@pytest.mark.parametrize("why", ["preemption", "lost connection"])
+def test_a_node_that_joins_does_not_interrupt_ranks_that_are_about_to_be_stopped(why):
+    job = joined(1, min_nodes=2, max_nodes=3, join_window=0.0, grow=True, preempt_grace=20, inspect=False)
+    job.wait(0)
+    if why == "preemption":
+        job.send(1, messages.PreemptionNotice(signal.SIGUSR2))
+    else:
+        job.fail(1, 2, message="RuntimeError: Connection reset by peer")
+    job.take(messages.NoteMessage)
+    job.join(2)
+    (note,) = job.take(messages.NoteMessage, 0)
+    assert note.text == "node 2 (n2) has joined; it takes part when the ranks start next"
+    assert not job.take(messages.StopAttempt)
+    job.wait(20)
+    assert len(job.take(messages.StopAttempt)) == 2
+
+
 def test_nodes_without_a_rank_get_the_lowest_that_is_free():
     job = Job(min_nodes=4, max_nodes=4)
     asking = [job.hello(1, node_spec=NodeSpec(1, host, ("cpu",)), has_node_rank=False) for host in ("a", "b", "c")]
@@ -648,7 +665,7 @@ def test_nodes_without_a_rank_get_the_lowest_that_is_free():
 
 
 def test_a_node_that_joins_again_keeps_its_node_rank():
-    for wanted, given in ((3, 3), (1, 1), (2, 1)):
+    for wanted, given in ((3, 3), (1, 1), (2, 1), (4, 1)):
         job = joined(1, 2, min_nodes=2, max_nodes=4, join_window=60.0)
         job.lose(1)
         assert job.admit(job.hello(wanted, has_node_rank=False)).node_spec.node_rank == given

@@ -286,6 +286,7 @@ def test_a_kind_that_raises_is_reported_once_and_refused_from_then_on(nodes, hoo
 def test_a_payload_is_checked_on_arrival():
     arrived = decode(encode(RpcRequest(1, "inspect", 1.0, Detail.WAITS))[LENGTH.size :], FROM_NODE)
     assert check_payload(arrived) == RpcRequest(1, "inspect", 1.0, Detail.WAITS)
+    assert check_payload(RpcReply(1, "inspect")) == RpcReply(1, "inspect"), "the end of a reply in parts"
     for wrong in (
         RpcRequest(1, "inspect", 1.0, "all"),
         RpcRequest(1, "inspect", 1.0, None),
@@ -351,6 +352,15 @@ def test_a_client_gets_no_reply_of_another_kind():
     for reply in (RpcReply(1, "parts", 5), RpcReply(2, "merged", 5)):
         client.rpc.on_reply(reply)
     assert not client.replies
+
+
+def test_a_client_that_raises_is_reported_and_the_job_goes_on():
+    client = Client()
+    client.rpc.request("parts", "what", 60.0, lambda reply: 1 / reply.payload)
+    for reply in (RpcReply(1, "parts", 0, is_last=False), RpcReply(1, "parts", 0)):
+        client.rpc.on_reply(reply)
+    (report,) = client.reports
+    assert report.startswith("bug in ddplaunch: what gets the replies to the request parts failed and is left out")
 
 
 def test_a_request_of_node_0_goes_to_the_handler_of_its_kind():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -31,7 +32,7 @@ def spared(nodes: int = 3, spares: int = 2, **rules: object) -> Job:
     job = Job(min_nodes=nodes, max_nodes=nodes + spares, spares=spares, **rules)
     job.join(*range(1, nodes + spares))
     assert started(job) == list(range(nodes))
-    job.take(messages.NoteMessage)
+    assert notes(job)[-1].startswith(f"waiting as spare{'s' if spares > 1 else ''}: node {nodes} ")
     return job
 
 
@@ -145,6 +146,15 @@ def test_a_machine_that_was_lost_twice_gets_no_ranks_when_it_joins_again():
     assert started(job) == [0, 3]
     job.join(1)
     assert notes(job)[-1] == "node 1 (n1) has joined but is excluded: it failed 2 times"
+
+
+def test_a_node_whose_zygote_was_lost_is_replaced():
+    job = spared(3, 1, max_restarts=1)
+    job.drain(1, broken=messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", time.time()))
+    job.drain(0)
+    job.drain(2)
+    job.wait(0)
+    assert started(job) == [0, 3, 2]
 
 
 def test_a_failure_on_node_0_replaces_no_node():

@@ -58,6 +58,31 @@ def test_timeout_is_paused_while_a_rank_is_in_a_debugger():
     assert job.take(messages.StopAttempt) == [messages.StopAttempt(0, signal.SIGTERM, 30.0)]
 
 
+def test_a_lost_node_does_not_pause_the_timeout():
+    """Whose rank was in a debugger."""
+    job = Job(timeout=60.0, min_nodes=2, max_nodes=2, spares=0)
+    job.join(1)
+    job.send(1, messages.HoldChanged(0, True))
+    job.send(0, messages.StopRequested(signal.SIGINT))
+    job.take(messages.ProgressResumed)
+    job.lose(1)
+    assert len(job.take(messages.ProgressResumed)) == 1
+
+
+def test_no_time_limit_shortens_the_grace_of_a_preemption():
+    job = Job(timeout=60.0, preempt_grace=50.0)
+    job.wait(40)
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR1))
+    job.wait(49.9)
+    assert not job.take(messages.StopAttempt)
+    job.take(messages.NoteMessage)
+    job.wait(0.1)
+    assert [note.text for note in job.take(messages.NoteMessage)] == [
+        "--preempt-grace (50 s) expired: stopping the ranks"
+    ]
+    assert job.take(messages.StopAttempt)
+
+
 NO_PROGRESS = RankFailure(0, 0, "n0", 4711, 0, 124, None, "the job stalled", None, 0.0, None)
 """The failure of the rank that the others waited for."""
 

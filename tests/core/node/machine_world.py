@@ -103,6 +103,9 @@ class World:
                     failure = replace(failure, message=message)
                 is_stopped = command.stopped and failure.message is None
                 return ev.EndExplained(failure.rank, None if is_stopped else failure)
+            case do.KillZygote():
+                self.zygote_ready = False
+                return ev.ZygoteLost()
             case do.KillRemaining():
                 return ev.RemainingKilled(self.stuck)
             case do.CollectOutput():

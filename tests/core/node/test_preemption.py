@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from ddplaunch.cli import job_launch
 from tests.conftest import wait_until, write_program
 from tests.start_modes import EXEC, FORKED, LIGHT
 
@@ -149,6 +150,13 @@ def test_files_for_the_batch_script(start_ddplaunch, tmp_path):
     assert job.wait() == 75
     missing = f"{tmp_path}/no/code: No such file or directory"
     assert f"cannot write the exit code 75 for the batch script: {missing}" in job.stderr()
+
+
+def test_exit_file_on_a_full_disk(monkeypatch, capfd):
+    monkeypatch.setenv("DDPLAUNCH_EXIT_FILE", "code")
+    monkeypatch.setattr(job_launch, "open_for_writing", lambda *_: os.open("/dev/full", os.O_WRONLY))
+    job_launch._write_exit_file(3)
+    assert "cannot write the exit code 3 for the batch script: code: No space left on device" in capfd.readouterr().err
 
 
 def test_a_launcher_within_a_rank_handles_the_notice(start_ddplaunch, polling_program, tmp_path):

@@ -40,7 +40,7 @@ class RandomNode:
         )
         self.world.output_open = choose((False, True))
         self.attempt = -1
-        self.zygote = "absent"  # or importing, ready, sweeping, killed
+        self.zygote = "absent"  # or importing, ready, sweeping
         self.requested: list[int] = []  # ranks that the zygote is to spawn
         self.alive: dict[int, int] = {}  # pid by rank
         self.spawned_in: dict[int, set[int]] = {}  # ranks that were requested, by attempt
@@ -112,8 +112,6 @@ class RandomNode:
             if self.zygote == "sweeping":
                 self.zygote = "ready"
                 self.give(ev.ProcessesSwept(self.random.choice(((), ("sleep (pid 9)",)))))
-        elif self.zygote == "killed":
-            self.lose_zygote()
 
     def let_rank_end(self) -> None:
         if self.alive and self.zygote in ("ready", "sweeping"):
@@ -126,12 +124,14 @@ class RandomNode:
         self.give(ev.ProcessExited(rank, self.alive.pop(rank), code))
 
     def lose_zygote(self) -> None:
-        if self.zygote != "absent" and (self.zygote == "killed" or self.random.random() < 0.2):
-            how = None if self.zygote == "killed" else "it was ended by SIGKILL"
-            self.zygote = "absent"
-            self.alive.clear()
-            self.requested.clear()
-            self.give(ev.ZygoteLost(how))
+        if self.zygote != "absent" and self.random.random() < 0.2:
+            self.remove_zygote()
+            self.give(ev.ZygoteLost("it was ended by SIGKILL"))
+
+    def remove_zygote(self) -> None:
+        self.zygote = "absent"
+        self.alive.clear()
+        self.requested.clear()
 
     def signal_launcher(self) -> None:
         if self.random.random() < 0.3:
@@ -201,11 +201,11 @@ class RandomNode:
             case do.StopRank(rank=rank):
                 assert rank in self.alive
             case do.Sweep():
-                assert self.zygote in ("ready", "sweeping", "killed")
-                self.zygote = "killed" if self.zygote == "killed" else "sweeping"
+                assert self.zygote in ("ready", "sweeping")
+                self.zygote = "sweeping"
             case do.KillZygote():
                 assert self.zygote == "sweeping"
-                self.zygote = "killed"
+                self.remove_zygote()
             case do.CloseZygote():
                 assert not self.alive, "the zygote of running ranks was closed"
                 self.zygote = "absent"

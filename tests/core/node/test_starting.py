@@ -32,6 +32,21 @@ def limited(number: int, soft: int, hard: int):
     return lambda: resource.setrlimit(number, (soft, hard))
 
 
+@pytest.fixture
+def start_importing(start_ddplaunch, tmp_path):
+    """Start a job whose zygote has begun an import, which waits until the pipe "gate" is opened for writing."""
+
+    def start(source, *options, arguments=(), **how):
+        os.mkfifo(tmp_path / "gate")
+        write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
+        script = write_program(tmp_path, "train.py", source)
+        job = start_ddplaunch("run", "--preload", "slow", *options, script, *arguments, **how)
+        wait_until((tmp_path / "importing").exists, "the import")
+        return job
+
+    return start
+
+
 def test_a_start_that_takes_long_shows_what_it_waits_for(start_ddplaunch, tmp_path):
     write_program(tmp_path, "slow.py", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
     script = write_program(tmp_path, "train.py", "")
@@ -50,27 +65,19 @@ def test_a_thousand_ranks(run_ddplaunch):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_stop_while_the_zygote_imports(start_ddplaunch, tmp_path):
+def test_a_stop_while_the_zygote_imports(start_importing, tmp_path):
     """The job ends at once: no rank is requested yet."""
-    os.mkfifo(tmp_path / "gate")
-    write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
-    script = write_program(tmp_path, "train.py", "")
     later = launcher_with_constant(tmp_path, "core.node.zygote_client.EXIT_TIMEOUT_S", 600.0)
-    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "300", script, executable=later)
-    wait_until((tmp_path / "importing").exists, "the import")
+    job = start_importing("", "--nproc", "300", executable=later)
     job.signal(signal.SIGHUP)
     assert job.wait() == 129
     job.assert_nothing_left()
 
 
-def test_a_suspended_zygote_does_not_block_the_launcher(start_ddplaunch, tmp_path):
+def test_a_suspended_zygote_does_not_block_the_launcher(start_importing, tmp_path):
     """Requests wait in the launcher while its socket is full. Ranks that start after the stop get SIGTERM at once."""
-    os.mkfifo(tmp_path / "gate")
-    write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
-    script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
-    words = ("--preload", "slow", "--nproc", "300", "--grace", "600", "--log-dir", "logs", script, "x" * 100_000)
-    job = start_ddplaunch("run", *words)
-    wait_until((tmp_path / "importing").exists, "the import")
+    options = ("--nproc", "300", "--grace", "600", "--log-dir", "logs")
+    job = start_importing("import time; time.sleep(1000)", *options, arguments=["x" * 100_000])
     (tmp_path / "gate").open("w").close()
     wait_until(lambda: events(tmp_path, "started"), "the first rank")
     os.kill(job.zygote(), signal.SIGSTOP)
@@ -119,13 +126,9 @@ def test_requests_that_wait_for_the_zygote_hold_no_descriptors(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_descriptors_that_run_out_while_ranks_start(start_ddplaunch, tmp_path):
+def test_descriptors_that_run_out_while_ranks_start(start_importing, tmp_path):
     """The ranks that have started are stopped, and the report names the limit and the only rank that was tried."""
-    os.mkfifo(tmp_path / "gate")
-    write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
-    script = write_program(tmp_path, "train.py", "import time; time.sleep(1000)")
-    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "20", "--log-dir", "logs", script)
-    wait_until((tmp_path / "importing").exists, "the import")
+    job = start_importing("import time; time.sleep(1000)", "--nproc", "20", "--log-dir", "logs")
     launcher = psutil.Process(job.process.pid)
     wait_until(lambda: any(each.laddr for each in launcher.net_connections("unix")), "the control socket")
     most = len(os.listdir(f"/proc/{job.process.pid}/fd")) + 10
@@ -293,13 +296,10 @@ def test_an_exception_is_not_written_through_a_link(run_ddplaunch, tmp_path):
     assert not (tmp_path / "theirs").exists()
 
 
-def test_the_temporary_folder_cannot_be_guessed(start_ddplaunch, tmp_path):
+def test_the_temporary_folder_cannot_be_guessed(start_importing, tmp_path):
     """It has no name while the zygote imports; later it is private to this user."""
-    os.mkfifo(tmp_path / "gate")
-    write_program(tmp_path, "slow.py", "open('importing', 'w').close(); open('gate').read()")
-    script = write_program(tmp_path, "train.py", "import time; print('ready', flush=True); time.sleep(1000)")
-    job = start_ddplaunch("run", "--preload", "slow", "--nproc", "2", "--run-id", "guessed", script)
-    wait_until((tmp_path / "importing").exists, "the import")
+    source = "import time; print('ready', flush=True); time.sleep(1000)"
+    job = start_importing(source, "--nproc", "2", "--run-id", "guessed")
     assert not list(job.tmp.iterdir())
     seen = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.left())
     assert os.fsencode(job.tmp) not in seen

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import pty
+import resource
 import subprocess
 
 import pytest
 
+from ddplaunch.core.events import NoteAdded
+from ddplaunch.core.output.run_log import RunLog
 from tests.conftest import clean_environment, ddplaunch_command, run_command, wait_until, write_program
-from tests.constant_override import launcher_with_constant
+from tests.constant_override import launcher_with_constant, write_launcher
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
 
@@ -72,14 +77,15 @@ def test_lines_lost_to_a_full_disk_are_counted(tmp_path):
     assert done.returncode == 74
 
 
-@pytest.mark.parametrize("words", [["ps", "--all"], ["run", "--dry-run", "train.py"]])
+@pytest.mark.parametrize("words", [["ps", "--json"], ["run", "--dry-run", "train.py"]])
 def test_a_full_disk_is_an_error_of_a_command(tmp_path, words):
+    """In an empty history: other records would be noted beside the error."""
     write_program(tmp_path, "train.py", "")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             ddplaunch_command(*words),
             cwd=tmp_path,
-            env=clean_environment(),
+            env=clean_environment({"XDG_STATE_HOME": str(tmp_path / "state")}),
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -116,3 +122,50 @@ def test_a_temporarily_full_disk_loses_nothing(tmp_path, mount_small_disk):
     lines = (small_disk / "log").read_text().splitlines()
     assert [line.split()[2] for line in lines if line.startswith("[0]")] == [str(i) for i in range(100)]
     assert len(lines) == 200
+
+
+def test_a_full_disk_leaves_no_part_of_an_event_in_the_log(tmp_path):
+    log = RunLog(str(tmp_path), is_single_node=True)
+    log.open("run", 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+    try:
+        for _ in range(2):
+            log.observe(NoteAdded("x" * 1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.observe(NoteAdded("there is room again"))
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["x" * 1000, "there is room again"]
+    assert log.incomplete_note == "the log folder is incomplete: events.jsonl: File too large"
+
+
+def test_the_last_lines_are_kept_if_the_output_is_not_read(tmp_path):
+    """The rank prints them and ends while the launcher reads no pipe, because its own stdout is full."""
+    script = write_program(
+        tmp_path,
+        "prints.py",
+        """
+        import os, sys, time
+        print("the first line", flush=True)
+        while not os.path.getsize("logs/run/rank-0.log"):  # until the launcher has read it
+            time.sleep(0.01)
+        print("the last line", flush=True)
+        sys.exit(3)
+        """,
+    )
+    output, stdout = os.pipe()
+    os.write(stdout, b"\n" * fcntl.fcntl(stdout, fcntl.F_GETPIPE_SZ))
+    process = subprocess.Popen(
+        ddplaunch_command("run", *LIGHT, "--log-dir", "logs", "--run-id", "run", script),
+        executable=write_launcher(tmp_path, "from ddplaunch.core.output import sink; sink.HIGH_WATER_BYTES = 1"),
+        cwd=tmp_path, env=clean_environment(), stdout=stdout, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(stdout)
+    failure = tmp_path / "logs/run/failure.json"
+    wait_until(lambda: failure.exists() and failure.read_text().endswith("}\n"), "the end of the job", 20)
+    with open(output) as file:
+        assert file.read().split("\n")[-3:] == ["[0] the first line", "[0] the last line", ""]
+    assert process.wait(scaled_timeout(60)) == 3
+    assert json.loads(failure.read_text())["first"]["tail"] == ["the first line", "the last line"]
+    assert (tmp_path / "logs/run/rank-0.log").read_text() == "the first line\nthe last line\n"

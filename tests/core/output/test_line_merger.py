@@ -138,11 +138,13 @@ def test_which_prefixes_can_name_several_ranks():
 
 
 SPEAKS = """
-import os, sys, time
+import fcntl, os, sys, termios, time
 rank = int(os.environ["RANK"])
 print("loading checkpoint", flush=True)
 print("loss", rank, flush=True)
 print("a warning", file=sys.stderr, flush=True)
+while any(any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4))) for fd in (1, 2)):
+    time.sleep(0.01)  # until the launcher has read all
 open(f"printed-{rank}", "w").close()
 while not all(os.path.exists(f"printed-{each}") for each in range(int(os.environ["WORLD_SIZE"]))):
     time.sleep(0.01)  # lines of a rank are not held after its end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from types import SimpleNamespace
 
@@ -41,18 +42,25 @@ class RecordingScreen:
 
 @pytest.fixture
 def world(monkeypatch):
-    """The streams of one node, and a loop whose timers the test calls."""
-    loop, screen, timers = EventLoop(), RecordingScreen(), []
+    """The streams of one node, a clock, and a loop whose timers the test calls; at the end all files are closed."""
+    loop, screen, timers, clock, opened = EventLoop(), RecordingScreen(), [], SimpleNamespace(now=1000.0), []
+    gc.collect()  # closes the loops of other tests
+    before = os.listdir("/proc/self/fd")
     streams = Streams(loop, screen, screen, full_tracebacks=False)
     monkeypatch.setattr(loop, "call_later", lambda seconds, callback: timers.append((seconds, callback)))
+    monkeypatch.setattr("ddplaunch.core.output.streams.time", SimpleNamespace(time=lambda: clock.now))
 
     def start(rank=0, show=(1, 2), log=None):
         """Open the streams of a rank; return its stdout and stderr."""
         fds = {}
         streams.open_rank(fds, rank, has_stdin=False, show=frozenset(show), log=log)
         assert os.read(fds["stdin"], 1) == b""
-        os.close(fds["stdin"])
+        opened.extend(fds.values())
         return fds["stdout"], fds["stderr"]
+
+    def end(fd):
+        opened.remove(fd)
+        os.close(fd)
 
     def run():
         """Handle what is ready; return what is shown then."""
@@ -64,8 +72,14 @@ def world(monkeypatch):
         os.write(fd, data)
         return run()
 
-    yield SimpleNamespace(screen=screen, timers=timers, streams=streams, start=start, run=run, write=write)
+    shared = {"screen": screen, "timers": timers, "streams": streams, "clock": clock, "opened": opened}
+    yield SimpleNamespace(**shared, start=start, end=end, run=run, write=write)
+    for source in ("viewer", "tensorboard"):
+        streams.close_source(source)
     streams.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before) + len(opened)
+    for fd in opened:
+        os.close(fd)
 
 
 def test_the_traceback_of_a_rank_that_goes_on_is_shown_after_a_timeout(world):
@@ -103,10 +117,10 @@ def test_the_end_of_a_stream(world, text, lines, held):
     out, err = world.start()
     world.start(1)
     world.write(err, text)
-    os.close(err)
+    world.end(err)
     assert world.run() == ([(0, 2, lines)] if lines else [])
     assert world.screen.held == held
-    os.close(out)
+    world.end(out)
     world.run()
     assert (world.streams.has_open, world.screen.drained) == (True, 0), "another rank still prints"
 
@@ -114,9 +128,10 @@ def test_the_end_of_a_stream(world, text, lines, held):
 def test_the_last_output_of_ranks_ends_the_attempt(world):
     fds = {}
     world.streams.open_program(fds, "tensorboard", show=False, log=None, on_output=lambda: None)
+    world.opened.extend(fds.values())
     for fd in world.start():
         assert world.screen.drained == 0
-        os.close(fd)
+        world.end(fd)
         world.run()
     assert (world.streams.has_open, world.screen.drained) == (False, 1)
 
@@ -135,25 +150,30 @@ def test_a_full_screen_pauses_all_ranks(world):
 
 def test_what_is_hidden_stays_in_memory_and_is_logged(world, tmp_path):
     log = tmp_path / "rank-0.log"
-    pieces = []
-    world.streams.subscribe(lambda rank, data: pieces.append((rank, data)))
+    pieces, former = [], []
+    for seen in (pieces, former):
+        world.streams.subscribe(lambda rank, data, seen=seen: seen.append((rank, data)))
+    world.streams.unsubscribe(world.streams._subscribers[1])
     out, err = world.start(show=(2,), log=str(log))
     assert world.write(out, b"one\n") == []
     assert world.write(err, b"two\n") == [(0, 2, b"two\n")]
     assert log.read_bytes() == b"one\ntwo\n"
-    assert log.with_suffix(".times").read_bytes().startswith(b"0 ")
-    assert world.streams.tail(0) == b"one\ntwo\n"
-    assert (world.streams.tail(0, 5), world.streams.tail(1)) == (b"\ntwo\n", b"")
-    assert world.streams.since(0, 0.0) == b"one\ntwo\n"
-    assert (world.streams.since(0, 1e12), world.streams.since(1, 0.0)) == (b"", b"")
-    assert world.streams.times(0, 8).startswith(b"0 ")
-    assert (world.streams.times(1, 8), world.streams.ranks_in_memory()) == (b"", [0])
-    assert (pieces, world.screen.printed) == ([(0, b"one\n"), (0, b"two\n")], [0, 0])
+    assert (world.streams.tail(0), world.streams.tail(0, 5)) == (b"one\ntwo\n", b"\ntwo\n")
+    assert (world.streams.tail(1), world.streams.since(1, 0), world.streams.times(1, 8)) == (b"", b"", b"")
+    assert world.write(err, b"unfinished") == []
     world.streams.close()
+    assert world.screen.take() == [(0, 2, b"unfinished\n")]
+    world.clock.now = 2000.0
     out, _ = world.start(log=str(log))
     world.write(out, b"three\n")
-    assert (world.streams.tail(0), log.read_bytes()) == (b"three\n", b"one\ntwo\nthree\n"), "of this attempt"
-    assert world.streams.since(0, 0.0) == b"one\ntwo\nthree\n", "of all"
+    assert log.read_bytes() == b"one\ntwo\nunfinishedthree\n"
+    assert log.with_suffix(".times").read_bytes() == b"0 1000.000\n0 2000.000\n"
+    assert world.streams.tail(0) == b"three\n", "of this attempt"
+    since = [world.streams.since(0, moment) for moment in (1000, 1500, 2500)]
+    assert since == [b"one\ntwo\nunfinishedthree\n", b"three\n", b""]
+    assert world.streams.times(0, 10) == b"0 1000.000\n4 2000.000\n"
+    assert world.streams.ranks_in_memory() == [0]
+    assert (pieces[:2], former, world.screen.printed) == ([(0, b"one\n"), (0, b"two\n")], [], [0] * 4)
 
 
 @pytest.mark.parametrize("has_log", [True, False])
@@ -172,6 +192,8 @@ def test_a_log_that_cannot_be_written(world, tmp_path):
 
 def test_a_mark_comes_after_all_output_so_far(world):
     out, err = world.start()
+    hidden, _ = world.start(1, show=())
+    os.write(hidden, b"hidden")
     os.write(out, b"unfinished")
     os.write(err, TRACEBACK + SECONDARY)
     world.streams.flush(b"mark\n")
@@ -181,6 +203,7 @@ def test_a_mark_comes_after_all_output_so_far(world):
 def test_a_program_is_shown_on_request_and_read_to_its_end(world, tmp_path):
     fds, called, log = {}, [], tmp_path / "viewer.log"
     world.streams.open_program(fds, "viewer", show=False, log=str(log), on_output=lambda: called.append(1))
+    world.opened.extend(fds.values())
     assert world.write(fds["stdout"], b"hidden\n") == []
     world.streams.set_shown("viewer", True)
     assert world.write(fds["stderr"], b"shown\n\r 5%") == [("viewer", 2, b"shown\n", b" 5%")]

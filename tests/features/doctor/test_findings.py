@@ -5,6 +5,7 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.features.doctor.checks import network
 from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.node_facts import RouteToNodeZero, TorchInfo
@@ -32,7 +33,7 @@ def measured(slow, count=3):
 
 
 def test_one_machine_under_two_names():
-    """Whose port is the doctor's own, as the other node."""
+    """One machine under two names is a finding; that its port is in use is none, as the doctor itself has it."""
     machine = replace(FACTS, machine="boot net pid")
     taken = ExaminedNode("10.0.0.1", machine, taken={29500: "Address already in use"})
     found = DoctorResults((ExaminedNode("n0", FACTS), ExaminedNode("n1", machine), taken), ())
@@ -40,7 +41,7 @@ def test_one_machine_under_two_names():
 
 
 def test_a_lost_gpu_is_the_one_finding():
-    """Neither that CUDA does not start without it, nor that other nodes have one more."""
+    """A lost GPU is reported alone, without CUDA's failure and without the different number of GPUs."""
     well = replace(FACTS, torch=TORCH, gpus=gpus(0, 1, 2, 3))
     why_not = "CUDA unknown error"
     lost = replace(well, torch=replace(TORCH, cuda_works=False, devices=0, why_not=why_not), gpus=gpus(0, 2, 3))
@@ -81,3 +82,9 @@ BY_LOOPBACK = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, ther
 )  # fmt: skip
 def test_findings_about_load_and_loopback_addresses(facts, measurements, findings):
     assert describe_findings(*facts, **measurements) == findings
+
+
+@pytest.mark.parametrize(("reported", "speed"), [(25_000, 25_000), (-1, None), (0, None), (None, None)])
+def test_an_interface_may_report_no_speed(monkeypatch, reported, speed):
+    monkeypatch.setattr(network, "read_int", lambda path: reported)
+    assert network.read_network("127.0.0.1").link.speed == speed

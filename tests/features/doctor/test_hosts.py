@@ -48,7 +48,7 @@ time.sleep(600)
 
 
 def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
-    """Ports, /dev/shm, a firewall on a loopback, another torch, lost packets; no ddplaunch, and no power."""
+    """Each fault of six hosts is named: ports, /dev/shm, a firewall, torch, lost packets, no ddplaunch, no power."""
     import torch
 
     version = write_program(tmp_path, "version.py", '__version__ = "1.0.0"\ncuda = hip = xpu = git_version = None\n')
@@ -86,7 +86,7 @@ def test_faults_of_six_hosts_are_all_named(doctor, tmp_path):
 
 
 def test_each_of_three_causes_is_one_finding(doctor, tmp_path):
-    """Lost packets, a wrong address of node 0, and a blocked port, each on another host."""
+    """Lost packets, a wrong address of node 0 and a blocked port, each on another host, are three findings."""
 
     def spoil(hosts):
         names = hosts[2].run("cat", "/etc/hosts").replace("10.77.0.10 n0", "127.0.0.1 n0").replace("fd77::10 n0", "")
@@ -118,7 +118,7 @@ def test_a_link_that_is_slow_and_far(doctor):
 
 
 def test_debian_hosts_of_which_one_has_little_time(doctor, tmp_path):
-    """The report names its CPU quota."""
+    """The CPU quota of one host is the only finding on hosts whose own names resolve to 127.0.1.1."""
     group = write_program(tmp_path, "group/cpu.max", "25000 100000\n").parent
 
     def limit(hosts):
@@ -133,7 +133,7 @@ def test_debian_hosts_of_which_one_has_little_time(doctor, tmp_path):
 
 
 def test_a_slow_host(doctor):
-    """From when the ways were tried: a stream that is sent again would use up what the switch lets through at once."""
+    """A host with a slow link is named; it is slow only after the streams, which would be sent again."""
     code, found, result = doctor(3, meanwhile=lambda hosts: hosts[2].slow("20 mbytes/second"))
     assert code == 0
     seconds = {tuple(each["nodes"]): each["seconds"][-1] for each in found["speeds"]}

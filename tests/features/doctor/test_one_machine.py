@@ -22,7 +22,7 @@ def look(folder, *words, env=None):
 
 @pytest.mark.ci
 def test_the_report_of_one_machine_and_its_comparison_with_a_saved_one(tmp_path):
-    """What was saved, made a hundred times better, is reported: three figures of one machine."""
+    """Measurements that were saved and then made a hundred times better are reported as slower now."""
     code, page, found = look(tmp_path, "--save", "saved.json")
     assert found == "ddplaunch: examining this machine\nddplaunch: measuring all_reduce\n"
     assert code == bool(re.search(r"^\d+ errors?\b", page, re.MULTILINE))
@@ -45,7 +45,7 @@ def test_the_report_of_one_machine_and_its_comparison_with_a_saved_one(tmp_path)
 
 @pytest.mark.ci
 def test_gpus_with_errors_and_a_lost_gpu(tmp_path, fake_nvml):
-    """More closely, too: all collectives."""
+    """Errors of GPUs and a lost GPU are findings, and ``--thorough`` measures all collectives."""
     env = fake_nvml.environ(4, ailing="1:85:64:3:1", busy=[(2, os.getpid(), 4096)], lost=3)
     code, out, stderr = look(tmp_path, "--thorough", "--json", env=env)
     found = json.loads(out)

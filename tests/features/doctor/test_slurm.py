@@ -23,7 +23,7 @@ def test_the_nodes_of_the_job(slurm, tmp_path):
 
 
 def test_a_command_on_halves_of_the_nodes(slurm):
-    """The second of the job's nodes is bad; a step that cannot run there would end with 1 as well, and is not named."""
+    """``bisect`` names the second of the job's nodes, on which the command fails."""
     cluster = slurm(2)
     step = "srun --nodelist={hosts} --nodes={nnodes} --ntasks={nnodes} --overlap"
     check = "test $(scontrol show hostnames $SLURM_JOB_NODELIST | tail -1) != $SLURMD_NODENAME || exit 7"

@@ -459,19 +459,29 @@ def test_an_inspection_waits_for_the_exit_code_of_a_rank(start_ddplaunch, tmp_pa
 def test_the_rank_that_others_waited_for_is_the_culprit(run_ddplaunch, tmp_path):
     """It ends early in the first attempt; in the second the others wait until their timeout."""
     text = """
-        import datetime, sys, time, os
+        import datetime, os, sys, time
+        import torch, torch.distributed as dist
 
         def late():
             time.sleep(600)
 
-        import torch, torch.distributed as dist
+        def wait_while(condition):
+            while condition():
+                time.sleep(0.01)
+
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
         for _ in range(3):
             dist.all_reduce(torch.ones(6))
-        if dist.get_rank() == 2:
-            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-                sys.exit(0)
+        rank, first = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if first:
+            os.symlink(f"/proc/{os.getpid()}", f"process-{rank}")
+        if rank == 2 and first:
+            wait_while(lambda: not (os.path.islink("process-0") and os.path.islink("process-1")))
+            sys.exit(0)
+        elif rank == 2:
             late()
+        # A rank that is ending, and has closed its connections, can no longer be inspected.
+        wait_while(lambda: first and (not os.path.islink("process-2") or os.path.exists("process-2")))
         dist.all_reduce(torch.ones(6))
     """
     script = write_program(tmp_path, "train.py", text)

@@ -45,6 +45,7 @@ from ddplaunch.features.live.view_state import (
     ViewState,
     busy_cpus_by_rank,
     collectives_per_second,
+    correct_completed,
     location_of,
     mark_moved,
     rank_activities,
@@ -54,6 +55,7 @@ from ddplaunch.features.live.view_state import (
 from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample
 from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
+from tests.features.inspect.diagnosis.recorded_hangs import C10D
 
 GIB = 1 << 30
 
@@ -226,6 +228,22 @@ def test_ranks_that_have_not_moved_since_the_last_inspection():
     looks = [Inspection(float(moment), (rank(0, 11, 10), rank(1, 10 + moment, 9 + moment)), 2) for moment in range(2)]
     assert waiting_ranks(mark_moved(looks[0], None)) == set()
     assert [number for number, _ in waiting_ranks(mark_moved(looks[1], looks[0]))] == [0]
+
+
+def test_a_rank_whose_counter_stays_behind_does_not_wait():
+    """Two threads of gloo may write the number of the last completed collective in the wrong order."""
+    all_reduce, load_batch = (
+        (Thread((Frame(function, file, 1, own),)),)
+        for function, file, own in (("all_reduce", C10D, False), ("load_batch", "data.py", True))
+    )
+    counters = [rank(0, 11, 10), rank(1, 11, 10), rank(2, 10, 9)]
+    stacks = [replace(each, threads=load_batch if each.rank == 2 else all_reduce) for each in counters]
+    before = None
+    for ranks in (stacks, counters, counters):
+        before = correct_completed(Inspection(1.0, tuple(ranks), 3), before)
+        assert [number for number, _ in sorted(waiting_ranks(before))] == [0, 1]
+    later_on = correct_completed(Inspection(1.0, (*counters[:2], rank(2, 11, 10)), 3), before)
+    assert [number for number, _ in sorted(waiting_ranks(later_on))] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

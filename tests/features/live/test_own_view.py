@@ -92,7 +92,7 @@ def test_failures_of_this_attempt_and_earlier_ones(start_view, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_restores_the_terminal(start_view, number):
-    """From the full screen, while the user types a filter."""
+    """A signal restores the terminal from the full screen, while the user types a filter."""
     each = start_view("--nproc", "2", "chats.py", "10")
     each.until(lambda each: each.shows_frame)
     each.type("z")

@@ -219,7 +219,7 @@ def test_a_dropped_connection_is_opened_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_viewer_that_ends_leaves_the_terminal_and_the_job_as_before(job, top):
-    """By a signal, by SIGKILL, or with its terminal. Then the launcher is as idle as without a viewer."""
+    """The launcher is idle after a viewer has ended by a signal, by SIGKILL or with its terminal."""
     mine = job("viewed", WAITS, 2, "--no-history")  # without samples for its history
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         each = top("viewed")

@@ -169,7 +169,7 @@ def broken_rules(job: dict[str, Any]) -> list[str]:
     [("job", "batch.kubernetes.io/job-name"), ("jobset", "jobset.sigs.k8s.io/jobset-name")],
 )
 def test_restricted_pods_meet_the_standard(manifest, kind, label):
-    """And are distinguished from those of other jobs."""
+    """The pods of ``--restricted`` break no rule of the standard, and selectors match no other job's pods."""
     mounts = "sets:/sets:ro,emptydir:/tmp,configmap/nccl:/etc/nccl"
     *_, found = read(manifest(f"--kind {kind} --container-mounts {mounts} {JOBS['restricted']}"))
     check(found)
@@ -184,7 +184,7 @@ def test_restricted_pods_meet_the_standard(manifest, kind, label):
 
 
 def test_the_container_gets_words_and_variables_unchanged(manifest):
-    """Every word and value as it was, though YAML and Kubernetes each have a mind of their own about some."""
+    """Words and variables arrive unchanged, though YAML and Kubernetes read some in their own way."""
     words = [*NASTY, "$", "$$", "$$$", "$(HOME)", "$$(HOME)", "$(", "a$(b)c$d$$", "$(JOB_COMPLETION_INDEX)", "${HOME}"]
     variables = {f"V{number}": word for number, word in enumerate(words)}
     options = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]

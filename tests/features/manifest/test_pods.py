@@ -148,7 +148,7 @@ def cluster(job, network, tmp_path) -> Callable[..., Cluster]:
 @pytest.mark.ci
 @pytest.mark.slow
 def test_two_pods_meet_though_the_name_comes_late(cluster):
-    """Node 1 begins before node 0 has a name; node 0 begins while its own name is still that of an earlier pod.
+    """Two pods join, though node 1 starts before node 0 has a name, and node 0 while its name is an earlier pod's.
 
     Both say only after 5 s what they wait for, so neither is waited for alone.
     """
@@ -169,7 +169,7 @@ def test_two_pods_meet_though_the_name_comes_late(cluster):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
-    """69 is an exit code after which the Job starts the pod again."""
+    """A node 0 without a name ends the pod with 69, after which the Job starts it again."""
     two = cluster("--join-timeout", "2")
     other = two.start(1)
     other.communicate(timeout=scaled_timeout(60))
@@ -181,7 +181,7 @@ def test_a_node_0_that_never_has_a_name_is_a_lost_node(cluster):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_pod_that_is_deleted_ends_an_elastic_job_with_143(cluster):
-    """Which did not wait for a third pod that is not started."""
+    """An elastic job that runs without its third pod ends with 143 when a pod is deleted."""
     waits = REDUCES.replace("dist.destroy_process_group()", "import time; time.sleep(600)")
     started = cluster("--join-window", "1", nodes="2:3").start_all(waits)
     for process in started:

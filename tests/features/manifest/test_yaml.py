@@ -41,7 +41,7 @@ READERS = pytest.mark.parametrize("read", [old, new])
 @READERS
 @pytest.mark.parametrize("text", NASTY, ids=ascii)
 def test_a_string_is_that_string(read, text):
-    """As a value, as a key, in a list on one line and on many, as a mapping's only word."""
+    """A string is read back unchanged as a value, as a key, and in short and long lists."""
     meant = {"a": text, text or "k": "a", "b": [text, "x"], "c": [{"d": text}], "e": [text] * 60, "f": {text: text}}
     assert read(write_yaml(meant)) == meant
 

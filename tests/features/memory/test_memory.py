@@ -384,6 +384,9 @@ def test_proportional_sizes_are_read_by_one_thread(rank_memory, tmp_path, monkey
             answer.wait(scaled_timeout(20))
         return held[0]
 
+    def refuse_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
     monkeypatch.setattr(memory, "_read_counter_bytes", anonymous)
     usage = rank_memory(tree(tmp_path, "0::/\n"), lambda: {0: os.getsid(0)})
     usage._on_alarm()
@@ -391,10 +394,13 @@ def test_proportional_sizes_are_read_by_one_thread(rank_memory, tmp_path, monkey
     assert len(asked) == 1
     answer.set()
     wait_until(lambda: not usage._pss_lock.locked(), "the reader")
-    asked.clear()
-    held[0] = 64 << 30
-    usage._on_alarm()
-    assert not asked
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(memory._thread, "start_new_thread", refuse_thread)
+        usage._on_alarm()
+    for held[0], is_read in ((1, True), (1, True), (64 << 30, False)):
+        asked.clear()
+        usage._on_alarm()
+        assert bool(asked) is is_read
 
 
 def test_without_a_free_descriptor_there_is_no_sample_and_no_exception(rank_memory, tmp_path):

@@ -4,12 +4,15 @@ import json
 import os
 import shlex
 import signal
+import socket
+import subprocess
 import sys
 import time
 
 import pytest
 
 from ddplaunch.features.notify import node
+from ddplaunch.features.notify.rank import notifier
 from tests.conftest import is_alive, wait_until, write_program
 from tests.start_modes import LIGHT
 
@@ -53,6 +56,24 @@ def test_a_failed_command_is_reported_once_and_its_children_are_killed(run_ddpla
     assert (job.returncode, job.stderr.count("--notify")) == (0, 1)
     assert "exited with code 3: no mail here; the job continues" in job.stderr
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_the_helper_process_reports_why_commands_failed(tmp_path):
+    """One that cannot be started, one that fails, one whose output is cut off, one that takes too long."""
+    write_program(tmp_path, "odd", "#!/none/sh\n").chmod(0o755)
+    scripts = "cat", "echo why; echo; exit 3", "cat >&2; kill -9 $$", "echo slow; exec sleep 600"
+    commands = [[str(tmp_path / "odd"), "odd"], *(["/bin/sh", "sh", "-c", script] for script in scripts)]
+    ours, theirs = socket.socketpair()
+    words = [sys.executable, notifier.__file__, str(theirs.fileno()), json.dumps(commands), "0.5"]
+    helper = subprocess.Popen(words, pass_fds=[theirs.fileno()])
+    theirs.close()
+    with ours, ours.makefile("rb") as replies:
+        ours.sendall(b"an event\n")
+        ended = [[0, 126, "No such file or directory"], [2, 3, "why"], [3, -9, "an event"], [4, None, "slow"]]
+        assert json.loads(replies.readline()) == ended
+        ours.sendall(b"x" * 70_000 + b"\n")
+        assert [each[2] for each in json.loads(replies.readline())] == ["the event is too large for a pipe"] * 5
+    assert helper.wait(20) == 0
 
 
 IGNORES_SIGTERM = """

@@ -170,7 +170,7 @@ def test_variables_that_an_import_reads(admitting, line, there):
     ],
 )
 def test_variables_that_are_set_before_torch(admitting, line, before):
-    """Torch is imported by each rank then, and so are all others."""
+    """Each rank imports torch, and all others, after a variable that torch reads is set to an unknown value."""
     admitting.add("reads", variables=["MINDED"])
     found = admitting.admit(line + "import reads, torch, free\n")
     assert found.modules == []
@@ -239,7 +239,7 @@ def test_imports_in_functions_are_not_preloaded_for_one_rank(admitting):
 @pytest.mark.parametrize("place", ["{program}", "{folder}/more", "{folder}/on_path"])
 @pytest.mark.parametrize("file", ["loaded.py", "loaded/__init__.py", "loaded-1.0.dist-info/METADATA"])
 def test_a_package_is_not_preloaded_if_a_folder_of_the_user_hides_it(admitting, tmp_path, monkeypatch, place, file):
-    """Beside the program, in a folder that it adds to ``sys.path``, or on PYTHONPATH."""
+    """A folder counts beside the program, on PYTHONPATH, or if the program adds it to ``sys.path``."""
     admitting.add("loaded")
     admitting.add("uses", loads=["loaded"])
     source = f"import sys\nsys.path.insert(0, {str(tmp_path / 'more')!r})\nimport uses, free\n"
@@ -278,13 +278,13 @@ def test_the_state_that_the_auditor_allows(admitting):
 
 
 def test_packages_that_torch_loads_are_allowed_though_not_in_the_table(admitting):
-    """triton: a package that imports torch._dynamo loads it, where torch is one for GPUs."""
+    """triton is allowed: a package that imports torch._dynamo loads it, if torch is a build for GPUs."""
     admitting.add("torch", loads=["part-of-torch"])
     assert "part_of_torch" in admitting.admit("import free\n").allowed_state["top_modules"]
 
 
 def test_optional_imports_of_a_package_count_if_they_are_installed(admitting):
-    """The run would start over otherwise, each time."""
+    """An optional import counts only if it is installed; otherwise the zygote would have to start again."""
     admitting.add("asks", tries=["stranger", "absent.part"], seeks=["sought"])
     admitting.add("gentle", tries=["bound.part", "absent"])
     assert admitting.reasons("import gentle\nimport asks\n") == {"asks": NOT_LISTED}
@@ -302,7 +302,7 @@ def test_optional_imports_of_a_package_count_if_they_are_installed(admitting):
 
 @pytest.mark.parametrize("name", ["accelerate", "transformers"])
 def test_packages_that_load_dynamo_read_the_variables_of_its_cache_folder(name):
-    """``torch._dynamo`` makes the name of inductor's folder, which the environment then has."""
+    """A package counts as reading the variables from which ``torch._dynamo`` makes the name of its cache folder."""
     entry = json.loads(Path(known_packages.TABLE_FILE).read_text())["packages"][name]
     assert {"LOGNAME", "TEMP", "TMP", "TMPDIR", "USER"} <= {*entry["variables"]}
     assert "TORCHINDUCTOR_CACHE_DIR" in entry["sets"]

@@ -114,7 +114,7 @@ except KeyError: pass
 
 @pytest.mark.parametrize("what", CHANGED)
 def test_a_package_that_does_more_than_the_table_says(installed, run_two, what):
-    """Torch alone is preloaded, and nothing of the import is left for the ranks."""
+    """Only torch is preloaded if an import does more than its entry allows, and ranks see none of its effects."""
     source, reason = CHANGED[what]
     installed.add("unknown", known=False)
     installed.add("changed", source)
@@ -138,7 +138,7 @@ def test_a_package_that_does_what_the_table_says(installed, run_two):
 
 
 def test_a_variable_that_a_package_may_set_is_removed_when_the_zygote_starts_again(installed, run_two):
-    """Also where the reason comes last: a thread is seen by the zygote, not by the auditor."""
+    """The variable is removed also if the reason is a thread, which the zygote finds after the audit."""
     installed.add("changed", f"import os\nos.environ['NEW'] = '1'\n{THREAD}", sets=["NEW"])
     done = run_two("import os\nprint(os.environ.get('N' + 'EW'))\nimport changed\n")
     assert sorted(done.stdout.splitlines()) == ["[0] None", "[1] None"]
@@ -146,7 +146,7 @@ def test_a_variable_that_a_package_may_set_is_removed_when_the_zygote_starts_aga
 
 
 def test_an_import_sees_no_terminal_and_none_of_the_input_for_a_rank(installed, run_two):
-    """The ranks of a job of several write into pipes, the launcher perhaps to a terminal."""
+    """An import in the zygote sees no terminal, and its input stays for the rank."""
     installed.add("changed", "import os, sys\nX = os.isatty(1), os.isatty(2), os.fstat(1).st_size, sys.stdin.read()")
     done = run_two("import os, changed\nprint(changed.X, os.read(0, 9))\n", "--stdin", "1", stdin="typed")
     sees = (False, False, 0, "")
@@ -163,7 +163,7 @@ def test_the_log_has_what_was_preloaded(installed, run_two, tmp_path):
 
 
 def test_a_file_of_the_user_hides_a_package_that_another_imports(installed, run_two, tmp_path):
-    """The table does not know of that import; the zygote finds it."""
+    """The zygote finds an import that the table does not list and that a file of the user shadows."""
     installed.add("other", "where = 'installed'")
     installed.add("changed", "import other")
     write_program(tmp_path, "other.py", "where = 'mine'")
@@ -172,7 +172,7 @@ def test_a_file_of_the_user_hides_a_package_that_another_imports(installed, run_
 
 
 def test_dill_has_the_main_module_of_the_program(installed, run_two):
-    """It keeps that from its import on, and distinguishes a program's own functions by it."""
+    """dill, which stores ``__main__`` at its import, has the program's."""
     installed.add("dill", "import dill._dill", modules={"dill": [], "dill._dill": []})
     write_program(installed.site, "dill/_dill.py", "import __main__ as _main_module")
     done = run_two("import sys, dill\nprint(dill._dill._main_module is sys.modules['__main__'])\n")

@@ -137,7 +137,7 @@ EARLY = """
 
 
 def test_a_forked_rank_sees_what_plain_python_shows(run_ddplaunch, tmp_path):
-    """Also before the program's own line, which is the first to set a variable."""
+    """A forked rank sees what plain Python shows, also before the line that first sets a variable."""
     pytest.importorskip("huggingface_hub")
     script = write_program(tmp_path, "train.py", EARLY)
     given = {"OMP_NUM_THREADS": "1"}
@@ -165,7 +165,7 @@ CACHES = """
 
 @pytest.mark.ci
 def test_computed_folders_of_caches(run_ddplaunch, tmp_path):
-    """Each rank has its own, which torch reads at its import and later."""
+    """A cache folder that the program computes is each rank's own, at the import of torch and later."""
     script = write_program(tmp_path, "train.py", CACHES)
     for rank in "01":
         (tmp_path / f"cache-{rank}" / "TMPDIR").mkdir(parents=True)

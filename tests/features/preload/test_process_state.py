@@ -93,7 +93,7 @@ def test_a_program_sees_what_plain_python_shows(name, run_ddplaunch, tmp_path):
 
 
 def test_torch_is_imported_in_each_rank_where_it_loads_a_backend(run_in_fork, tmp_path):
-    """Which would see no rank in the process that forks."""
+    """Each rank imports torch where a backend plugin is installed, which would see no rank in the zygote."""
     write_program(tmp_path, "train.py", "import torch\n")
     write_program(tmp_path, "its-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: its\nVersion: 1.0\n")
     write_program(tmp_path, "its-1.0.dist-info/entry_points.txt", "[console_scripts]\nits = its:main\n")

@@ -76,7 +76,7 @@ def project(tmp_path: Path) -> Path:
     ],
 )
 def test_imports_come_in_the_order_in_which_they_would_run(project, typed, as_module, expected):
-    """Those of local modules where these are imported; those in functions are known to come later."""
+    """Imports of local modules come where these are imported, and those in functions later."""
     source = "import os, before\nfrom package import loop\nimport after\ndef main(): pass\n"
     found = program(project, source, typed, as_module=as_module)
     assert modules(found) == expected

@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 
 def test_parameters_get_rank_values_by_name(python: Python):
-    """By name as with ``ddplaunch run``; positional arguments are for the other parameters."""
+    """Parameters get values by name as with ``ddplaunch run``; positional arguments fill the others."""
     assert python(INJECTED).splitlines() == [
         "(0.1, 1, 2, 'cpu', 1)",
         "(0.2, 7, 2, 'cpu', 1)",
@@ -267,7 +267,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_stream_that_raises(python: Python):
-    """The ranks end, and the caller gets the exception. Text that the stream cannot encode is escaped."""
+    """An exception of the stream ``output`` ends the ranks and reaches the caller; what it cannot encode is escaped."""
     body = """
 import io
 
@@ -382,7 +382,6 @@ launch(wait, nproc=2, preload="threading")
 
 
 def test_keywords_are_the_options_of_run():
-    """One table: what type checkers see is held to it here."""
     typed = {each.name for each in OPTIONS if not each.is_argument}
     assert set(Keywords.__annotations__) == typed - set(launched_job._UNSUPPORTED_KEYWORDS)
 

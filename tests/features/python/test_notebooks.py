@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.base.errors import UsageError
+from ddplaunch.features.python import notebook_magic
 from tests.conftest import clean_environment
 from tests.scaled_timeouts import scaled_timeout
 from tests.test_readme import CTRL_C, ROOT, blocks, not_printed
@@ -14,6 +16,27 @@ from tests.test_readme import CTRL_C, ROOT, blocks, not_printed
 nbclient = pytest.importorskip("nbclient", reason="no nbclient here: .ci/run installs it")
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel", reason="no ipykernel here: .ci/run installs it")
+
+
+def test_another_number_of_ranks_ends_the_session(monkeypatch):
+    calls: list[str] = []
+
+    class Session:
+        def __init__(self, nproc: str, **_: bool) -> None:
+            self.run = lambda *_: calls.append(f"run {nproc}")
+            self.close = lambda: calls.append(f"close {nproc}")
+
+    monkeypatch.setattr(notebook_magic, "Session", Session)
+    cells = notebook_magic.CellRanks()
+    with pytest.raises(UsageError, match="no ranks have been started yet"):
+        cells.run("", "1")
+    for line in ("--nproc 2", "", "--nproc=2", "--nproc 4"):
+        cells.run(line, "1")
+    for line in ("--nproc two", "--nodes 2", "--nproc 2 2"):
+        with pytest.raises(UsageError):
+            cells.run(line, "1")
+    assert calls == ["run 2", "run 2", "run 2", "close 2", "run 4"]
+
 
 POISON = """
 import os

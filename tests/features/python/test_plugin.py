@@ -83,7 +83,7 @@ def test_here(tmp_path):
 @pytest.mark.ci
 @pytest.mark.slow
 def test_process_groups_of_a_test_s_own(tmp_path: Path):
-    """One after the other too: the store keeps what each has written."""
+    """Each test can create process groups, though the store still has the keys of earlier tests."""
     body = """
 import sys
 import torch
@@ -241,7 +241,7 @@ def test_good(): pass
 @pytest.mark.ci
 @pytest.mark.slow
 def test_the_next_test_runs_after_any_outcome(tmp_path: Path):
-    """pytest-timeout raises in the process of pytest. The time of a marker does not include the start of the ranks."""
+    """A timeout, by pytest-timeout or by the marker, fails one test, and the next one runs."""
     seconds = scaled_timeout(5)
     write_program(tmp_path, "late.py", f"import time; time.sleep({seconds})")
     printed = run(tmp_path, OUTCOMES.replace("timeout=5", f"timeout={seconds}"))

@@ -67,7 +67,7 @@ def start_pytest(at_terminal, tmp_path: Path) -> StartPytest:
 @pytest.mark.ci
 @pytest.mark.slow
 def test_pdb_opens_at_the_rank_that_failed(start_pytest: StartPytest):
-    """Their frames are there; then the test fails, and what is expected to fail is not looked at."""
+    """``--pdb`` opens the debugger in the rank that failed, then the test fails; an expected failure opens none."""
     pytest_ = start_pytest(FAILS, "--pdb")
     pytest_.until("(rank 1)", 60)
     pytest_.type("p values, rank\r")

@@ -112,7 +112,7 @@ if __name__ == "__main__":
 
 
 def test_a_function_that_raises_does_not_end_the_ranks(python: Python):
-    """All ranks have returned or raised; the traceback is printed once, and in the report."""
+    """Ranks in which a function raised serve the next call; the traceback is printed once, and in the report."""
     body = """
 import io
 
@@ -221,7 +221,7 @@ def test_a_session_that_is_never_closed(python: Python):
 
 
 def test_output_of_ranks_is_complete_when_a_call_returns(python: Python):
-    """Lines without an end too, and those that a rank prints after another has closed its stdout."""
+    """Output is complete at the end of a call, even without a line break, or after another rank closed its stdout."""
     body = """
 import io
 

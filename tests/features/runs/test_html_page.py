@@ -20,7 +20,7 @@ from ddplaunch.features.runs.html_report import render_page
 from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
-from ddplaunch.features.runs.html_report.page_run import PageInputs, time_of_day
+from ddplaunch.features.runs.html_report.page_run import PageInputs, PageRun, time_of_day
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
@@ -238,6 +238,35 @@ def test_a_run_that_goes_on_or_was_lost():
     elements = Elements(render_page([lost]))
     assert elements.count("rect", "running") == 2
     assert "was running" in elements.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([{"ended": 70.0}], 70),
+        ([{"ended": 70.0}, {"ended": None}, {"ended": 80.0}], 80),
+        ([{}], 50),
+        ([{"attempts": ()}], 40),
+        ([{"attempts": (), "inspections": ()}, {"attempts": (), "inspections": ()}], 0),
+        ([{"attempts": (), "inspections": (), "spent": TimeBreakdown(steady=30)}], 30),
+        ([{"fate": RunState.RUNNING}], 100),
+    ],
+)
+def test_the_page_ends_with_the_last_known_moment(monkeypatch, changes, expected):
+    """Of a lost run, the last of: its begin, its time spent, its ranks' ends, its inspections."""
+    monkeypatch.setattr(time, "time", lambda: BEGAN + 100)
+    (attempt,) = record(1).attempts
+    rank = replace(attempt.ranks[0], ended=BEGAN + 50)
+    lost = replace(
+        record(1),
+        ended=None,
+        fate=RunState.LOST,
+        attempts=(replace(attempt, ranks=(rank,)),),
+        inspections=(inspection(1, 0, BEGAN + 40),),
+    )
+    nodes = [replace(lost, **{**each, "ended": each.get("ended") and BEGAN + each["ended"]}) for each in changes]
+    page = PageRun.from_records(nodes, PageInputs())
+    assert (page.ended - BEGAN, page.total) == (expected, max(expected, 1e-3))
 
 
 def test_an_attempt_that_goes_on(monkeypatch):

@@ -5,12 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.base.errors import UsageError
+from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.cli import locate
 from ddplaunch.core.control_socket import socket_dir
-from ddplaunch.features.runs import history_store, run_lookup
+from ddplaunch.features.runs import history_store, job_resolver, run_lookup
+from ddplaunch.features.runs.run_record import RunState
+from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId
 from tests.core.control_socket.test_server import run, runtime  # noqa: F401
+from tests.core.output.sample_records import record
 from tests.features.runs.test_history import keep
 
 
@@ -121,3 +125,25 @@ def test_the_newest_has_ended_and_an_earlier_one_runs(run, state):  # noqa: F811
     with pytest.raises(UsageError, match="nightly has ended") as raised:
         locate.find_running("nightly")
     assert f"nightly.{job.process.pid}" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("word", "host", "expected"),
+    [
+        ("7", "n0.cluster", JobId("7")),
+        ("7_2", "n0", JobId("7", index="2")),
+        ("7_2", "n9", None),  # another cluster has a job of this number
+        ("7.pbs", "n0", None),
+        (None, "n0", None),
+    ],
+)
+def test_the_end_of_a_job_from_a_script_of_the_user(monkeypatch, word, host, expected):
+    """Slurm may know it: where the launcher was killed with its node, its record says that it still runs."""
+    state = BatchJobState("failed", 1, host=host)
+    monkeypatch.setattr(job_resolver, "find_slurm", lambda: "slurm")
+    monkeypatch.setattr(job_resolver, "query_state", lambda which, scheduler: replace(state, job=which))
+    share = replace(record(1), job=word, host="n0", ended=None, fate=RunState.RUNNING)
+    found = job_resolver.end_elsewhere([share])
+    assert (found and found.job) == expected
+    ends = [each.fate for each in job_resolver.mark_lost([share, replace(share, host=host_name())], found)]
+    assert ends == [RunState.LOST if expected else RunState.RUNNING, RunState.RUNNING]

@@ -134,7 +134,7 @@ def test_it_ends_with_a_job_that_is_stopped(begin):
 
 
 def test_a_sidecar_that_ends_by_a_signal_to_all_processes_is_not_reported(begin):
-    """As with scancel: a sidecar that ends before the ranks is not reported then."""
+    """A sidecar that ends before the ranks by a signal to all processes, as scancel sends it, is not reported."""
     job, pid = begin((), SLEEPER, "deaf")
     job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the signal")
@@ -204,7 +204,7 @@ def test_a_sidecar_that_ignores_sigterm_is_killed_and_reported(begin, tmp_path, 
 
 
 def test_the_result_of_the_job_is_shown_before_sidecars_end(start_ddplaunch, tmp_path):
-    """Slurm may not leave time for more: the exit code for the batch script does not wait for any sidecar."""
+    """The exit code for the batch script is written before the sidecars end: Slurm may not leave time for more."""
     write_program(tmp_path, "t.py", WAITS + "raise SystemExit(75)\n")
     looks = "trap 'test -e again && echo it is there; exit' TERM; echo beside $$; while :; do sleep 0.1; done"
     words = ("--nproc", "2", "--sidecar", shlex.join(["sh", "-c", looks]), "t.py")
@@ -267,7 +267,7 @@ def test_a_program_that_cannot_be_executed(start_ddplaunch, tmp_path, waits):
 
 
 def test_many_lines_do_not_tear_those_of_the_ranks(start_ddplaunch, tmp_path):
-    """Nor are any lost, or in another order."""
+    """Many lines of a sidecar are complete and in order, and do not break lines of the ranks."""
     write_program(tmp_path, "talks.py", "for i in range(20000):\n    print('line', i)\n")
     talks = shlex.join([sys.executable, str(tmp_path / "talks.py")])
     write_program(tmp_path, "t.py", WAITS + "for i in range(20000):\n    print('line', i)\n")

@@ -110,7 +110,7 @@ def test_an_older_ssh_gets_no_setting_that_it_does_not_know(play, tmp_path, know
 
 
 def test_a_host_that_closes_the_connection_is_tried_again(play, tmp_path):
-    """A host whose answer is final is not."""
+    """A closed connection is tried three more times; an answer that no retry changes is final."""
     short = {CONSTANTS: "features.ssh.fleet.RETRY_DELAY_S=0.01"}
     for complaint, times in (("Connection closed by 10.0.0.1 port 22", 4), ("a: Permission denied (publickey).", 1)):
         (tmp_path / "tries").unlink(missing_ok=True)
@@ -129,7 +129,7 @@ def test_a_line_break_on_the_way_to_a_shell(run_in_fork, play, tmp_path, variabl
 
 
 def test_odd_folders_and_variables_reach_the_far_end_whole(play, tmp_path):
-    """Through stdin, as JSON: their contents become neither a command nor another line."""
+    """Folders and variables arrive unchanged; their contents become neither a command nor another line."""
     part = "open('settings', 'w').write(here()); sys.exit(255)"
     odd = "a\n$(touch ran)\x1b[2J\udcff'"
     play(part, NCCL_DEBUG=odd)
@@ -140,7 +140,7 @@ def test_odd_folders_and_variables_reach_the_far_end_whole(play, tmp_path):
 
 @pytest.mark.parametrize("limit", ["-S", ""])
 def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
-    """The limit is raised where that is allowed, and else named before anything starts."""
+    """The limit of open files is raised where that is allowed; else the job is refused before anything starts."""
     write_program(tmp_path, "part", "sys.exit(255)")
     line = f"ulimit {limit} -n 60; exec {shlex.join(ddplaunch_command('run', '--hosts', 'a[1-8]:1', 'train.py'))}"
     done = run_command(["sh", "-c", line], tmp_path, {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
@@ -177,7 +177,7 @@ JOB = HostJob(
 
 
 def test_a_job_arrives_as_it_was_sent():
-    """Bytes that are not UTF-8 included."""
+    """A job arrives unchanged, also with bytes that are not UTF-8."""
     assert HostJob.read(JOB.line()) == JOB
 
 

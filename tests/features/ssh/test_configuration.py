@@ -32,7 +32,7 @@ def test_users_and_addresses_of_ipv6(sshd, tmp_path):
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_hosts_behind_a_jump_host(sshd, tmp_path, how):
-    """n1 is the only one that we reach."""
+    """A job starts on hosts that are reached only through n1."""
     write_program(tmp_path, "train.py", SLEEPS)
     servers = sshd(4)
     ours, _, *behind = servers.network.hosts
@@ -98,7 +98,7 @@ def test_a_master_of_the_user_s_is_used_and_stays(multiplexed, tmp_path, how):
 
 
 def test_a_host_that_falls_silent_behind_a_master(multiplexed, tmp_path):
-    """It is the master that looks after the connection, as the user has it."""
+    """A host that falls silent is lost after the time that the user has set for the master connection."""
     alive = "  ServerAliveInterval 1\n  ServerAliveCountMax 2\n"
     multiplexed.config.write_text(multiplexed.config.read_text() + alive)
     write_program(tmp_path, "train.py", SLEEPS)

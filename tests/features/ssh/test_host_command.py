@@ -105,7 +105,7 @@ def test_commands_go_to_the_first_host(start_ddplaunch, run_ddplaunch, ask, plac
 
 
 def test_stop_ends_the_jobs_from_where_they_were_started(start_ddplaunch, place, environment):
-    """One by its name; with --all two, and one of this machine."""
+    """``stop`` ends one job by its name; with --all it ends two over SSH, and one of this machine."""
 
     def start(name, *words):
         typed = ("run", *words, "--run-id", name, "--no-history", *LIGHT, "train.py")

@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def test_ranks_on_two_hosts(sshd, tmp_path):
-    """Results come in order of ranks, exceptions too; no file is left in the shared folder."""
+    """Results and exceptions of ranks on two hosts reach the caller; no file is left in the shared folder."""
     servers = sshd(2)
     folder = tmp_path / "shared"
     folder.mkdir()
@@ -57,7 +57,7 @@ def test_ranks_on_two_hosts(sshd, tmp_path):
 
 
 def test_a_program_on_each_node(network, tmp_path):
-    """Each gets what the ranks of its own node returned."""
+    """A program that runs on each node gets the results of the ranks of its own node."""
     hosts = network(2).hosts
     write_program(tmp_path, "program.py", PROGRAM)
     words = [sys.executable, "program.py"]

@@ -55,7 +55,7 @@ def test_login_shells_that_print_or_make_way(sshd, tmp_path):
 
 
 def test_login_shells_that_keep_ddplaunch_out_are_named(sshd, tmp_path):
-    """Shells that end at once; and, within seconds, shells that do not end."""
+    """The error names a login shell that exits at once, and one that never runs the command."""
     write_program(tmp_path, "train.py", "")
     servers = sshd(6)
     start_files = ["exit 0", "exit 3", "echo 'no logins on \033[31mFriday' >&2; exit 4", "", "cat"]

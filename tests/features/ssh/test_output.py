@@ -32,7 +32,7 @@ def peak(pid: int) -> int:
 
 
 def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
-    """The reader takes a page now and then for longer than heartbeats and a stuck reader (10 s) take, then all."""
+    """A terminal that reads slowly for longer than the timeouts gets all output, and memory does not grow."""
     count = 40_000  # lines of a KiB from each of two ranks
     write_program(tmp_path, "train.py", PRINTS)
     words = ("--hosts", "n1:1,n2:1", "--heartbeat-timeout", "3", "--grace", "2", *LIGHT, "train.py", str(count))
@@ -57,7 +57,7 @@ def test_a_slow_terminal_loses_nothing_and_costs_no_memory(sshd, tmp_path):
 
 
 def test_a_slow_link_is_not_taken_for_a_lost_host(sshd, tmp_path):
-    """For four times the heartbeats' time n1 sends as much as its 2 Mbit/s take."""
+    """A host that fills its link of 2 Mbit/s for four times the heartbeat timeout is not lost."""
     write_program(tmp_path, "train.py", PRINTS)
     servers = sshd(3)
     shape = ("rate", "2mbit", "burst", "16kb", "latency", "400ms")

@@ -348,7 +348,7 @@ def test_one_machine_under_two_names_is_refused(sshd, job, tmp_path):
 
 @pytest.mark.parametrize("program", [False, True])
 def test_torch_is_missing_on_the_first_host(sshd, job, tmp_path, program):
-    """Then the other hosts are not compared with it; a program may not need torch."""
+    """A first host without torch is named, and the others are not compared with it; a program may not need torch."""
     import torch
 
     servers = sshd(2)

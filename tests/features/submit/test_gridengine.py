@@ -98,7 +98,7 @@ LISTED = """<?xml version='1.0'?>
 
 
 def test_states_are_parsed_from_one_qstat():
-    """By one qstat for all; of an array, each index that waits or runs."""
+    """One qstat gives the states of all jobs; of an array, those of each index that waits or runs."""
     running, second, broken, *others = parse_qstat(LISTED)
     assert (running.job, running.is_running, running.host, running.description) == (
         JobId("7"),
@@ -155,7 +155,7 @@ def test_the_end_of_a_job_is_parsed_from_qacct(failed, code, ended):
 
 
 def test_how_an_array_ended():
-    """Recorded from qacct 8.1.9: index 1 was restarted, and index 2 will be."""
+    """The last record of an index counts (from qacct 8.1.9: index 1 was restarted, and index 2 will be)."""
     again = "taskid       {}\nfailed       25  : rescheduling\nexit_status  99                  \n"
     ended = "taskid       1\nfailed       0    \nexit_status  4                   \n"
     records = parse_qacct(f"{'=' * 60}\n".join(["", again.format(1), again.format(2), ended]), "3")
@@ -169,6 +169,9 @@ def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     seen = GridEngine().query_one(JobId("7"))
     assert (seen.description, seen.ended_unknown, seen.code) == ("has ended; qacct does not show it yet", True, None)
+    accounted = ACCOUNTED.format(task="2", failed="0", code="0")
+    write_program(tmp_path, "qacct", f"#!/bin/sh\n/bin/cat << END\n{accounted}END\n").chmod(0o755)
+    assert GridEngine().query_one(JobId("7")).description == "completed (exit code 0)"
 
 
 def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):

@@ -127,7 +127,7 @@ def test_a_job_is_followed_again(login, start_ddplaunch, tmp_path):
 
 @pytest.mark.slow
 def test_a_job_is_stopped(login):
-    """The scheduler stops it, and the nodes share the history folder; --now has no equivalent there."""
+    """``stop`` calls the scheduler, and the history shows the end; --now is refused."""
     number = login.submit()
     login.begun()
     assert_refused(login.type("stop", number, "--now"), f"--now does not work on job {number}: ")
@@ -139,7 +139,7 @@ def test_a_job_is_stopped(login):
 
 @pytest.mark.slow
 def test_an_array(login, tmp_path):
-    """Each is a job of two nodes with its own index, log, port and end; the scheduler is asked once about all."""
+    """Each job of an array has its own index, log, port and end; the scheduler is queried once about all."""
     variable = {"pbs": "PBS_ARRAY_INDEX", "lsf": "LSB_JOBINDEX"}[login.scheduler]
     write_program(tmp_path, "train.py", TRAIN.replace('"rank",', f'"index", os.environ["{variable}"], "rank",'))
     number = login.submit("--array", "1-2", "--time", "1:00:00")
@@ -210,7 +210,7 @@ def test_a_machine_without_the_scheduler(login, tmp_path):
 
 
 def test_a_job_of_grid_engine_that_qacct_never_shows(run_in_fork, tmp_path):
-    """For example one deleted by qdel while it waited: the queries end at some time."""
+    """The queries end for a job without a record in qacct, such as one that was deleted while it waited."""
     for name, lines in {"qsub": "echo 4711", "qstat": "echo '<job_info/>'", "qacct": "exit 1"}.items():
         write_program(tmp_path, f"bin/{name}", f"#!/bin/sh\n{lines}\n").chmod(0o755)
     write_program(tmp_path, "train.py", "")

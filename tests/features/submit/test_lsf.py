@@ -32,7 +32,7 @@ def test_the_description_of_a_job(shown, expected):
 
 
 def test_states_are_parsed_from_one_bjobs():
-    """By one bjobs for all; sites may have it show the index behind the number too (LSB_BJOBS_DISPLAY_ENH)."""
+    """One bjobs gives the states of all jobs, also with the index after the number (LSB_BJOBS_DISPLAY_ENH)."""
     shown = "4711|0|RUN|-|-\n4712|1|DONE|-|-\n4712[2]|2|EXIT|7|-\n"
     assert [(each.job, each.number, each.code, each.is_running) for each in parse_bjobs(shown)] == [
         (JobId("4711"), "4711", None, True),

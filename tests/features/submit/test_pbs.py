@@ -50,7 +50,7 @@ def test_the_description_of_a_job(state, more, expected):
 
 
 def test_states_are_parsed_from_one_qstat():
-    """By one ``qstat -x -f -t`` for all; of an array each, and not the array itself."""
+    """One ``qstat -x -f -t`` gives the states of all jobs; of an array, those of each index."""
     shown = "".join(
         SHOWN.replace("4711.pbs01", name).format(state=state, more=more)
         for name, state, more in (

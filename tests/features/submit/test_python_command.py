@@ -42,7 +42,7 @@ def test_a_ddplaunch_of_the_jobs_folder_is_not_run(folder: Path, path: str) -> N
 
 
 def test_python_m_takes_only_its_own_name_from_there(folder: Path) -> None:
-    """Which module ``-m`` finds is Python's to say; everything behind it is ours."""
+    """``python -m ddplaunch`` imports only a ddplaunch.py from the current folder, and no other module."""
     (folder / "ddplaunch.py").unlink()
     assert run(folder, ddplaunch_command("run", "train.py")) == "trained 0 None\n"
     (folder / "json.py").unlink()

@@ -120,6 +120,17 @@ def test_scripts_equal_the_golden_files(name):
     subprocess.run(["bash", "-n"], input=script(name), text=True, check=True)
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "text", "name"),
+    [
+        ("sge", "-x y.py", "j-x y.py"), ("pbs", "-x y.py", "j-x_y.py"), ("lsf", "-x y.py", "j-x_y.py"),
+        ("sge", "3d:main", "j3d_main"), ("lsf", "été", "_t_"),
+    ],
+)  # fmt: skip
+def test_a_job_name_is_valid_for_its_scheduler(scheduler, text, name):
+    assert WRITERS[scheduler].job_name(text) == name
+
+
 def test_no_golden_file_is_left_over():
     assert {*GOLDEN.iterdir()} == {golden_file(name) for name in JOBS}
 

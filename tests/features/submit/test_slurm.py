@@ -143,14 +143,14 @@ TORN = SetupCommand("echo torn $FROM_SETUP; exit 4")
     ("setup", "code", "expected"), [("FROM_SETUP=x", 7, "torn x\n"), ("false", 1, "torn\n"), ("exit 3", 3, "torn\n")]
 )
 def test_a_teardown_keeps_the_exit_code(run, setup, code, expected):
-    """Also where the set-up ends the job, and where it leaves by ``exit`` itself."""
+    """The exit code stays the job's after a teardown, also where the set-up fails or calls ``exit``."""
     done, _, _ = run(replace(SMALLEST, setup=[SetupCommand(setup)], teardown=[TORN, SetupCommand("no_such_command")]))
     assert (done.returncode, done.stdout) == (code, expected)
     assert "no_such_command" in done.stderr
 
 
 def test_values_are_quoted_as_sbatch_reads_them():
-    """sbatch: quotes group, a backslash takes the next letter as it is (in quotes too), a bare # ends the line."""
+    """A value is quoted for sbatch: quotes group, a backslash escapes (in quotes too), a bare # begins a comment."""
     for text in ("a b", "it's", 'say "x"', "back\\slash", "# no comment", "a#b", "tab\there", "$HOME", "`x`", "ä", ""):
         line = next(
             line for line in Slurm().render_script(replace(SMALLEST, job_name=text)).splitlines() if "job-name" in line
@@ -224,7 +224,7 @@ def test_a_job_that_was_requeued():
 
 
 def test_several_jobs_in_squeue():
-    """Columns without anything between them, as squeue of 22.05 prints them; 4021 is of a log that cannot be opened."""
+    """The columns of squeue 22.05 are parsed, with nothing between them; the log of 4021 could not be opened."""
     rows = (
         ("7", "7", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2]", "0", "1", "", "N/A"),
         ("8_0", "9", "RUNNING", "None", "0", "0", "n1", "N/A"),
@@ -243,7 +243,7 @@ WIDTHS = (64, 16, 32, 96, 16, 12, 256, 24)
 
 @pytest.mark.parametrize("output", ["slurm-%j.out", "/logs/%j.out"])
 def test_a_folder_with_a_percent_sign(output):
-    """It is not a pattern of sbatch's."""
+    """A percent sign in the folder is not read as a pattern of sbatch."""
     job = replace(SMALLEST, chdir="/data/50%j", output=output, error="%x.err")
     text = Slurm().render_script(job)
     assert "#SBATCH --chdir=/data/50%j\n" in text

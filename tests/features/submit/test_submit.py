@@ -213,7 +213,7 @@ def test_refused(submit, cluster, line, expected):
 
 
 def test_nodes_to_leave_out(dry, submit):
-    """sbatch's option, not that of ``run``, which is about hosts of SSH."""
+    """``--exclude`` is sbatch's option, not that of ``run``, which is for hosts over SSH."""
     script, lines = dry("--nodes 2 --exclude n[07-08] train.py")
     assert "#SBATCH --exclude=n[07-08]\n" in script
     assert last_words(script) == ["train.py"]
@@ -372,7 +372,7 @@ OTHER_UID = 54321
 
 @AS_ROOT
 def test_a_file_of_another_user_is_not_read(submit, cluster, tmp_path):
-    """CVE-2022-24765 of git: a user who can write above a folder would run commands as its user."""
+    """A file of another user is ignored: it would run commands as this user (as in git's CVE-2022-24765)."""
     (tmp_path / "deep").mkdir()
     evil = write_program(
         tmp_path, "deep/pyproject.toml", '[tool.ddplaunch.submit]\nsetup = "touch /tmp/owned"\nnodes = 7\n'
@@ -524,7 +524,7 @@ def test_a_reply_without_a_job_id(submit):
 
 
 def test_follow_survives_a_requeue_and_a_failed_query(submit, cluster):
-    """Through a requeue, after which the log goes on in the same file, and a question that Slurm does not answer."""
+    """``--follow`` continues in the same log after a requeue, and after a query that Slurm did not answer."""
     cluster.plays(
         "say PENDING Resources 0:0",
         'printf "one\\ntw" >> "$STATE/log"; say RUNNING None 0:0',
@@ -550,7 +550,7 @@ def test_follow_survives_a_requeue_and_a_failed_query(submit, cluster):
 
 
 def test_stderr_that_is_apart(submit, cluster, tmp_path):
-    """Its folder is created, and --follow shows stderr on stderr."""
+    """The folder of ``--error`` is created, and ``--follow`` shows that file on stderr."""
     cluster.plays('echo one >> "$STATE/log"; echo two >> "$STATE/errors"; say COMPLETED None 0:0')
     scontrol = cluster.folder / "bin/scontrol"
     scontrol.write_text(scontrol.read_text().replace("ExitCode=$3 ", "ExitCode=$3 StdErr=$STATE/errors "))
@@ -588,13 +588,24 @@ def test_a_site_without_pyxis(submit, cluster):
     assert expected not in submit("--container-image img train.py").stderr
 
 
-def test_a_reader_that_has_read_enough(cluster, tmp_path):
+@pytest.mark.parametrize("streams", ["", "2>&1"])
+def test_a_reader_that_has_read_enough(cluster, tmp_path, streams):
     cluster.plays('seq 100000 >> "$STATE/log"; say RUNNING None 0:0')
-    line = f"{shlex.join(ddplaunch_command('submit', '--follow', 'train.py'))} | head -n 1; echo ${{PIPESTATUS[0]}}"
-    done = run_command(["bash", "-c", line], tmp_path, cluster.environ)
-    assert done.stdout == "1\n141\n"
-    assert "job 77 keeps running" in done.stderr
+    command = f"{shlex.join(ddplaunch_command('submit', '--follow', 'train.py'))} {streams}"
+    done = run_command(["bash", "-c", f"{command} | head -n 1; echo ${{PIPESTATUS[0]}}"], tmp_path, cluster.environ)
+    first, code = done.stdout.splitlines()
+    assert code == "141"
+    assert streams or (first == "1" and "job 77 keeps running" in done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_a_log_that_a_requeued_job_writes_anew(submit, cluster):
+    cluster.plays(
+        'seq 100 > "$STATE/log"; say RUNNING None 0:0',
+        'echo again > "$STATE/log"; say RUNNING None 0:0',
+        "say COMPLETED None 0:0",
+    )
+    assert submit("--follow train.py").stdout.splitlines()[-2:] == ["100", "again"]
 
 
 def test_ctrl_c_without_a_terminal_detaches(cluster, start_ddplaunch):

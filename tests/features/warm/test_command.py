@@ -145,7 +145,7 @@ def test_a_user_without_a_home(shell: Shell):
 @pytest.mark.slow
 @pytest.mark.skipif(not ROOT, reason="only root may mount")
 def test_a_full_file_system_for_sockets(shell: Shell):
-    """As in a full /tmp: a file system with room for two folders."""
+    """A run works without a warm zygote if the file system for its socket, such as /tmp, is full."""
     if shell.run(f"unshare --mount mount -t tmpfs none {shell.runtime}").code:
         pytest.skip("nothing can be mounted here")
     launch = shell.launch("--log-dir", "log", "shows.py")

@@ -29,7 +29,7 @@ def test_its_time_counts_from_the_end_of_the_last_run(shell: Shell):
 
 @pytest.mark.slow
 def test_without_a_session_leader_it_ends_with_the_outermost_shell(shell: Shell):
-    """As below nohup, a CI runner or nsenter: the session leader has ended, or is not visible."""
+    """The outermost shell counts if the session leader has ended or is not visible, as with nohup or nsenter."""
     two_runs = "read go <go; " + 2 * f"{shell.launch('shows.py')}; " + "read go <go"
     made = RunResult(0, after_its_leader(shell, two_runs, says="[1] made", times=2), "").made
     assert shell.list_zygotes() == [made]
@@ -91,7 +91,7 @@ def test_a_removed_folder_does_not_disturb_a_launcher(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_signal_to_all_processes_leaves_the_grace_to_the_ranks(shell: Shell):
-    """As systemd and schedulers send it."""
+    """Ranks have their grace after a signal to all processes, as systemd and schedulers send it."""
     write_program(shell.folder, "waits.py", WAITS)
     launcher, out = shell.begin("exec " + shell.launch("waits.py"))
     made = int(wait_for_text(out, "made", 2).split()[2])
@@ -121,7 +121,7 @@ def test_stop_ends_it_after_the_current_run(shell: Shell):
 @pytest.mark.slow
 @pytest.mark.skipif(not ROOT, reason="only root may mount")
 def test_it_ends_when_little_memory_is_available(tmp_path, shell: Shell):
-    """In a mount namespace with a file in place of /proc/meminfo."""
+    """A warm zygote ends when little memory is available (a file stands in for /proc/meminfo)."""
     meminfo = write_program(tmp_path, "meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
     run = f"{shell.launch('--log-dir', 'log', 'shows.py')}; {shell.launch('--log-dir', 'log', 'shows.py')}"
     short = f"printf 'MemTotal: 1000 kB\\nMemAvailable: 90 kB\\n' >{meminfo}"

@@ -94,7 +94,7 @@ def test_another_cgroup_changes_the_fingerprint(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_differs_starts_cold(shared: Shell):
-    """Variables of the terminal do not count, but arrive."""
+    """A run with another environment starts cold, except for variables of the terminal, which reach the ranks."""
     usual = shared.run().made
     other = shared.run(before="FOO=1")
     assert other.code == 0, other.stderr
@@ -164,7 +164,7 @@ def test_a_changed_module_or_one_that_was_missing_ends_it(shell: Shell):
 
 @pytest.mark.slow
 def test_settings_that_an_import_may_have_read_end_it(shell: Shell):
-    """A new file, a new file in another place, and a changed one. The next run but one uses a new warm zygote."""
+    """A new or changed file of settings ends the warm zygote; the next run but one uses a new one."""
     kept = shell.run().made
     for name, text in (("matplotlibrc", "{}"), (".config/fsspec/conf.json", "{}"), ("matplotlibrc", "{ }")):
         write_program(shell.folder, name, text)
@@ -175,7 +175,7 @@ def test_settings_that_an_import_may_have_read_end_it(shell: Shell):
 
 @pytest.mark.slow
 def test_a_new_pth_file_ends_it(shell: Shell, tmp_path):
-    """In a virtual environment of its own."""
+    """A new .pth file in site-packages ends the warm zygote."""
     shell.run(shlex.join([sys.executable, "-m", "venv", "--without-pip", "env"]))
     (site,) = (tmp_path / "env/lib").glob("python*/site-packages")
     (site / "ours.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")

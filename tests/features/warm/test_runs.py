@@ -47,7 +47,7 @@ def test_edited_user_files_are_used(shell: Shell):
 
 
 def test_a_rank_sees_what_that_of_a_cold_run_sees(shell: Shell):
-    """Variables, descriptors, streams, limits, parents' signals: all but what is known to differ."""
+    """A rank has the same variables, descriptors, streams, limits and signals as one of a cold run."""
     text = """
         import os, resource, signal, stat, sys
         def kind(fd):
@@ -142,7 +142,7 @@ def test_a_zygote_is_not_kept_if_its_import(shell: Shell, imports, stdout, stder
 
 
 def test_open_files_variables_and_exit_handlers_of_an_import(shell: Shell):
-    """Its open files take no descriptor of a rank, its variables arrive, its handlers run once, at its end."""
+    """An import's open files take no descriptor of a rank, its variables arrive, and its exit handlers run once."""
     shell.torch_also("""
 import atexit, shutil, tempfile
 kept = [open(os.devnull) for _ in range(30)]

@@ -48,7 +48,7 @@ def _takes(control: socket.socket) -> None:
 
 @pytest.mark.parametrize("does", [lambda control: None, _takes], ids=["given", "taken"])
 def test_descriptors_sent_to_a_stopped_zygote_are_closed(does: Callable[[socket.socket], None]):
-    """It offers itself, and is stopped before or after it receives the descriptors of the launcher."""
+    """No process keeps the launcher's descriptors if a zygote is stopped before or after it receives them."""
     (ours, theirs), (line, its) = socket.socketpair(), socket.socketpair()
     reading, writing = os.pipe()
     zygote = os.fork()

@@ -104,7 +104,7 @@ def test_what_a_script_has_set_goes_before_a_refusal(environ_of_refused: Mapping
 
 
 def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
-    """Four ranks on two nodes of an allocation, as by Open MPI 4.1.4 on Slurm 22.05; rank 0 is on the first node."""
+    """The variables are those of four ranks on two nodes (Open MPI 4.1.4, Slurm 22.05); rank 0 is on the first."""
     for rank, local, node in (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1):
         daemon = env.slurm_step("1(x2)", "n[1-2]", 2, 2, node, 0, node)
         cluster_env = env.require_detected(detect({**daemon, **env.openmpi(rank, 4, local, 2)}))

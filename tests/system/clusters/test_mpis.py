@@ -182,7 +182,10 @@ def test_a_failed_rank_ends_all_and_is_reported_once(mpiexec):
 
 
 def test_two_jobs_on_the_same_hosts(mpiexec, package, tmp_path):
-    """Jobs have ports of their own; MPICH gives no job id, so there the second is refused, and the first goes on."""
+    """Each job has ports of its own.
+
+    MPICH gives no job id, so there the second job is refused, and the first continues.
+    """
     write_program(tmp_path, "train.py", SLEEPS)
     first = mpiexec(2, "train.py")
     wait_for_lines(first, 2)
@@ -218,7 +221,7 @@ def shown(on_hosts, tmp_path):
 
 
 def test_hosts_find_each_other(shown, package):
-    """Nothing is typed: the daemons of Open MPI 4 exchange it, version 5 answers by PMIx, and Hydra by PMI."""
+    """No address is typed: the daemons of Open MPI 4 exchange it, version 5 replies by PMIx, and Hydra by PMI."""
     output, _ = shown(MPIS[package][1], "--nproc", "2", "train.py")
     assert output == [
         *("sum 4 on n1 0 0 4 2 0 2", "sum 4 on n1 1 1 4 2 0 2"),
@@ -227,7 +230,7 @@ def test_hosts_find_each_other(shown, package):
 
 
 def test_a_single_task_on_its_host_is_a_rank_if_other_hosts_have_several(shown, package):
-    """And may use MPI itself: that the launcher has asked PMI or PMIx before does not show."""
+    """The program may use MPI itself: earlier queries of PMI or PMIx by the launcher do not disturb it."""
     library = [ROOT / package / "lib" / LIBRARY[package]] if package in WHEELS else []
     output, by_mpi = shown(UNEVEN[package], "--start", "exec", "train.py", *library)
     assert output == ["sum 3 on n1 0 0 3 2 0 2", "sum 3 on n1 1 1 3 2 0 2", "sum 3 on n2 2 0 3 1 1 2"]

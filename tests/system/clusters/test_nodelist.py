@@ -112,7 +112,7 @@ def test_counts_that_do_not_parse(listed: str) -> None:
 
 @pytest.mark.skipif(not shutil.which("scontrol"), reason="Slurm's scontrol is not installed here")
 def test_the_same_as_scontrol(tmp_path: Path) -> None:
-    """It wants a configuration and asks no controller."""
+    """scontrol needs a configuration, but no controller, to expand a list."""
     configuration = tmp_path / "slurm.conf"
     configuration.write_text("ClusterName=test\nSlurmctldHost=localhost\n")
     for listed, _ in HOSTS:

@@ -118,7 +118,7 @@ FIRST_HOSTS = [
 
 @pytest.mark.parametrize(("where", "numbers", "first"), FIRST_HOSTS)
 def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, int, int, int], first: str) -> None:
-    """What the processes of real jobs of version 4 had."""
+    """The variables were recorded in processes of real jobs of version 4."""
     host, daemon, listed, used = where
     more = {
         "PMIX_HOSTNAME": host,

@@ -104,7 +104,7 @@ def test_detected_cluster_environments(
 
 
 def test_a_batch_shell_runs_where_slurm_says() -> None:
-    """``sbatch --batch`` chooses its host; one that has its variables elsewhere was started by something else."""
+    """``sbatch --batch`` chooses the script's host; a process with its variables on another host is not the script."""
     with pytest.raises(UsageError, match=f"slurm job 1 runs on n1, and this is {OWN}"):
         system.detect({**ON_OWN, "SLURMD_NODENAME": "n1"})
 

@@ -543,7 +543,7 @@ def test_a_script_gets_a_note_about_its_hosts(name: str, hosts: Path) -> None:
 
 
 def test_a_process_on_another_host_than_the_scripts_is_refused(hosts: Path) -> None:
-    """Something has started it there, by ssh or the like, and maybe on all of them."""
+    """A user's ssh or the like has started it there, and perhaps on all hosts."""
     own = os.uname().nodename
     hosts.write_text(f"n1.cluster\n{own}.cluster\n")
     with pytest.raises(UsageError) as raised:
@@ -557,7 +557,7 @@ def test_a_process_on_another_host_than_the_scripts_is_refused(hosts: Path) -> N
 
 
 def test_the_job_of_a_launch_node(hosts: Path) -> None:
-    """The batch script on a launch node, with two hosts of three slots, and what jsrun starts."""
+    """The script runs on a launch node, and jsrun starts ranks on two hosts of three slots."""
     hosts.write_text("batch2\n" + "h41n03\n" * 3 + "h41n04\n" * 3)
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "CSM_ALLOCATION_ID": "17"}
 
@@ -615,7 +615,7 @@ def test_a_task_of_pbsdsh_is_a_node(hosts: Path) -> None:
 
 
 def test_a_host_file_that_is_not_a_regular_file(tmp_path: Path, hosts: Path) -> None:
-    """Reading a FIFO would wait for ever, and a device never end."""
+    """Reading a FIFO would wait for its writer, and reading a device would not end."""
     os.mkfifo(tmp_path / "fifo")
     hosts.touch()
     os.truncate(hosts, 1 << 40)

@@ -110,7 +110,7 @@ def test_how_many_cpus_can_be_kept_busy(quota: float | None, usable: int) -> Non
 
 
 def test_the_quota_of_this_machines_kernel() -> None:
-    """A real control group, where this machine lets us make one."""
+    """The kernel's quota is read from a real control group, if this machine permits one."""
     group = Path("/sys/fs/cgroup") / ("cpu" if Path("/sys/fs/cgroup/cpu").is_dir() else "") / f"ddplaunch-{os.getpid()}"
     files = {"cpu.max": "50000 100000"} if group.parent.name != "cpu" else {"cpu.cfs_quota_us": "50000"}
     try:

@@ -123,7 +123,7 @@ def test_gpus_that_are_all_lost(fake_nvml: FakeNvml) -> None:
 
 
 def test_device_files_without_the_library_prove_no_gpu(tmp_path: Path) -> None:
-    """A privileged container has those of its host."""
+    """A privileged container has the device files of its host."""
     (tmp_path / "nvidia0").touch()
     assert read_in(clean_environ(), dev=tmp_path).gpu_evidence is None
 

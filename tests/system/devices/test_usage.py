@@ -101,7 +101,7 @@ def test_no_gpu_is_asked_for_once(fake_nvml: FakeNvml, monkeypatch, trouble):
 
 
 def test_a_wedged_driver(fake_nvml: FakeNvml, monkeypatch, tmp_path):
-    """The child is killed, and not asked again; the loop goes on meanwhile."""
+    """The helper process is killed and not started again, and the event loop continues meanwhile."""
     monkeypatch.setattr(gpu_usage, "QUERY_TIMEOUT_S", 0.3)
     asked = Asked(monkeypatch, {**fake_nvml.environ(1), "FAKE_NVML_WEDGED": str(tmp_path / "wedged")})
     assert asked.ask()[0].busy == 0

@@ -94,7 +94,7 @@ def test_variables():
 
 
 def test_who_opens_the_store():
-    """The only rank opens its own, unless the job had more ranks in an attempt before."""
+    """A single rank opens its own store, unless the job had more ranks in an earlier attempt."""
     lone, two = plan(nproc="1"), plan(nproc="2")
     elastic = replace(lone, min_nodes=1)
     for made, torch, expected in (
@@ -115,7 +115,7 @@ def test_the_users_own_variables_are_kept():
 
 
 def test_all_nodes_make_the_same_plan():
-    """Each node plans on its own, so all must come to the same ranks and variables, and to the same of each other."""
+    """Each node plans alone: all must get the same ranks and variables, and the same of each other."""
     typed = {"nproc": "3,1,2", "nnodes": 3, "master_addr": "a", "master_port": 7, "bind": "numa"}
     plans = [plan(node_rank=node_rank, **typed) for node_rank in range(3)]
     seen = [[(replace(rank, host=None), made.environment(rank)) for rank in made.ranks] for made in plans]

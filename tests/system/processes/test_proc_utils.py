@@ -14,7 +14,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 def test_a_process_without_a_command_line_still_runs():
-    """The kernel shows none once the main thread has ended: it is not taken for one that ends by itself."""
+    """The kernel shows no command line once the main thread has ended; the other threads still run."""
     process = subprocess.Popen([sys.executable, "-c", MAIN_THREAD_ENDS])
     try:
         wait_until(lambda: not proc_utils.read_proc_file(process.pid, "cmdline"), "the end of the main thread")

@@ -257,7 +257,7 @@ def test_wrong_arguments_are_one_error_with_the_signature(parameters, words, mes
 
 @pytest.mark.parametrize("parameters", ["x: Config", "x: dict[str, int]", "x: Union[int, Config]", "x=Config()"])
 def test_what_only_a_rank_can_find_is_refused_there(parameters):
-    """From the source, an unknown name may be an alias of anything; the function itself knows better."""
+    """In the source an unknown name may be an alias of any type; the function object has the type itself."""
     source = f"def main({parameters}): pass"
     read(source, "--x 1")
     with pytest.raises(UsageError, match="cannot be written on a command line"):
@@ -287,7 +287,7 @@ def test_decorators_are_seen_through():
 
 
 def test_a_decorator_that_finds_the_arguments_elsewhere_is_called_with_nothing():
-    """So do hydra.main and its like, which read sys.argv; one that spells out what it hands on is none of them."""
+    """hydra.main and its like read sys.argv. A decorator that names its arguments does not count among them."""
     source = """
         def decorate(function):
             @functools.wraps(function)
@@ -299,14 +299,14 @@ def test_a_decorator_that_finds_the_arguments_elsewhere_is_called_with_nothing()
         def main(configuration): return configuration
         """
     elsewhere = live(source.format(own="handed=None", own_names="handed"))
-    assert bind_arguments("f.py:main", elsewhere, ["lr=2", "--help"], FACTS, make_device) == ([], {})
+    assert bind_arguments("f.py:main", elsewhere, ["lr=2", "--help"], FACTS, make_device) == ((), {})
     spelled_out = live(source.format(own="configuration=None", own_names="configuration"))
     with pytest.raises(UsageError, match="unexpected extra argument"):
         bind_arguments("f.py:main", spelled_out, ["lr=2"], FACTS, make_device)
 
 
 def test_a_function_without_a_signature_gets_nothing():
-    assert bind_arguments("builtins:min", min, ["--x"], FACTS, make_device) == ([], {})
+    assert bind_arguments("builtins:min", min, ["--x"], FACTS, make_device) == ((), {})
 
 
 @pytest.mark.parametrize(

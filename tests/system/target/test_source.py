@@ -185,7 +185,7 @@ def test_local_sources_pass_over_what_cannot_be_read(tmp_path: Path):
 
 
 def test_the_options_that_a_file_names():
-    """In quotes, as an annotated field, as a parameter; not in its text, and not what it imports."""
+    """A file names options in quotes, as annotated fields and as parameters; other text and imports do not count."""
     names = quoted_option_names(
         ast.parse(
             """

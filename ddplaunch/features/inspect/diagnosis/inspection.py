@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from itertools import accumulate
-from typing import Any
 
 from msgspec import Struct
 
@@ -13,6 +12,7 @@ from ddplaunch.base.stack_frames import Frame
 from ddplaunch.base.types import (
     Count,
     ExitStatus,
+    JsonObject,
     MicrosecondGaps,
     Name,
     NonNegativeFloat,
@@ -167,6 +167,6 @@ class Inspection(Struct, frozen=True):
     def by_number(self) -> dict[int, RankInspection]:
         return {rank.rank: rank for rank in self.ranks}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the object that stacks.json holds."""
         return as_dict(self)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from ddplaunch.base.stack_frames import Frame
 from ddplaunch.features.inspect.diagnosis.inspection import (
     Collective,
+    GroupState,
     Inspection,
     ProcessCondition,
     RankInspection,
@@ -112,6 +113,21 @@ def ranks_to_query(inspection: Inspection) -> tuple[int, ...]:
         ):
             needed.update(n for n, rank in view.ranks.items() if group in view.each[n] and not rank.moved)
     return tuple(number for number in sorted(needed) if not view.ranks[number].last)
+
+
+def correct_counters(inspection: Inspection) -> Inspection:
+    """Count as completed what a rank's stack or flight recorder shows it not to wait in.
+
+    Without them, torch's counters stay as they are: see ``group_progress``.
+    """
+    view = _InspectionView(inspection)
+    done = {(rank, group) for group in view.groups for rank in view.maybe_waiting(group).keys() - view.waiting(group)}
+
+    def correct(rank: int, state: GroupState) -> GroupState:
+        return replace(state, completed=state.enqueued) if (rank, state.group) in done else state
+
+    ranks = (replace(rank, groups=tuple(correct(rank.rank, each) for each in rank.groups)) for rank in inspection.ranks)
+    return replace(inspection, ranks=tuple(ranks))
 
 
 def main_stack(rank: RankInspection) -> tuple[Frame, ...]:

@@ -151,7 +151,7 @@ class TorchTrace:
         self._was_started = self._busy = False
         self._profiler: Any = None
         self._module: Any = None
-        self._original_starts: dict[str, Any] = {}  # torch's functions that start a profiler, by name
+        self._original_starts: dict[str, object] = {}  # torch's functions that start a profiler, by name
 
     @property
     def is_running(self) -> bool:

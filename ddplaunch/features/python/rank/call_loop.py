@@ -10,10 +10,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.features.python import pickle_files
 from ddplaunch.features.python.arguments import bind_call
+from ddplaunch.system.target.signature import ArgumentValues
 
 if TYPE_CHECKING:
     from ddplaunch.core.failures import RankFailure
@@ -86,12 +87,19 @@ def run_calls(
     device: str,
 ) -> None:
     """Run the call of a ``launch``, or the calls of a session; ``folder`` has their files."""
-    facts = dict(locals())  # the parameters; a copy, as a tracer may add to the original
-    del facts["folder"]
+    values = ArgumentValues(
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=node_rank,
+        nnodes=nnodes,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        device=device,
+    )
     sys.path[:] = pickle_files.load(os.path.join(folder, "path"))
     path = os.path.join(folder, CALL_SOCKET)
     if not os.path.exists(path):
-        return _call(folder, 0, facts)
+        return _call(folder, 0, values)
     with socket.socket(socket.AF_UNIX) as connection:
         with short_socket_path(folder) as short:
             connection.connect(short)
@@ -100,7 +108,7 @@ def run_calls(
         while request := connection.recv(1):
             reply = RETURNED
             try:
-                _call(folder, number, facts)
+                _call(folder, number, values)
             except _EXIT_EXCEPTIONS:
                 raise
             except BaseException as error:
@@ -116,30 +124,30 @@ def run_calls(
             number += 1
 
 
-def _call(folder: str, number: int, facts: dict[str, Any]) -> None:
+def _call(folder: str, number: int, values: ArgumentValues) -> None:
     """Call one function, and write its result or exception to a file."""
-    path = os.path.join(folder, f"{number}.{facts['rank']}")
+    path = os.path.join(folder, f"{number}.{values['rank']}")
     try:
         function, args = pickle_files.load(os.path.join(folder, f"call.{number}"))
-        value = _run(function, args, facts)
+        value = _run(function, args, values)
     except _EXIT_EXCEPTIONS:
         raise
     except BaseException as error:
         _write_raised(error, f"{path}.raised")
         raise
     try:
-        pickle_files.dump((facts["world_size"], value), path)
+        pickle_files.dump((values["world_size"], value), path)
     except OSError:
         raise
     except Exception as error:
-        what = f"rank {facts['rank']} returned {type(value).__name__}, which cannot be pickled: {error}"
+        what = f"rank {values['rank']} returned {type(value).__name__}, which cannot be pickled: {error}"
         failure = TypeError(what)
         _write_raised(failure, f"{path}.raised")
         raise failure from None
 
 
-def _run(function: Callable[..., object], args: tuple[object, ...], facts: dict[str, Any]) -> object:
-    positional, named = bind_call(function, args, facts, _make_device)
+def _run(function: Callable[..., object], args: tuple[object, ...], values: ArgumentValues) -> object:
+    positional, named = bind_call(function, args, values, _make_device)
     return function(*positional, **named)
 
 

@@ -1,0 +1,43 @@
+"""Tests of the folders that ddplaunch creates for itself."""
+
+import errno
+import os
+
+import pytest
+
+from ddplaunch.base.history_dir import history_dir, open_history_dir
+from ddplaunch.base.safe_files import make_private_dir
+
+
+def test_a_relative_folder_for_temporary_files_holds_after_chdir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", ".")
+    made = make_private_dir("job") or ""
+    assert os.path.dirname(made) == str(tmp_path)
+    assert os.path.isabs(made)
+
+
+def test_no_history_in_the_current_folder(tmp_path, monkeypatch):
+    """HOME may be relative; expanduser leaves "~" for a user who has none."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "~")
+    (tmp_path / "~").mkdir()
+    assert history_dir() is None
+
+
+def test_history_on_a_read_only_disk_can_be_read(tmp_path, monkeypatch):
+    def fchmod(fd, mode):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    (tmp_path / "ddplaunch" / "runs").mkdir(parents=True, mode=0o755)
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    folder = open_history_dir(str(tmp_path / "ddplaunch" / "runs"), create=False)
+    assert os.listdir(folder) == []
+    os.close(folder)
+
+
+def test_history_of_another_user_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(OSError, match="belongs to another user"):
+        open_history_dir(str(tmp_path / "runs"), create=True)
