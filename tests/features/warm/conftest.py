@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, is_alive, wait_until, write_program
-from tests.constant_override import launcher_with_constant
+from tests.constant_override import write_launcher
 from tests.scaled_timeouts import scaled_timeout
 
 BUSY = "the warm zygote was busy"
@@ -60,8 +60,18 @@ class Shell:
         self.env = clean_environment(
             {"XDG_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": str(self.modules), "HOME": str(folder), **(env or {})}
         )
-        self.launcher = launcher_with_constant(
-            folder / "bin", "features.warm.warm_client.REPLY_TIMEOUT_S", scaled_timeout(0.4)
+        self.launcher = write_launcher(
+            folder / "bin",
+            f"""
+            from ddplaunch.base import local_sockets
+
+            candidates = local_sockets.socket_dir_candidates
+            local_sockets.socket_dir_candidates = lambda name: candidates(name)[:1]  # not those of this user in /tmp
+
+            from ddplaunch.features.warm import warm_client
+
+            warm_client.REPLY_TIMEOUT_S = {scaled_timeout(0.4)}
+            """,
         )
         self._numbers = itertools.count()
         self.started: list[int] = []
