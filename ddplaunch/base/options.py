@@ -55,6 +55,11 @@ def format_value(value: Any) -> str:
     return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
+def option_words(spelling: str, text: str) -> tuple[str, ...]:
+    """Return the words of an option with its value: one word if the value would be read as an option."""
+    return (f"{spelling}={text}",) if text.startswith("-") else (spelling, text)
+
+
 class Option(Struct, frozen=True):
     """An option, in the ``Annotated`` of its field; or an argument, which begins without a dash."""
 
@@ -100,7 +105,7 @@ class Option(Struct, frozen=True):
             yield from self.opts[-1:] * value  # False where a variable has switched it off
         else:
             for each in value if self.multiple else (value,):
-                yield from (self.opts[-1], self.write(each))
+                yield from option_words(self.opts[-1], self.write(each))
 
     def to_click(self) -> click.Parameter:
         """Return the option or argument of click."""

@@ -44,11 +44,15 @@ class RecordFolder(Generic[R]):
         """Return a record as it is stored now; as it is given if it is not stored."""
         return self._read(self._file_name(record)) or record
 
-    def save(self, record: R) -> None:
-        """Write a record, replacing an earlier one; delete the oldest records beyond ``MAX_RECORDS``."""
+    def save(self, record: R) -> bool:
+        """Write a record, replacing an earlier one; delete the oldest records beyond ``MAX_RECORDS``.
+
+        Returns whether it was written: the disk may be full or read-only.
+        """
         fields = as_dict(record)
         target = sanitize_line(str(fields["target"]), MAX_TARGET_CHARS)
-        data = json.dumps({**fields, "target": target}).encode()
+        text = json.dumps({**fields, "target": target}, ensure_ascii=False)
+        data = text.encode("utf-8", "replace")  # paths may be any bytes, which would make the record unreadable
         name, new = self._file_name(record), f".{self._file_name(record)}.{os.getpid()}"
         with suppress(OSError):
             folder = open_history_dir(self._path, create=True)
@@ -61,6 +65,8 @@ class RecordFolder(Generic[R]):
                     os.unlink(self._file_name(old), dir_fd=folder)
             finally:
                 os.close(folder)
+            return True
+        return False
 
     def remove(self, record: R) -> None:
         """Delete a record."""

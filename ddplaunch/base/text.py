@@ -102,9 +102,9 @@ def format_ranks(numbers: Iterable[int]) -> str:
     return f"{word} {', '.join(parts)}"
 
 
-def describe_all_ranks(world_size: int) -> str:
-    """Name all ranks of a job: "ranks 0 to 3", "rank 0 only"."""
-    return f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 only"
+def format_rank_range(first: int, last: int) -> str:
+    """Name the ranks that there are: "ranks 0 to 3", "rank 0 only"."""
+    return f"ranks {first} to {last}" if last > first else f"rank {first} only"
 
 
 def format_elapsed(seconds: float) -> str:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, OptionGroup, Options
+from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.option_values import (
     AUTO,
     UNBOUNDED,
-    WEEK_S,
     format_nnodes,
     format_signal,
     integer,

@@ -11,6 +11,7 @@ from typing import Any
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Option, Read
+from ddplaunch.base.types import WEEK_S
 from ddplaunch.core.output.prefix import check_template as check_prefix
 from ddplaunch.system.plan.numbers import parse_float, parse_int
 
@@ -22,7 +23,6 @@ PREEMPT_SIGNALS = ("USR1", "USR2", "TERM", "HUP", "XCPU")
 
 MAX_NAME = 100  # characters; names of folders are made of it
 UNBOUNDED = float("inf")
-WEEK_S = 7 * 24 * 3600.0
 
 
 def number_reader(parse: Callable[[str], float | None], lowest: float, highest: float, expected: str) -> Read:

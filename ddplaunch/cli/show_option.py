@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import Options, OptionSource
-from ddplaunch.base.text import format_ranks
+from ddplaunch.base.text import format_rank_range, format_ranks
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.core_options import Output
 from ddplaunch.core.node_config import ShowRule, ShowRules
@@ -15,7 +15,7 @@ from ddplaunch.system.plan.numbers import parse_int
 from ddplaunch.system.plan.plan import Plan
 
 _STREAMS = {"": frozenset({1, 2}), "out": frozenset({1}), "err": frozenset({2}), "none": frozenset[int]()}
-_LOCAL = "local:"  # numbers behind it are local ranks
+_LOCAL = "local:"  # the numbers after it are local ranks
 
 
 def read_show_rules(options: Options, plan: Plan) -> ShowRules:
@@ -69,8 +69,3 @@ def missing_local_ranks(shown: ShowRules, plan: Plan) -> str | None:
     if not missing or plan.node_rank or plan.started_rank:
         return None
     return f"--show: node 0 has no local {format_ranks(missing)}, only local {format_rank_range(0, count - 1)}"
-
-
-def format_rank_range(first: int, last: int) -> str:
-    """Format a range of ranks for an error."""
-    return f"ranks {first} to {last}" if last > first else f"rank {first} only"

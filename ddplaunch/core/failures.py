@@ -112,24 +112,21 @@ class RankFailure(Struct, frozen=True):
         """Which rank failed and why, in one line."""
         if not self.pid and self.message:
             return f"{self.message} (exit code {self.exit_code})"
-        if (
-            self.message
-            and self.message.strip()
-            and (self.signal is None or self.exception_type == "KeyboardInterrupt")
-        ):
-            first = sanitize_line(self.message.strip().splitlines()[0], MAX_HEADLINE_CHARS)
+        message = (self.message or "").strip()
+        if message and (self.signal is None or self.exception_type == "KeyboardInterrupt"):
+            first = sanitize_line(message.splitlines()[0], MAX_HEADLINE_CHARS)
             return f"rank {self.rank} failed with {first} (exit code {self.shell_exit_code})"
         return f"rank {self.rank} {self.reason}"
 
     @property
     def is_secondary(self) -> bool:
         """Whether it failed only because a peer was gone."""
-        return bool(self.message) and is_secondary_error(self.message or "")
+        return is_secondary_error(self.message or "")
 
     @property
     def is_timeout(self) -> bool:
         """Whether it failed because it waited too long for other ranks."""
-        return bool(self.message and re.search(_TIMED_OUT, self.message))
+        return bool(re.search(_TIMED_OUT, self.message or ""))
 
     @property
     def text_length(self) -> int:
@@ -162,7 +159,6 @@ class FailureReport(Struct, frozen=True):
 
     def to_json(self) -> JsonObject:
         """Return the content of failure.json."""
-
         others = [failure.to_json() for failure in self.others]
         return {**as_dict(self), "first": self.first.to_json(), "others": others}
 
@@ -230,8 +226,9 @@ def find_first_cause(failures: Sequence[RankFailure], stopped: int, world_size: 
 
 
 def format_early_report(headline: str, grace: float, nodes: Sequence[str]) -> str:
-    """Format the note on a failure while other ranks still stop: the headline, and which ``nodes`` (empty: the only
-    one) have up to ``grace`` seconds. No traceback: the rank has printed it, and the report has it too.
+    """Format the note on a failure while other ranks have up to ``grace`` seconds to stop, on these ``nodes``.
+
+    ``nodes`` is empty in a job of one. No traceback: the rank has printed it, and the report has it too.
     """
     wait = f"waiting up to {grace:g} s (--grace) for the other ranks" + (f" on {join_names(nodes)}" if nodes else "")
     return f"{headline}\n{wait}"

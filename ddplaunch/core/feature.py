@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ddplaunch.system.plan.rank_layout import Rank
     from ddplaunch.system.target.target import Target
 
+M = TypeVar("M", bound="Message")
 S = TypeVar("S", bound="NodeSide")
 
 
@@ -280,7 +281,7 @@ class Feature:
     """Its modules with a kind of request to all nodes, as ``KIND``. Imported with the first such request."""
 
     messages: tuple[str, ...] = ()
-    """Its modules with types of messages, as ``FROM_NODE`` and ``FROM_NODE_ZERO``. Imported when nodes join."""
+    """Its modules with subclasses of ``FromNode`` and ``FromNodeZero``. Imported when nodes join."""
 
     schedulers: tuple[SchedulerEntry, ...] = ()
 
@@ -363,10 +364,11 @@ class FeatureRegistry:
             for command in feature.commands
         }
 
-    def message_types(self, *, from_node_zero: bool) -> list[type[AttemptMessage]]:
-        """List the types of messages that node 0 sends, or those that it gets."""
-        attribute = "FROM_NODE_ZERO" if from_node_zero else "FROM_NODE"
-        return [kind for module in self.modules("messages") for kind in getattr(module, attribute)]
+    def message_types(self, base: type[M]) -> list[type[M]]:
+        """List the types of messages, of the core and of the features; ``base``: FromNode or FromNodeZero."""
+        for _ in self.modules("messages"):
+            pass
+        return base.__subclasses__()
 
     def modules(self, attribute: Literal["requests", "rpc_kinds", "messages", "locators"]) -> Iterator[ModuleType]:
         """Import and yield the modules that features name in this attribute."""

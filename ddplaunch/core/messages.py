@@ -33,10 +33,28 @@ from ddplaunch.system.target.versions import Versions
 PROTOCOL_VERSION = 21  # raised whenever a message changes, so that launchers of different versions detect it
 
 
+class Message(TaggedMessage, frozen=True):
+    """Base class of control messages."""
+
+
+class FromNode(Message, frozen=True):
+    """Base class of those that a node sends to node 0, once it has joined. Features have more: ``Feature.messages``."""
+
+
+class FromNodeZero(Message, frozen=True):
+    """Base class of those that node 0 sends to a node that has joined, or to itself. Features have more."""
+
+
+class AttemptMessage(Message, frozen=True):
+    """Base class of those about one attempt: in another one they have no effect."""
+
+    attempt: Count
+
+
 # ---------------------------------------------------------------------------------------------- to node 0
 
 
-class NodeHello(TaggedMessage, frozen=True):
+class NodeHello(Message, frozen=True):
     """Handshake: a node that wants to join; its node spec, and what must be equal on all nodes."""
 
     node_spec: NodeSpec
@@ -56,7 +74,7 @@ class NodeHello(TaggedMessage, frozen=True):
         return self.node_spec.name
 
 
-class JoinDeclined(TaggedMessage, frozen=True):
+class JoinDeclined(Message, frozen=True):
     """Sent instead of a hello by a node that cannot join: its error message and hint."""
 
     node_rank: Count
@@ -76,18 +94,15 @@ class JoinDeclined(TaggedMessage, frozen=True):
         return f"{self.name}: {self.message}"
 
 
-class FailureReported(TaggedMessage, frozen=True):
+class FailureReported(AttemptMessage, FromNode, frozen=True):
     """A rank failed, sent once, when that happens; ``clock``: this node's time then, to convert its timestamps."""
 
-    attempt: Count
     failure: RankFailure
     clock: Timestamp
 
 
-class RanksFinished(TaggedMessage, frozen=True):
+class RanksFinished(AttemptMessage, FromNode, frozen=True):
     """All ranks of this node have ended with 0."""
-
-    attempt: Count
 
 
 class LauncherFailure(TaggedMessage, frozen=True):
@@ -97,10 +112,9 @@ class LauncherFailure(TaggedMessage, frozen=True):
     time: Timestamp  # by the node's clock
 
 
-class AttemptReport(TaggedMessage, frozen=True):
+class AttemptReport(AttemptMessage, FromNode, frozen=True):
     """A node's final message of an attempt: no process of it is left there."""
 
-    attempt: Count
     stopped: Count  # number of ranks that were stopped
     clock: Timestamp  # as in ``FailureReported``
     broken: LauncherFailure | None = None
@@ -108,20 +122,18 @@ class AttemptReport(TaggedMessage, frozen=True):
     tails: tuple[tuple[Count, TailLines], ...] = ()  # the last lines of the ranks that have failed, by rank
 
 
-class NodeStartError(TaggedMessage, frozen=True):
+class NodeStartError(FromNode, frozen=True):
     """This node cannot start its ranks, or its check failed: a problem that a user can fix."""
 
     message: TextLine
     hint: Hint | None = None
 
 
-class CheckPassed(TaggedMessage, frozen=True):
+class CheckPassed(AttemptMessage, FromNode, frozen=True):
     """This node's check for the attempt succeeded."""
 
-    attempt: Count
 
-
-class StopRequested(TaggedMessage, frozen=True):
+class StopRequested(FromNode, frozen=True):
     """This launcher got a signal to end the job, for the first time or ``again``."""
 
     signal: StopSignal
@@ -129,20 +141,17 @@ class StopRequested(TaggedMessage, frozen=True):
     reason: TextLine = ""  # where a rank requested it
 
 
-class RanksStarted(TaggedMessage, frozen=True):
+class RanksStarted(AttemptMessage, FromNode, frozen=True):
     """The first rank of this node has started."""
 
-    attempt: Count
 
-
-class HoldChanged(TaggedMessage, frozen=True):
+class HoldChanged(AttemptMessage, FromNode, frozen=True):
     """Whether a rank of this node waits for a user; time limits are paused meanwhile."""
 
-    attempt: Count
     is_holding: bool
 
 
-class PreemptionNotice(TaggedMessage, frozen=True):
+class PreemptionNotice(FromNode, frozen=True):
     """This launcher got the scheduler's preemption signal."""
 
     signal: Signal
@@ -151,21 +160,21 @@ class PreemptionNotice(TaggedMessage, frozen=True):
 # ---------------------------------------------------------------------------------------------- from node 0
 
 
-class Welcome(TaggedMessage, frozen=True):
+class Welcome(Message, frozen=True):
     """The first message on any connection to the control port."""
 
     ddplaunch: Count
     nonce: Name
 
 
-class JoinRefused(TaggedMessage, frozen=True):
+class JoinRefused(Message, frozen=True):
     """The node cannot join: error message and hint."""
 
     message: TextLine
     hint: Hint | None = None
 
 
-class JoinAccepted(TaggedMessage, frozen=True):
+class JoinAccepted(Message, frozen=True):
     """The node has joined; ``node_rank`` is set if the hello had none. ``late``: ranks have started before."""
 
     run_id: RunId
@@ -179,7 +188,7 @@ class JoinAccepted(TaggedMessage, frozen=True):
             raise ValueError(f"a heartbeat timeout of {self.heartbeat_timeout_s} s")
 
 
-class JoinStatus(TaggedMessage, frozen=True):
+class JoinStatus(FromNodeZero, frozen=True):
     """Which nodes have joined; sent while the job waits for more."""
 
     joined: Count
@@ -190,7 +199,7 @@ class JoinStatus(TaggedMessage, frozen=True):
     kind: Literal["node", "task"] = "node"  # the word in messages
 
 
-class StartAttempt(TaggedMessage, frozen=True):
+class StartAttempt(FromNodeZero, frozen=True):
     """Start your ranks; the receiver adds the fields after ``assignment``."""
 
     attempt: Count  # 0 is the first
@@ -201,31 +210,28 @@ class StartAttempt(TaggedMessage, frozen=True):
     node_specs: tuple[NodeSpec, ...] = ()  # of all nodes with ranks, in order; on node 0 only
 
 
-class StopAttempt(TaggedMessage, frozen=True):
+class StopAttempt(AttemptMessage, FromNodeZero, frozen=True):
     """Stop your ranks: send them this signal, SIGKILL after ``grace_s`` seconds."""
 
-    attempt: Count
     signal: StopSignal
     grace_s: Seconds
 
 
-class PreemptRanks(TaggedMessage, frozen=True):
+class PreemptRanks(AttemptMessage, FromNodeZero, frozen=True):
     """The job is preempted: notify your ranks. They end by themselves, or are stopped later."""
 
-    attempt: Count
 
-
-class ConnectingToNodeZero(TaggedMessage, frozen=True):
+class ConnectingToNodeZero(Message, frozen=True):
     """Within a process: node 0 is not reached yet, and why."""
 
     reason: TextLine
 
 
-class CoordinatorLost(TaggedMessage, frozen=True):
+class CoordinatorLost(Message, frozen=True):
     """Within a process: the connection to node 0 is lost; later messages are this node's own."""
 
 
-class Restarting(TaggedMessage, frozen=True, tag="restart"):
+class Restarting(FromNodeZero, frozen=True, tag="restart"):
     """The attempt failed; number ``attempt`` begins after ``wait`` seconds. ``text`` is the note to print."""
 
     attempt: Count
@@ -234,13 +240,13 @@ class Restarting(TaggedMessage, frozen=True, tag="restart"):
     verdict: FailureReport | None  # None if a launcher failed, and no rank
 
 
-class NoteMessage(TaggedMessage, frozen=True):
+class NoteMessage(FromNodeZero, frozen=True):
     """A note to print."""
 
     text: Text
 
 
-class JobStalled(TaggedMessage, frozen=True, tag="stalled"):
+class JobStalled(FromNodeZero, frozen=True, tag="stalled"):
     """The job makes no progress since ``since``; ``text`` is the note to print, or "".
 
     "" where the attempt is stopped for that, or this stall was printed before (a rank only printed something since).
@@ -250,19 +256,19 @@ class JobStalled(TaggedMessage, frozen=True, tag="stalled"):
     text: Text = ""
 
 
-class NodeLost(TaggedMessage, frozen=True, tag="node_lost"):
+class NodeLost(Message, frozen=True, tag="node_lost"):
     """Within node 0's process: the host of a node with ranks that was lost."""
 
     host: Name
 
 
-class RanksInspected(TaggedMessage, frozen=True, tag="inspected"):
+class RanksInspected(Message, frozen=True, tag="inspected"):
     """Within node 0's process: what the ranks were doing just before an attempt is stopped."""
 
     inspection: Any  # the feature's, with ``to_json``
 
 
-class EndJob(TaggedMessage, frozen=True):
+class EndJob(FromNodeZero, frozen=True):
     """The job has ended, with this result."""
 
     outcome: JobResult
@@ -271,19 +277,11 @@ class EndJob(TaggedMessage, frozen=True):
 # ---------------------------------------------------------------------------------------------- both ways
 
 
-class AttemptMessage(TaggedMessage, frozen=True):
-    """Base class of messages of features about an attempt: ``Feature.messages``."""
-
-    attempt: Count
-
-
-class ProgressResumed(TaggedMessage, frozen=True):
+class ProgressResumed(AttemptMessage, FromNode, FromNodeZero, frozen=True):
     """From a node: its ranks make progress again after ``JobStalled``. From node 0: so does the job."""
 
-    attempt: Count
 
-
-class RpcRequest(TaggedMessage, frozen=True):
+class RpcRequest(FromNode, FromNodeZero, frozen=True):
     """From node 0: a request about your ranks. To node 0: about all ranks. The replies have the same ``serial``."""
 
     serial: Count
@@ -292,7 +290,7 @@ class RpcRequest(TaggedMessage, frozen=True):
     payload: Any  # checked on arrival by ``rpc.check_payload``
 
 
-class RpcReply(TaggedMessage, frozen=True):
+class RpcReply(FromNode, FromNodeZero, frozen=True):
     """A reply about ranks, or the end of the replies. The last two fields are set by node 0."""
 
     serial: Count
@@ -303,7 +301,7 @@ class RpcReply(TaggedMessage, frozen=True):
     refusal: TextLine = ""  # why there are no replies
 
 
-class ForwardSignal(TaggedMessage, frozen=True):
+class ForwardSignal(FromNode, FromNodeZero, frozen=True):
     """From a node: its launcher got a signal for the ranks. From node 0: forward it to ranks with a handler."""
 
     number: Signal
@@ -314,62 +312,9 @@ class ForwardSignal(TaggedMessage, frozen=True):
             raise ValueError(f"signal {self.number} is not for ranks")
 
 
-class HeartbeatMessage(TaggedMessage, frozen=True):
+class HeartbeatMessage(FromNode, FromNodeZero, frozen=True):
     """A heartbeat, with the times from which both sides compute their clock offset (``clock_offset``)."""
 
     clock: Timestamp  # seconds since the epoch, by the sender's clock
     last_received: Timestamp | None = None  # ``clock`` of the last heartbeat that the sender received from this peer
     held_s: Seconds = 0.0  # since it was received
-
-
-FromNode = (
-    FailureReported
-    | RanksFinished
-    | AttemptReport
-    | AttemptMessage
-    | NodeStartError
-    | CheckPassed
-    | StopRequested
-    | PreemptionNotice
-    | RanksStarted
-    | ProgressResumed
-    | HoldChanged
-    | RpcRequest
-    | RpcReply
-    | ForwardSignal
-    | HeartbeatMessage
-)
-FromNodeZero = (
-    JoinStatus
-    | AttemptMessage
-    | StartAttempt
-    | StopAttempt
-    | PreemptRanks
-    | Restarting
-    | NoteMessage
-    | JobStalled
-    | ProgressResumed
-    | EndJob
-    | RpcRequest
-    | RpcReply
-    | ForwardSignal
-    | HeartbeatMessage
-)
-Message = (
-    NodeHello
-    | JoinDeclined
-    | Welcome
-    | JoinRefused
-    | JoinAccepted
-    | ConnectingToNodeZero
-    | CoordinatorLost
-    | NodeLost
-    | RanksInspected
-    | FromNode
-    | FromNodeZero
-)
-
-FROM_NODE: tuple[type[FromNode], ...] = tuple(kind for kind in FromNode.__args__ if kind is not AttemptMessage)
-FROM_NODE_ZERO: tuple[type[FromNodeZero], ...] = tuple(
-    kind for kind in FromNodeZero.__args__ if kind is not AttemptMessage
-)

@@ -4,8 +4,10 @@ import errno
 import os
 
 import pytest
+from msgspec import Struct
 
 from ddplaunch.base.history_dir import history_dir, open_history_dir
+from ddplaunch.base.record_folder import RecordFolder
 from ddplaunch.base.safe_files import make_private_dir
 
 
@@ -41,3 +43,15 @@ def test_history_of_another_user_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OSError, match="belongs to another user"):
         open_history_dir(str(tmp_path / "runs"), create=True)
+
+
+class Job(Struct):
+    target: str
+    cwd: str
+
+
+def test_a_record_of_a_job_in_a_folder_whose_name_is_not_utf_8(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = RecordFolder("jobs", Job, lambda job: "7.json", lambda job: 0.0)
+    folder.save(Job("train.py", "/home/ä/\udcff"))
+    assert folder.list() == [Job("train.py", "/home/ä/?")]

@@ -32,11 +32,15 @@ from ddplaunch.features.doctor import messages as doctor_messages
 from ddplaunch.features.runs.run_record import RunRecord
 from tests.core.job.test_machine import Job
 
-TO_NODE_ZERO = [*messages.FROM_NODE, *load_features().message_types(from_node_zero=False)]
+TO_NODE_ZERO = load_features().message_types(messages.FromNode)
 
-OWN = [kind for kind in typing.get_args(messages.Message) if kind is not messages.ConnectingToNodeZero]
+OTHERS = [
+    kind
+    for kind in messages.Message.__subclasses__()
+    if not (kind.__subclasses__() or kind is messages.ConnectingToNodeZero)
+]
 
-KINDS = [*OWN, *TO_NODE_ZERO, *load_features().message_types(from_node_zero=True)]
+KINDS = [*OTHERS, *TO_NODE_ZERO, *load_features().message_types(messages.FromNodeZero)]
 """All that nodes ever send."""
 
 RPC_KINDS = [module.KIND for module in load_features().modules("rpc_kinds")]

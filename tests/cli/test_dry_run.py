@@ -80,6 +80,8 @@ def test_plain_text_has_the_values_of_the_json_plan(plan, run_in_fork, line):
         "--nnodes 2 --nproc 1 --backend gloo --max-restarts 2 --control none fn.py:main --steps 3",
         "--nnodes 2 --nproc 1 --no-python ./prog -x",
         "--nnodes 2 --nproc 1 -- -odd.py --nproc 3",
+        "--nnodes 2 --nproc 1 --prefix=--{rank} train.py",
+        "--nnodes 2 --nproc-per-node 1 --log-line-prefix-template='--${rank}' train.py",
     ],
 )
 def test_the_commands_for_other_nodes_plan_the_same_job(plan, run_in_fork, tmp_path, line):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.preload_audit.state import ALIAS
 
 Stack = tuple[str, ...]
-Stacks = Mapping[str, tuple[Stack, ...]]
+Stacks = Mapping[str, Collection[Stack]]
 Place = tuple[str, str]
 """A module and a name in it."""
 
@@ -21,28 +21,28 @@ class Dump:
 
     modules: Mapping[str, Mapping[str, int]]
     shared: Mapping[str, int]
-    opaque: Mapping[Place, tuple[str, ...]]
-    generators: Mapping[Place, tuple[str, ...]]
+    opaque: Mapping[Place, Collection[str]]
+    generators: Mapping[Place, Collection[str]]
 
 
 @dataclass(frozen=True)
 class Account:
-    edges: Mapping[str, tuple[str, ...]]
+    edges: Mapping[str, Collection[str]]
     failed: Mapping[str, str]
-    found: tuple[tuple[Stack, str], ...]
+    found: Collection[tuple[Stack, str]]
     read: Stacks
     changed: Stacks
     tried: Stacks
     sought: Stacks
     files: Mapping[str, str]
-    logged: tuple[str, ...]
-    dumps: tuple[Dump, ...]
+    logged: Sequence[str]
+    dumps: Sequence[Dump]
 
     @classmethod
     def read_file(cls, path: Path) -> Account:
         """Read a probe's answer; OSError, ValueError or TypeError if there is none."""
         found = marshal.loads(path.read_bytes())
-        return cls(**{**found, "dumps": tuple(Dump(**each) for each in found["dumps"])})
+        return cls(**{**found, "dumps": [Dump(**each) for each in found["dumps"]]})
 
     def closure(self, roots: Iterable[str], without: frozenset[str] = frozenset()) -> frozenset[str]:
         """All that these modules import, themselves among it, as far as it is there at the end."""

@@ -185,7 +185,7 @@ class Audit:
 
     def _judge_unread(self, dump: Dump) -> None:
         for (module, name), kinds in dump.opaque.items():
-            for kind in kinds:
+            for kind in sorted(kinds):
                 if (module, kind) not in self._opaque:
                     self._opaque.add((module, kind))
                     self._accuse(module, f"keeps {kind} in {module}.{name}, which cannot be read")
@@ -194,7 +194,7 @@ class Audit:
             if place in GENERATORS:  # which forks seed anew
                 self._generators.setdefault(module, set()).add(place)
             else:
-                self._accuse(module, f"keeps a random generator ({', '.join(kinds)}) in {place}")
+                self._accuse(module, f"keeps a random generator ({', '.join(sorted(kinds))}) in {place}")
 
     def _judge_order(self, disturbed: Future[Account], what: str) -> None:
         """Look at what an import keeps that it would not without a disturbance."""

@@ -29,7 +29,7 @@ def trace_environment(see: See, note: Note) -> None:
         data = environ.__dict__.pop("_data")
         environ.__dict__.update(_kept=data, _see=see, _note=note, _called=f"os.{name}")
         environ.__class__ = _traced(type(environ))
-    posix.environ = _Forbidden(note, "posix.environ")  # type: ignore[assignment]
+    posix.environ = _Forbidden(note, "posix.environ", posix.environ)  # type: ignore[assignment]
 
 
 def data() -> dict[bytes, bytes]:
@@ -85,8 +85,8 @@ def _traced(base: Any) -> type:
 class _Forbidden:
     """A mapping or a sequence that says when it is asked anything."""
 
-    def __init__(self, note: Note, name: str) -> None:
-        self.__dict__.update(_note=note, _name=name, _inside=getattr(posix, "environ", {}))
+    def __init__(self, note: Note, name: str, inside: Any) -> None:
+        self.__dict__.update(_note=note, _name=name, _inside=inside)
 
     def _asked(self) -> Any:
         self._note(f"reads {self._name}")
@@ -121,10 +121,9 @@ for _name in ("add", "or_"):
 
 def trace_arguments(words: list[str], note: Note) -> None:
     """Replace ``sys.argv`` and ``sys.orig_argv``; no list, as C reads one without asking (``" ".join``)."""
-    for name, inside in (("argv", words), ("orig_argv", [sys.executable, *words])):
-        made = _Forbidden(note, f"sys.{name}")
-        made.__dict__["_inside"] = inside
-        setattr(sys, name, made)
+    for name in ("argv", "orig_argv"):
+        setattr(sys, name, _Forbidden(note, f"sys.{name}", []))
+    set_arguments(words)
 
 
 def set_arguments(words: list[str]) -> None:

@@ -204,8 +204,8 @@ class Probe:
         return {
             "modules": modules,
             "shared": rest,
-            "opaque": {place: tuple(sorted(kinds)) for place, kinds in reader.opaque.items()},
-            "generators": {place: tuple(sorted(kinds)) for place, kinds in reader.generators.items()},
+            "opaque": reader.opaque,
+            "generators": reader.generators,
         }
 
     def _send(self, dumps: list[dict[str, Any]]) -> None:
@@ -217,15 +217,15 @@ class Probe:
             origin = getattr(space.get("__spec__"), "origin", None)
             files[name] = str(space.get("__file__") or origin or "")
         answer = {
-            "edges": {name: tuple(edges) for name, edges in seen.edges.items()},
+            "edges": seen.edges,
             "failed": self.failed,
-            "found": tuple(self.findings.found),
-            "read": _stacks(self.findings.read),
-            "changed": _stacks(self.findings.changed),
-            "tried": _stacks(seen.tried),
-            "sought": _stacks(seen.sought),
+            "found": self.findings.found,
+            "read": self.findings.read,
+            "changed": self.findings.changed,
+            "tried": seen.tried,
+            "sought": seen.sought,
             "files": files,
-            "logged": tuple(sorted(set(disturbances.LOGGED))),
+            "logged": sorted(set(disturbances.LOGGED)),
             "dumps": dumps,
         }
         self._write(self.read_result, answer)
@@ -235,10 +235,6 @@ class Probe:
         self.findings.quiet = True
         with open(path, "wb") as file:
             marshal.dump(answer, file)
-
-
-def _stacks(found: dict[str, dict[tuple[str, ...], None]]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    return {name: tuple(stacks) for name, stacks in found.items()}
 
 
 def _by_contract(name: str) -> bool:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 _DEALLOC = 6 * ctypes.sizeof(ctypes.c_void_p)  # the place of tp_dealloc in a PyTypeObject
 
 
-class Found:
-    def __init__(self, parts: Iterable[Any] = (), *, opaque: bool = False) -> None:
-        self.parts, self.opaque = list(parts), opaque
+def full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class Natives:
@@ -35,7 +34,7 @@ class Natives:
         self._patterns = re.compile("|".join(PATTERNS))
         self._bases: dict[type, type | None] = {object: None}
         self._generators: dict[type, bool] = {}
-        self._python = _deallocator(Found)
+        self._python = _deallocator(Natives)
 
     def base(self, kind: type) -> type | None:
         """The first base that is not written in Python; None if its objects have no fields but their attributes."""
@@ -47,39 +46,38 @@ class Natives:
     def is_generator(self, kind: type) -> bool:
         """Whether its objects draw random numbers; SystemRandom's, which have no state, do not."""
         if kind not in self._generators:
-            names = {f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__}
+            names = set(map(full_name, kind.__mro__))
             self._generators[kind] = not names.isdisjoint(GENERATORS) and "random.SystemRandom" not in names
         return self._generators[kind]
 
     def is_harmless(self, kind: type) -> bool:
-        return f"{kind.__module__}.{kind.__qualname__}" in HARMLESS
+        return full_name(kind) in HARMLESS
 
     def is_native(self, kind: type) -> bool:
         """Whether a class was made by native code: those of Python all end their objects in one way."""
         return _deallocator(kind) != self._python
 
-    def read(self, value: Any, kind: type) -> Found:
-        """Read what is in ``value`` because it is a ``kind``."""
-        name = f"{kind.__module__}.{kind.__qualname__}"
+    def read(self, value: Any, kind: type) -> list[Any] | None:
+        """Read what is in ``value`` because it is a ``kind``; None if it cannot be read."""
+        name = full_name(kind)
         if name in HARMLESS or self._patterns.fullmatch(name):
-            return Found()
-        for each in kind.__mro__[:-1]:
-            reader = _READERS.get(f"{each.__module__}.{each.__qualname__}")
-            if reader is None:
-                continue
-            try:
-                return Found(reader(value))
-            except Exception:
-                return Found(opaque=True)
+            return []
+        readers = (_READERS.get(full_name(each)) for each in kind.__mro__[:-1])
+        reader = next((each for each in readers if each is not None), _reduced)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = value.__reduce_ex__(4)  # refuses where fields in native code have no words for themselves
+            return list(reader(value))
         except Exception:
-            return Found(opaque=True)
-        if isinstance(found, str):
-            return Found([found])
-        return Found([*found[:3], *(list(each) for each in found[3:5] if each is not None)])
+            return None
+
+
+def _reduced(value: Any) -> list[Any]:
+    """What pickle would keep; raises an error where fields in native code have no words for themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = value.__reduce_ex__(4)
+    if isinstance(found, str):
+        return [found]
+    return [*found[:3], *(list(each) for each in found[3:5] if each is not None)]
 
 
 def _deallocator(kind: type) -> int | None:

@@ -196,18 +196,18 @@ class Reader:
             return ""
         if self._natives.is_generator(kind):
             if id(value) not in self._spared:
-                self._note(self.generators, f"{kind.__module__}.{kind.__qualname__}")
+                self._note(self.generators, kind)
             return ""
         if native is None:
             return self._attributes(value)
-        found = self._natives.read(value, native)
-        if found.opaque:
-            self._note(self.opaque, f"{native.__module__}.{native.__qualname__}")
+        parts = self._natives.read(value, native)
+        if parts is None:
+            self._note(self.opaque, native)
             return ""
-        return self.numbers(found.parts), self._attributes(value)
+        return self.numbers(parts), self._attributes(value)
 
-    def _note(self, where: dict[tuple[str, str], set[str]], kind: str) -> None:
-        where.setdefault((self._module, self._name), set()).add(kind)
+    def _note(self, where: dict[tuple[str, str], set[str]], kind: type) -> None:
+        where.setdefault((self._module, self._name), set()).add(f"{kind.__module__}.{kind.__qualname__}")
         self._partial = True  # any other that keeps it must be noted too
 
     def _class(self, value: type) -> object:

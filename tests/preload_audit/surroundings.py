@@ -26,6 +26,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _SIGNALS = ("SigBlk", "SigIgn", "SigCgt")
 _LIBC = 3 << 31  # signals 32 and 33, which the C library handles from the first thread on
 _CONTRACT = frozenset({"torch"})
+_THREAD_END_TIMEOUT_S = 1.0  # for the kernel to end a thread that was joined
 
 
 class Surroundings:
@@ -139,8 +140,11 @@ class Surroundings:
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-        self._last = self._look()
-        if self._last["Threads"] > before:
+        deadline = time.monotonic() + _THREAD_END_TIMEOUT_S
+        while (last := self._look())["Threads"] > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._last = last
+        if last["Threads"] > before:
             self._found.note("starts a thread")
 
     def _look(self, done: str = "") -> dict[str, Any]:

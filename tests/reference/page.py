@@ -193,8 +193,6 @@ NO_VARIABLES = {
         "USER_SITE",
         "SESSION_ID",
         "TOKENIZERS_PARALLELISM",
-        "FROM_NODE",  # tables of messages
-        "FROM_NODE_ZERO",
         "IPC_LOCK",
         "LSB_DJOB_HOSTFILE",  # the script of a job reads it
     ),

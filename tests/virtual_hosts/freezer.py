@@ -3,36 +3,25 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 
-class Freezer:
-    """Freezes processes with SIGSTOP, which a program cannot catch."""
-
-    def __init__(self) -> None:
-        self._frozen: set[int] = set()
-
-    def freeze(self, processes: Callable[[], list[int]]) -> None:
-        """Freeze all ``processes()``, also those that they start in the meantime."""
-        while new := set(processes()) - self._frozen:
-            for pid in new:
-                _signal(pid, signal.SIGSTOP)
-            self._frozen |= new
-        while any(map(_runs, self._frozen)):
-            time.sleep(0.001)  # each thread stops when it gets to it, and nothing tells us
-
-    def thaw(self) -> None:
-        """Let them run again."""
-        for pid in self._frozen:
-            _signal(pid, signal.SIGCONT)
-        self._frozen.clear()
+def freeze(processes: Callable[[], list[int]]) -> None:
+    """Freeze all ``processes()`` with SIGSTOP, which a program cannot catch; also those that they start meanwhile."""
+    frozen = set[int]()
+    while new := set(processes()) - frozen:
+        send_signal(signal.SIGSTOP, new)
+        frozen |= new
+    while any(map(_runs, frozen)):
+        time.sleep(0.001)  # each thread stops when it gets to it, without a notice
 
 
-def _signal(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):  # it ended
-        os.kill(pid, number)
+def send_signal(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # it ended
+            os.kill(pid, number)
 
 
 def _runs(pid: int) -> bool:

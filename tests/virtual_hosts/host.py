@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.virtual_hosts.cable import Cable, wait_for_ready
-from tests.virtual_hosts.freezer import Freezer
+from tests.virtual_hosts.freezer import freeze, send_signal
 from tests.virtual_hosts.namespaces import (
     FS,
     HOST,
@@ -32,7 +33,6 @@ class Host:
 
     def __init__(
         self,
-        number: int,
         name: str,
         addresses: Sequence[str],
         files: dict[str, str],
@@ -40,12 +40,11 @@ class Host:
         ipv6: bool,
     ) -> None:
         """``addresses``: IPv4, IPv6 and that of the second interface; ``files``: what lies in its /etc instead."""
-        self.number, self.name = number, name
-        self.address, self.address6, self.address_second = addresses
+        self.name = name
+        self.address, self.address6, _ = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
         self.cable = cables[0]
         """That of eth0."""
-        self._freezer = Freezer()
         self._init: subprocess.Popen[bytes] | None = None
         self._network = NetworkNamespace(-1)  # that of the last boot
         self._started: list[subprocess.Popen[Any]] = []
@@ -192,7 +191,6 @@ class Host:
                 process.wait()  # init exits only when its namespace has no process left, not even a zombie
             self._init.wait()
             self._started.clear()
-            self._freezer.thaw()
 
     def close(self) -> None:
         """Remove the host."""
@@ -204,11 +202,11 @@ class Host:
     def freeze(self) -> None:
         """Stop all its processes, so that only the kernel of the host answers."""
         self._running()
-        self._freezer.freeze(self.processes)
+        freeze(self.processes)
 
     def thaw(self) -> None:
         """Let its processes run again."""
-        self._freezer.thaw()
+        send_signal(signal.SIGCONT, self.processes())
 
     def _running(self) -> subprocess.Popen[bytes]:
         if not self.alive or self._init is None:

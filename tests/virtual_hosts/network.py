@@ -49,7 +49,6 @@ class Network:
             for i in range(count):
                 self.hosts.append(
                     Host(
-                        i,
                         f"n{i}",
                         (f"10.77.0.{10 + i}", f"fd77::{10 + i}" if ipv6 else "", f"10.78.0.{10 + i}" if second else ""),
                         _files(i, count, debian_hosts, dns, ipv6),

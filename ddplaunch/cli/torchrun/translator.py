@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.options import option_words
 from ddplaunch.cli.argv_splitter import TranslatedArgv, is_option, option_name
 from ddplaunch.cli.click_commands import completion_script
 from ddplaunch.cli.option_values import MAX_NAME
@@ -68,7 +69,7 @@ def translate(
     is_torchrun = any(each.source not in options for each in typed.values())
     sources = {each.source for each in by_variable.values()}
     env_only = frozenset(name for name, _, source in new if source in sources)
-    flat = [word for name, value, _ in new for word in (name, value) if word]
+    flat = [word for name, value, _ in new for word in (option_words(name, value) if value else (name,))]
     notes: list[str] = []
     if by_variable:
         notes.append(f"read as options of torchrun: {', '.join(sorted(sources))}")

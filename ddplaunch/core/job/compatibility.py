@@ -14,9 +14,8 @@ def join_refusal(ours: NodeHello, theirs: NodeHello, nodes: NodeTable, phase: Jo
     config = nodes.config
     refusal = find_mismatch(ours, theirs, allow_mismatch=config.allow_mismatch)
     if refusal is None and config.spares and len(ours.node_spec.devices) != len(theirs.node_spec.devices):
-        counts = _format_difference(
-            "the number of ranks", ours, _format_rank_count(ours), theirs, _format_rank_count(theirs)
-        )
+        ranks, their_ranks = (str(len(hello.node_spec.devices)) for hello in (ours, theirs))
+        counts = _format_difference("the number of ranks", ours, ranks, theirs, their_ranks)
         refusal = JoinRefused(
             f"{counts}: a spare must have as many ranks as every other node", "give every node the same --nproc"
         )
@@ -82,16 +81,8 @@ def _should_equal(ours: NodeHello, theirs: NodeHello) -> Iterator[tuple[str, str
     # a failed driver or CUDA_VISIBLE_DEVICES: the numbers of ranks would differ
     if bool(ours.gpus) != bool(theirs.gpus):
         cpus = "--gpus none on every node runs on CPUs"
-        yield (
-            "the kind of devices",
-            _format_gpu_models(ours) or "CPUs alone",
-            _format_gpu_models(theirs) or "CPUs alone",
-            cpus,
-        )
-
-
-def _format_rank_count(hello: NodeHello) -> str:
-    return str(len(hello.node_spec.devices))
+        gpus, their_gpus = (_format_gpu_models(hello) or "CPUs alone" for hello in (ours, theirs))
+        yield "the kind of devices", gpus, their_gpus, cpus
 
 
 def _format_gpu_models(hello: NodeHello) -> str:

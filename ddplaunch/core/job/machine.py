@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from functools import partial
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_TIMEOUT, EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.core import messages
@@ -47,7 +46,7 @@ from ddplaunch.core.job.rpc import REQUEST_DEADLINE, Rpc
 from ddplaunch.core.job.signal_forwarding import SignalDeduplicator
 from ddplaunch.core.job.time_limits import TimeLimits
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import ForwardSignal, HeartbeatMessage, NodeHello
+from ddplaunch.core.messages import ForwardSignal, NodeHello
 
 EARLY_REPORT_DELAY_S = 0.6  # after a failure: print its headline then if the full report is not ready
 
@@ -91,7 +90,7 @@ class JobMachine:
             "join status": self._joining.send_status,
             "slow checks": self._checks.name_slow_nodes,
             "early report": self._report_failure_early,
-            "secondary failure": partial(self._stop_ranks, signal.SIGTERM),
+            "secondary failure": lambda: self._stop_ranks(signal.SIGTERM),
             "preempt grace": self._on_preempt_grace_expired,
             "wait notice": self._wait_notices.send,
             "report step": self._on_report_step,
@@ -248,26 +247,26 @@ class JobMachine:
         node = self._nodes.get(node_rank)
         if node is None or self.phase is JobPhase.ENDED:
             return
-        if isinstance(message, messages.StopRequested):
-            return self._on_stop_requested(node, message)
-        if isinstance(message, messages.PreemptionNotice):
-            return self._on_preemption_notice(node, message.signal)
-        if isinstance(message, messages.NodeStartError):
-            return self._on_start_error(node, message)
-        if isinstance(message, messages.CheckPassed):
-            return self._on_check_passed(node, message.attempt)
-        if isinstance(message, messages.RpcRequest | messages.RpcReply):
-            return self._rpc.on_message(node_rank, message)
-        if isinstance(message, ForwardSignal):
-            if self._signals.should_forward(node_rank, message.number, self._turn.now.mono):
-                self._nodes.broadcast(message)
-            return
-        if isinstance(message, HeartbeatMessage):
-            return
-        if message.attempt != self._attempt.number:
-            return
+        match message:
+            case messages.StopRequested():
+                self._on_stop_requested(node, message)
+            case messages.PreemptionNotice():
+                self._on_preemption_notice(node, message.signal)
+            case messages.NodeStartError():
+                self._on_start_error(node, message)
+            case messages.CheckPassed():
+                self._on_check_passed(node, message.attempt)
+            case messages.RpcRequest() | messages.RpcReply():
+                self._rpc.on_message(node_rank, message)
+            case ForwardSignal(number=number):
+                if self._signals.should_forward(node_rank, number, self._turn.now.mono):
+                    self._nodes.broadcast(message)
+            case messages.AttemptMessage(attempt=self._attempt.number):
+                self._on_attempt_message(node, message)
+
+    def _on_attempt_message(self, node: JoinedNode, message: messages.FromNode) -> None:
         about_ranks = messages.FailureReported | messages.RanksFinished | messages.AttemptReport
-        if node_rank and isinstance(message, about_ranks):  # node 0 is this process and needs no check
+        if node.node_rank and isinstance(message, about_ranks):  # node 0 is this process and needs no check
             node.validate_message(message, self._attempt.failures)
         match message:
             case messages.FailureReported(failure=failure, clock=clock):
@@ -277,8 +276,8 @@ class JobMachine:
             case messages.AttemptReport():
                 self._on_attempt_report(node, message)
             case _:
-                self._limits.on_message(node_rank, message)
-        self._sides.on_message(node_rank, message)
+                self._limits.on_message(node.node_rank, message)
+        self._sides.on_message(node.node_rank, message)
 
     def _on_start_error(self, node: JoinedNode, message: messages.NodeStartError) -> None:
         if self.phase is JobPhase.CHECKING or (self._checks.are_required and self.phase is JobPhase.PAUSING):
@@ -416,8 +415,9 @@ class JobMachine:
         if self.phase in PHASES_WITHOUT_RANKS:
             remark = f"preempted by {self._stop.preempted_by}: no rank was running"
             return self._end(JobResult(EXIT_PREEMPTED, remark=remark))
-        seconds = f"{self._config.preempt_grace:g} s (--preempt-grace)"
-        self._nodes.broadcast_note(f"preempted by {self._stop.preempted_by}: ranks have {seconds} to save a checkpoint")
+        grace = f"ranks have {self._config.preempt_grace:g} s (--preempt-grace) to save a checkpoint"
+        what = grace if self.phase is JobPhase.RUNNING else "the ranks are being stopped already"
+        self._nodes.broadcast_note(f"preempted by {self._stop.preempted_by}: {what}")
         self._nodes.broadcast(messages.PreemptRanks(self._attempt.number))
         self._turn.set_deadline("preempt grace", self._config.preempt_grace)
 
@@ -431,7 +431,7 @@ class JobMachine:
         """Send all ranks a signal, SIGKILL after ``grace_s`` seconds (None: --grace).
 
         If there is time, the requests of features come first; their replies call this again. While the ranks are being
-        stopped already, only a call with ``grace_s`` has an effect: it replaces the earlier grace.
+        stopped already, a call has an effect only with ``grace_s``: they get this signal too, and with 0 SIGKILL.
         """
         in_time = self.phase is JobPhase.RUNNING and grace_s != 0 and not self._stop.preempted_by
         if in_time and self._sides.before_stop(self._attempt):

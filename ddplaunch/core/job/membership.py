@@ -88,12 +88,11 @@ class Membership:
         Return ``shortage``.
         """
         for node in () if report and report.first.is_secondary else self._active:
-            here = (
-                report.first.rank in node.ranks
-                if report
-                else launcher_failure and launcher_failure.node == node.node_rank
-            )
-            if here and node.node_rank in self._nodes:
+            if report:
+                failed_here = report.first.rank in node.ranks
+            else:
+                failed_here = launcher_failure is not None and launcher_failure.node == node.node_rank
+            if failed_here and node.node_rank in self._nodes:
                 self.on_node_failed(node)
         return self.shortage
 

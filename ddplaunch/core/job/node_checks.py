@@ -1,6 +1,4 @@
-"""Node checks: before an attempt every node checks itself if a feature wants it; collects the replies and decides who
-takes part.
-"""
+"""Node checks: before an attempt a feature may have every node check itself; a node that fails is left out."""
 
 from __future__ import annotations
 

@@ -73,9 +73,7 @@ class PeerClock:
 
     def __init__(self) -> None:
         self._sent: dict[float, float] = {}  # monotonic time of own heartbeats, by the wall-clock time in them
-        self._last_received: tuple[float, float] | None = (
-            None  # the time in the peer's last heartbeat, and when it arrived
-        )
+        self._last_received: tuple[float, float] | None = None  # time in the peer's last heartbeat, and of its arrival
         self._best: _Sample | None = None
 
     def build_heartbeat(self, now: ClockReading | None = None) -> HeartbeatMessage:
@@ -95,10 +93,8 @@ class PeerClock:
         sent_at = None if heartbeat.last_received is None else self._sent.get(heartbeat.last_received)
         if sent_at is None or (round_trip := moment - sent_at - heartbeat.held_s) < 0:
             return
-        sample = _Sample(
-            heartbeat.clock + round_trip / 2 - clock, round_trip / 2 + MAX_DRIFT * heartbeat.held_s, moment
-        )
-        best = self._best
+        error = round_trip / 2 + MAX_DRIFT * heartbeat.held_s
+        sample, best = _Sample(heartbeat.clock + round_trip / 2 - clock, error, moment), self._best
         # An inconsistent sample: a clock was set or stopped, so the earlier offset is wrong.
         if best is None or sample.error <= best.error_at(moment) or not best.is_consistent_with(sample):
             self._best = sample

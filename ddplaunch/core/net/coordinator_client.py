@@ -280,6 +280,8 @@ class CoordinatorClient:
 
     def _on_welcome(self, message: Message) -> None:
         assert isinstance(message, messages.Welcome)
+        if self._state is not ConnectionState.SEEKING:
+            return
         connection = self._connection
         assert connection is not None
         if message.ddplaunch != PROTOCOL_VERSION:
@@ -318,8 +320,7 @@ class CoordinatorClient:
         self._set_state(ConnectionState.JOINED)
         self._deadline.cancel()
         self._retries = 0
-        of_features = load_features().message_types(from_node_zero=True)
-        self._connection.set_accepted_types((*messages.FROM_NODE_ZERO, *of_features))
+        self._connection.set_accepted_types(load_features().message_types(messages.FromNodeZero))
         self._connection.on_message = self._on_joined_message
         self._connection.on_lost = self._on_disconnect
         self._peer_clock = PeerClock()

@@ -140,7 +140,7 @@ class CoordinatorServer:
             self._remove_peer(number).close_gracefully(LINGER_S)
         self._peers[number] = connection
         self._clocks[number] = PeerClock()
-        connection.set_accepted_types((*messages.FROM_NODE, *load_features().message_types(from_node_zero=False)))
+        connection.set_accepted_types(load_features().message_types(FromNode))
         connection.on_message = partial(self._on_peer_message, number)
         connection.on_lost = partial(self._on_disconnect, number)
         assigned = None if hello.has_node_rank else number

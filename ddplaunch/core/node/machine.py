@@ -360,7 +360,7 @@ class NodeMachine:
         attempt.stop_signals.add(number)
         if number != signal.SIGTERM and SigtermDue() not in attempt.deadlines:
             attempt.deadlines.set(SigtermDue(), now.mono + SIGINT_TIMEOUT_S)
-        self._do(do.StopRanks(number, spare_failing=not attempt.interrupted))
+        self._do(do.StopRanks(number, spare_failing=not self._interrupted))
 
     def _sweep(self, grace_s: float, now: Now) -> None:
         """Kill all processes that are left, with ``grace_s`` seconds between SIGTERM and SIGKILL."""
@@ -383,7 +383,7 @@ class NodeMachine:
         """No process of the attempt is left, but those in ``stuck``, which cannot be killed."""
         attempt = self.attempt
         attempt.deadlines.cancel()
-        if found and not (attempt.failures or attempt.stopped_count or attempt.interrupted):
+        if found and not (attempt.failures or attempt.stopped_count or self._interrupted):
             self._do(do.ShowNote(f"killed leftover processes of the ranks: {', '.join(found)}"))
         if stuck:
             self._do(do.ShowNote(f"not waiting for processes that cannot be killed: {', '.join(stuck)}"))
@@ -438,7 +438,6 @@ class NodeMachine:
     def _stop_before_order(self, request: messages.StopRequested, first: bool, now: Now) -> None:
         """Begin to stop the ranks before node 0 orders it, which may be out of reach."""
         attempt = self.attempt
-        attempt.interrupted = True
         if self.phase is AttemptPhase.SWEEPING:
             self._do(do.Sweep(0))
         elif self.phase in RUNNING_PHASES and request.again:

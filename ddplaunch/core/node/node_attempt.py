@@ -110,7 +110,6 @@ class NodeAttempt(Struct):
     failures: list[RankFailure] = field(default_factory=list)  # not those of ranks that were stopped
     stopped_count: int = 0  # how many have ended because of a stop signal
     stop_signals: set[int] = field(default_factory=set)  # sent to the ranks so far
-    interrupted: bool = False  # a stop was requested on this node
     launcher_failure: LauncherFailure | None = None
     unkillable: tuple[str, ...] | None = None  # once the zygote is lost: processes that cannot be killed
     deadlines: Deadlines[Deadline] = field(default_factory=Deadlines)  # cancelled once no process is left

@@ -39,7 +39,6 @@ class NodeSides:
         self._loop, self._report = loop, report
         self._sides: list[tuple[str, NodeSide]] = []
         self._guarded: dict[str, list[Callable[..., Any]]] = {hook: [] for hook in HOOKS}
-        self._on_output = self._guarded["on_output"]  # called for each chunk of output
 
     def make(self, make_context: Callable[[IsolatedLoop, tuple[NodeSide, ...]], FeatureContext]) -> None:
         """Make the sides of all features; ``make_context`` gets the loop of a feature and the sides made before."""
@@ -79,8 +78,7 @@ class NodeSides:
         return [side for side in self._call("make_rank_side", ranks, rank) if side is not None]
 
     def on_output(self, rank: int) -> None:
-        for guarded in self._on_output:
-            guarded(rank)
+        self._call("on_output", rank)
 
     def explain_failure(self, failure: RankFailure, peak_bytes: int) -> str | None:
         """Return the first hint for a rank's failure."""

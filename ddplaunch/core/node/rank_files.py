@@ -67,11 +67,9 @@ def _read_error_file(path: str | None) -> tuple[str, dict[str, object]] | None:
 
 
 def _parse_hint(text: object) -> str | None:
-    return (
-        "\n".join(sanitize_line(line, MAX_LINE_CHARS) for line in text.splitlines()[:2])
-        if isinstance(text, str)
-        else None
-    )
+    if not isinstance(text, str):
+        return None
+    return "\n".join(sanitize_line(line, MAX_LINE_CHARS) for line in text.splitlines()[:2])
 
 
 def signal_hint(number: int | None) -> str | None:

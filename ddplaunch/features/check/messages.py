@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from ddplaunch.base.types import Seconds
-from ddplaunch.core.messages import AttemptMessage
+from ddplaunch.core.messages import AttemptMessage, FromNodeZero
 
 
-class CheckNode(AttemptMessage, frozen=True):
+class CheckNode(AttemptMessage, FromNodeZero, frozen=True):
     """Check your machine before this attempt; the reply is ``CheckPassed`` or ``NodeStartError``."""
 
     gpu_memory_timeout: Seconds  # how long to wait for GPU memory in use
-
-
-FROM_NODE = ()
-FROM_NODE_ZERO = (CheckNode,)

@@ -15,7 +15,7 @@ from functools import partial
 
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.local_sockets import listen_unix, peer_uid
-from ddplaunch.base.text import describe_all_ranks, format_elapsed
+from ddplaunch.base.text import format_elapsed, format_rank_range
 from ddplaunch.core.messages import FromNode, HoldChanged, StopRequested
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
@@ -379,7 +379,7 @@ class DebugServer:
         number = channel.signals.get("debug", 0) if channel else 0
         refusal = ""
         if not 0 <= rank < ranks.plan.world_size:
-            refusal = f"there is no rank {rank}: this job has {describe_all_ranks(ranks.plan.world_size)}"
+            refusal = f"there is no rank {rank}: this job has {format_rank_range(0, ranks.plan.world_size - 1)}"
         elif all(rank != local.rank for local in ranks.plan.local_ranks):
             return self._inspect(partial(self._report_busy_rank, rank))
         elif process is None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ddplaunch.base.errors import EXIT_USAGE
-from ddplaunch.base.text import describe_all_ranks, format_ranks
+from ddplaunch.base.text import format_rank_range, format_ranks
 from ddplaunch.base.tty import ENTER, KeyDecoder
 from ddplaunch.features.debug import messages
 from ddplaunch.features.debug.debug_server import SCROLLBACK_BYTES, DebugServer
@@ -293,7 +293,7 @@ class DebuggerPrompt:
         world_size = self._server.world_size
         most = max(map(int, re.findall(r"\d+", text)))
         if most >= world_size:
-            self.show_note(f"there is no rank {most}: this job has {describe_all_ranks(world_size)}")
+            self.show_note(f"there is no rank {most}: this job has {format_rank_range(0, world_size - 1)}")
             return None
         chosen: set[int] = set()
         for part in text.split(","):

@@ -10,7 +10,7 @@ from ddplaunch.features.debug.messages import FROM_USER, MAX_INPUT_FRAME_BYTES, 
 from ddplaunch.features.debug.node import DebugSide
 from ddplaunch.features.debug.user_terminals import RemoteTerminal
 
-NOT_PREPARED_ERROR = "its ranks were not started for a debugger: that takes a terminal, or run --debug"
+NOT_PREPARED_ERROR = "this job has no debugger: start it in a terminal, or with --debug"
 
 
 class DebugRanks(Request[UserOutput], frozen=True):

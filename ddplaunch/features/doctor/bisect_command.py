@@ -17,8 +17,9 @@ import click
 
 from ddplaunch.base.errors import EXIT_SIGNAL, LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import format_count, format_elapsed, group_consecutive
+from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.console_output import print_note
-from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
+from ddplaunch.cli.option_values import number_reader, parse_seconds
 from ddplaunch.cli.target_args import current_directory
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.features.doctor import command_run

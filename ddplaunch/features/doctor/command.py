@@ -16,9 +16,10 @@ from msgspec import Struct
 from ddplaunch.base.errors import UsageError, escape_control_chars, host_name
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.text import join_names
+from ddplaunch.base.types import WEEK_S
 from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.locate import find_host_connector
-from ddplaunch.cli.option_values import WEEK_S, number_reader, parse_seconds
+from ddplaunch.cli.option_values import number_reader, parse_seconds
 from ddplaunch.cli.run_locator import NodeCommand
 from ddplaunch.features.doctor import baseline, manual_rendezvous
 from ddplaunch.features.doctor.baseline import Baseline

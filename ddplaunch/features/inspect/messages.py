@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from ddplaunch.core.messages import AttemptMessage
+from ddplaunch.core.messages import AttemptMessage, FromNode
 from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals
 
 
-class ArrivalsReported(AttemptMessage, frozen=True):
+class ArrivalsReported(AttemptMessage, FromNode, frozen=True):
     """When finished ranks of this node entered their last collectives; sent before ``AttemptReport``."""
 
     arrivals: tuple[CollectiveArrivals, ...]
 
 
-class StallSuspected(AttemptMessage, frozen=True):
+class StallSuspected(AttemptMessage, FromNode, frozen=True):
     """The ranks of this node have printed nothing for the stall timeout and make no progress: check the job."""
 
 
-class StragglersFound(AttemptMessage, frozen=True):
+class StragglersFound(AttemptMessage, FromNode, frozen=True):
     """Ranks of this node still run ``--straggler-timeout`` after the last of its other ranks has ended."""
-
-
-FROM_NODE = (ArrivalsReported, StallSuspected, StragglersFound)
-FROM_NODE_ZERO = ()

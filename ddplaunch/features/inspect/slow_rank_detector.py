@@ -38,7 +38,7 @@ class SlowRankDetector:
             self._clocks |= dict.fromkeys(ranks, RankClock(node, offset.offset_s, offset.error_s))
 
     def describe(self) -> tuple[str, ...]:
-        """Describe the slow ranks, a sentence each; none if all are alike or the run was short."""
+        """Describe the slow ranks, a sentence each; none if no rank is slow or the run was short."""
         if not self._arrivals:
             return ()
         return describe_slow_ranks(measure_lateness(self._arrivals, self._clocks))

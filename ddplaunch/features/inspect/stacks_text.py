@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -104,9 +103,7 @@ def _render_group(
     where = f" (on {', '.join(sorted(map(sanitize_line, hosts)))})" if has_many_hosts and len(hosts) <= 2 else ""
     rank = group.example
     line = user_line_of(rank)
-    state = group.state if len(group.ranks) == 1 else re.sub("^waits", "wait", group.state)
-    if group.waited_s is not None:
-        state += f" for {_seconds(group.waited_s)}"
+    state = group.description + (f" for {_seconds(group.waited_s)}" if group.waited_s is not None else "")
     place = describe_call(rank, library_call) if group.state == RUNNING else format_location(line) if line else ""
     heading = f"{place} ({state})" if place else state
     yield click.style(f"{format_ranks(group.ranks)}{where}: {sanitize_line(heading, 300)}", fg="cyan", bold=True)

@@ -317,8 +317,8 @@ class LaunchedJob:
             if name == f"call.{call}" or name.startswith((f"{call}.", f"call.{call}-")):
                 os.unlink(self.path(name))
 
-    def raised(self, call: int, raised: Collection[int], stopped: int) -> RankFailed:
-        """The error of a call in which the ``raised`` ranks raised, and still run; ``stopped`` ranks were stopped."""
+    def make_raised_error(self, call: int, raised: Collection[int], stopped: int) -> RankFailed:
+        """Return the error of a call: the ``raised`` ranks raised and still run, ``stopped`` others were stopped."""
         exceptions = {rank: each for rank in raised if (each := self._rank_exception(call, rank))}
         if not exceptions:
             raise LaunchError(f"rank {min(raised)} raised an exception that could not be read")

@@ -35,8 +35,9 @@ class CellRanks:
         path.write_text(cell, encoding="utf-8")
         compile(cell, path, "exec", dont_inherit=True)
         if self._session is None or nproc != self._nproc:
-            if self._session is not None:
-                self._session.close()
+            former, self._session = self._session, None  # first, as Ctrl-C may interrupt the rest
+            if former is not None:
+                former.close()
             self._session, self._nproc = Session(nproc=nproc, merge=True, restart=True), nproc
         self._session.run(run_cell, cell, str(path))
 

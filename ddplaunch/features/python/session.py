@@ -101,9 +101,11 @@ class Session:
                 return current.run_call(timeout, self.request)
             except BaseException:
                 if not current.ready:
-                    current.stop()
-                    self.close()
-                    self._ended = not self._restart
+                    self._ranks, self._ended = None, not self._restart  # first, as Ctrl-C may interrupt the rest
+                    try:
+                        current.stop()
+                    finally:
+                        current.close()
                     if self.request == CALL and current.started:
                         then = "; the next call starts new ones" if self._restart else ""
                         current.print(f"the ranks have ended; their variables are lost{then}")
@@ -175,9 +177,9 @@ class _SessionRanks:
             text = f"{format_ranks(waiting)} did not return within {raised_timeout_s:g} s after rank {raised[0]} raised"
             self.print(f"{text}: {waits}" if waits else text)
         if waiting:
-            raise self._job.raised(number, raised, len(waiting))
+            raise self._job.make_raised_error(number, raised, len(waiting))
         self._job.flush()
-        found = self._job.raised(number, raised, 0) if raised else self._job.results(number)
+        found = self._job.make_raised_error(number, raised, 0) if raised else self._job.results(number)
         self.ready = True
         if isinstance(found, RankFailed):
             self._job.discard(number)

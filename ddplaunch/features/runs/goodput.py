@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import astuple
+
 from ddplaunch.base.text import format_count, format_duration
 from ddplaunch.features.runs.time_breakdown import TimeBreakdown, TimeCategory
 
@@ -49,7 +51,4 @@ def format_percent(share: float | None) -> str:
 
 
 def sum_breakdowns(parts: Iterable[TimeBreakdown]) -> TimeBreakdown:
-    total = TimeBreakdown()
-    for each in parts:
-        total = total.add(each)
-    return total
+    return TimeBreakdown(*map(sum, zip(*map(astuple, parts), strict=True)))

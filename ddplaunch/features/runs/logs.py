@@ -18,7 +18,7 @@ from threading import Thread
 import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
-from ddplaunch.base.text import describe_all_ranks
+from ddplaunch.base.text import format_rank_range
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.option_values import parse_seconds
@@ -172,7 +172,7 @@ def _chosen_ranks(found: FoundRun, typed: str | None, failed: bool) -> list[int]
         raise UsageError(what, "without it, all ranks are shown")
     size = found.record.world_size if found.record else None
     if size is not None and (beyond := [number for number in chosen if not 0 <= number < size]):
-        raise UsageError(f"--rank {beyond[0]}: {found.run} has {describe_all_ranks(size)}", f"--rank {size - 1}")
+        raise UsageError(f"--rank {beyond[0]}: {found.run} has {format_rank_range(0, size - 1)}", f"--rank {size - 1}")
     return chosen
 
 

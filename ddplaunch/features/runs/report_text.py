@@ -13,6 +13,7 @@ from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.text import format_count, format_elapsed, format_size, signal_name
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.text_table import format_table
+from ddplaunch.features.inspect.diagnosis.rank_position import format_exit
 from ddplaunch.features.runs.goodput import format_goodput, format_percent
 from ddplaunch.features.runs.run_record import AttemptRecord, RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.time_breakdown import TimeBreakdown
@@ -122,11 +123,8 @@ def _rank_row(rank: RankRecord, host: bool) -> tuple[str, ...]:
     lasted = format_elapsed((rank.ended or 0) - (rank.started or 0)) if known else "-"
     memory = format_size(rank.peak_memory) if rank.peak_memory else "-"
     cpu = format_elapsed(rank.cpu) if rank.peak_memory else "-"
-    return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, _format_exit(rank.code)
-
-
-def _format_exit(code: int | None) -> str:
-    return "-" if code is None else f"exit code {code}" if code >= 0 else signal_name(-code)
+    ended = "-" if rank.code is None else format_exit(rank.code)
+    return str(rank.rank), *([rank.host] if host else []), lasted, memory, cpu, ended
 
 
 def _format_time(moment: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ddplaunch.base.errors import UsageError, host_name
@@ -28,8 +28,7 @@ class RecordedRuns(RunIndex):
         runs: dict[str, RunningJob | None] = dict.fromkeys(history_store.list_runs())
         unrecorded: dict[str, RunningJob | None] = {}
         for job in sorted(running, key=socket_created_at, reverse=True):
-            name = next((name for name in runs if name.startswith(job.run_id) and _matches(job, name)), None)
-            if name:
+            if name := _find_record(job, runs):
                 other, first = runs[name], history_store.read_run_record(name)
                 if other is None:
                     runs[name] = job
@@ -95,10 +94,12 @@ def find_run(word: str) -> FoundRun:
 
 def read_job_record(job: RunningJob) -> RunRecord | None:
     """Read the record of a job, which may have ended since, from the history."""
-    name = next(
-        (name for name in history_store.list_runs() if name.startswith(job.run_id) and _matches(job, name)), None
-    )
+    name = _find_record(job, history_store.list_runs())
     return history_store.read_run_record(name) if name else None
+
+
+def _find_record(job: RunningJob, names: Iterable[str]) -> str | None:
+    return next((name for name in names if name.startswith(job.run_id) and _matches(job, name)), None)
 
 
 def _matches(job: RunningJob, name: str) -> bool:

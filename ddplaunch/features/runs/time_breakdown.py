@@ -57,9 +57,6 @@ class TimeBreakdown(Struct, frozen=True):
         """The effective part of the wall time, 0 to 1; None if the wall time is 0."""
         return self.steady / self.wall_s if self.wall_s > 0 else None
 
-    def add(self, other: TimeBreakdown) -> TimeBreakdown:
-        return TimeBreakdown(*(getattr(self, name) + getattr(other, name) for name in TimeBreakdown.__struct_fields__))
-
 
 _RUNNING_CATEGORIES = (TimeCategory.STEADY, TimeCategory.STALLED, TimeCategory.STRAGGLER)
 

@@ -10,8 +10,7 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import click
 from msgspec.structs import replace
@@ -32,9 +31,8 @@ class SshJob(RemoteJob, frozen=True):
 
     def start_command(self, words: Sequence[str], *, stdin: bool = True) -> Callable[[], int]:
         host = self.hosts[0]
-        click.echo(
-            f"ddplaunch: {self.run_id} runs on {join_names(self.hosts)}; connecting to {host} over SSH", err=True
-        )
+        where = f"{self.run_id} runs on {join_names(self.hosts)}; connecting to {host} over SSH"
+        click.echo(f"ddplaunch: {where}", err=True)
         terminal = stdin and os.isatty(0) and is_interactive(1)
         argv = interactive_ssh_command(host, [*launcher_command(self.python), *words], os.environ, terminal=terminal)
         process = subprocess.Popen(argv, stdin=None if stdin else subprocess.DEVNULL)
@@ -75,24 +73,12 @@ class SshJobLocator(RunLocator):
         return SshConnector()
 
 
-@contextmanager
-def record_job(job: SshJob, *, history: bool) -> Iterator[SshEnd]:
-    """Record a job while it runs, and its end; without ``history`` the record is removed at the end."""
-    end = SshEnd()
-    RECORDS.save(job)
-    try:
-        yield end
-    finally:
-        if history and end.code is not None:
-            RECORDS.save(replace(job, ended=time.time(), code=end.code))
-        else:
-            job.remove_record()
-
-
-class SshEnd:
-    """The end of a job; None as exit code: it never started."""
-
-    code: int | None = None
+def record_end(job: SshJob, code: int | None, *, history: bool) -> None:
+    """Record the end of a job; remove the record of one that never started (``code`` is None) or has no history."""
+    if history and code is not None:
+        RECORDS.save(replace(job, ended=time.time(), code=code))
+    else:
+        job.remove_record()
 
 
 LOCATOR = SshJobLocator()

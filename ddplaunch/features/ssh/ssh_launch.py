@@ -33,7 +33,7 @@ from ddplaunch.cli.show_option import read_merge
 from ddplaunch.core.feature import RunInstead
 from ddplaunch.core.output.log_message import LogMessage, MessageKind
 from ddplaunch.features.ssh.fleet import Fleet, HostProblem
-from ddplaunch.features.ssh.job_records import SshJob, record_job
+from ddplaunch.features.ssh.job_records import RECORDS, SshJob, record_end
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.ssh.remote_launcher import HostJob
 from ddplaunch.features.ssh.ssh_command import resolve_ssh_config, ssh_command
@@ -47,9 +47,9 @@ from ddplaunch.system.plan.rendezvous import DEFAULT_PORT, SOURCE_ASSUMED
 from ddplaunch.system.processes.proc_utils import start_ticks
 from ddplaunch.system.target.target import Target
 
-_PER_NODE_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id"}
+_OMITTED_OPTIONS = {"nnodes", "node_rank", "master_addr", "master_port", "nproc", "gpus", "run_id", "no_config"}
+"""Options that each node's command line has for itself, or that it has anyway."""
 _NODE_0_OPTIONS = {"tensorboard", "sidecar", "notify"}
-_OMITTED_OPTIONS = {*_PER_NODE_OPTIONS, "no_config"}
 
 
 class SshLaunch(RunInstead):
@@ -149,9 +149,12 @@ class SshLaunch(RunInstead):
             host=host_name(),
             began=time.time(),
         )
-        with record_job(job, history=not options.value("no_history")) as end:
+        RECORDS.save(job)
+        code = None
+        try:
             code = fleet.run([connect(node, host) for node, host in enumerate(hosts)])
-            end.code = None if fleet.problems else code
+        finally:
+            record_end(job, None if fleet.problems else code, history=not options.value("no_history"))
         if fleet.problems:
             _print_problems(fleet.problems, len(hosts), code)
         return code

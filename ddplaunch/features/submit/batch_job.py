@@ -58,8 +58,8 @@ class RequeueOptions(Struct, frozen=True):
         return math.ceil(self.grace + self.stop_s)
 
     @property
-    def describe_times(self) -> str:
-        """Text for a comment: what there is time for after the signal."""
+    def times_text(self) -> str:
+        """Text of a comment: the time after the signal."""
         return f"{self.grace:g} s for a checkpoint, then {self.stop_s:g} s for ranks to stop"
 
     def __str__(self) -> str:

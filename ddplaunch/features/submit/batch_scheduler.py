@@ -161,8 +161,8 @@ def _follow(scheduler: BatchScheduler, ctx: click.Context, target: str, job: Bat
 
 def _save_job(
     ctx: click.Context, job: BatchJob, job_id: JobId, target: str, files: tuple[str, str | None]
-) -> SubmittedJob:
-    """Store the job for ``ddplaunch ps`` and other commands."""
+) -> SubmittedJob | None:
+    """Store the job for ``ddplaunch ps`` and other commands; None if that fails, as on a full disk."""
     saved = SubmittedJob(
         number=job_id.number,
         cluster=job_id.cluster,
@@ -179,8 +179,7 @@ def _save_job(
         scheduler=ctx.params["scheduler"],
         errors=files[1],
     )
-    submitted_jobs.save_job(saved)
-    return saved
+    return saved if submitted_jobs.save_job(saved) else None
 
 
 def _check_log_path(chdir: str, option: str, pattern: str) -> None:

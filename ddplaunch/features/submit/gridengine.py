@@ -145,7 +145,7 @@ class GridEngine(HostsScheduler):
 
     def trap_lines(self, job: BatchJob) -> Iterator[str]:
         if job.requeue and job.seconds:
-            times = job.requeue.describe_times
+            times = job.requeue.times_text
             yield f"# The warning before the time limit: {times}. (At s_rt Grid Engine ends the other hosts.)"
 
     def local_start_command(self, job: BatchJob) -> str:

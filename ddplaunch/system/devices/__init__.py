@@ -30,7 +30,7 @@ def read_hardware(*, processes: bool = False, sysfs: Folder = "/sys", dev: Folde
             vendor_gpus, vendor_notes = vendor.read(KernelTrees(sysfs, dev, processes))
         except GpusFailed as error:
             notes_or_lost += error.notes
-            failed = error.shown_by
+            failed = error.evidence
         except Exception as error:  # an unexpected driver error must not stop a job that may not even use the GPUs
             notes_or_lost.append(f"{vendor.title} GPUs could not be read: {type(error).__name__}: {error}.")
         else:

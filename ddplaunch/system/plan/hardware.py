@@ -113,4 +113,4 @@ class GpusFailed(Exception):
 
     def __init__(self, evidence: str, notes: Sequence[str | LostGpu]) -> None:
         super().__init__(evidence)
-        self.shown_by, self.notes = evidence, notes
+        self.evidence, self.notes = evidence, notes

@@ -30,11 +30,16 @@ class ChildProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end, and kill it after ``timeout_s``. Return the wait status, None if unknown."""
+        """Wait for its end, and kill it after ``timeout_s``. Return the wait status, None if unknown.
+
+        One that cannot be killed, in uninterruptible sleep, is waited for KILL_TIMEOUT_S more.
+        """
         if self.pid in _unreaped:
             try:
                 if not proc_utils.wait_for_end(self.pid, timeout_s):
                     self.kill()
+                    if not proc_utils.wait_for_end(self.pid, proc_utils.KILL_TIMEOUT_S):
+                        return None
                 self.on_reaped(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:
                 self.on_reaped(None)

@@ -7,9 +7,11 @@ often while nothing changes.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -44,27 +46,28 @@ class _FollowedFile:
 
     def copy_new(self) -> None:
         """Copy the bytes that were appended since the last call."""
+        for chunk in self._read_new():
+            self._out.write(chunk)
+        self._out.flush()
+
+    def _read_new(self) -> Iterator[bytes]:
         if self.path is None:
             return
         try:
-            file = open(self.path, "rb")  # noqa: SIM115 - closed below
-        except FileNotFoundError:  # the job has not begun
-            return
+            with open(self.path, "rb") as file:
+                if self._last is not None:
+                    self._skip(file, self._last)
+                    self._last = None
+                if os.fstat(file.fileno()).st_size < self.read:  # the job has begun again, with a new log
+                    self.read = 0
+                file.seek(self.read)
+                while chunk := file.read(1 << 16):
+                    self.read += len(chunk)
+                    yield chunk
         except OSError as error:
-            print_line(f"cannot read {self.path}: {error.strerror}")
-            self.path = None
-            return
-        with file:
-            if self._last is not None:
-                self._skip(file, self._last)
-                self._last = None
-            if os.fstat(file.fileno()).st_size < self.read:  # the job has begun again, with a new log
-                self.read = 0
-            file.seek(self.read)
-            while chunk := file.read(1 << 16):
-                self._out.write(chunk)
-                self.read += len(chunk)
-        self._out.flush()
+            if error.errno not in (errno.ENOENT, errno.ESTALE):  # the job has not begun; the file was replaced (NFS)
+                print_line(f"cannot read {self.path}: {error.strerror}")
+                self.path = None
 
     def _skip(self, file: BinaryIO, last: int) -> None:
         before = file.seek(0, os.SEEK_END) - last

@@ -281,6 +281,23 @@ def test_a_folder_of_another_user_is_not_used(runtime, kind):
     socket_dir.remove_socket(path)
 
 
+def test_a_folder_that_another_launcher_removes_is_made_again(runtime, monkeypatch):
+    tried, listen = [], socket_dir.listen_unix
+
+    def listen_later(path):
+        if not tried:
+            os.rmdir(os.path.dirname(path))
+        tried.append(path)
+        return listen(path)
+
+    monkeypatch.setattr(socket_dir, "listen_unix", listen_later)
+    sock, path = socket_dir.listen_in_dir("mine")
+    assert sock
+    sock.close()
+    assert tried == [path] * 2
+    socket_dir.remove_socket(path)
+
+
 def test_without_a_folder_there_is_no_control_socket(monkeypatch):
     monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: ["/proc/ddplaunch"])
     control = ControlSocket(EventLoop(), "x", None)  # type: ignore[arg-type]

@@ -283,7 +283,7 @@ def test_a_preemption_notice_while_node_0_is_waited_for(start_ddplaunch, tmp_pat
 
 
 def test_a_name_of_node_0_that_does_not_resolve_is_waited_for(start_ddplaunch, tmp_path):
-    """As in Docker compose, where a name exists only with its container; the same line shows a typo."""
+    """In Docker compose a name exists only with its container; the same line shows a typo."""
     write_program(tmp_path, "hello.py", HELLO)
     where = ("--master-addr", "no.such.host.invalid", "--nnodes", "2", "--node-rank", "auto")
     job = start_ddplaunch("run", "--nproc", "1", "--start", "exec", "--join-timeout", "2", *where, "hello.py")
@@ -307,7 +307,7 @@ def test_node_0_waits_for_its_own_name(start_ddplaunch, tmp_path):
 
 @pytest.mark.slow
 def test_a_node_that_joins_again_is_in_the_same_record(nodes, tmp_path, run_in_fork):
-    """As a spare is that takes the place of a lost node, where homes are shared."""
+    """A spare that takes the place of a lost node is in it too, where nodes share the home directory."""
     write_program(tmp_path, "waits.py", WAITS_FOR_GATE)
     name = f"again-{uuid.uuid4().hex[:8]}"  # the record of a run before with the same name would count too
     job = nodes("1:2", "--grow", "--grace", "10", "--run-id", name, "--log-dir", "logs")

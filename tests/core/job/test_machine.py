@@ -233,14 +233,8 @@ OURS = {"versions": VERSIONS, "gpus": ("H100",)}
             {"versions": replace(VERSIONS, torch="2.4")},
             "torch's version differs: node 0 (n0) has 2.13, node 1 (n1) has",
         ),
-        (
-            {"versions": replace(VERSIONS, cuda=None)},
-            "the CUDA version of torch differs: node 0 (n0) has 12.4, node 1 (n1) has none",
-        ),
-        (
-            {"versions": replace(VERSIONS, nccl="2.21")},
-            "the NCCL version differs: node 0 (n0) has 2.20, node 1 (n1) has 2.21",
-        ),
+        ({"versions": replace(VERSIONS, cuda=None)}, "of torch differs: node 0 (n0) has 12.4, node 1 (n1) has none"),
+        ({"versions": replace(VERSIONS, nccl="2.21")}, "NCCL version differs: node 0 (n0) has 2.20, node 1 (n1) has"),
         ({"gpus": ()}, "the kind of devices differs: node 0 (n0) has H100, node 1 (n1) has CPUs alone"),
         ({"node_spec": NodeSpec(0, "n9", ("cpu",))}, "node rank 0 is used twice: by n0 and by n9"),
         ({"node_spec": NodeSpec(2, "n9", ("cpu",))}, "node rank 2 is out of range: 0 to 1"),
@@ -268,15 +262,11 @@ def test_nodes_with_different_settings_end_the_job(changed, expected):
         ({}, {"fingerprint": None}, None),
         ({}, {"versions": Versions("3.11", cuda="12.1")}, None),
         ({}, {"versions": replace(VERSIONS, nccl=None)}, None),
-        (
-            {"node_spec": NodeSpec(0, "n0", ("cpu",))},
-            {"node_spec": NodeSpec(1, "n1", ("cpu",), kind="task")},
-            None,
-        ),
+        ({"node_spec": NodeSpec(0, "n0", ("cpu",))}, {"node_spec": NodeSpec(1, "n1", ("cpu",), kind="task")}, None),
     ],
 )
 def test_what_may_differ_between_nodes(ours, theirs, note):
-    """Also what is unknown on one of them."""
+    """A value that one of the nodes does not know may differ too."""
     job = Job(min_nodes=2)
     job.start(job.hello(0, **{**OURS, **ours}))
     job.admit(job.hello(1, **{**OURS, **theirs}))
@@ -327,7 +317,7 @@ def test_the_first_failure_stops_all_and_is_sent_to_all():
 
 
 def test_a_failure_is_reported_early_once():
-    """Also if another rank fails while the ranks are still inspected."""
+    """One report comes although another rank fails while the ranks are still inspected."""
     job = joined(1, inspect=True)
     job.fail(1, 2)
     job.wait(EARLY_REPORT_DELAY_S)
@@ -339,7 +329,7 @@ def test_a_failure_is_reported_early_once():
 
 
 def test_a_failure_is_sent_once_and_its_last_lines_with_the_report():
-    """Also the failure of a rank that was being stopped."""
+    """The failure of a rank that was being stopped is sent too."""
     job = joined(1)
     job.fail(1, 2, message="ValueError: boom", traceback="Traceback …\n  here")
     job.fail(0, 1, message="OSError: while it was stopped")
@@ -446,7 +436,7 @@ def test_a_node_may_leave_after_its_ranks_have_ended():
 
 
 def test_finished_nodes_show_which_nodes_they_wait_for():
-    """When these are others than before."""
+    """They show it again only if these are others than before."""
     job = joined(1, 2, 3)
     for number in (1, 2):
         job.send(number, messages.RanksFinished(0))
@@ -586,8 +576,8 @@ def test_a_node_lost_in_the_wait_before_a_restart(most, code):
     assert not job.take(messages.StartAttempt)
     job.wait(10)
     if code is None:
-        assert job.take(messages.NoteMessage, 0) == [
-            messages.NoteMessage("node 1 (n1) was lost: its connection closed"),
+        assert [each.text for each in job.take(messages.NoteMessage, 0)] == [
+            "node 1 (n1) was lost: its connection closed"
         ]
         assert [start.attempt for start in job.take(messages.StartAttempt)] == [1, 1]
     else:
@@ -693,6 +683,15 @@ def test_a_preemption_notice_reaches_all_nodes_once():
         job.drain(number, heeded=number == 2)
     assert not job.take(messages.StopAttempt)
     assert {end.outcome.code for end in job.take(messages.EndJob)} == {75}
+
+
+def test_a_preemption_notice_while_ranks_are_being_stopped_announces_no_other_grace():
+    job = joined(1, inspect=False)
+    job.fail(1, 2)
+    job.take(messages.NoteMessage)
+    job.send(0, messages.PreemptionNotice(signal.SIGUSR2))
+    (note,) = job.take(messages.NoteMessage, 0)
+    assert note.text == "preempted by SIGUSR2 on node 0 (n0): the ranks are being stopped already"
 
 
 def test_after_a_preemption_notice_a_failure_stops_no_rank_until_the_grace_is_over():

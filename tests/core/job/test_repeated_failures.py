@@ -53,7 +53,7 @@ def attempts(*failures, **rules):
 
 
 def test_files_are_named_relative_to_the_folder_of_the_job(monkeypatch):
-    """Also if that was removed meanwhile."""
+    """The folder may have been removed meanwhile."""
     monkeypatch.delattr("os.getcwd")
     assert attempts(failure(), failure(), folder="/job") == ENDED.replace("/job/", "")
 

@@ -25,7 +25,7 @@ FAILS = PROGRAMS / "fails.py"
     ],
 )
 def test_a_restart_succeeds(run_ddplaunch, tmp_path, mode, how):
-    """With collectives too: the new attempt has a fresh store on the same port (torchrun's reads the old keys)."""
+    """Collectives work too: the new attempt has a fresh store on the same port (torchrun's reads the old keys)."""
     done = run_ddplaunch("run", *mode, "--nproc", "3", "--max-restarts", "2", "--log-dir", "logs", FAILS, how, "1")
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 2" in done.stderr

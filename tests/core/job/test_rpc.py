@@ -15,7 +15,7 @@ from ddplaunch.core.deadlines import Now
 from ddplaunch.core.job.node_table import JoinedNode, NodePhase, NodeTable
 from ddplaunch.core.job.rpc import BUG_ERROR, MAX_OPEN_REQUESTS, TOO_MANY_ERROR, Rpc, check_payload
 from ddplaunch.core.job_config import JobConfig
-from ddplaunch.core.messages import FROM_NODE, NoteMessage, RpcReply, RpcRequest
+from ddplaunch.core.messages import NoteMessage, RpcReply, RpcRequest
 from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_rpc import NODE_ZERO_MARGIN_S, NodeRpc
 from ddplaunch.core.rpc_kind import Kind
@@ -284,7 +284,7 @@ def test_a_kind_that_raises_is_reported_once_and_refused_from_then_on(nodes, hoo
 
 
 def test_a_payload_is_checked_on_arrival():
-    arrived = decode(encode(RpcRequest(1, "inspect", 1.0, Detail.WAITS))[LENGTH.size :], FROM_NODE)
+    arrived = decode(encode(RpcRequest(1, "inspect", 1.0, Detail.WAITS))[LENGTH.size :], [RpcRequest])
     assert check_payload(arrived) == RpcRequest(1, "inspect", 1.0, Detail.WAITS)
     assert check_payload(RpcReply(1, "inspect")) == RpcReply(1, "inspect"), "the end of a reply in parts"
     for wrong in (

@@ -232,7 +232,7 @@ def test_every_node_must_fit_in_any_place():
 
 
 def test_no_node_is_compared_with_all_the_others(monkeypatch):
-    """Which took 6 s at 4,000 nodes, before any rank started."""
+    """Such comparisons took 6 s at 4,000 nodes, before any rank started."""
     from ddplaunch.core.job.node_table import JoinedNode
 
     def compare(one, other):

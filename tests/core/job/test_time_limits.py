@@ -59,7 +59,7 @@ def test_timeout_is_paused_while_a_rank_is_in_a_debugger():
 
 
 def test_a_lost_node_does_not_pause_the_timeout():
-    """Whose rank was in a debugger."""
+    """A rank of the lost node was in a debugger."""
     job = Job(timeout=60.0, min_nodes=2, max_nodes=2, spares=0)
     job.join(1)
     job.send(1, messages.HoldChanged(0, True))

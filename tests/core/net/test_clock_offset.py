@@ -104,7 +104,7 @@ def test_clocks_that_part_are_known_less_well_as_time_goes_by():
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("step", [-3600.0, -0.01, 0.002, 30.0])
 def test_a_clock_that_is_set(which, step):
-    """At any moment, as beats are on their way or held."""
+    """It may be set at any moment, while heartbeats are on their way or held."""
     for phase in range(20):
         world = World(0.5)
         world.go_on(60 + phase * EVERY / 20)

@@ -164,7 +164,7 @@ print("all read it")
 
 
 def test_threads_that_read_their_first_message_at_once():
-    """As `ddplaunch ps` does with the answers of several jobs."""
+    """`ddplaunch ps` does that with the replies of several jobs."""
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "all read it\n"), done.stderr

@@ -12,7 +12,7 @@ from ddplaunch.base.errors import escape_control_chars
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.types import decode
 from ddplaunch.core.feature import load_features
-from ddplaunch.core.messages import FROM_NODE, FROM_NODE_ZERO
+from ddplaunch.core.messages import FromNode, FromNodeZero
 from tests.conftest import wait_until, write_program
 from tests.core.job.test_joining import Nodes
 from tests.core.job.test_machine import joined
@@ -107,7 +107,7 @@ def test_a_node_that_sends_impossible_values_is_lost(started):
 )
 def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
     """It is refused on arrival, or when compared with the state of the job."""
-    job, accepted = joined(1), (*FROM_NODE, *load_features().message_types(from_node_zero=False))
+    job, accepted = joined(1), load_features().message_types(FromNode)
     with pytest.raises(ProtocolError):
         job.send(
             1, decode_message(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, accepted)
@@ -237,11 +237,11 @@ def test_node_0_with_impossible_messages_is_lost(node_zero):
 )
 def test_an_impossible_message_of_node_0_is_a_protocol_error(op, body):
     with pytest.raises(ProtocolError):
-        decode_message(op, body, FROM_NODE_ZERO)
+        decode_message(op, body, load_features().message_types(FromNodeZero))
 
 
 def test_node_0_decides_the_exit_code(node_zero):
-    """Also where it asks something of a node that was interrupted and has drained."""
+    """It does so also if it sends a request to a node that was interrupted and has drained."""
     false, launcher = node_zero()
     peer = false.meet()
     peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))

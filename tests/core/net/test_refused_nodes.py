@@ -98,7 +98,7 @@ def test_a_refused_node_that_a_user_started_may_be_started_again(start_ddplaunch
 
 @pytest.mark.parametrize("typed", [True, False])
 def test_a_port_that_is_taken_ends_all_nodes(step, start_ddplaunch, tmp_path, typed):
-    """Also if a user started each node: node 0 cannot start with this port."""
+    """They end even if a user started each of them: node 0 cannot start with this port."""
     with socket.socket() as taken:
         port = free_port()
         taken.bind(("", port))

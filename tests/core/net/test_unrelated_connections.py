@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import resource
 import signal
+import socket
 
 import psutil
 import pytest
 
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.net import listener
 from tests.conftest import wait_until, write_program
 from tests.core.job.test_joining import Nodes
 from tests.core.net.fake_peer import FakePeer, make_hello, make_node_spec
@@ -26,6 +30,23 @@ def refused(job, count: int, body) -> list[FakePeer]:
         peer.send("NodeHello", body)
         assert peer.receive("JoinRefused")
     return peers
+
+
+def test_unrelated_connections_leave_files_for_nodes_and_ranks(monkeypatch):
+    """The oldest are closed."""
+    limit = listener.RESERVED_FDS + 2 * listener.RESERVED_FDS_PER_RANK + 10 + 6
+    monkeypatch.setattr(listener, "raise_fd_limit", lambda: limit)
+    loop = EventLoop()
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        accepting = listener.Listener(loop, sock, JobConfig(min_nodes=10, max_nodes=10), 2, None)
+        peers = [socket.create_connection(sock.getsockname()) for _ in range(8)]
+        for _ in range(16):
+            loop.call_soon(lambda: None)  # so that it does not wait
+            loop.run_once()
+        assert accepting.rejected == {"sent nothing": 2}
+        accepting.close()
+    for peer in peers:
+        peer.close()
 
 
 @pytest.mark.slow

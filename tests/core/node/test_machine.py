@@ -366,11 +366,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "waiting for node 0": (
         step(0, ev.MessageReceived(messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
         step(1, ev.MessageReceived(messages.JoinAccepted("id", 15.0)), "OpenLog"),
-        step(
-            1,
-            ev.MessageReceived(messages.JoinStatus(1, 2, 2, (1,))),
-            "show: 1/2 nodes joined, waiting for node 1",
-        ),
+        step(1, ev.MessageReceived(messages.JoinStatus(1, 2, 2, (1,))), "show: 1/2 nodes joined, waiting for node 1"),
         step(2, ev.MessageReceived(messages.CoordinatorLost()), "ReportJob"),
         step(2, end(69), "end with 69"),
     ),
@@ -459,7 +455,7 @@ def test_ranks_are_requested_a_few_at_a_time():
 
 
 def test_after_a_rank_that_cannot_be_started_no_other_is():
-    """Also if one of those that were requested before starts after it."""
+    """No other is requested even if one that was requested before starts after it."""
     world = World(range(20))
     world.on(start())
     world.on(started())

@@ -109,7 +109,7 @@ def test_preempt_forward_sends_a_signal_when_the_file_exists(start_ddplaunch):
 
 @pytest.mark.parametrize(("name", "mode"), [("USR2", FORKED), ("TERM", EXEC)])
 def test_a_handler_of_the_program_gets_the_preemption_signal(start_ddplaunch, tmp_path, mode, name):
-    """Once. A rank without one finds the file; a job whose ranks all have one has seen the notice too."""
+    """It gets it once. A rank without one finds the file; a job whose ranks all have one has seen the notice too."""
     text = f"""
         import os, signal, time
         from ddplaunch import runtime

@@ -23,7 +23,7 @@ def failure(rank: int, message: str) -> RankFailure:
 
 
 def test_equal_failures_after_the_first_share_a_line():
-    """Also where only the address of the peer differs."""
+    """Failures that differ only in the address of the peer are equal."""
     peers = [
         failure(rank, f"RuntimeError: Connection closed by peer [10.0.0.{rank}]:{9000 + rank}") for rank in (1, 2, 4)
     ]
@@ -34,7 +34,7 @@ def test_equal_failures_after_the_first_share_a_line():
 
 
 def test_a_message_is_cut_between_words():
-    """Those of torch begin with a place in its source, which would leave no room for the rest."""
+    """Messages of torch begin with a place in its source, which would leave no room for the rest."""
     first = RankFailure(0, 0, "n0", 7, 0, 1, None, "ValueError: boom", None, 1.0, None)
     place = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
     text = f"RuntimeError: {place}Connection closed by peer [127.0.0.1]:19544. " + "It may have ended. " * 9
@@ -154,7 +154,7 @@ def test_an_empty_run_name_is_refused(run_in_fork, name):
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to name the machine")
 def test_control_characters_of_the_host_name_are_escaped(tmp_path):
-    """And the record of the run can be read."""
+    """The record of the run can still be read."""
     library, name = ctypes.CDLL(None), b"a\x1b[31mred\x07\nddplaunch: fake\xff\xfe"
 
     def rename() -> None:

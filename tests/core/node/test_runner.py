@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from signal import SIGHUP, SIGTERM
 from types import SimpleNamespace
 
 from ddplaunch.core.node import commands as do
@@ -42,23 +43,42 @@ def test_the_order_of_closing(start_ddplaunch, tmp_path):
     assert closed == ["CoordinatorServer", "ProcessTree", "RunTempDir", "StoreHost"]
 
 
-def test_replies_come_before_other_events_and_none_from_within():
-    """The machine asks two questions; the effect of the first one posts an event of its own."""
-    runner, handled = object.__new__(NodeRunner), []
-    questions = {ev.DeadlineDue(): [do.WithdrawSpawns(), do.KillRemaining()]}
+def make_runner(questions, handled, **parts):
+    """Make a runner whose machine returns these commands for an event, with these parts of a node."""
+    runner = object.__new__(NodeRunner)
 
     def on(event, now):
         handled.append(event)
         return iter(questions.get(event, ()))
+
+    runner._machine = SimpleNamespace(on=on, wake_at=lambda: None)
+    runner._inbox, runner._replies, runner._is_handling = deque(), deque(), False
+    runner._timer = SimpleNamespace(set=lambda moment: None)
+    vars(runner).update(parts)
+    return runner
+
+
+def test_replies_come_before_other_events_and_none_from_within():
+    """The machine asks two questions; the effect of the first one posts an event of its own."""
+    handled = []
 
     def withdraw_spawns():
         runner.post(ev.OutputDrained())
         assert handled == [ev.DeadlineDue()]
         return [3]
 
-    runner._machine = SimpleNamespace(on=on, wake_at=lambda: None)
-    runner.tree = SimpleNamespace(withdraw_spawns=withdraw_spawns, kill_remaining=list)
-    runner._inbox, runner._replies, runner._is_handling = deque(), deque(), False
-    runner._timer = SimpleNamespace(set=lambda moment: None)
+    tree = SimpleNamespace(withdraw_spawns=withdraw_spawns, kill_remaining=list)
+    runner = make_runner({ev.DeadlineDue(): [do.WithdrawSpawns(), do.KillRemaining()]}, handled, tree=tree)
     runner.post(ev.DeadlineDue())
     assert handled == [ev.DeadlineDue(), ev.SpawnsWithdrawn((3,)), ev.RemainingKilled(()), ev.OutputDrained()]
+
+
+def test_a_stop_spares_ranks_that_handle_an_exception_unless_all_are_meant():
+    handled, sent = [], []
+    processes = {rank: SimpleNamespace(stop=lambda number, rank=rank: sent.append((rank, number))) for rank in (0, 1)}
+    commands = [do.StopRanks(SIGTERM, spare_failing=True), do.StopRank(1), do.StopRanks(SIGHUP)]
+    runner = make_runner({ev.DeadlineDue(): commands}, handled, _ranks=SimpleNamespace(processes=processes))
+    runner.sides = SimpleNamespace(find_exception=lambda rank: ("ValueError", "") if rank == 1 else None)
+    runner.post(ev.DeadlineDue())
+    assert sent == [(0, SIGTERM), (1, SIGTERM), (0, SIGHUP), (1, SIGHUP)]
+    assert handled[1:] == [ev.StopSent((0,)), ev.StopSent((0, 1))]

@@ -101,7 +101,7 @@ def test_too_few_descriptors_are_refused(tmp_path):
 
 
 def test_ranks_keep_the_limit_that_the_launcher_raised(tmp_path):
-    """Also those of an attempt with a zygote of its own."""
+    """Ranks of an attempt with a new zygote keep it too."""
     words = ddplaunch_command("run", *PROGRAM, "--nproc", "60", "/bin/sh", "-c", "ulimit -Sn; ulimit -Hn")
     done = run_command(words, tmp_path, preexec_fn=limited(resource.RLIMIT_NOFILE, 64, 500))
     assert (done.returncode, done.stderr) == (0, "")
@@ -228,7 +228,7 @@ def test_too_many_processes(tmp_path, pids_group, most, restarts):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [FORKED, EXEC], ids=["zygote", "exec"])
 def test_arguments_and_variables_of_hundreds_of_kilobytes(run_ddplaunch, tmp_path, mode):
-    """As plain Python takes them: only a single word has a limit, 128 KiB."""
+    """They arrive as with plain Python: only a single word has a limit, 128 KiB."""
     script = write_program(
         tmp_path, "train.py", "import os, sys; print(len(sys.argv), sys.argv[-1], len(os.environ['LARGE_9']))"
     )
@@ -349,7 +349,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_the_zygotes_of_ranks_and_sidecars_killed_at_once(start_ddplaunch):
-    """As the kernel may do where memory is short."""
+    """The kernel may do that where memory is short."""
     job = start_ddplaunch("run", *PROGRAM, "--sidecar", "sleep 1000", "/bin/sh", "-c", "echo up; exec sleep 1000")
     job.wait_for("up")
     wait_until(lambda: len(children(job.process.pid)) == 2 and all(map(children, children(job.process.pid))), "both")

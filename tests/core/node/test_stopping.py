@@ -135,7 +135,7 @@ def test_suspended_ranks_handle_sigterm(start_ddplaunch):
 
 @pytest.mark.slow
 def test_a_suspended_zygote_is_noted_and_killed_at_the_end(start_ddplaunch, tmp_path):
-    """Also without the samples of the history."""
+    """It is noted also without the samples of the history."""
     assert KILL_TIMEOUT_S == 5
     sooner = launcher_with_constant(tmp_path, "system.processes.proc_utils.KILL_TIMEOUT_S", scaled_timeout(0.5))
     job = start_ddplaunch("run", *LIGHT, "--nproc", "2", "--no-history", "--grace", "0", SLEEPER, executable=sooner)
@@ -165,7 +165,7 @@ def test_children_live_while_a_checkpoint_is_written(start_ddplaunch):
 
 
 def test_an_ignored_sighup_stays_ignored(start_ddplaunch):
-    """As with nohup: closing the terminal does not end the job."""
+    """nohup relies on that: closing the terminal does not end the job."""
     job = start_ddplaunch(
         "run", *LIGHT, "--nproc", "2", SLEEPER, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None
     )
@@ -434,7 +434,7 @@ SIGNALS_PARENT = """
 
 @pytest.mark.parametrize(("number", "mode", "child"), [(signal.SIGTERM, LIGHT, ()), (signal.SIGHUP, EXEC, ("child",))])
 def test_a_rank_may_end_the_job_by_a_signal_to_its_parent(start_ddplaunch, tmp_path, number, mode, child):
-    """As watchdogs in programs do; a signal to the rank's own process group ends no other process."""
+    """Watchdogs in programs do that; a signal to the rank's own process group ends no other process."""
     write_program(tmp_path, "t.py", SIGNALS_PARENT)
     job = start_ddplaunch("run", *mode, "--nproc", "2", "t.py", str(int(number)), *child)
     job.wait_for("up", 2)

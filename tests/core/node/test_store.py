@@ -92,7 +92,7 @@ def test_an_address_of_another_machine(address):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["zygote", pytest.param("exec", marks=pytest.mark.ci)])
 def test_ranks_find_the_store(run_ddplaunch, tmp_path, mode):
-    """Also at an address of IPv6."""
+    """They find it at an address of IPv6 too."""
     if not Path("/proc/net/if_inet6").exists() or "00000001 01 80" not in Path("/proc/net/if_inet6").read_text():
         pytest.skip("no ::1 on this machine")
     script = write_program(

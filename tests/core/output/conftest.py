@@ -1,9 +1,7 @@
-"""Fixtures of tests of the output: a launcher in an emulated terminal, and a small disk."""
+"""Fixture of tests of the output: a launcher in an emulated terminal."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,22 +30,3 @@ def start_in_terminal(tmp_path: Path) -> Iterator[StartInTerminal]:
             return terminal
 
         yield start
-
-
-@pytest.fixture
-def mount_small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mount a file system of this size ("64k")."""
-    if os.getuid() != 0:
-        pytest.skip("needs root to mount a small file system")
-    small = tmp_path / "small"
-    small.mkdir()
-
-    def mount(size: str) -> Path:
-        words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(small)]
-        if subprocess.run(words, capture_output=True, check=False).returncode:
-            pytest.skip("cannot mount a small file system here")
-        return small
-
-    yield mount
-    if os.path.ismount(small):
-        subprocess.run(["umount", small], check=True)

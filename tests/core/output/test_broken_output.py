@@ -94,36 +94,6 @@ def test_a_full_disk_is_an_error_of_a_command(tmp_path, words):
     assert (done.returncode, done.stderr.replace("you have no running jobs on this machine\n", "")) == (74, error)
 
 
-def test_a_temporarily_full_disk_loses_nothing(tmp_path, mount_small_disk):
-    """The disk has space again only after the ranks have printed everything."""
-    small_disk = mount_small_disk("64k")
-    fill = small_disk / "fill"
-    fill.write_bytes(bytes(60_000))
-    script = write_program(
-        tmp_path,
-        "prints.py",
-        """
-        import os
-        for i in range(100):
-            print("line", i, "x" * 150, flush=True)
-        open(f"done{os.environ['RANK']}", "w")
-        """,
-    )
-    with open(small_disk / "log", "wb") as log:
-        process = subprocess.Popen(
-            ddplaunch_command("run", "--nproc", "2", *LIGHT, script),
-            cwd=tmp_path, env=clean_environment(), stdout=log, stderr=subprocess.PIPE,
-        )  # fmt: skip
-    wait_until(lambda: len([*tmp_path.glob("done*")]) == 2, "the ranks' last lines")
-    wait_until(lambda: sum(path.stat().st_size for path in small_disk.iterdir()) > 60_000, "a disk that is full")
-    fill.unlink()
-    _, errors = process.communicate(timeout=scaled_timeout(60))
-    assert (process.returncode, errors) == (0, b"")
-    lines = (small_disk / "log").read_text().splitlines()
-    assert [line.split()[2] for line in lines if line.startswith("[0]")] == [str(i) for i in range(100)]
-    assert len(lines) == 200
-
-
 def test_a_full_disk_leaves_no_part_of_an_event_in_the_log(tmp_path):
     log = RunLog(str(tmp_path), is_single_node=True)
     log.open("run", 0)

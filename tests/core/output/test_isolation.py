@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from ddplaunch.cli import client
@@ -9,6 +11,7 @@ from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.core.events import AttemptSwept, Event, NoteAdded, Observers
+from ddplaunch.core.output.isolation import Isolation
 from ddplaunch.features.inspect.request import InspectJobRequest
 from ddplaunch.features.runs.output_request import TailOutputRequest
 from tests.conftest import wait_until, write_program
@@ -134,8 +137,20 @@ def test_a_bug_of_the_core_in_a_request_ends_the_job(start_ddplaunch, tmp_path):
     wait_until(lambda: not job.left(), "the end of the rank")
 
 
+def test_a_part_that_raises_is_cleaned_up_once():
+    reports: list[str] = []
+    for cleanups in ([], None):
+        part = Isolation("the part", reports.append)
+        part.on_error = None if cleanups is None else partial(cleanups.append, 1)
+        assert [part.call(int, text) for text in ("1", "no number", "2")] == [1, None, None]
+        assert cleanups in ([1], None)
+    assert [report.splitlines()[-1] for report in reports] == [
+        "ValueError: invalid literal for int() with base 10: 'no number'"
+    ] * 2
+
+
 def test_all_observers_get_events_in_one_order():
-    """Also those that an observer emits while another event is delivered."""
+    """Events that an observer emits while another one is delivered come after it."""
     received: list[Event] = []
 
     class Emits:

@@ -229,7 +229,7 @@ def test_held_lines_precede_a_bar_and_messages(start_in_terminal, slow_flush, tm
 
 
 def test_a_line_alone_is_shown_soon(start_in_terminal, tmp_path):
-    """Without a flush, by the real launcher, which holds it for a fifth of a second."""
+    """The real launcher shows it without a flush, after a fifth of a second."""
     write_program(
         tmp_path, "train.py", "import os, time\nif os.environ['RANK'] == '1': print('early')\ntime.sleep(600)"
     )

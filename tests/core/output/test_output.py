@@ -15,9 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.output import sink
-from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, run_command, wait_until, write_program
+from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, write_program
 from tests.constant_override import launcher_with_constant
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
@@ -35,7 +33,7 @@ def printer(tmp_path):
 
 
 def test_a_pty_for_stdout_alone_is_not_interactive(tmp_path, printer):
-    """As srun -u and mpirun make one, and write its output to a log."""
+    """srun -u and mpirun make such a pty, and write its output to a log."""
     script = printer("print('\\rstep 1\\rstep 2', os.environ.get('DDPLAUNCH_TERMINAL'), out.line_buffering)")
     ours, theirs = pty.openpty()
     words = ddplaunch_command("run", "--nproc", "2", *LIGHT, script)
@@ -81,27 +79,6 @@ def test_lines_are_whole_and_in_order(run_ddplaunch, printer):
             assert match[1] == match[3]
             seen[match[1]].append(int(match[2]))
         assert seen == {"0": list(range(0, 5000, step)), "1": list(range(0, 5000, step))}
-
-
-@pytest.mark.slow
-def test_output_of_any_bytes_is_shown(tmp_path, printer):
-    """Invalid UTF-8, null bytes, a last line without newline and a very long line reach the console and the file."""
-    script = printer(
-        """
-        out.buffer.write(b"bytes \\xff\\xfe\\x00 end\\n")
-        out.buffer.write(b"y" * 1_000_000 + b"\\n")
-        out.buffer.write(b"no newline")
-        """
-    )
-    done = subprocess.run(
-        ddplaunch_command("run", *LIGHT, "--nproc", "2", "--show", "1", "--log-dir", "logs", script),
-        cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=scaled_timeout(120),
-    )  # fmt: skip
-    assert done.returncode == 0
-    expected = b"bytes \xff\xfe\x00 end\n" + b"y" * 1_000_000 + b"\nno newline"
-    assert done.stdout == b"[1] " + expected.replace(b"\n", b"\n[1] ") + b"\n"
-    for rank in (0, 1):
-        assert next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes() == expected
 
 
 @pytest.mark.smoke
@@ -208,44 +185,6 @@ def test_a_bar_wider_than_the_terminal_is_cut(start_in_terminal, printer):
     assert 50 < terminal.raw.split(b"\x1b[K")[0].count(b"w") < 100
 
 
-@pytest.mark.slow
-def test_a_closed_reader_neither_hangs_nor_ends_the_job(tmp_path, printer):
-    """`| head -1`: the job runs to its end, and its files are complete."""
-    script = printer("for i in range(100_000): print('line', i)")
-    words = " ".join(ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", str(script)))
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {words} | head -1"],
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=scaled_timeout(90),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 1
-    for rank in range(2):
-        assert len(next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes().splitlines()) == 100_000
-
-
-@pytest.mark.slow
-def test_a_reader_that_stops_reading_does_not_hang_the_job(tmp_path, printer):
-    """stdout is not read: after a timeout the job continues, its files are complete, and the lost lines are counted."""
-    assert sink.READER_TIMEOUT_S == 10
-    script = printer("for i in range(200_000): print('line', i, 'x' * 60)\nopen(f'done{rank}', 'w')")
-    reader, writer = os.pipe()
-    process = subprocess.Popen(
-        ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", "logs", script),
-        executable=launcher_with_constant(tmp_path, "core.output.sink.READER_TIMEOUT_S", 1.0),
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=writer,
-    )
-    os.close(writer)
-    wait_until(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists(), "the ranks' end", 100)
-    with os.fdopen(reader, "rb") as file:
-        shown = file.read()
-    assert process.wait(scaled_timeout(60)) == 0
-    assert all(line.startswith(b"[") for line in shown.splitlines())
-    for rank in range(2):
-        assert len(next(tmp_path.glob(f"logs/*/rank-{rank}.log")).read_bytes().splitlines()) == 200_000
-
-
 def test_a_slow_reader_loses_nothing(tmp_path, printer):
     """A reader that is slower than the ranks blocks them, as on any pipe."""
     script = printer("for i in range(10_000): print('line', i, 'x' * 200)")
@@ -262,17 +201,6 @@ def test_a_slow_reader_loses_nothing(tmp_path, printer):
         time.sleep(0.02)  # the slowness under test
     assert process.wait(scaled_timeout(60)) == 0
     assert lines == 20_000
-
-
-def test_a_full_disk_costs_the_log_and_not_the_job(tmp_path, printer, mount_small_disk):
-    """The disk of --log-dir fills up: one note, everything still on the console, exit code 0."""
-    small = mount_small_disk("256k")
-    script = printer("for i in range(5_000): print('line', i, 'x' * 50)")
-    words = ddplaunch_command("run", *LIGHT, "--nproc", "2", "--log-dir", small, script)
-    done = run_command(words, tmp_path, {"TMPDIR": str(small)}, timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 10_000
-    assert "No space left on device" in done.stderr
 
 
 def test_pdb_on_one_rank(start_in_terminal, tmp_path):
@@ -436,16 +364,3 @@ def test_log_folder(run_ddplaunch, tmp_path):
     assert failure["first"]["exit_code"] == 1
     assert "ValueError: rank 1 fails" in failure["first"]["traceback"]
     assert failure["stopped"] == 1
-
-
-def test_a_reader_that_closes_while_output_is_buffered():
-    """Buffered output is dropped at the next write, and must not be in use then."""
-    read, write_end = os.pipe()
-    loop = EventLoop()
-    writes = sink.Sink(loop, write_end)
-    writes.write(b"x" * (1 << 20))
-    assert not writes.is_drained
-    os.close(read)
-    loop.run_once()
-    assert writes.is_closed
-    assert writes.is_drained

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +95,8 @@ def test_the_traceback_of_a_rank_that_goes_on_is_shown_after_a_timeout(world):
     assert world.write(err, TRACEBACK + SECONDARY) == []
     assert len(world.timers) == 2, "the next one has a timeout of its own"
     assert world.write(err, b"handled\n") == [(0, 2, TRACEBACK + SECONDARY + b"handled\n")]
+    at_once = b"before\n" + TRACEBACK + SECONDARY + b"handled\n"
+    assert world.write(err, at_once) == [(0, 2, at_once)]
     assert world.write(out, b"\n" + TRACEBACK + SECONDARY) == [(0, 1, b" 5%\n" + TRACEBACK + SECONDARY)], "of stdout"
 
 
@@ -186,8 +189,26 @@ def test_how_much_stays_in_memory(world, tmp_path, has_log):
 
 def test_a_log_that_cannot_be_written(world, tmp_path):
     out, _ = world.start(log=str(tmp_path / "missing" / "rank-0.log"))
-    assert world.screen.notes == ["rank 0 has no log file: No such file or directory"]
+    (tmp_path / "rank-1.times").mkdir()
+    world.start(1, log=str(tmp_path / "rank-1.log"))
+    assert world.screen.notes == [
+        "rank 0 has no log file: No such file or directory",
+        "`logs --since` will not work for rank 1: Is a directory",
+    ]
     assert world.write(out, b"shown\n") == [(0, 1, b"shown\n")]
+
+
+def test_a_log_on_a_full_disk_ends(world, tmp_path):
+    out, _ = world.start(log=str(tmp_path / "rank-0.log"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, before[1]))
+    try:
+        shown = [world.write(out, b"\xff\x00 %d\n" % number) for number in range(3)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert shown == [[(0, 1, b"\xff\x00 %d\n" % number)] for number in range(3)]
+    assert world.screen.notes[-1] == "the log of rank 0 ends here: File too large"
+    assert (tmp_path / "rank-0.log").read_bytes() == b"\xff\x00 0\n"
 
 
 def test_a_mark_comes_after_all_output_so_far(world):

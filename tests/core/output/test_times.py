@@ -23,6 +23,7 @@ def test_times_of_the_output_in_memory():
         assert not times.is_due(at + 0.9)
     assert [times.since(at) for at in (5, 12, 13.5, 15, 20.9, 21)] == [100, 100, 200, 300, 300, None]
     assert parse_marks(times.format_after(250)) == [Mark(0, 13.0), Mark(50, 20.0)]
+    assert parse_marks(times.format_after(200)) == [Mark(0, 13.0), Mark(100, 20.0)]
     assert times.is_due(19.0), "the clock was set back"
     times.begin(350, None)
     assert times.is_due(20.1), "another attempt has a mark of its own"

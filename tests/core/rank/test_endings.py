@@ -438,7 +438,7 @@ def test_a_module_ends_as_under_python(start: str, folder: Path) -> None:
 @forked_and_exec
 @pytest.mark.parametrize("fault", BY_FAULT)
 def test_a_fault_is_reported_as_by_faulthandler(fault: str, start: str, zygotes: dict[str, ZygoteDriver]) -> None:
-    """Which is what differs from a plain program: faulthandler is enabled, and the last frame that it shows is ours."""
+    """This differs from a plain program: faulthandler is enabled, and the last frame that it shows is ours."""
     folder = zygotes[start].folder
     write_program(folder, "train.py", BY_FAULT[fault])
     rank, program = zygotes[start].run(), plain(folder, "-X", "faulthandler", "train.py")

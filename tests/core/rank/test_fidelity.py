@@ -129,7 +129,7 @@ FIELDS = (
 
 
 def test_a_rank_sees_what_a_plain_program_sees(tmp_path: Path) -> None:
-    """Once it has imported torch; rank 0 as every other, as the store is not in it."""
+    """It has imported torch; rank 0 sees the same as every other, as the store is another process."""
     inherited = os.open(os.devnull, os.O_RDONLY)
     high = 77  # out of the way of what anything opens meanwhile
     os.dup2(inherited, high, inheritable=True)

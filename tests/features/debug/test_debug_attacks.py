@@ -169,6 +169,33 @@ def test_a_busy_rank_can_be_stopped_again_after_its_client_left(debug_job, tmp_p
     assert job.wait() == 0, job.stderr()
 
 
+def test_a_rank_in_a_long_call_stops_in_its_own_code_when_that_returns(debug_job, tmp_path):
+    """It does not stop in the signal handlers of an inspection, or of a second client."""
+    os.mkfifo(tmp_path / "fifo")
+    job = debug_job(
+        """
+        import os, select
+        fifo = os.open("fifo", os.O_RDWR)
+        print("ready", flush=True)
+        select.select([fifo], [], [])  # every signal interrupts it
+        print("over")
+        """
+    )
+    job.wait_for("ready", 2)
+    command = ddplaunch_command("debug", "demo", "--rank", "1")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    for is_last in (False, True):
+        with subprocess.Popen(command, env=clean_environment({}), **pipes) as client:
+            assert "rank 1 has not reached another line yet" in client.stdout.readline()
+            if not is_last:
+                client.kill()
+                continue
+            (tmp_path / "fifo").write_text("x")
+            client.stdin.close()
+            assert client.stdout.readline() == "ddplaunch: rank 1 is at train.py:5\n"
+    assert job.wait() == 0
+
+
 def test_a_long_line_works_and_a_too_long_one_is_refused(debug_job, debug_terminal, tmp_path):
     """A read of the terminal may end within a character."""
     job = debug_job(STEPS, "1")

@@ -83,6 +83,25 @@ if __name__ == "__main__":
     assert python(body).splitlines() == expected
 
 
+def test_an_interrupted_end_of_the_ranks_does_not_end_a_session_that_restarts(python: Python):
+    """The next call starts new ranks after Ctrl-C while those of a failed call were being stopped."""
+    body = """
+def interrupted():
+    raise KeyboardInterrupt
+
+if __name__ == "__main__":
+    with Session(nproc=1, preload="threading", restart=True) as session:
+        session.run(rank)
+        session._ranks.stop = interrupted
+        try:
+            session.run(sys.exit)
+        except KeyboardInterrupt:
+            print("interrupted")
+        print(session.run(rank))
+"""
+    assert python(body) == "interrupted\n[0]\n"
+
+
 @pytest.mark.slow
 def test_a_rank_that_ends_ends_the_session(python: Python):
     body = """

@@ -310,6 +310,8 @@ def test_nodes_are_put_together():
     )
     assert Elements(render_page([first, second])).count("rect", "stopped") == 15
     assert "of 1 of 2 nodes" in Elements(render_page([first])).text
+    assert "16 ranks on 2 nodes, " in Elements(render_page([first, second])).text
+    assert "8 ranks, " in Elements(render_page([record(8)])).text
 
 
 def test_ranks_of_a_large_job_that_fared_alike_share_a_row():

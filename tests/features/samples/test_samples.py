@@ -3,9 +3,13 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.features.inspect.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
+from ddplaunch.features.samples.node import MAX_COMPARABLE_RATE, CounterSnapshot, compute_sample
 from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample, downsample, ranks_behind
+from ddplaunch.system.devices.process_usage import ProcessUsage
+from tests.features.runs.recorded_events import plan
 
 
 def some(seed: int) -> list[NodeSample]:
@@ -85,3 +89,19 @@ def inspected(*entered: dict[str, int]) -> Inspection:
 )
 def test_ranks_behind(entered, late):
     assert ranks_behind(inspected(*entered)) == late
+
+
+@pytest.mark.parametrize(("most", "late"), [(4, 1.0), (4 * MAX_COMPARABLE_RATE, 1.0), (5 * MAX_COMPARABLE_RATE, None)])
+def test_a_sample_has_the_rates_between_two_snapshots(most, late):
+    """Rank 1 has been replaced, and no collective of rank 2 is known."""
+    used = {0: ProcessUsage(6.0, 700, 1000, 40), 1: ProcessUsage(2.0, 300, 80, 20), 2: ProcessUsage(8.0, 100)}
+    before = CounterSnapshot(plan(), 1e9, 50.0, usage={0: ProcessUsage(2.0, 1, 200, 0), 1: ProcessUsage(9.0)})
+    groups = {0: {"0": most}, 1: {"0": 2, "new": 2}}
+    now = CounterSnapshot(plan(), 1e9 + 4, 54.0, usage=used, groups=groups, behind_ranks=frozenset({1}))
+    sample = compute_sample(replace(before, groups={0: {"0": 0}, 1: {"0": 9}}), now, 3)
+    assert (sample.time, sample.seconds, sample.attempt) == (1e9 + 4, 4.0, 3)
+    assert sample.ranks == (
+        RankSample(0, 1.0, 700.0, 200.0, 10.0, most / 4, None if late is None else 0.0),
+        RankSample(1, 0.0, 300.0, 20.0, 5.0, 0.5, late),
+        RankSample(2, 2.0, 100.0, 0.0, 0.0, None, None),
+    )

@@ -473,6 +473,12 @@ def test_submitted(submit, cluster, tmp_path):
     assert array[1:3] == [f"log: {tmp_path}/slurm-77_%a.out", "follow: ddplaunch attach 77_INDEX"]
 
 
+def test_a_job_that_cannot_be_recorded_is_cancelled_by_the_scheduler(submit):
+    """Where the record of a job cannot be written, as on a full disk, no command that needs it is shown."""
+    shown = submit("train.py", env={"XDG_STATE_HOME": "/proc"}).stdout.splitlines()
+    assert shown[2:] == ["follow: ddplaunch attach 77", "cancel: scancel 77"]
+
+
 def test_a_dry_run_is_byte_for_byte_what_is_submitted(cluster, tmp_path):
     folder = os.fsencode(tmp_path) + b"/caf\xe9 \x1b[31m"
     os.mkdir(folder)
@@ -597,6 +603,15 @@ def test_a_reader_that_has_read_enough(cluster, tmp_path, streams):
     assert code == "141"
     assert streams or (first == "1" and "job 77 keeps running" in done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_a_log_that_cannot_be_read_does_not_end_the_command(submit, cluster):
+    (cluster.folder / "log").symlink_to("/proc/self/mem")  # to read there fails
+    cluster.plays("say RUNNING None 0:0", "say COMPLETED None 0:0")
+    done = submit("--follow train.py")
+    assert done.returncode == 0
+    assert f"cannot read {cluster.folder}/log: Input/output error" in done.stderr
+    assert "job 77 completed" in done.stderr
 
 
 def test_a_log_that_a_requeued_job_writes_anew(submit, cluster):

@@ -362,7 +362,11 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ),
     *(
         ("tfconfig", {"TF_CONFIG": written}, "does not describe a cluster")
-        for written in ("x", "[]", '{"cluster": {"worker": ["a:1"]}}', '{"cluster": {"worker": ["a"]}}')
+        for written in ("x", "[]", "[" * 50_000, '{"cluster": {"worker": ["a:1"]}}', '{"cluster": {"worker": ["a"]}}')
+    ),
+    *(
+        ("tfconfig", {"TF_CONFIG": env.cluster_spec("worker", index, worker=["a:1"])}, "does not describe a cluster")
+        for index in (float("inf"), "x")
     ),
     ("openpai", {"PAI_TASK_ROLE_LIST": "ps,worker"}, "counts within worker, but the job has 2 task roles: ps, worker"),
     ("openpai", {"PAI_HOST_IP_worker_0": ""}, "PAI_HOST_IP_worker_0 is not set"),

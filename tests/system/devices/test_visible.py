@@ -325,7 +325,7 @@ def test_gpus_flag_that_makes_no_sense(wanted: str, message: str, hint: str) -> 
 
 @pytest.mark.parametrize(("count", "have"), [(1, "1 GPU, 0"), (2, "2 GPUs, 0 and 1")])
 def test_small_machines_are_counted_in_users_units(count: int, have: str) -> None:
-    with pytest.raises(UsageError, match=f"this machine has {have}$"):
+    with pytest.raises(UsageError, match=f"this machine has {have}\n"):
         visible_gpus(machine(nvidia(count)), "7", {})
 
 

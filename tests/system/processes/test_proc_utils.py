@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from ddplaunch.system.processes import proc_utils
+from ddplaunch.system.processes.child_processes import ChildProcess
 from tests.conftest import wait_until
 
 MAIN_THREAD_ENDS = """
@@ -23,3 +24,16 @@ def test_a_process_without_a_command_line_still_runs():
         process.kill()
         process.wait()
     assert proc_utils.is_multiprocessing_helper(process.pid)
+
+
+def test_a_child_that_cannot_be_killed_is_not_waited_for(monkeypatch):
+    """SIGKILL does not end a process that is in uninterruptible sleep."""
+    process = subprocess.Popen(["sleep", "600"])
+    child = ChildProcess(process.pid)
+    monkeypatch.setattr(child, "kill", lambda: None)
+    monkeypatch.setattr(proc_utils, "KILL_TIMEOUT_S", 0.01)
+    try:
+        assert child.wait(0.01) is None
+    finally:
+        process.kill()
+        child.on_reaped(process.wait())

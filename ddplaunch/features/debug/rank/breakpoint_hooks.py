@@ -183,12 +183,17 @@ class BreakpointHooks:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_rank_process and frame is not None:
+            before = sys.gettrace()
+            sys.settrace(None)  # of an earlier stop: it would stop in this handler
             try:
                 if self._terminal is not None:
                     self._terminal.interrupt_if_detached()
                 self._load_debugger().interrupt(_user_frame(frame))
             except Exception:
                 pass  # the debug client reports that the rank has not stopped
+            finally:
+                if sys.gettrace() is None:
+                    sys.settrace(before)
 
 
 def _user_frame(frame: FrameType) -> FrameType:

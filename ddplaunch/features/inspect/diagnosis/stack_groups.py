@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -26,6 +27,11 @@ class StackGroup(Struct, frozen=True):
     state: str  # "running", "waits in all_reduce #5", "stopped (SIGSTOP)", "ended (exit code 0)"
     waited_s: float | None  # seconds since the first of them began to wait; None if unknown
     example: RankInspection  # the lowest rank
+
+    @property
+    def description(self) -> str:
+        """The state after the names of the ranks: of several "wait in all_reduce #5"."""
+        return self.state if len(self.ranks) == 1 else re.sub("^waits", "wait", self.state)
 
 
 def group_ranks(inspection: Inspection) -> tuple[StackGroup, ...]:

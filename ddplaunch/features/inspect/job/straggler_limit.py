@@ -54,10 +54,10 @@ class StragglerLimit:
         if self._context.limits.are_paused:
             return self._context.set_deadline(STRAGGLER_CHECK, max(PAUSED_INTERVAL_S, self._timeout_s or 0.0))
         working = [node for node in self._nodes.values() if node.phase is NodePhase.RUNNING]
-        ours = {rank for node in working for rank in node.ranks}
-        left = find_stragglers(inspection, ours)
+        running = {rank for node in working for rank in node.ranks}
+        left = find_stragglers(inspection, running)
         recent = {rank for node in working if node.node_rank not in self._nodes_found for rank in node.ranks}
-        if not left or (recent & ours) - {rank.rank for rank in left}:
+        if not left or (recent & running) - {rank.rank for rank in left}:
             return  # some ranks there ended recently: wait for that node's StragglersFound
         trace, place = format_trace(left[0]), describe_locations(left)
         message = "still running after the other ranks had ended"

@@ -76,6 +76,8 @@ _writer: StackWriter | None = None
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:
     """The handler of the first signal: a plain function, because the program can see it."""
+    trace = sys.gettrace()
+    sys.settrace(None)  # a debugger that waits for the next line would stop in this handler
     try:
         assert _writer is not None
         _writer.endpoint.wake(frame)
@@ -85,6 +87,8 @@ def _write_stacks(number: int, frame: FrameType | None) -> None:
         os.write(_writer.fd, outer + _format_waiting_tasks(frame) + b"\0")
     except Exception:
         pass  # the program has closed it
+    finally:
+        sys.settrace(trace)
 
 
 def outer_frames(frame: FrameType | None, skipped: int) -> bytes:

@@ -84,20 +84,20 @@ def with_live_state(found: FoundRun, shares: Sequence[RunRecord], known: PageInp
 def _record_from_live(record: RunRecord, seen: JobInspection, spent: TimeBreakdown, known: PageInputs) -> RunRecord:
     attempts, number = record.attempts, seen.status.attempt
     if attempts and attempts[-1].number == number:
-        stand = {each.rank: each for each in seen.status.ranks}
+        statuses = {each.rank: each for each in seen.status.ranks}
         used: dict[int, tuple[int, float]] = {}
         for node in known.readings:
             if all_ := average(each for each in node if each.attempt == number):
                 used |= {row.rank: (int(row.memory or 0), all_.seconds * (row.cpus or 0)) for row in all_.ranks}
         last = attempts[-1]
-        ranks = (_rank_from_live(each, stand.get(each.rank), *used.get(each.rank, (0, 0.0))) for each in last.ranks)
+        ranks = (_rank_from_live(each, statuses.get(each.rank), *used.get(each.rank, (0, 0.0))) for each in last.ranks)
         attempts = (*attempts[:-1], replace(last, ranks=tuple(ranks)))
     seen_now = (*record.inspections, seen.inspection)
     return replace(record, attempts=attempts, inspections=seen_now, spent=spent)
 
 
-def _rank_from_live(rank: RankRecord, stands: RankStatus | None, memory: int, cpu: float) -> RankRecord:
-    if stands is None or not stands.pid:
+def _rank_from_live(rank: RankRecord, status: RankStatus | None, memory: int, cpu: float) -> RankRecord:
+    if status is None or not status.pid:
         return rank
-    over = time.time() if stands.state is RankState.EXITED else None
-    return replace(rank, ended=over, code=stands.code, peak_memory=memory, cpu=cpu)
+    ended = time.time() if status.state is RankState.EXITED else None
+    return replace(rank, ended=ended, code=status.code, peak_memory=memory, cpu=cpu)

@@ -176,22 +176,21 @@ def inspections(run: PageRun) -> Iterator[Markup]:
         waits = [element("ul", *texts, class_="waits")] if waited else []
         title = concat("What the ranks were doing, ", element("span", when, class_="dim"))
         notes = (element("p", note, class_="dim") for note in notes_on(each))
-        groups = (_group(alike, each, place < _OPEN) for place, alike in enumerate(group_ranks(each)))
+        groups = (_group(group, each, place < _OPEN) for place, group in enumerate(group_ranks(each)))
         yield section_with_heading(title, *waits, *notes, *groups, id=f"stacks-{number}")
 
 
-def _group(alike: StackGroup, inspection: Inspection, unfolded: bool) -> Markup:
+def _group(group: StackGroup, inspection: Inspection, unfolded: bool) -> Markup:
     """Build a stack group: its ranks, and the stacks of the first of them."""
-    members = set(alike.ranks)
+    members = set(group.ranks)
     hosts = dict.fromkeys(each.host for each in inspection.ranks if each.rank in members and each.host)
     where = element("span", f" on {join_names(hosts)}", class_="dim") if hosts else ""
-    state = alike.state if len(members) == 1 else re.sub("^waits", "wait", alike.state)
-    waited = f" for {format_elapsed(alike.waited_s)}" if alike.waited_s is not None else ""
-    head = concat(element("b", format_ranks(alike.ranks)), where, f": {state}{waited}")
-    if threads := [*_build_threads(alike.example)]:
+    waited = f" for {format_elapsed(group.waited_s)}" if group.waited_s is not None else ""
+    head = concat(element("b", format_ranks(group.ranks)), where, f": {group.description}{waited}")
+    if threads := [*_build_threads(group.example)]:
         return element("details", element("summary", head), *threads, open="" if unfolded else None)
-    ended = alike.example.condition is ProcessCondition.EXITED
-    why = f"; no stack: {alike.example.no_stack}" if alike.example.no_stack and not ended else ""
+    ended = group.example.condition is ProcessCondition.EXITED
+    why = f"; no stack: {group.example.no_stack}" if group.example.no_stack and not ended else ""
     return element("p", concat(head, why), class_="stackless")
 
 

@@ -5,15 +5,13 @@ Each says where its variables are documented.
 
 from __future__ import annotations
 
-import json
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_regular_file
-from ddplaunch.base.types import parse
+from ddplaunch.base.types import Count, parse
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, register_system
 from ddplaunch.system.clusters.env_builders import (
     env_for_array_task,
@@ -155,8 +153,12 @@ def modelarts(environ: EnvVariables) -> ClusterEnv | None:
 
 
 RENDEZVOUS = "/run/determined/info/rendezvous.json"
-"""container_addrs, in the order of their ranks, and container_rank."""
 MAX_BYTES = 1 << 20
+
+
+class _Rendezvous(Struct):
+    container_addrs: list[str]  # in the order of their ranks
+    container_rank: Count
 
 
 @register_system("determined", "DET_ALLOCATION_ID", priority=DetectionPriority.NODE)
@@ -167,12 +169,12 @@ def determined(environ: EnvVariables) -> ClusterEnv | None:
     commands have none. Raises UsageError if it is not as it should be.
     """
     try:
-        rendezvous = json.loads(read_regular_file(RENDEZVOUS, MAX_BYTES).decode(errors="replace"))
-        hosts, node_rank = [str(host) for host in rendezvous["container_addrs"]], int(rendezvous["container_rank"])
+        found = parse(read_regular_file(RENDEZVOUS, MAX_BYTES), _Rendezvous)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ProtocolError):
         raise UsageError(f"{RENDEZVOUS} does not say which container this is", IGNORE_HINT) from None
+    hosts, node_rank = found.container_addrs, found.container_rank
     check_below(node_rank, len(hosts), "container_rank", "container_addrs")
     names, job = ("DET_ALLOCATION_ID", RENDEZVOUS), environ["DET_ALLOCATION_ID"]
     return env_for_node("determined", names, len(hosts), node_rank, hosts[0], job=job)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, sanitize_line
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.types import parse
 from ddplaunch.system.clusters.cluster_env import ClusterEnv, DetectionPriority, register_system
 from ddplaunch.system.clusters.env_builders import env_for_node, env_from_node_variables
 from ddplaunch.system.clusters.env_variables import IGNORE_HINT, EnvVariables, parse_number
+from ddplaunch.system.plan.numbers import parse_int
 
 
 @register_system("kubeflow", "PET_NNODES", "KUBERNETES_SERVICE_HOST", priority=DetectionPriority.COMMON)
@@ -111,17 +113,29 @@ def tfconfig(environ: EnvVariables) -> ClusterEnv | None:
     return None
 
 
+class _Task(Struct):
+    type: str
+    index: int | str
+
+
+class _ClusterSpec(Struct):
+    """The JSON object; ``cluster`` has the hosts of each role, with their ports."""
+
+    cluster: dict[str, list[str]] = {}
+    task: _Task | None = None
+
+
 def _cluster_spec(name: str, written: str) -> tuple[dict[str, list[str]], str, int]:
     """Return the hosts of each role, this node's role and its index there."""
     try:
-        spec = json.loads(written)
-        cluster = {str(role): [str(host) for host in hosts] for role, hosts in spec.get("cluster", {}).items()}
-        for host in (host for hosts in cluster.values() for host in hosts):
-            if not host.rpartition(":")[0] or not host.rpartition(":")[2].isdecimal():
-                raise ValueError(host)
-        if not cluster:
+        spec = parse(written, _ClusterSpec)
+        if not spec.cluster:
             return {}, "", 0
-        return cluster, str(spec["task"]["type"]), int(spec["task"]["index"])
-    except (ValueError, KeyError, AttributeError, TypeError):
-        what = f"{name}={sanitize_line(written[:80])} does not describe a cluster and this node's task in it"
-        raise UsageError(what, IGNORE_HINT) from None
+        index = parse_int(str(spec.task.index)) if spec.task else None
+        hosts = [host.rpartition(":") for each in spec.cluster.values() for host in each]
+        if spec.task and index is not None and all(address and port.isdecimal() for address, _, port in hosts):
+            return spec.cluster, spec.task.type, index
+    except ProtocolError:
+        pass
+    what = f"{name}={sanitize_line(written[:80])} does not describe a cluster and this node's task in it"
+    raise UsageError(what, IGNORE_HINT)
