@@ -1,10 +1,12 @@
 """Tests of when a warm zygote ends: its time, its session, lack of memory; nothing is left."""
 
+import itertools
 import os
 import shlex
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,30 @@ def test_it_ends_on_a_signal_and_the_last_one_removes_the_folder(shell: Shell):
     wait_for_exit(third)
     assert shell.warm().stderr == "no warm zygotes\n"
     assert not (shell.runtime / "ddplaunch-warm").exists()
+
+
+@pytest.mark.parametrize("look", [1, 2, 3])
+def test_a_folder_removed_between_two_looks_is_created_again(tmp_path, monkeypatch, look):
+    """Another launcher creates the folder at the same moment, and the last zygote to end removes it."""
+    tmp_path.chmod(0o700)
+    folder = str(tmp_path / "warm")
+    monkeypatch.setattr(warm_sockets, "socket_dir_candidates", lambda name: [folder])
+    mkdir, lstat, looks = os.mkdir, os.lstat, itertools.count(1)
+
+    def create_twice(path, mode):
+        monkeypatch.setattr(os, "mkdir", mkdir)
+        mkdir(path, mode)
+        mkdir(path, mode)
+
+    def look_after_removal(path, **options):
+        if path == folder and next(looks) == look:
+            with suppress(FileNotFoundError):
+                os.rmdir(folder)
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "mkdir", create_twice)
+    monkeypatch.setattr(os, "lstat", look_after_removal)
+    assert warm_sockets.warm_socket_dir() == folder
 
 
 @pytest.mark.slow
