@@ -63,12 +63,6 @@ def test_a_side_that_raises_is_reported_once_and_the_job_goes_on():
     assert bugs(job) == []
 
 
-def test_without_features_nothing_precedes_the_start():
-    job = Job(features=(), options=CHECKED)
-    assert not job.take(CheckNode)
-    assert job.take(messages.StartAttempt)
-
-
 class Before(JobSide):
     """A side that sends a request of this kind before ranks are stopped, and raises at the reply."""
 
@@ -239,8 +233,10 @@ def test_an_explanation_that_fails_leaves_the_report():
     assert len(bugs(job)) == 1
 
 
-def test_without_features_ranks_are_stopped_at_once_and_the_report_blames_no_rank():
-    job = Job(features=(), inspect=True)
+def test_without_features_nothing_precedes_start_and_stop_and_the_report_blames_no_rank():
+    job = Job(features=(), inspect=True, options=CHECKED)
+    assert not job.take(CheckNode)
+    assert job.take(messages.StartAttempt)
     failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
     job.wait(1)
     assert not job.take(messages.RpcRequest)

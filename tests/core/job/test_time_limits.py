@@ -108,18 +108,6 @@ def test_a_rank_that_loses_a_connection_to_a_stopped_rank_was_stopped(world_size
     assert (report.others, report.stopped) == ((raised, waited, earlier), stopped)
 
 
-def test_timeout_includes_restarts():
-    job = Job(timeout=60.0, max_restarts=9)
-    job.wait(50)
-    job.drain(0, job.fail(0, 1))
-    job.wait(9)
-    assert len(job.take(messages.StartAttempt)) == 2
-    job.wait(1)
-    assert job.take(messages.StopAttempt, 0)[-1] == messages.StopAttempt(1, signal.SIGTERM, 30.0)
-    job.drain(0, attempt=1, stopped=2)
-    assert job.outcome(0).outcome.code == 124
-
-
 def test_timeout_expires_during_the_restart_backoff():
     job = Job(timeout=60.0, max_restarts=9, restart_backoff=50.0)
     job.wait(30)
