@@ -153,6 +153,7 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
             "run --nproc 2 --merge --prefix '{host} {rank}' train.py",
             (conflict("--merge", "--prefix {host} {rank}"),),
         ),
+        *((f"{name} ''", ("name of the run",)) for name in ("logs", "report", "wait", "stop", "clean")),
         ("run --help=yes train.py", ("Option '--help' does not take",)),
         ("submit --nodes 2 --restart-on never train.py", ("--restart-on never: expected any, transient or always",)),
         ("submit --rdzv_endpoint n0:29500 train.py", ("node 0 is the first node of the allocation",)),
