@@ -90,12 +90,9 @@ def openmpi(rank: int, size: int, local: int, local_size: int, **others: str) ->
         "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
         "OMPI_COMM_WORLD_NODE_RANK": str(local),
-        "OMPI_WORLD_SIZE": str(size),
-        "OMPI_WORLD_LOCAL_SIZE": str(local_size),
         "PMIX_RANK": str(rank),
         "PMIX_NAMESPACE": "prterun-n1-4711@1",
         "PMIX_HOSTNAME": "n1",
-        "PRTE_LAUNCHED": "1",
         **others,
     }
 
