@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 
 
-def require_detected(cluster_env: ClusterEnv | None) -> ClusterEnv:
-    """Return the detected cluster environment; fail if there is none."""
+def require_detected(cluster_env: ClusterEnv | None, **expected: Any) -> ClusterEnv:
+    """Return the detected cluster environment; fail if there is none, or if its fields are not as expected."""
     assert cluster_env
+    assert {field: getattr(cluster_env, field) for field in expected} == expected
     return cluster_env
 
 
