@@ -125,15 +125,6 @@ def test_no_restart_after_the_timeout():
     assert (outcome.code, outcome.remark) == (3, "no restart: --timeout has expired")
 
 
-def test_a_job_that_ends_in_time():
-    job = Job(timeout=60.0)
-    job.send(0, messages.RanksFinished(0))
-    job.drain(0)
-    assert job.outcome(0).outcome == JobResult(0)
-    job.wait(100)
-    assert not job.take(messages.EndJob)
-
-
 def test_stalls_suspected_by_all_nodes_are_one_inspection():
     """Suspicions of all nodes cause one inspection, and later ones a second."""
     job = joined(*range(1, 8), min_nodes=8, max_nodes=8)
