@@ -18,6 +18,7 @@ import pytest
 
 from ddplaunch.cli.node_config_options import QUIET_WAIT_S
 from ddplaunch.core.messages import PROTOCOL_VERSION
+from ddplaunch.features.runs import history_store
 from tests.conftest import BackgroundJob, clean_environment, ddplaunch_command, free_port, wait_until, write_program
 from tests.constant_override import launcher_with_constant
 from tests.scaled_timeouts import scaled_timeout
@@ -313,6 +314,7 @@ def test_a_node_that_joins_again_is_in_the_same_record(nodes, tmp_path, run_in_f
     first, second = (job.start(number, target="waits.py") for number in range(2))
     for launcher in (first, second):
         launcher.wait_for("world 2")
+    wait_until(lambda: len(history_store.read_node_records(name)) == 2, "the records of both nodes")
     os.kill(second.process.pid, signal.SIGKILL)
     first.wait_for("world 1")
     second = job.start(1, target="waits.py")

@@ -144,11 +144,11 @@ def test_it_does_not_wake_while_idle_and_ends_with_its_shell(shell: Shell):
     def switches() -> list[str]:
         return [line for line in Path(f"/proc/{made}/status").read_text().splitlines() if "ctxt" in line]
 
-    wait_until(lambda: not Path(f"/proc/{made}/task/{made}/children").read_text(), "the end of the run's guardian")
-    shell.warm()  # an answer: it is back at its wait
-    wait_until(lambda: "S (sleeping)" in Path(f"/proc/{made}/status").read_text(), "its rest")
-    before = switches()
-    shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
-    assert switches() == before
+    def rests() -> bool:
+        before = switches()
+        shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
+        return switches() == before
+
+    wait_until(rests, "a second without a switch, once the run's guardian has ended")
     shell.log_out()
     wait_for_exit(made)
