@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -22,13 +23,20 @@ def socket_dir_candidates(name: str) -> list[str]:
 def is_private_dir(folder: str) -> bool:
     """Whether only this user can enter or replace this folder; False for a symbolic link."""
     try:
-        found, parent = os.lstat(folder), os.stat(os.path.dirname(folder))
+        check_private_dir(folder)
     except OSError:
         return False
+    return True
+
+
+def check_private_dir(folder: str) -> None:
+    """Raise OSError if another user can enter or replace this folder: FileNotFoundError if it does not exist."""
+    found, parent = os.lstat(folder), os.stat(os.path.dirname(folder))
     user = os.geteuid()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077
     safe = bool(parent.st_mode & stat.S_ISVTX) or (parent.st_uid == user and not parent.st_mode & 0o022)
-    return ours and safe
+    if not (ours and safe):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), folder)
 
 
 def listen_unix(path: str) -> socket.socket:

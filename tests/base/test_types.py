@@ -30,7 +30,7 @@ from ddplaunch.core.job.joining import format_join_status
 from ddplaunch.core.job.rpc import check_payload
 from ddplaunch.features.doctor import messages as doctor_messages
 from ddplaunch.features.runs.run_record import RunRecord
-from tests.core.job.test_machine import Job
+from tests.core.job.test_machine import joined
 
 TO_NODE_ZERO = load_features().message_types(messages.FromNode)
 
@@ -233,8 +233,7 @@ def test_a_coordinator_accepts_any_message():
     """The machine acts or raises ProtocolError, which loses the node. The job always ends."""
     maker = Maker(0)
     for _ in range(200):
-        job = Job(min_nodes=2, grace=1.0, max_restarts=2)
-        job.join(1)
+        job = joined(1, min_nodes=2, grace=1.0, max_restarts=2)
         for _ in range(20):
             kind = maker.random.choice(TO_NODE_ZERO)
             try:

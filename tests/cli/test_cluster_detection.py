@@ -13,6 +13,7 @@ from tests.cli.test_several_nodes import SCRIPT
 from tests.conftest import assert_refused, ddplaunch_command, free_port, run_command, write_program
 from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.start_modes import EXEC
+from tests.system.clusters.recorded_environments import openmpi
 
 SLURM_STEP = {  # one task a node on the last two nodes of three
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[2-3]",
@@ -22,13 +23,6 @@ SLURM_STEP = {  # one task a node on the last two nodes of three
 
 SLURM_TASKS = {**SLURM_STEP, "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
                "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}  # fmt: skip
-
-
-def openmpi(rank: int, size: int) -> dict[str, str]:
-    return {
-        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
-    }  # fmt: skip
 
 
 @pytest.fixture
@@ -115,7 +109,7 @@ def test_a_task_with_a_rank_starts_one_rank(planned):
 
 def test_an_external_rank_is_reported_alone(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", "")
-    done = run_in_fork("run", "--dry-run", "train.py", env=openmpi(1, 2))
+    done = run_in_fork("run", "--dry-run", "train.py", env=openmpi(1, 2, 1, 2))
     assert done.stdout.startswith(
         "rank 1 of 2, each with its own launcher: python train.py\nthis rank: 1 of 2 (openmpi)\n"
     )
@@ -169,7 +163,7 @@ def test_exports_of_a_run_without_a_launcher_do_not_count(planned, run_in_fork, 
 def test_tasks_of_one_machine_are_not_called_nodes(start_ddplaunch, tmp_path):
     write_program(tmp_path, "train.py", "")
     options = ("--start", "exec", "--master-port", str(free_port()), "--join-timeout", "0.5")
-    job = start_ddplaunch("run", *options, "train.py", env={**openmpi(0, 4), "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    job = start_ddplaunch("run", *options, "train.py", env=openmpi(0, 4, 0, 4))
     assert job.wait() == 69
     assert "only 1 of 4 tasks joined in 0.5 s (--join-timeout): task 1, 2, 3 are missing" in job.stderr()
 

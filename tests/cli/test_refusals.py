@@ -134,6 +134,33 @@ def refused(run_in_fork, run_ddplaunch, tmp_path):
         ("run --nnodes 0:4 train.py", ("--nnodes 0:4: a job has at least one node", "--nnodes 1:4")),
         ("run --nnodes 2 --grow train.py", (conflict("--grow", "--nnodes 2"), "--nnodes 2:3")),
         ("run --nnodes 2:4 --control none train.py", (conflict("--nnodes 2:4", "--control none"),)),
+        (
+            "run --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29511 --nproc 1 --max-restarts 3 "
+            "--control none train.py",
+            (f"{conflict('--max-restarts 3', '--control none')}: each node would restart alone",),
+        ),
+        (
+            "run --nnodes 2 --node-rank auto --control none --nproc 1 --master-addr n0 --master-port 4000 train.py",
+            (conflict("--node-rank auto", "--control none"),),
+        ),
+        (
+            "run --nnodes 2 --node-rank auto --nproc 2,1 --master-addr 127.0.0.1 train.py",
+            ("--nproc 2,1 lists ranks by node rank, which is unknown",),
+        ),
+        ("run --nnodes 2 --node-rank auto train.py", ("--master-addr is missing",)),
+        ("run --nproc 2 --merge --prefix none train.py", (conflict("--merge", "--prefix none"),)),
+        (
+            "run --nproc 2 --merge --prefix '{host} {rank}' train.py",
+            (conflict("--merge", "--prefix {host} {rank}"),),
+        ),
+        *((f"{name} ''", ("name of the run",)) for name in ("logs", "report", "wait", "stop", "clean")),
+        ("run --help=yes train.py", ("Option '--help' does not take",)),
+        ("submit --nodes 2 --restart-on never train.py", ("--restart-on never: expected any, transient or always",)),
+        ("submit --rdzv_endpoint n0:29500 train.py", ("node 0 is the first node of the allocation",)),
+        ("submit --nnodes 2 train.py", ("use --nodes N",)),
+        ("submit --node_rank 1 train.py", ("numbers the nodes",)),
+        ("submit --standalone train.py", ("use --nodes N",)),
+        ("submit -w n1 train.py", ("did you mean --nodelist?",)),
         ("run --heartbeat-timeout 1.9 train.py", ("--heartbeat-timeout 1.9: expected 2 seconds or more",)),
         ("run --join-timeout -1 train.py", ("--join-timeout -1: expected a time",)),
         ("run --control-port 0 train.py", ("--control-port 0: expected a port",)),
@@ -376,7 +403,3 @@ def test_without_proc(monkeypatch):
     monkeypatch.setattr(os, "readlink", lambda path: "4711")
     with pytest.raises(LaunchError, match=r"this process is \d+, but 4711 there"):
         check_proc()
-
-
-def test_help_takes_no_value(refused):
-    assert "Option '--help' does not take" in refused("run --help=yes t.py")

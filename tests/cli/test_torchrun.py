@@ -434,18 +434,3 @@ def test_submit_accepts_options_of_torchrun(run_in_fork, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "--nproc 4 --run-id j --log-dir logs --show none train.py" in done.stdout
     assert "--max-restarts" not in done.stdout, "the variable is there when the job runs"
-
-
-@pytest.mark.parametrize(
-    ("option", "hint"),
-    [
-        ("--rdzv_endpoint n0:29500", "node 0 is the first node of the allocation"),
-        ("--nnodes 2", "use --nodes N"),
-        ("--node_rank 1", "numbers the nodes"),
-        ("--standalone", "use --nodes N"),
-        ("-w n1", "did you mean --nodelist?"),
-    ],
-)
-def test_submit_refuses_options_that_slurm_decides(option, hint, run_in_fork, tmp_path):
-    write_program(tmp_path, "train.py", "")
-    assert_refused(run_in_fork("submit", "--dry-run", *option.split(), "train.py"), hint)

@@ -14,15 +14,8 @@ def test_every_documented_variable_is_as_under_torchrun(launchers):
     before = {"SET_BEFORE": " ".join([*clean_environment(), *launchers.variables, "HOME", "HF_HOME", "SET_BEFORE"])}
     ours = reports(launchers.ddplaunch("--max-restarts", "2", PROGRAMS / "contract.py", env=before))
     theirs = reports(launchers.torchrun("--max-restarts", "2", PROGRAMS / "contract.py", env=before))
-    for rank, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+    for our, their in zip(ours, theirs, strict=True):
         variables = our["documented"]
-        for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
-            assert variables[name] == str(rank)
-        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"):
-            assert variables[name] == "2"
-        assert variables["GROUP_RANK"] == "0"
-        assert variables["TORCHELASTIC_RESTART_COUNT"] == "0"
-        assert variables["TORCHELASTIC_MAX_RESTARTS"] == "2"
         assert variables["MASTER_ADDR"] == "127.0.0.1"  # torchrun says localhost, and may say the host's name
         assert 0 < int(variables["MASTER_PORT"]) < 65536
         assert variables["TORCHELASTIC_RUN_ID"] == ours[0]["documented"]["TORCHELASTIC_RUN_ID"] != ""

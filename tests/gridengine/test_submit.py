@@ -11,10 +11,10 @@ import pytest
 from tests.conftest import write_program
 from tests.features.submit.states import DELETED, HELD
 from tests.gridengine.cluster import GridEngine, unsupported
-from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.test_attach import Login
 from tests.slurm.test_submit import number_of
 from tests.start_modes import LIGHT
+from tests.virtual_hosts.host import finish
 from tests.virtual_hosts.network import Network
 
 pytestmark = pytest.mark.ci
@@ -92,8 +92,7 @@ def test_a_deleted_job_is_stopped_on_all_nodes(at, tmp_path):
     number = number_of(following)
     wait_for_ranks(at, number)
     at.cluster.run("qdel", str(number))
-    _, err = following.communicate(timeout=scaled_timeout(60))
-    assert following.returncode == 137, err
+    _, err = finish(following, 137)
     assert f"job {number} was killed by signal 9 (exit code 137)" in err
     for host in at.cluster.nodes:
         at.cluster.wait_until(lambda host=host: not host.find("train.py"), f"{host.name} to have no rank")
@@ -127,8 +126,7 @@ def test_a_job_that_is_notified_saves(at, tmp_path):
     at.cluster.run("qmod", "-usj", str(number))
     at.cluster.wait_until(lambda: log.read_text().count("got 18") == 4, "its end")
     at.cluster.run("qdel", str(number))
-    out, err = following.communicate(timeout=scaled_timeout(60))
-    assert following.returncode == 75, out + err
+    out, _ = finish(following, 75)
     assert [out.count(expected) for expected in ("got 10", "got 18", "saved")] == [4, 4, 4]
     for host in at.cluster.nodes:
         at.cluster.wait_until(lambda host=host: not host.find("train.py"), f"{host.name} to have no rank")
@@ -158,8 +156,7 @@ def test_jobs_are_listed_in_another_shell(at, tmp_path):
     while "] rank" not in attached.stdout.readline():
         pass
     write_program(tmp_path, "go", "")
-    out, err = attached.communicate(timeout=scaled_timeout(60))
-    assert attached.returncode == 7, err
+    out, err = finish(attached, 7)
     assert "ddplaunch: rank 3 exited with code 7" in out
     assert err.splitlines()[-1] == f"ddplaunch: job {number} failed (exit code 7)"
 
@@ -200,8 +197,7 @@ def test_a_job_is_requeued_before_its_time_is_up(at, tmp_path):
     write_program(tmp_path, "train.py", PROGRAM)
     times = ("--time", "0:00:16", "--preempt-grace", "5", "--grace", "5", "--requeue", "1")
     following = at.start(*FOLLOW, *times, "train.py", "make-room")
-    out, err = following.communicate(timeout=scaled_timeout(90))
-    assert following.returncode == 75, out + err
+    out, _ = finish(following, 75)
     assert out.count("to save a checkpoint") == 2, out
     assert out.count("] rank 3 of 4") == 2, out
     assert "ddplaunch: requeueing, 1 of 1\n" in out
@@ -220,6 +216,5 @@ def test_a_spare_takes_the_place_of_a_node_that_lost_power(at, tmp_path):
     next(host for host in at.cluster.nodes if host.name == lost).power_off()
     at.cluster.wait_until(lambda: log.read_text().count("] rank") == 8, "all ranks again")
     write_program(tmp_path, "go", "")
-    out, err = following.communicate(timeout=scaled_timeout(120))
-    assert following.returncode == 0, out + err
+    out, _ = finish(following)
     assert f"node 1 ({lost}) was lost" in out

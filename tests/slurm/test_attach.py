@@ -17,7 +17,7 @@ from tests.gridengine.cluster import GridEngine
 from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.cluster import Slurm
 from tests.start_modes import LIGHT
-from tests.virtual_hosts.host import Host
+from tests.virtual_hosts.host import Host, finish
 
 pytestmark = pytest.mark.ci
 
@@ -124,8 +124,7 @@ def test_a_job_is_seen_from_the_login_host(login, tmp_path):
     while "ready" not in (line := attached.stdout.readline()):
         assert line, attached.communicate(timeout=scaled_timeout(60))
     write_program(tmp_path, "go", "")
-    out, err = attached.communicate(timeout=scaled_timeout(100))
-    assert attached.returncode == 3, err
+    out, err = finish(attached, 3)
     assert "ddplaunch: rank 1 exited with code 3" in out
     assert err.splitlines()[-1] == f"ddplaunch: job {job} failed (exit code 3)"
     following.communicate(timeout=scaled_timeout(60))  # it ends with the job

@@ -9,8 +9,8 @@ import pytest
 
 import ddplaunch
 from tests.conftest import PROGRAMS, write_program
-from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.test_submit import number_of, submit  # noqa: F401 - a fixture
+from tests.virtual_hosts.host import finish
 
 pytestmark = pytest.mark.ci
 
@@ -44,8 +44,7 @@ def test_preempted_jobs_resume_from_their_checkpoint(submit, tmp_path):  # noqa:
     cluster.run("scontrol", "update", f"JobId={late}", "EndTime=now+125")  # 5 s more than the warning needs
     assert cluster.wait(high) == "COMPLETED"
     for job, process in zip((late, preempted), following.values(), strict=True):
-        out, err = process.communicate(timeout=scaled_timeout(100))
-        assert process.returncode == 0, out + err
+        out, _ = finish(process)
         assert cluster.restarts(job) == 1
         assert re.search(r"preempted by SIGUSR2 on node [01] \(n\d\): ranks have", out)
         assert re.search(r"made room at epoch 1 step [1-9]", out)
@@ -73,8 +72,7 @@ def test_where_slurm_ends_a_preempted_job_by_sigterm(submit, tmp_path):  # noqa:
     job = number_of(following)
     cluster.wait_for(job, "run 0", 2)
     high = cluster.sbatch("-p", "high", "-N2", "--exclusive", script="hostname")
-    out, err = following.communicate(timeout=scaled_timeout(100))
-    assert following.returncode == 3, out + err
+    out, _ = finish(following, 3)
     assert (cluster.wait(high), cluster.restarts(job)) == ("COMPLETED", 1)
     assert "ddplaunch: requeueing, 1 of 2" in out
     assert "run 1" in out
@@ -88,6 +86,5 @@ def test_a_job_that_is_cancelled_after_the_warning_stays_away(submit):  # noqa: 
     cluster.cancel(job, "--signal=USR2")
     cluster.wait_for(job, "to save a checkpoint")
     cluster.cancel(job)
-    following.communicate(timeout=scaled_timeout(100))
-    assert following.returncode == 143
+    finish(following, 143)
     assert (cluster.wait(job), cluster.restarts(job)) == ("CANCELLED", 0)

@@ -19,6 +19,7 @@ from tests.fake_nvml import fake_nvml as fake_nvml
 from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.configuration import FOLDER
 from tests.start_modes import LIGHT
+from tests.virtual_hosts.host import finish
 
 pytestmark = pytest.mark.ci
 
@@ -82,8 +83,7 @@ def test_ranks_find_their_places(standing_slurm, tmp_path):
     jobs = [*PLACES.items(), ("uneven tasks", PLACES["uneven tasks"])]
     steps = [cluster.srun(*options, *ddplaunch_command("run", *ours, "train.py")) for _, (options, ours, _) in jobs]
     for step, (name, (_, _, shown)) in zip(steps, jobs, strict=True):
-        out, err = step.communicate(timeout=scaled_timeout(100))
-        assert step.returncode == 0, (name, err)
+        out, err = finish(step)
         assert lines(out) == shown, name
         assert not re.search(r"\(00:0[0-4]\)", err), "the first seconds of the wait for each other are no news"
     assert not [pid for host in cluster.network.hosts for pid in host.find("train.py")]
@@ -93,8 +93,7 @@ def test_the_components_of_a_heterogeneous_job_are_one_world(standing_slurm, tmp
     write_program(tmp_path, "train.py", SHOWS)
     ours = ddplaunch_command("run", "--nproc", "2", "train.py")
     step = standing_slurm.srun("-N1", "-n1", *ours, ":", "-N1", "-n1", *ours)
-    out, err = step.communicate(timeout=scaled_timeout(100))
-    assert step.returncode == 0, err
+    out, err = finish(step)
     assert lines(out) == PLACES["a task a node"][2]
     assert "heterogeneous" not in err
 
@@ -102,8 +101,7 @@ def test_the_components_of_a_heterogeneous_job_are_one_world(standing_slurm, tmp
 def test_a_rank_that_fails_ends_the_step_and_is_reported(standing_slurm):
     ours = ddplaunch_command("run", PROGRAMS / "fails.py", "exit", "1")
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ours)
-    _, err = step.communicate(timeout=scaled_timeout(100))
-    assert step.returncode == 7, err
+    _, err = finish(step, 7)
     assert err.count("ddplaunch: rank 1 exited with code 7") == 1, "reported by node 0 for all"
 
 
@@ -129,8 +127,7 @@ def test_gpus_that_slurm_gives(slurm, tmp_path, fake_nvml):
     write_program(tmp_path, "show.py", "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES'))\n")
     ours = ("run", "--start", "exec", "show.py")
     step = cluster.srun("-n2", "--gpus-per-task=1", *with_gpus(fake_nvml, *ours))
-    out, err = step.communicate(timeout=scaled_timeout(100))
-    assert step.returncode == 0, err
+    out, err = finish(step)
     assert sorted(line.split()[1] for line in out.splitlines()) == ["0", "1"]
     broken = with_gpus(fake_nvml, *ours, init_error=DRIVER_NOT_LOADED)
     for options, code, shown in (["--gpus-per-node=2"], 2, ""), ([], 0, "0 None"):
@@ -168,8 +165,7 @@ def test_a_job_that_a_rank_starts_is_its_own(standing_slurm, tmp_path):
     inner = ddplaunch_command("run", "--nproc", "2", *LIGHT, "shows.py")
     write_program(tmp_path, "outer.py", f"import subprocess; subprocess.run({inner})")
     step = standing_slurm.srun("-N2", "-n2", "--ntasks-per-node=1", *ddplaunch_command("run", *LIGHT, "outer.py"))
-    out, err = step.communicate(timeout=scaled_timeout(100))
-    assert step.returncode == 0, err
+    out, _ = finish(step)
     assert [out.count(f"sum {shown}") for shown in ("2 0 0 2 2 0 1", "2 1 1 2 2 0 1")] == [2, 2]
 
 

@@ -18,7 +18,7 @@ from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_run import SHOWS, lines
 from tests.start_modes import LIGHT
-from tests.virtual_hosts.host import Host
+from tests.virtual_hosts.host import Host, finish
 
 pytestmark = pytest.mark.ci
 
@@ -64,8 +64,7 @@ def test_a_job_on_two_nodes_is_followed_to_its_end(submit, tmp_path):
     )
     write_program(tmp_path, "train.py", program + "raise SystemExit(7 if os.environ['RANK'] == '1' else 0)\n")
     following = start("--nodes", "2", "--follow", "train.py", "--nproc", "2")
-    out, err = following.communicate(timeout=scaled_timeout(100))
-    assert following.returncode == 7, err
+    out, err = finish(following, 7)
     assert lines(out) == ["sum 4 0 0 4 2 0 2", "sum 4 1 1 4 2 0 2", "sum 4 2 0 4 2 1 2", "sum 4 3 1 4 2 1 2"], err
     assert "slurm: this is node 0 of 2, at n1" in out
     assert "ddplaunch: rank 1 exited with code 7" in out
@@ -82,8 +81,7 @@ def test_what_slurm_refuses_has_a_hint(submit, tmp_path):
         ("--gpus-per-node=8", "Invalid generic resource (gres) specification", 'sinfo -o "%P %D %G"'),
     ):
         refused = start(*words.split(), "train.py")
-        *slurms, error, lines = refused.communicate(timeout=scaled_timeout(60))[1].splitlines()
-        assert refused.returncode == 2
+        *slurms, error, lines = finish(refused, 2)[1].splitlines()
         assert refusal in slurms[-1]
         assert error.startswith("Error: sbatch rejected ")
         assert hint in lines
@@ -118,15 +116,13 @@ def test_a_cancelled_job_has_its_grace(submit, tmp_path):
     cluster.wait_for(job, "ready", 4)
     assert cluster.state(after) == "PENDING"
     cluster.cancel(job)
-    out, err = following.communicate(timeout=scaled_timeout(60))
-    assert following.returncode == 143, err
+    out, err = finish(following, 143)
     assert f"job {job} was cancelled (exit code 143)" in err
     assert out.count("saved") == 4
     assert out.rindex("saved") < out.index(f"torn {job}")
     assert cluster.wait(job) == "CANCELLED"
     assert not [pid for host in cluster.network.hosts for pid in host.find("saves.py")]
-    out, err = waiting.communicate(timeout=scaled_timeout(60))
-    assert waiting.returncode == 9, err
+    out, err = finish(waiting, 9)
     assert out == f"torn {after}\n"
     assert "bad\n" in err
     assert "bad\n" in (tmp_path / f"errs/{after}.err").read_text()
@@ -143,8 +139,7 @@ def test_preempted_jobs(submit, tmp_path):
         cluster.wait_for(job, "ready", 2)
     high = cluster.sbatch("-p", "high", "-N4", "--exclusive", script="hostname")
     for how, following in ours.items():
-        out, err = following.communicate(timeout=scaled_timeout(100))
-        assert following.returncode == 75, err
+        out, err = finish(following, 75)
         assert "was preempted (exit code 75)" in err
         assert out.count("saved") == (0 if how == "deaf" else 2)
     assert cluster.wait(high) == "COMPLETED"
@@ -168,15 +163,13 @@ def test_requeued_jobs(submit, tmp_path):
         cluster.wait_for(limited, f"run {again}", 4)
         cluster.cancel(limited, "--signal=USR2")
 
-    out, err = twice.communicate(timeout=scaled_timeout(100))
-    assert twice.returncode == 0, err
+    out, err = finish(twice)
     assert f"job {followed} was requeued and waits" in err
     assert "completed (exit code 0)" in err
     assert out == cluster.output(followed)
     assert [out.count(f"ready {count}") for count in (None, 1)] == [2, 2]
 
-    out, err = asks.communicate(timeout=scaled_timeout(100))
-    assert asks.returncode == 75, out + err
+    out, err = finish(asks, 75)
     assert "ddplaunch: requeueing, 1 of 1" in out
     assert "not requeued again: --requeue 1" in out
     assert not list(tmp_path.glob(".ddplaunch-exit-*"))
@@ -215,8 +208,7 @@ def test_a_node_loses_power_and_comes_back(submit):
     assert "Node failure on n2" in err
     node.boot()
     cluster.join(node)
-    out, err = following.communicate(timeout=scaled_timeout(120))
-    assert following.returncode == 69, err
+    out, err = finish(following, 69)
     assert "node 1 (n2) was lost" in out
     assert f"job {job} lost a node (exit code 69)" in err
     assert cluster.state(job) == "NODE_FAIL"
@@ -269,8 +261,7 @@ def test_a_job_that_went_on_with_a_spare_has_not_failed(submit, tmp_path):
     following = start(*options, "train.py")
     cluster.wait_for(number_of(following), "ready", 2)
     kill(cluster.nodes[0])
-    out, err = following.communicate(timeout=scaled_timeout(60))
-    assert following.returncode == 137, out + err
+    out, err = finish(following, 137)
     assert "Slurm reports that node 0 (n1) has ended" in out
     words = ddplaunch_command("report", cluster.run("squeue", "-h", "-t", "all", "-o", "%i", "-S", "-i").split()[0])
     report = cluster.login.type(words, cluster.folder, {**clean_environment(), **cluster.environment})

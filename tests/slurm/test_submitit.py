@@ -13,6 +13,7 @@ from tests.conftest import PROGRAMS, clean_environment, run_command, write_progr
 from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_run import SHOWS, lines
+from tests.virtual_hosts.host import finish
 
 DRIVER = """
     import sys
@@ -64,8 +65,7 @@ def test_a_task_a_node_and_a_task_a_rank(standing_slurm, tmp_path):
 @pytest.mark.ci
 def test_a_failure_is_submitits(standing_slurm, tmp_path):
     driver = drive(standing_slurm, tmp_path, "2", PROGRAMS / "fails.py", "exit", "1")
-    _, err = driver.communicate(timeout=scaled_timeout(100))
-    assert driver.returncode == 1
+    _, err = finish(driver, 1)
     assert "ended with exit code 7" in err
     assert "rank 1 exited with code 7" in errors(tmp_path)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.scaled_timeouts import scaled_timeout
 from tests.virtual_hosts.cable import Cable, wait_for_ready
 from tests.virtual_hosts.freezer import freeze, send_signal
 from tests.virtual_hosts.namespaces import (
@@ -26,6 +27,13 @@ from tests.virtual_hosts.namespaces import (
 )
 
 _INIT = Path(__file__).with_name("init.py")
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    """Wait for the end of a command, assert its exit code, and return its stdout and stderr."""
+    out, err = process.communicate(timeout=scaled_timeout(120))
+    assert process.returncode == code, f"{out}{err}"
+    return out, err
 
 
 class Host:

@@ -9,7 +9,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, is_private_dir, listen_unix, peer_uid, socket_dir_candidates
+from ddplaunch.base.local_sockets import (
+    MAX_SOCKET_PATH,
+    check_private_dir,
+    is_private_dir,
+    listen_unix,
+    peer_uid,
+    socket_dir_candidates,
+)
 
 
 def warm_socket_dir() -> str:
@@ -30,12 +37,12 @@ def _make_dir(path: str) -> None:
 
     Another launcher may create it at the same moment, and the last zygote to end removes it.
     """
-    while not is_private_dir(path):
-        try:
+    while True:
+        with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            if os.path.lexists(path) and not is_private_dir(path):
-                raise
+        with suppress(FileNotFoundError):  # removed since
+            check_private_dir(path)
+            return
 
 
 def connect(path: str) -> socket.socket | None:

@@ -21,14 +21,13 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
 )
 from ddplaunch.features.inspect.diagnosis.stack_groups import group_ranks
 from ddplaunch.features.inspect.job.inspect_job import BEFORE_STOP_TIMEOUT_S
-from tests.core.job.test_machine import Job
+from tests.core.job.test_machine import joined
 
 
 @pytest.fixture
 def job():
     """Two nodes with two ranks each, at work."""
-    made = Job(min_nodes=2, inspect=True)
-    made.join(1)
+    made = joined(1, min_nodes=2, inspect=True)
     made.sent.clear()
     return made
 
@@ -87,8 +86,7 @@ def test_preempted_ranks_are_not_inspected(job):
 
 @pytest.mark.parametrize("rules", [{"grace": 4.0}, {"inspect": False}])
 def test_no_inspection_with_a_short_grace(rules):
-    job = Job(min_nodes=2, **{"inspect": True, **rules})
-    job.join(1)
+    job = joined(1, min_nodes=2, **{"inspect": True, **rules})
     job.fail(1, 2)
     assert stops(job) == [0, 1]
     assert not list_requests(job)

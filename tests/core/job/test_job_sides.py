@@ -34,13 +34,8 @@ class Made(Feature):
 
 
 class Raising(Feature):
-    def __init__(self, *, at_once: bool) -> None:
-        self._at_once = at_once
-
     def make_job_side(self, context: JobContext) -> JobSide:
-        if self._at_once:
-            raise ValueError("no side")
-        return RaisingSide()
+        raise ValueError("no side")
 
 
 def bugs(job: Job) -> list[str]:
@@ -50,7 +45,7 @@ def bugs(job: Job) -> list[str]:
 
 
 def test_a_side_that_raises_is_reported_once_and_the_job_goes_on():
-    features = (("first", Raising(at_once=True)), ("second", Raising(at_once=False)))
+    features = (("first", Raising()), ("second", Made(RaisingSide())))
     job = Job(features=features, max_restarts=1)
     assert bugs(job) == [
         f"bug in ddplaunch: the feature {name} failed and is left out, the job continues"
@@ -61,12 +56,6 @@ def test_a_side_that_raises_is_reported_once_and_the_job_goes_on():
     job.wait(0)
     assert len(job.take(messages.StartAttempt)) == 1
     assert bugs(job) == []
-
-
-def test_without_features_nothing_precedes_the_start():
-    job = Job(features=(), options=CHECKED)
-    assert not job.take(CheckNode)
-    assert job.take(messages.StartAttempt)
 
 
 class Before(JobSide):
@@ -153,12 +142,16 @@ def test_the_calls_of_a_side():
     assert side.calls == ["start 0", "start 1", "blame 1", "end 3"]
 
 
-class Stopping(Feature, JobSide):
-    """A feature whose time limit expires with the first message."""
+class WithContext(Feature, JobSide):
+    """A feature that is its own job side."""
 
     def make_job_side(self, context: JobContext) -> JobSide:
         self._context = context
         return self
+
+
+class Stopping(WithContext):
+    """A feature whose time limit expires with the first message."""
 
     def on_message(self, node: int, message: messages.FromNode) -> None:
         self._context.stop_attempt(TimeLimitExpired("too long", None))
@@ -180,12 +173,8 @@ def test_a_side_that_stops_the_ranks_too_late_does_not_prevent_the_restart():
     assert [start.attempt for start in job.take(messages.StartAttempt)] == [0, 1]
 
 
-class Late(Feature, JobSide):
+class Late(WithContext):
     """A feature that sets a deadline with each message, also with the one that ends the job."""
-
-    def make_job_side(self, context: JobContext) -> JobSide:
-        self._context = context
-        return self
 
     def on_message(self, node: int, message: messages.FromNode) -> None:
         if isinstance(message, messages.RanksStarted):
@@ -239,8 +228,10 @@ def test_an_explanation_that_fails_leaves_the_report():
     assert len(bugs(job)) == 1
 
 
-def test_without_features_ranks_are_stopped_at_once_and_the_report_blames_no_rank():
-    job = Job(features=(), inspect=True)
+def test_without_features_nothing_precedes_start_and_stop_and_the_report_blames_no_rank():
+    job = Job(features=(), inspect=True, options=CHECKED)
+    assert not job.take(CheckNode)
+    assert job.take(messages.StartAttempt)
     failure = job.fail(0, 0, message="RuntimeError: Connection closed by peer")
     job.wait(1)
     assert not job.take(messages.RpcRequest)

@@ -11,9 +11,7 @@ import pytest
 from ddplaunch.system.network import reserved_port
 from ddplaunch.system.network.reserved_port import try_listen
 from tests.conftest import (
-    assert_refused,
     clean_environment,
-    conflict,
     ddplaunch_command,
     free_port,
     write_program,
@@ -82,22 +80,6 @@ def test_no_launcher_is_node_0_where_the_address_is_elsewhere(start_ddplaunch, t
     assert job.wait() == 69
     assert "1 s (--join-timeout): 192.0.2.1:29501" in job.stderr()
     assert "is the same command running there, and" in job.stderr()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            "--control none --nproc 1 --master-addr n0 --master-port 4000",
-            conflict("--node-rank auto", "--control none"),
-        ),
-        ("--nproc 2,1 --master-addr 127.0.0.1", "--nproc 2,1 lists ranks by node rank, which is unknown"),
-        ("", "--master-addr is missing"),
-    ],
-)
-def test_node_rank_auto_is_refused_with_other_options(run_in_fork, tmp_path, options, message):
-    write_program(tmp_path, "train.py", "print('started')")
-    assert_refused(run_in_fork("run", "--nnodes", "2", "--node-rank", "auto", *options.split(), "train.py"), message)
 
 
 @pytest.mark.smoke

@@ -376,10 +376,7 @@ TRACEBACK = 'Traceback\n  File "/job/train.py", line 5, in main\nValueError: boo
 FAILURES: tuple[dict[str, Any], ...] = (
     {},
     {"exit_code": None, "signal": 9},
-    {
-        "message": "ValueError: boom",
-        "traceback": 'Traceback\n  File "/job/train.py", line 5, in main\nValueError: boom',
-    },
+    {"message": "ValueError: boom", "traceback": TRACEBACK},
     {"message": "RuntimeError: Connection closed by peer"},
     {"message": "RuntimeError: the collective timed out after 600 s"},
 )

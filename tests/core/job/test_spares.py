@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ddplaunch.core import messages
-from tests.core.job.test_machine import CHECKED, LEAVES, Job
+from tests.core.job.test_machine import CHECKED, LEAVES, Job, joined, notes_of
 
 JOINED = "has joined as a spare"
 
@@ -23,16 +23,11 @@ def started(job: Job) -> list[int]:
     return [number for number, _ in starts]
 
 
-def notes(job: Job) -> list[str]:
-    return [message.text for message in job.take(messages.NoteMessage, 0) if isinstance(message, messages.NoteMessage)]
-
-
 def spared(nodes: int = 3, spares: int = 2, **rules: object) -> Job:
     """All nodes have joined, and the first attempt runs."""
-    job = Job(min_nodes=nodes, max_nodes=nodes + spares, spares=spares, **rules)
-    job.join(*range(1, nodes + spares))
+    job = joined(*range(1, nodes + spares), min_nodes=nodes, max_nodes=nodes + spares, spares=spares, **rules)
     assert started(job) == list(range(nodes))
-    assert notes(job)[-1].startswith(f"waiting as spare{'s' if spares > 1 else ''}: node {nodes} ")
+    assert notes_of(job)[-1].startswith(f"waiting as spare{'s' if spares > 1 else ''}: node {nodes} ")
     return job
 
 
@@ -52,23 +47,21 @@ def fail(job: Job, number: int, rank: int, *others: int, attempt: int = 0) -> No
 
 
 def test_all_join_and_as_many_run_as_the_job_needs():
-    job = Job(min_nodes=2, max_nodes=4, spares=2)
-    job.join(1, 2)
+    job = joined(1, 2, min_nodes=2, max_nodes=4, spares=2)
     assert started(job) == []
     job.join(3)
     assert started(job) == [0, 1]
-    assert notes(job) == ["waiting as spares: node 2 (n2), node 3 (n3)"]
+    assert notes_of(job) == ["waiting as spares: node 2 (n2), node 3 (n3)"]
 
 
 def test_a_job_starts_without_the_spares_that_do_not_come():
-    job = Job(min_nodes=2, max_nodes=4, spares=2, join_window=30)
-    job.join(1)
+    job = joined(1, min_nodes=2, max_nodes=4, spares=2, join_window=30)
     job.wait(29)
     assert started(job) == []
     job.wait(2)
     assert started(job) == [0, 1]
     job.join(3)
-    assert notes(job)[-1] == f"node 3 (n3) {JOINED}"
+    assert notes_of(job)[-1] == f"node 3 (n3) {JOINED}"
     lose(job, 1, 0)
     assert started(job) == [0, 3]
 
@@ -77,7 +70,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_keep_theirs():
     job = spared()
     lose(job, 1, 0, 2)
     assert started(job) == [0, 3, 2]
-    assert notes(job) == [
+    assert notes_of(job) == [
         "node 1 (n1) was lost: its connection closed; stopping the others",
         "going on with 3 nodes: node 0 (n0), node 3 (n3), node 2 (n2)",
         "node 3 (n3) takes the place of node 1 (n1)",
@@ -93,7 +86,7 @@ def test_two_nodes_lost_at_once_are_two_lines():
     job = spared(3, 2)
     job.lose(2, "no heartbeat for 15.0 s", 15.0)
     lose(job, 1, 0)
-    assert notes(job)[:2] == [
+    assert notes_of(job)[:2] == [
         "node 2 (n2) was lost: no heartbeat for 15.0 s; stopping the others",
         "node 1 (n1) was lost: its connection closed",
     ]
@@ -114,7 +107,7 @@ def test_a_node_that_failed_rests_and_may_come_again():
     job = spared(3, 1, max_restarts=5)
     fail(job, 1, 2, 0, 2)
     assert started(job) == [0, 3, 2]
-    assert notes(job)[-1] == "node 3 (n3) takes the place of node 1 (n1)"
+    assert notes_of(job)[-1] == "node 3 (n3) takes the place of node 1 (n1)"
     fail(job, 2, 4, 0, 3, attempt=1)
     assert started(job) == [0, 3, 1], "it has failed once only, and there is no other"
 
@@ -127,7 +120,7 @@ def test_a_node_that_failed_twice_is_not_taken_again():
     assert started(job) == [0, 1]
     job.take(messages.NoteMessage)
     fail(job, 1, 2, 0, attempt=2)
-    assert notes(job)[0] == "node 1 (n1) failed 2 times and is excluded from now on"
+    assert notes_of(job)[0] == "node 1 (n1) failed 2 times and is excluded from now on"
     assert started(job) == [0, 2]
     fail(job, 2, 2, 0, attempt=3)
     outcome = job.outcome(0).outcome
@@ -139,13 +132,13 @@ def test_a_machine_that_was_lost_twice_gets_no_ranks_when_it_joins_again():
     lose(job, 1, 0)
     assert started(job) == [0, 2]
     job.join(1)
-    assert notes(job)[-1] == f"node 1 (n1) {JOINED}"
+    assert notes_of(job)[-1] == f"node 1 (n1) {JOINED}"
     lose(job, 2, 0, attempt=1)
     assert started(job) == [0, 1]
     lose(job, 1, 0, attempt=2)
     assert started(job) == [0, 3]
     job.join(1)
-    assert notes(job)[-1] == "node 1 (n1) has joined but is excluded: it failed 2 times"
+    assert notes_of(job)[-1] == "node 1 (n1) has joined but is excluded: it failed 2 times"
 
 
 def test_a_node_whose_zygote_was_lost_is_replaced():
@@ -176,23 +169,21 @@ def test_ranks_that_only_saw_what_others_did_put_no_blame_on_their_node():
 def test_a_lost_spare_changes_nothing():
     job = spared(2, 1)
     job.lose(2)
-    assert notes(job) == ["node 2 (n2) was lost: its connection closed"]
+    assert notes_of(job) == ["node 2 (n2) was lost: its connection closed"]
     assert not job.take(messages.StopAttempt)
 
 
 def test_with_checks_a_spare_comes_for_a_node_that_is_left_out():
-    job = Job(min_nodes=2, max_nodes=3, spares=1, options=CHECKED)
-    job.join(1, 2)
+    job = joined(1, 2, min_nodes=2, max_nodes=3, spares=1, options=CHECKED)
     job.send(0, messages.CheckPassed(0))
     job.send(1, messages.NodeStartError("/dev/shm is full", "empty it"))
     job.send(2, messages.CheckPassed(0))
     assert started(job) == [0, 2]
-    assert notes(job) == ["node 1 (n1) is left out: /dev/shm is full"]
+    assert notes_of(job) == ["node 1 (n1) is left out: /dev/shm is full"]
 
 
 def test_a_range_of_nodes_has_its_most_before_spares_wait():
-    job = Job(min_nodes=2, max_nodes=4, spares=1)
-    job.join(1, 2, 3)
+    job = joined(1, 2, 3, min_nodes=2, max_nodes=4, spares=1)
     assert started(job) == [0, 1, 2]
     lose(job, 1, 0, 2)
     assert started(job) == [0, 3, 2]
@@ -202,8 +193,7 @@ def test_a_range_of_nodes_has_its_most_before_spares_wait():
 
 @pytest.mark.parametrize("grow", [False, True])
 def test_a_node_that_comes_late_fills_a_free_place(grow):
-    job = Job(min_nodes=2, max_nodes=4, spares=1, grow=grow, join_window=1)
-    job.join(1)
+    job = joined(1, min_nodes=2, max_nodes=4, spares=1, grow=grow, join_window=1)
     job.wait(2)
     assert started(job) == [0, 1]
     job.join(2)
@@ -240,20 +230,19 @@ def test_no_node_is_compared_with_all_the_others(monkeypatch):
 
     monkeypatch.setattr(JoinedNode, "__eq__", compare)
     for spares in (0, 1):
-        job = Job(min_nodes=3, max_nodes=3 + spares, spares=spares)
-        job.join(*range(1, 3 + spares))
+        job = joined(*range(1, 3 + spares), min_nodes=3, max_nodes=3 + spares, spares=spares)
         assert started(job) == [0, 1, 2]
 
 
 def test_sigterm_on_a_spare_and_on_a_node_with_one():
     job = spared(2, 2)
     job.send(3, messages.StopRequested(signal.SIGTERM))
-    assert notes(job) == ["node 3 (n3) has left: SIGTERM"]
+    assert notes_of(job) == ["node 3 (n3) has left: SIGTERM"]
     assert not job.take(messages.StopAttempt)
     job.send(1, messages.StopRequested(signal.SIGTERM))
     job.drain(1)
     lose(job, 1, 0)
-    assert notes(job) == [
+    assert notes_of(job) == [
         LEAVES,
         "going on with 2 nodes: node 0 (n0), node 2 (n2)",
         "node 2 (n2) takes the place of node 1 (n1)",

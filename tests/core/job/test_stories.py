@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import pytest
+
 from ddplaunch.base.text import signal_name
 from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
@@ -166,8 +168,9 @@ def test_ctrl_c_in_the_wait_before_a_restart() -> None:
 
 
 def test_ctrl_c_once_twice_and_a_third_time() -> None:
-    story = Story(min_nodes=2).joined(1)
-    story.at(1, signalled(0, signal.SIGINT), "1: note: Ctrl-C on node 0 (n0)", "all: stop, SIGINT, 30 s")
+    """Only the third does not wait for the nodes, also without a grace."""
+    story = Story(min_nodes=2, grace=0.0).joined(1)
+    story.at(1, signalled(0, signal.SIGINT), "1: note: Ctrl-C on node 0 (n0)", "all: stop, SIGINT, 0 s")
     story.at(2, signalled(0, signal.SIGINT, again=True), "all: stop, SIGINT, 0 s")
     story.at(3, signalled(0, signal.SIGINT, again=True), "all: end, 130")
     story.at(4, reported(1))
@@ -190,22 +193,17 @@ def test_an_elastic_job_loses_a_node_and_grows_again() -> None:
     story.at(21, ev.Woken(), "all: start attempt 2")
 
 
-def test_the_preemption_notice_with_ranks_that_save_a_checkpoint() -> None:
+AGAIN = "preempted by SIGUSR2: the same command may be run again (exit code 75)"
+
+
+@pytest.mark.parametrize(("seen", "end"), [(True, f"0: end, 75: {AGAIN}"), (False, "0: end, 0")])
+def test_the_preemption_notice_and_ranks_that_save_a_checkpoint_or_need_none(seen: bool, end: str) -> None:
     """Exit code 75: the same command may run again, as by a scheduler that requeues the job."""
     story = Story(preempt_grace=20.0)
     text = "preempted by SIGUSR2: ranks have 20 s (--preempt-grace) to save a checkpoint"
     story.at(5, (0, messages.PreemptionNotice(signal.SIGUSR2)), f"0: note: {text}", "0: PreemptRanks")
     story.at(9, (0, messages.RanksFinished(0)))
-    again = "preempted by SIGUSR2: the same command may be run again (exit code 75)"
-    story.at(9, reported(0, preemption_seen=True), f"0: end, 75: {again}")
-
-
-def test_the_preemption_notice_that_no_rank_needed() -> None:
-    story = Story(preempt_grace=20.0)
-    text = "preempted by SIGUSR2: ranks have 20 s (--preempt-grace) to save a checkpoint"
-    story.at(5, (0, messages.PreemptionNotice(signal.SIGUSR2)), f"0: note: {text}", "0: PreemptRanks")
-    story.at(9, (0, messages.RanksFinished(0)))
-    story.at(9, reported(0), "0: end, 0")
+    story.at(9, reported(0, preemption_seen=seen), end)
 
 
 def test_a_suspension_of_node_0_adds_one_step_to_the_wait_for_a_report() -> None:

@@ -17,7 +17,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, 
 from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
 from ddplaunch.features.inspect.messages import StallSuspected, StragglersFound
 from ddplaunch.features.inspect.options import Hangs
-from tests.core.job.test_machine import Job
+from tests.core.job.test_machine import Job, joined
 from tests.features.inspect.diagnosis.test_stall import rank
 
 
@@ -60,8 +60,7 @@ def test_timeout_is_paused_while_a_rank_is_in_a_debugger():
 
 def test_a_lost_node_does_not_pause_the_timeout():
     """A rank of the lost node was in a debugger."""
-    job = Job(timeout=60.0, min_nodes=2, max_nodes=2, spares=0)
-    job.join(1)
+    job = joined(1, timeout=60.0, min_nodes=2, max_nodes=2, spares=0)
     job.send(1, messages.HoldChanged(0, True))
     job.send(0, messages.StopRequested(signal.SIGINT))
     job.take(messages.ProgressResumed)
@@ -108,18 +107,6 @@ def test_a_rank_that_loses_a_connection_to_a_stopped_rank_was_stopped(world_size
     assert (report.others, report.stopped) == ((raised, waited, earlier), stopped)
 
 
-def test_timeout_includes_restarts():
-    job = Job(timeout=60.0, max_restarts=9)
-    job.wait(50)
-    job.drain(0, job.fail(0, 1))
-    job.wait(9)
-    assert len(job.take(messages.StartAttempt)) == 2
-    job.wait(1)
-    assert job.take(messages.StopAttempt, 0)[-1] == messages.StopAttempt(1, signal.SIGTERM, 30.0)
-    job.drain(0, attempt=1, stopped=2)
-    assert job.outcome(0).outcome.code == 124
-
-
 def test_timeout_expires_during_the_restart_backoff():
     job = Job(timeout=60.0, max_restarts=9, restart_backoff=50.0)
     job.wait(30)
@@ -138,19 +125,9 @@ def test_no_restart_after_the_timeout():
     assert (outcome.code, outcome.remark) == (3, "no restart: --timeout has expired")
 
 
-def test_a_job_that_ends_in_time():
-    job = Job(timeout=60.0)
-    job.send(0, messages.RanksFinished(0))
-    job.drain(0)
-    assert job.outcome(0).outcome == JobResult(0)
-    job.wait(100)
-    assert not job.take(messages.EndJob)
-
-
 def test_stalls_suspected_by_all_nodes_are_one_inspection():
     """Suspicions of all nodes cause one inspection, and later ones a second."""
-    job = Job(min_nodes=8, max_nodes=8)
-    job.join(*range(1, 8))
+    job = joined(*range(1, 8), min_nodes=8, max_nodes=8)
     for number in range(8):
         job.send(number, StallSuspected(0))
     assert len(job.take(messages.RpcRequest)) == 8

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
-import signal
-import time
 from collections.abc import Callable
 
 import pytest
@@ -14,8 +11,6 @@ import pytest
 from ddplaunch.base.event_loop import Timer
 from ddplaunch.core.net import heartbeat_monitor
 from ddplaunch.core.net.heartbeat_monitor import HeartbeatMonitor
-from tests.conftest import write_program
-from tests.core.job.test_joining import Nodes
 
 TIMEOUT = 2.0
 
@@ -118,22 +113,3 @@ def test_a_silent_peer_is_lost_on_a_busy_machine_too(monkeypatch):
         machines.stopped = {1}
         machines.go_on(machines.now + 0.001)
     assert machines.lost
-
-
-@pytest.mark.ci
-@pytest.mark.slow
-def test_a_job_that_was_stopped_and_continued_as_a_whole_goes_on(start_ddplaunch, tmp_path):
-    write_program(tmp_path, "reads.py", "import time, pathlib\nprint('up', flush=True)\n"
-          "while not pathlib.Path('enough').exists(): time.sleep(0.01)\n")  # fmt: skip
-    nodes = Nodes(start_ddplaunch, tmp_path, 2, "--heartbeat-timeout", "2")
-    jobs = [nodes.start(rank, target="reads.py") for rank in (0, 1)]
-    for job in jobs:
-        job.wait_for("up")
-    for _ in range(3):
-        pids = [pid for job in jobs for pid in job.left()]
-        for number, pause in ((signal.SIGSTOP, 2.3), (signal.SIGCONT, 0.8)):
-            for pid in pids:
-                os.kill(pid, number)
-            time.sleep(pause)  # what it is about: how long it stood still, and that it had begun to beat again
-    (tmp_path / "enough").touch()
-    assert [job.wait() for job in jobs] == [0, 0], jobs[0].stderr() + jobs[1].stderr()

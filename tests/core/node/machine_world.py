@@ -43,6 +43,11 @@ class World:
         inspects_before_stop: bool = False,
         preempt_signal: int | None = None,
         preempt_forward: int | None = None,
+        log_fails: bool = False,
+        recorded: dict[int, str] | None = None,
+        failing: Iterable[int] = (),
+        unsent: Iterable[int] = (),
+        output_open: bool = False,
     ) -> None:
         self.machine = NodeMachine(
             grace_s=grace_s,
@@ -53,12 +58,9 @@ class World:
         self.ranks = tuple(Rank(rank, rank, 0, "n0", "cpu", None) for rank in ranks)
         self.now = 0.0
         self.zygote_ready = False
-        self.log_fails = False
-        self.recorded: dict[int, str] = {}
-        self.failing: set[int] = set()
-        self.unsent: set[int] = set()
-        self.output_open = False
-        self.stuck: tuple[str, ...] = ()
+        self.log_fails, self.output_open = log_fails, output_open
+        self.recorded = recorded or {}
+        self.failing, self.unsent = {*failing}, {*unsent}
 
     def on(self, event: ev.NodeEvent) -> list[do.Command]:
         """Give the machine an event, and what follows from it in the same turn; return all its commands."""
@@ -107,7 +109,7 @@ class World:
                 self.zygote_ready = False
                 return ev.ZygoteLost()
             case do.KillRemaining():
-                return ev.RemainingKilled(self.stuck)
+                return ev.RemainingKilled(())
             case do.CollectOutput():
                 failures = self.machine.attempt.failures
                 return ev.OutputCollected(tuple((each.rank, (f"last line of {each.rank}",)) for each in failures))

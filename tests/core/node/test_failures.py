@@ -50,27 +50,6 @@ def test_a_long_message_does_not_hide_the_report(run_ddplaunch, tmp_path):
     assert re.fullmatch(r"  OSError: x{391}… \(2609 characters more\)", lines[-2])
 
 
-def test_the_last_lines_replace_a_missing_traceback(run_ddplaunch, tmp_path):
-    script = write_program(
-        tmp_path,
-        "talks.py",
-        """
-        import os, sys
-        for i in range(50):
-            print("step", i)
-        sys.stdout.flush()
-        print("about to fail", file=sys.stderr)
-        os._exit(5)
-        """,
-    )
-    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "--show", "none", script)
-    assert done.returncode == 5
-    assert "its last lines:" in done.stderr
-    assert "| about to fail" in done.stderr
-    assert "| step 49" in done.stderr
-    assert "| step 1\n" not in done.stderr
-
-
 @pytest.mark.slow
 def test_torchelastics_error_file_explains_a_failure(run_ddplaunch, tmp_path):
     """A function with @record writes it; the launcher's own record does not overwrite it."""
@@ -182,13 +161,16 @@ def test_native_frames_do_not_hide_a_traceback_of_python(frame):
     assert last_lines("\n".join(frames).encode()) == tuple(line.rstrip() for line in frames[-12:])
 
 
-def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(run_ddplaunch, tmp_path):
+def test_the_report_of_an_abort_has_its_last_lines_and_the_traceback_before_native_frames(run_ddplaunch, tmp_path):
     frame = FRAMES[0].format(7)
     script = write_program(
         tmp_path,
         "aborts.py",
         f"""
         import os, sys, traceback
+        for number in range(50):
+            print("step", number)
+        sys.stdout.flush()
         try:
             raise KeyError("the cause")
         except KeyError:
@@ -197,7 +179,9 @@ def test_the_report_of_an_abort_has_the_traceback_before_its_native_frames(run_d
         os.abort()
         """,
     )
-    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
+    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, "--show", "none", script)
     report = done.stderr.partition("its last lines:")[2]
+    assert "  | step 49\n" in report
+    assert "| step 1\n" not in report
     assert "  | KeyError: 'the cause'\n" in report
     assert "frame #" not in report

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2
+from typing import Any
 
 import pytest
 
@@ -208,19 +209,11 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     ),
     "the zygote is lost while it imports": (
         step(0, start()),
-        step(
-            1,
-            ev.ZygoteLost("the zygote was ended by SIGKILL"),
-            "send report 0: 0 stopped, the zygote was ended by SIGKILL",
-        ),
+        step(1, ev.ZygoteLost(LOST), f"send report 0: 0 stopped, {LOST}"),
     ),
     "the zygote is lost while ranks run": (
         *BEGIN,
-        step(
-            5,
-            ev.ZygoteLost("the zygote was ended by SIGKILL"),
-            "send report 0: 2 stopped, the zygote was ended by SIGKILL",
-        ),
+        step(5, ev.ZygoteLost(LOST), f"send report 0: 2 stopped, {LOST}"),
     ),
     "the zygote is lost while ranks are stopped": (
         *BEGIN,
@@ -303,21 +296,14 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "the store's process ends": (
         *BEGIN,
         step(5, ev.StoreExited(7, -9), "sweep in 0 s"),
-        step(
-            5,
-            ev.ProcessesSwept(),
-            "send report 0: 2 stopped, the store (pid 7) was ended by SIGKILL (killed from outside)",
-        ),
+        step(5, ev.ProcessesSwept(), f"send report 0: 2 stopped, {STORE}"),
         step(6, ev.StoreExited(7, 0), "show: the store (pid 7) exited with code 0"),
     ),
     "a signal for ranks: node 0 decides, each gets it once": (
         *BEGIN,
         step(5, ev.ForwardableSignalArrived(SIGUSR2)),
         step(5.4, None, "send forward request SIGUSR2"),
-        step(
-            6,
-            ev.MessageReceived(messages.ForwardSignal(SIGUSR2)),
-        ),
+        step(6, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
         step(6, None, "forward SIGUSR2 to handlers"),
     ),
     "a signal that the ranks have got too is not forwarded, the next one is": (
@@ -378,47 +364,163 @@ def test_history(name):
     replay(World(), HISTORIES[name])
 
 
-def test_a_log_that_cannot_be_opened_ends_the_job_without_ranks():
-    world = World()
-    world.log_fails = True
-    joined = ev.MessageReceived(messages.JoinAccepted("id", 15.0))
-    replay(
-        world,
-        (
-            step(0, joined, "OpenLog", "send start error: no space left"),
-            step(1, start(), "send report 0: 0 stopped"),  # else the node waits for its end if node 0 is lost now
-            step(2, end(2), "end with 2"),
+PREEMPTED = (
+    *BEGIN,
+    step(5, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+    step(5, preempt(), "CreatePreemptionFile"),
+    step(5.4, None, "forward SIGUSR1 to handlers"),
+)
+
+OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
+    "a log that cannot be opened ends the job without ranks": (
+        {"log_fails": True},
+        step(0, ev.MessageReceived(messages.JoinAccepted("id", 15.0)), "OpenLog", "send start error: no space left"),
+        step(1, start(), "send report 0: 0 stopped"),  # else the node waits for its end if node 0 is lost now
+        step(2, end(2), "end with 2"),
+    ),
+    "node 0 may inspect the ranks before a node stops them": (
+        {"inspects_before_stop": True},
+        *BEGIN,
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "send stop request SIGINT"),
+        step(6.4, None),
+        step(6.6, None, "SIGINT to all"),
+        step(6.7, stop(SIGINT)),
+    ),
+    "node 0 may be out of reach": (
+        {"inspects_before_stop": True},
+        *BEGIN,
+        step(5, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "send stop request SIGTERM"),
+        step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
+        step(6.6, None, "SIGTERM to all"),
+    ),
+    "Ctrl-C before any rank is spawned is no success": (
+        {"inspects_before_stop": True, "unsent": {0, 1}},
+        step(0, start()),
+        step(0, started(), "spawn 0", "spawn 1"),
+        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "send stop request SIGINT", "sweep in 0 s"),
+        step(5, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+    ),
+    "output that never closes is waited for a second": (
+        {"output_open": True},
+        *BEGIN,
+        step(5, exited(0)),
+        step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(6, ev.ProcessesSwept()),
+        step(6.9, None),
+        step(7.1, None, "send report 0: 0 stopped"),
+        step(7.2, ev.OutputDrained()),
+    ),
+    "a rank that could not be killed ends while the output is read": (
+        {"output_open": True},
+        *BEGIN,
+        step(5, stop(grace_s=0), "sweep in 0 s"),
+        step(
+            6,
+            ev.ProcessesSwept((), ("1 (pid 101)",)),
+            "show: not waiting for processes that cannot be killed: 1 (pid 101)",
         ),
-    )
+        step(6.5, exited(1, -9)),
+        step(7.1, None, "send report 0: 2 stopped"),
+    ),
+    "a zygote that is lost while the output is read is replaced": (
+        {"output_open": True},
+        *BEGIN,
+        step(5, exited(0, 3), "send failure of 0: 3"),
+        step(5, stop(grace_s=0), "sweep in 0 s"),
+        step(5, ev.ProcessesSwept()),
+        step(5.1, ev.ZygoteLost(LOST)),
+        step(5.2, ev.OutputDrained(), "send report 0: last line of 0, 1 stopped"),
+        step(6, start(1)),
+        step(7, started(), "spawn 0", "spawn 1"),
+    ),
+    "leftover processes have no longer grace than ranks": (
+        {"grace_s": 1},
+        *BEGIN,
+        step(5, exited(0)),
+        step(5, exited(1), "send RanksFinished", "sweep in 1 s"),
+    ),
+    # The zygote was suspended, so the launcher killed it, and the ranks with it.
+    "an exception is reported although the zygote did not report the end": (
+        {"recorded": {1: "ValueError: x"}},
+        *BEGIN,
+        step(5, stop(grace_s=1), "SIGTERM to all, but those that fail"),
+        step(6, None, "sweep in 0 s"),
+        step(12, None, "KillZygote", "send failure of 1: ValueError: x", "send report 0: last line of 1, 1 stopped"),
+    ),
+    "a preemption that the ranks have seen": (
+        {"preempt_signal": SIGUSR1},
+        *PREEMPTED,
+        step(9, exited(0, 75)),
+        step(9, exited(1, 75), "send RanksFinished", "sweep in 5 s"),
+        step(9, ev.ProcessesSwept(), "send report 0: 0 stopped preemption seen"),
+        step(9, end(75), "end with 75"),
+    ),
+    "ranks that finish after the notice need no requeue": (
+        {"preempt_signal": SIGUSR1},
+        *PREEMPTED,
+        step(9, exited(0)),
+        step(9, exited(1), "send RanksFinished", "sweep in 5 s"),
+        step(9, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+    ),
+    "a notice before the first rank is there when ranks start": (
+        {"preempt_signal": SIGUSR1},
+        step(0, start()),
+        step(1, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+        step(1, preempt(), "CreatePreemptionFile"),
+        step(2, started(), "forward SIGUSR1 to handlers", "spawn 0", "spawn 1"),
+        step(2, spawned(0), "send RanksStarted", "CreatePreemptionFile"),
+    ),
+    "the ranks of the next attempt do not get the preemption signal": (
+        {"preempt_signal": SIGUSR1},
+        *PREEMPTED[:-1],
+        step(5.1, stop(grace_s=0), "sweep in 0 s"),
+        step(5.1, exited(0, -9)),
+        step(5.1, exited(1, -9)),
+        step(5.1, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+        step(5.1, start(1), "spawn 0", "spawn 1"),
+        step(9, None),
+    ),
+    "a preemption that no rank has seen": (
+        {"preempt_signal": SIGUSR1},
+        *PREEMPTED,
+        step(95, stop(), "SIGTERM to all, but those that fail"),
+        step(96, exited(0, -15)),
+        step(96, exited(1, -15), "sweep in 0 s"),
+        step(96, ev.ProcessesSwept(), "send report 0: 2 stopped"),
+    ),
+    "a preemption signal that every process got is not sent again": (
+        {"preempt_signal": SIGUSR1},
+        *PREEMPTED[:-1],
+        step(5.1, ev.ZygoteSignalled(SIGUSR1)),
+        step(6, None),
+    ),
+    "Ctrl-C after the notice stops the ranks": (
+        {"preempt_signal": SIGUSR1},
+        *PREEMPTED,
+        step(6, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+        step(9, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+    ),
+    "SIGTERM as the notice is one only the first time": (
+        {"preempt_signal": SIGTERM, "preempt_forward": SIGUSR2},
+        *BEGIN,
+        step(5, SIGNAL(SIGTERM), "send preemption notice SIGTERM"),
+        step(5, preempt(), "CreatePreemptionFile"),
+        step(5.4, None, "forward SIGUSR2", "forward SIGTERM to handlers"),
+        step(9, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
+    ),
+}
+"""What is different in the world, and the steps of the history there."""
 
 
-def test_a_node_waits_for_the_order_of_node_0_before_it_stops_its_ranks():
-    """Node 0 may inspect the ranks first; it may also be out of reach."""
-    replay(
-        World(inspects_before_stop=True),
-        (
-            *BEGIN,
-            step(5, SIGNAL(SIGINT), f"show: {BOTH}", "send stop request SIGINT"),
-            step(6.4, None),
-            step(6.6, None, "SIGINT to all"),
-            step(6.7, stop(SIGINT)),
-        ),
-    )
-    replay(
-        World(inspects_before_stop=True),
-        (
-            *BEGIN,
-            step(5, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "send stop request SIGTERM"),
-            step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
-            step(6.6, None, "SIGTERM to all"),
-        ),
-    )
+@pytest.mark.parametrize("name", OTHER_WORLDS)
+def test_history_in_another_world(name):
+    different, *steps = OTHER_WORLDS[name]
+    replay(World(**different), steps)
 
 
 def test_an_exception_that_came_before_the_stop_is_a_failure():
     """It counts with code 1: the signal only interrupted its cleanup."""
-    world = World()
-    world.recorded = {1: "ValueError: x"}
+    world = World(recorded={1: "ValueError: x"})
     replay(
         world,
         (
@@ -433,8 +535,7 @@ def test_an_exception_that_came_before_the_stop_is_a_failure():
 
 
 def test_a_rank_that_is_failing_gets_no_stop_signal_before_the_grace_is_over():
-    world = World()
-    world.failing = {1}
+    world = World(failing={1})
     replay(world, (*BEGIN, step(5, stop(), "SIGTERM to all, but those that fail")))
     assert {rank: live.stop_requested for rank, live in world.machine.attempt.live.items()} == {0: True, 1: False}
     replay(
@@ -473,8 +574,7 @@ def test_after_a_rank_that_cannot_be_started_no_other_is():
 
 def test_a_stop_while_ranks_start():
     """Those that are requested get SIGTERM when they have started; the others are not requested."""
-    world = World(range(20))
-    world.unsent = {6, 7}
+    world = World(range(20), unsent={6, 7})
     world.on(start())
     world.on(started())
     world.on(spawned(0))
@@ -486,185 +586,6 @@ def test_a_stop_while_ranks_start():
     replay(
         world,
         (step(6, exited(0, -15), "sweep in 0 s"), step(6, ev.ProcessesSwept(), "send report 0: 7 stopped")),
-    )
-
-
-def test_ctrl_c_before_any_rank_is_spawned_is_not_a_success():
-    world = World(inspects_before_stop=True)
-    world.unsent = {0, 1}
-    world.on(start())
-    world.on(started())
-    replay(
-        world,
-        (
-            step(
-                5,
-                SIGNAL(SIGINT),
-                "show: stopping 2 ranks; Ctrl-C again kills them now",
-                "send stop request SIGINT",
-                "sweep in 0 s",
-            ),
-            step(5, ev.ProcessesSwept(), "send report 0: 0 stopped"),
-        ),
-    )
-
-
-def test_output_that_never_closes_is_waited_for_a_second():
-    world = World()
-    world.output_open = True
-    replay(
-        world,
-        (
-            *BEGIN,
-            step(5, exited(0)),
-            step(5, exited(1), "send RanksFinished", "sweep in 5 s"),
-            step(6, ev.ProcessesSwept()),
-            step(6.9, None),
-            step(7.1, None, "send report 0: 0 stopped"),
-            step(7.2, ev.OutputDrained()),
-        ),
-    )
-
-
-def test_a_rank_that_could_not_be_killed_ends_while_the_output_is_read():
-    world = World()
-    world.output_open = True
-    stuck = ("1 (pid 101)",)
-    replay(
-        world,
-        (
-            *BEGIN,
-            step(5, stop(grace_s=0), "sweep in 0 s"),
-            step(6, ev.ProcessesSwept((), stuck), f"show: not waiting for processes that cannot be killed: {stuck[0]}"),
-            step(6.5, exited(1, -9)),
-            step(7.1, None, "send report 0: 2 stopped"),
-        ),
-    )
-
-
-def test_a_zygote_lost_while_the_output_is_read_is_replaced():
-    world = World()
-    world.output_open = True
-    replay(
-        world,
-        (
-            *BEGIN,
-            step(5, exited(0, 3), "send failure of 0: 3"),
-            step(5, stop(grace_s=0), "sweep in 0 s"),
-            step(5, ev.ProcessesSwept()),
-            step(5.1, ev.ZygoteLost(LOST)),
-            step(5.2, ev.OutputDrained(), "send report 0: last line of 0, 1 stopped"),
-            step(6, start(1)),
-            step(7, started(), "spawn 0", "spawn 1"),
-        ),
-    )
-
-
-def test_leftover_processes_have_no_longer_grace_than_ranks():
-    replay(World(grace_s=1), (*BEGIN, step(5, exited(0)), step(5, exited(1), "send RanksFinished", "sweep in 1 s")))
-
-
-def test_an_exception_is_reported_although_the_zygote_did_not_report_the_end():
-    """The zygote was suspended, so the launcher killed it, and the ranks with it."""
-    world = World()
-    world.recorded = {1: "ValueError: x"}
-    replay(
-        world,
-        (
-            *BEGIN,
-            step(5, stop(grace_s=1), "SIGTERM to all, but those that fail"),
-            step(6, None, "sweep in 0 s"),
-            step(
-                12,
-                None,
-                "KillZygote",
-                "send failure of 1: ValueError: x",
-                "send report 0: last line of 1, 1 stopped",
-            ),
-        ),
-    )
-
-
-PREEMPTED = (
-    *BEGIN,
-    step(5, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
-    step(5, preempt(), "CreatePreemptionFile"),
-    step(5.4, None, "forward SIGUSR1 to handlers"),
-)
-
-
-PREEMPTION_HISTORIES: dict[str, tuple[Step, ...]] = {
-    "a preemption that the ranks have seen": (
-        *PREEMPTED,
-        step(9, exited(0, 75)),
-        step(9, exited(1, 75), "send RanksFinished", "sweep in 5 s"),
-        step(9, ev.ProcessesSwept(), "send report 0: 0 stopped preemption seen"),
-        step(9, end(75), "end with 75"),
-    ),
-    "ranks that finish after the notice need no requeue": (
-        *PREEMPTED,
-        step(9, exited(0)),
-        step(9, exited(1), "send RanksFinished", "sweep in 5 s"),
-        step(9, ev.ProcessesSwept(), "send report 0: 0 stopped"),
-    ),
-    "a notice before the first rank is there when ranks start": (
-        step(0, start()),
-        step(1, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
-        step(1, preempt(), "CreatePreemptionFile"),
-        step(2, started(), "forward SIGUSR1 to handlers", "spawn 0", "spawn 1"),
-        step(2, spawned(0), "send RanksStarted", "CreatePreemptionFile"),
-    ),
-    "the ranks of the next attempt do not get the preemption signal": (
-        *PREEMPTED[:-1],
-        step(5.1, stop(grace_s=0), "sweep in 0 s"),
-        step(5.1, exited(0, -9)),
-        step(5.1, exited(1, -9)),
-        step(5.1, ev.ProcessesSwept(), "send report 0: 2 stopped"),
-        step(5.1, start(1), "spawn 0", "spawn 1"),
-        step(9, None),
-    ),
-    "a preemption that no rank has seen": (
-        *PREEMPTED,
-        step(95, stop(), "SIGTERM to all, but those that fail"),
-        step(96, exited(0, -15)),
-        step(96, exited(1, -15), "sweep in 0 s"),
-        step(96, ev.ProcessesSwept(), "send report 0: 2 stopped"),
-    ),
-    "a preemption signal that every process got is not sent again": (
-        *PREEMPTED[:-1],
-        step(5.1, ev.ZygoteSignalled(SIGUSR1)),
-        step(6, None),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PREEMPTION_HISTORIES)
-def test_history_of_a_preemption(name):
-    replay(World(preempt_signal=SIGUSR1), PREEMPTION_HISTORIES[name])
-
-
-def test_ctrl_c_after_the_notice_stops_the_ranks():
-    replay(
-        World(preempt_signal=SIGUSR1),
-        (
-            *PREEMPTED,
-            step(6, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
-            step(9, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
-        ),
-    )
-
-
-def test_sigterm_as_the_notice_is_one_only_the_first_time():
-    world = World(preempt_signal=SIGTERM, preempt_forward=SIGUSR2)
-    replay(
-        world,
-        (
-            *BEGIN,
-            step(5, SIGNAL(SIGTERM), "send preemption notice SIGTERM"),
-            step(5, preempt(), "CreatePreemptionFile"),
-            step(5.4, None, "forward SIGUSR2", "forward SIGTERM to handlers"),
-            step(9, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
-        ),
     )
 
 

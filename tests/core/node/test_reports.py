@@ -12,7 +12,7 @@ import pytest
 from ddplaunch.base.errors import UsageError
 from ddplaunch.cli import locate
 from ddplaunch.cli.failure_text import render_verdict
-from ddplaunch.core.failures import RankFailure, find_first_cause
+from ddplaunch.core.failures import RankFailure, find_first_cause, format_early_report
 from ddplaunch.features.runs import run_lookup
 from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.start_modes import LIGHT
@@ -46,27 +46,10 @@ def test_a_message_is_cut_between_words():
     assert line.endswith((" It…", " may…", " have…", " ended…"))
 
 
-def test_a_failure_with_a_slow_stop_is_reported_early(run_ddplaunch, tmp_path):
-    """As the rank prints it, and in the report: messages meanwhile are lines of their own."""
-    script = write_program(
-        tmp_path,
-        "slow_stop.py",
-        """
-        import os, signal, sys, time
-        ready = f"ready{os.environ['RANK']}"
-        if os.environ["RANK"] == "1":
-            while not os.path.exists("ready0"):
-                time.sleep(0.01)
-            raise ValueError("boom")
-        signal.signal(signal.SIGTERM, lambda number, frame: (time.sleep(1.5), sys.exit(1)))
-        open(ready, "w")
-        time.sleep(600)
-        """,
-    )
-    done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)
-    assert done.returncode == 1
-    assert done.stderr.count("Traceback") == 2
-    assert "ddplaunch: waiting up to 30 s (--grace)" in done.stderr
+def test_an_early_report_of_one_node():
+    """The rank has printed its traceback."""
+    expected = "rank 1 failed\nwaiting up to 30 s (--grace) for the other ranks"
+    assert format_early_report("rank 1 failed", 30.0, ()) == expected
 
 
 def test_a_rank_that_ended_with_0_before_a_lost_connection_is_named(run_ddplaunch, tmp_path):
@@ -142,13 +125,6 @@ def test_an_empty_name_is_refused_and_a_negative_number_matches_nothing(monkeypa
             ask("")
     with pytest.raises(UsageError, match="no run is called -1"):
         run_lookup.find_run("-1")
-
-
-@pytest.mark.parametrize("name", ["logs", "report", "wait", "stop", "clean"])
-def test_an_empty_run_name_is_refused(run_in_fork, name):
-    refused = run_in_fork(name, "")
-    assert refused.returncode == 2
-    assert "name of the run" in refused.stderr
 
 
 @pytest.mark.slow

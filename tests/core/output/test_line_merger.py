@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.core.output.line_merger import HOLD_S, LineMerger
 from ddplaunch.core.output.prefix import format_for_ranks, uses_rank_only
-from tests.conftest import conflict, ddplaunch_command, run_command, write_program
+from tests.conftest import ddplaunch_command, run_command, write_program
 from tests.constant_override import launcher_with_constant
 from tests.start_modes import LIGHT
 
@@ -239,10 +239,6 @@ def test_a_line_alone_is_shown_soon(start_in_terminal, tmp_path):
     each.end()
 
 
-def test_merge_requires_a_prefix_with_the_rank_only(run_in_fork, tmp_path):
+def test_no_merge_accepts_any_prefix(run_in_fork, tmp_path):
     write_program(tmp_path, "train.py", SPEAKS)
-    for prefix in ("none", "{host} {rank}"):
-        done = run_in_fork("run", "--nproc", "2", "--merge", "--prefix", prefix, "train.py")
-        assert done.returncode == 2
-        assert done.stderr.startswith("Error: " + conflict("--merge", f"--prefix {prefix}"))
     assert run_in_fork("run", "--nproc", "2", "--no-merge", "--prefix", "none", "--dry-run", "train.py").returncode == 0

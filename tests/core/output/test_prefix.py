@@ -76,10 +76,15 @@ def test_invalid_templates_are_refused(words, message, hint, run_in_fork, script
 
 @pytest.mark.slow
 def test_in_a_terminal_it_has_the_colour_of_the_rank(start_in_terminal, tmp_path):
-    script = write_program(tmp_path, "train.py", "import time\nprint('\\rbar', end='', flush=True)\ntime.sleep(0.5)\n")
+    text = "import time\nprint('hello')\nprint('\\rbar', end='', flush=True)\ntime.sleep(0.5)\n"
+    script = write_program(tmp_path, "train.py", text)
     terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "{rank}@{host}", script)
     assert terminal.end() == 0
-    assert f"\x1b[36m0@{HOST}\x1b[0m bar".encode() in terminal.raw
+    for printed in ("hello", "bar"):
+        assert f"\x1b[36m0@{HOST}\x1b[0m {printed}".encode() in terminal.raw
+    terminal = start_in_terminal(*LIGHT, "--nproc", "2", script, env={"TERM": "dumb"})
+    assert terminal.end() == 0
+    assert b"[0] hello" in terminal.raw
     terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "none", script)
     assert terminal.end() == 0
     assert b"\x1b[36m" not in terminal.raw

@@ -9,6 +9,8 @@ import os
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.core.node_config import ScreenOptions
+from ddplaunch.core.output.screen import Screen
 from ddplaunch.core.output.sink import HIGH_WATER_BYTES, READER_TIMEOUT_S, RETRY_S, Sink
 
 
@@ -93,6 +95,17 @@ def test_a_reader_that_comes_back_reads_how_much_is_missing(pipe):
     before, note, after = seen.partition(b"[ddplaunch] 770 lines are missing here: not read for 10 s\n")
     assert (before, bool(note), after) == (LINES[8 : 8 + 4104], True, b"after\n")
     assert sink.lost_line_count == 0, "of files only"
+
+
+def test_a_screen_is_full_while_its_sink_is(pipe):
+    loop, drained = Loop(), []
+    screen = Screen(loop, ScreenOptions("", READER_TIMEOUT_S, 0.0, colour=False))
+    screen._stdout = Sink(loop, pipe[1])
+    screen.set_drain_callback(lambda: drained.append(screen.is_full))
+    screen.show_lines(0, 1, b"x\n" * HIGH_WATER_BYTES)
+    assert screen.is_full
+    loop.let_expire(READER_TIMEOUT_S)
+    assert drained == [False]
 
 
 def test_a_reader_that_is_gone_is_not_waited_for(pipe):

@@ -486,8 +486,11 @@ def test_ends_as_under_python_with_torch(ending: str, folder: Path) -> None:
 
 
 @forked_and_exec
-def test_tracebacks_of_a_function_begin_with_it(start: str, folder: Path) -> None:
-    train = write_program(folder, "train.py", "def main():\n    raise ValueError('boom')\n")
+def test_tracebacks_of_a_function_and_of_its_module_begin_with_it(start: str, folder: Path) -> None:
+    train = write_program(folder, "train.py", "import holder\nholder.missing\ndef main():\n    pass\n")
+    done = ours(folder, *MODES[start], "train.py:main")
+    assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{train}", line 2, in <module>\n')
+    write_program(folder, "train.py", "def main():\n    raise ValueError('boom')\n")
     done = ours(folder, *MODES[start], "train.py:main")
     assert REPORT.sub("", done.stderr) == (
         f'Traceback (most recent call last):\n  File "{train}", line 2, in main\n'
@@ -502,13 +505,6 @@ def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: str, 
     done = ours(folder, *MODES[start], "--max-restarts", "1", "train.py")
     assert done.returncode == 1
     assert re.search(r'^  File ".*rank_runner.py", line \d+, in _find_script$', done.stderr, re.MULTILINE), done.stderr
-
-
-@forked_and_exec
-def test_tracebacks_of_a_functions_module_begin_with_it(start: str, folder: Path) -> None:
-    train = write_program(folder, "train.py", "import holder\nholder.missing\ndef main():\n    pass\n")
-    done = ours(folder, *MODES[start], "train.py:main")
-    assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{train}", line 2, in <module>\n')
 
 
 def test_a_program_that_cannot_be_executed(folder: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_host_that_falls_silent_behind_a_master(multiplexed, tmp_path):
     log_in(multiplexed)
     run = Job(multiplexed, tmp_path, "--hosts", "n1:1", *QUICK, "train.py")
     run.wait_for("up")
-    there.unplug()
+    there.cable.unplug()
     assert run.wait(60) == 69, run.stderr()
     assert "n1 was lost" in run.stderr()
     run.assert_nothing_left([there], timeout=15)

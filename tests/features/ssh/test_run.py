@@ -255,7 +255,7 @@ def test_a_killed_process_between_launcher_and_ranks_ends_the_job(running, tmp_p
 )
 def test_a_host_without_network_is_lost(running, hosts, pulled, expected):
     run = running(hosts, *AT_ONCE)
-    run.hosts[pulled].unplug()
+    run.hosts[pulled].cable.unplug()
     assert run.wait(30) == 69, run.stderr()
     assert expected in run.stderr()
     run.assert_nothing_left(timeout=15)

@@ -1,10 +1,12 @@
 """Tests of when a warm zygote ends: its time, its session, lack of memory; nothing is left."""
 
+import itertools
 import os
 import shlex
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,30 @@ def test_it_ends_on_a_signal_and_the_last_one_removes_the_folder(shell: Shell):
     wait_for_exit(third)
     assert shell.warm().stderr == "no warm zygotes\n"
     assert not (shell.runtime / "ddplaunch-warm").exists()
+
+
+@pytest.mark.parametrize("look", [1, 2, 3])
+def test_a_folder_removed_between_two_looks_is_created_again(tmp_path, monkeypatch, look):
+    """Another launcher creates the folder at the same moment, and the last zygote to end removes it."""
+    tmp_path.chmod(0o700)
+    folder = str(tmp_path / "warm")
+    monkeypatch.setattr(warm_sockets, "socket_dir_candidates", lambda name: [folder])
+    mkdir, lstat, looks = os.mkdir, os.lstat, itertools.count(1)
+
+    def create_twice(path, mode):
+        monkeypatch.setattr(os, "mkdir", mkdir)
+        mkdir(path, mode)
+        mkdir(path, mode)
+
+    def look_after_removal(path, **options):
+        if path == folder and next(looks) == look:
+            with suppress(FileNotFoundError):
+                os.rmdir(folder)
+        return lstat(path, **options)
+
+    monkeypatch.setattr(os, "mkdir", create_twice)
+    monkeypatch.setattr(os, "lstat", look_after_removal)
+    assert warm_sockets.warm_socket_dir() == folder
 
 
 @pytest.mark.slow
@@ -144,11 +170,11 @@ def test_it_does_not_wake_while_idle_and_ends_with_its_shell(shell: Shell):
     def switches() -> list[str]:
         return [line for line in Path(f"/proc/{made}/status").read_text().splitlines() if "ctxt" in line]
 
-    wait_until(lambda: not Path(f"/proc/{made}/task/{made}/children").read_text(), "the end of the run's guardian")
-    shell.warm()  # an answer: it is back at its wait
-    wait_until(lambda: "S (sleeping)" in Path(f"/proc/{made}/status").read_text(), "its rest")
-    before = switches()
-    shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
-    assert switches() == before
+    def rests() -> bool:
+        before = switches()
+        shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
+        return switches() == before
+
+    wait_until(rests, "a second without a switch, once the run's guardian has ended")
     shell.log_out()
     wait_for_exit(made)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 
 
-def require_detected(cluster_env: ClusterEnv | None) -> ClusterEnv:
-    """Return the detected cluster environment; fail if there is none."""
+def require_detected(cluster_env: ClusterEnv | None, **expected: Any) -> ClusterEnv:
+    """Return the detected cluster environment; fail if there is none, or if its fields are not as expected."""
     assert cluster_env
+    assert {field: getattr(cluster_env, field) for field in expected} == expected
     return cluster_env
 
 
@@ -20,10 +22,7 @@ def _variables(text: str) -> dict[str, str]:
 SLURM_BATCH = _variables("""
     CUDA_VISIBLE_DEVICES=0,1
     SLURMD_NODENAME=n1
-    SLURM_CPUS_ON_NODE=4
     SLURM_GPUS_ON_NODE=2
-    SLURM_GTIDS=0
-    SLURM_JOBID=1
     SLURM_JOB_ID=1
     SLURM_JOB_NAME=envdump
     SLURM_JOB_NODELIST=n[1-2]
@@ -31,62 +30,34 @@ SLURM_BATCH = _variables("""
     SLURM_LOCALID=0
     SLURM_NNODES=2
     SLURM_NODEID=0
-    SLURM_NODELIST=n[1-2]
-    SLURM_NPROCS=4
     SLURM_NTASKS=4
-    SLURM_NTASKS_PER_NODE=2
     SLURM_PROCID=0
     SLURM_TASKS_PER_NODE=2(x2)
 """)
 """Slurm 22.05: the script of ``sbatch --nodes=2 --ntasks-per-node=2``."""
 
-SLURM_TASK = _variables("""
-    CUDA_VISIBLE_DEVICES=0,1
+SLURM_TASK = SLURM_BATCH | _variables("""
     SLURMD_NODENAME=n2
     SLURM_DISTRIBUTION=block
-    SLURM_GPUS_ON_NODE=2
-    SLURM_GTIDS=2,3
-    SLURM_JOBID=1
-    SLURM_JOB_ID=1
-    SLURM_JOB_NAME=envdump
-    SLURM_JOB_NODELIST=n[1-2]
-    SLURM_JOB_NUM_NODES=2
-    SLURM_LAUNCH_NODE_IPADDR=10.79.0.11
     SLURM_LOCALID=1
-    SLURM_NNODES=2
     SLURM_NODEID=1
-    SLURM_NODELIST=n[1-2]
-    SLURM_NPROCS=4
-    SLURM_NTASKS=4
-    SLURM_NTASKS_PER_NODE=2
     SLURM_PROCID=3
-    SLURM_SRUN_COMM_PORT=40265
-    SLURM_STEPID=0
-    SLURM_STEP_GPUS=0,1
     SLURM_STEP_ID=0
     SLURM_STEP_NODELIST=n[1-2]
     SLURM_STEP_NUM_NODES=2
     SLURM_STEP_NUM_TASKS=4
     SLURM_STEP_TASKS_PER_NODE=2(x2)
-    SLURM_TASKS_PER_NODE=2(x2)
 """)
 """Slurm 22.05: the last task of ``srun`` in that script."""
 
 OPENMPI_4 = _variables("""
-    OMPI_APP_CTX_NUM_PROCS=4
     OMPI_COMM_WORLD_LOCAL_RANK=3
     OMPI_COMM_WORLD_LOCAL_SIZE=4
     OMPI_COMM_WORLD_NODE_RANK=3
     OMPI_COMM_WORLD_RANK=3
     OMPI_COMM_WORLD_SIZE=4
-    OMPI_FIRST_RANKS=0
-    OMPI_MCA_ess_base_jobid=435355649
-    OMPI_MCA_orte_ess_node_rank=3
-    OMPI_MCA_orte_hnp_uri=435355648.0;tcp://192.0.2.2:40645
     OMPI_MCA_orte_num_nodes=1
-    OMPI_UNIVERSE_SIZE=2
     PMIX_HOSTNAME=n1
-    PMIX_ID=435355649.3
     PMIX_NAMESPACE=435355649
     PMIX_RANK=3
 """)
@@ -105,7 +76,6 @@ def slurm_step(
         "SLURM_STEP_NUM_TASKS": str(size),
         "SLURM_TASKS_PER_NODE": tasks,
         "SLURM_NTASKS": str(size),
-        "SLURM_NPROCS": str(size),
         "SLURM_NNODES": str(count),
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(local),
@@ -122,12 +92,9 @@ def openmpi(rank: int, size: int, local: int, local_size: int, **others: str) ->
         "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(local_size),
         "OMPI_COMM_WORLD_NODE_RANK": str(local),
-        "OMPI_WORLD_SIZE": str(size),
-        "OMPI_WORLD_LOCAL_SIZE": str(local_size),
         "PMIX_RANK": str(rank),
         "PMIX_NAMESPACE": "prterun-n1-4711@1",
         "PMIX_HOSTNAME": "n1",
-        "PRTE_LAUNCHED": "1",
         **others,
     }
 
@@ -161,18 +128,15 @@ TRAINJOB = {
     "PET_MASTER_PORT": "29500",
 }
 
+TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 TORCHRUN = {
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "4",
+    **TORCH,
     "LOCAL_WORLD_SIZE": "2",
     "GROUP_RANK": "1",
     "GROUP_WORLD_SIZE": "2",
     "ROLE_RANK": "3",
     "ROLE_NAME": "default",
     "ROLE_WORLD_SIZE": "4",
-    "MASTER_ADDR": "n1",
-    "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "my-job",
     "TORCHELASTIC_RESTART_COUNT": "0",
     "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -188,8 +152,6 @@ VERTEX_AI = {
 }
 NNODES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500", "NPROC_PER_NODE": "8"}
 """From their manuals."""
-
-TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 
 AZUREML_JOB = {"AZUREML_EXPERIMENT_ID": "6f1c1a3e", "AZUREML_RUN_ID": "loving_drum_4k", "AZUREML_NODE_COUNT": "2"}
 AZUREML = {
@@ -208,7 +170,6 @@ SUBMITIT = _variables("""
     SUBMITIT_LOCAL_JOB_ID=4711
     SUBMITIT_LOCAL_NTASKS=2
     SUBMITIT_LOCAL_JOB_NUM_NODES=1
-    SUBMITIT_LOCAL_NODEID=0
     SUBMITIT_LOCAL_GLOBALID=1
     SUBMITIT_LOCAL_LOCALID=1
 """)
@@ -221,8 +182,6 @@ PALS = _variables("""
     PALS_NODEID=1
     PMI_RANK=3
     PMI_SIZE=4
-    PMI_LOCAL_RANK=1
-    PMI_LOCAL_SIZE=2
 """)
 
 HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
@@ -256,12 +215,10 @@ SAGEMAKER = {
     "SM_HOSTS": '["algo-1","algo-2"]',
     "SM_CURRENT_HOST": "algo-2",
     "SM_NUM_GPUS": "8",
-    "SM_NETWORK_INTERFACE_NAME": "eth0",
     "TRAINING_JOB_NAME": "my-training",
 }
 AWS_BATCH = _variables("""
     AWS_BATCH_JOB_ID=1c2f5a5e-6f0a-4f0e-a3f2-5b0d6b6b1f0e#1
-    AWS_BATCH_JOB_ATTEMPT=1
     AWS_BATCH_JOB_NUM_NODES=3
     AWS_BATCH_JOB_NODE_INDEX=1
     AWS_BATCH_JOB_MAIN_NODE_INDEX=0
@@ -277,26 +234,21 @@ VOLCENGINE = _variables("""
     MLP_TASK_ID=t-20210924211641-nznsh
     MLP_ROLE=WORKER
     MLP_ROLE_INDEX=1
-    MLP_HOST=10.128.96.17
     MLP_WORKER_NUM=2
     MLP_WORKER_GPU=8
-    MLP_WORKER_ALL_HOSTS=10.128.97.74,10.128.96.17
     MLP_WORKER_0_HOST=10.128.97.74
     MLP_WORKER_0_PORT=9006
 """)
 LEPTON = _variables("""
     LEPTON_JOB_NAME=env-job-98bw
     LEPTON_JOB_SERVICE_PREFIX=env-job-98bw
-    LEPTON_JOB_WORKER_PREFIX=worker
     LEPTON_SUBDOMAIN=env-job-98bw-job-svc
     LEPTON_JOB_TOTAL_WORKERS=2
     LEPTON_JOB_WORKER_INDEX=1
     LEPTON_RESOURCE_ACCELERATOR_NUM=8
 """)
 MODELARTS = _variables("""
-    MA_CURRENT_IP=192.168.23.38
     MA_NUM_GPUS=8
-    MA_TASK_NAME=worker
     MA_NUM_HOSTS=2
     VC_TASK_INDEX=1
     VC_WORKER_NUM=2
@@ -310,20 +262,14 @@ NUMBERED = {
         "DSTACK_NODES_NUM": "2",
         "DSTACK_NODE_RANK": "1",
         "DSTACK_GPUS_PER_NODE": "8",
-        "DSTACK_GPUS_NUM": "16",
         "DSTACK_MASTER_NODE_IP": "10.0.0.4",
-        "DSTACK_NODES_IPS": "10.0.0.4\n10.0.0.5",
     },
     "runpod": {
-        "PRIMARY_ADDR": "10.0.0.4",
-        "PRIMARY_PORT": "29400",
         "MASTER_ADDR": "10.0.0.4",
         "MASTER_PORT": "29400",
-        "NODE_ADDR": "10.0.0.5",
         "NODE_RANK": "1",
         "NUM_NODES": "2",
         "NUM_TRAINERS": "8",
-        "HOST_NODE_ADDR": "10.0.0.4:29400",
         "WORLD_SIZE": "16",
     },
     "beaker": {
@@ -356,11 +302,9 @@ CHIEF = {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"], "ps": ["d:2222"]}
 
 OPENPAI = _variables("""
     PAI_JOB_NAME=admin~train
-    PAI_TASK_ROLE_COUNT=1
     PAI_TASK_ROLE_LIST=worker
     PAI_TASK_ROLE_TASK_COUNT_worker=2
     PAI_HOST_IP_worker_0=10.0.0.4
-    PAI_HOST_IP_worker_1=10.0.0.5
     PAI_CURRENT_TASK_ROLE_NAME=worker
     PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX=1
 """)

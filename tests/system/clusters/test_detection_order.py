@@ -80,8 +80,7 @@ def _rendezvous_of_determined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_each_system_is_detected_by_its_own_variables(name: str) -> None:
-    cluster_env = env.require_detected(detect(env.ALONE[name]))
-    assert cluster_env.cluster == name
+    cluster_env = env.require_detected(detect(env.ALONE[name]), cluster=name)
     assert cluster_env.variables
     assert all(
         variable in env.ALONE[name] for variable in cluster_env.variables if variable != node_platforms.RENDEZVOUS
@@ -90,8 +89,7 @@ def test_each_system_is_detected_by_its_own_variables(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "environ"), TOGETHER)
 def test_the_more_specific_system_is_detected(name: str, environ: Mapping[str, str]) -> None:
-    cluster_env = env.require_detected(detect(environ))
-    assert cluster_env.cluster == name
+    env.require_detected(detect(environ), cluster=name)
 
 
 @pytest.mark.parametrize("environ_of_refused", [env.CONDOR, {**env.VOLCANO, "VC_MASTER_HOSTS": "job-master-0.job"}])
@@ -99,17 +97,16 @@ def test_what_a_script_has_set_goes_before_a_refusal(environ_of_refused: Mapping
     with pytest.raises(UsageError):
         detect(environ_of_refused)
     for name, environ in ("nodes", env.NNODES), ("openmpi", env.openmpi(3, 4, 1, 2)):
-        cluster_env = env.require_detected(detect({**environ_of_refused, **environ}))
-        assert cluster_env.cluster == name
+        env.require_detected(detect({**environ_of_refused, **environ}), cluster=name)
 
 
 def test_under_mpirun_every_rank_of_a_node_has_the_same_procid() -> None:
     """The variables are those of four ranks on two nodes (Open MPI 4.1.4, Slurm 22.05); rank 0 is on the first."""
     for rank, local, node in (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1):
         daemon = env.slurm_step("1(x2)", "n[1-2]", 2, 2, node, 0, node)
-        cluster_env = env.require_detected(detect({**daemon, **env.openmpi(rank, 4, local, 2)}))
-        assert cluster_env.rank_assignment == RankAssignment(rank, 4, local, 2)
-        assert cluster_env.address == "n1"
+        found = detect({**daemon, **env.openmpi(rank, 4, local, 2)})
+        place = RankAssignment(rank, 4, local, 2)
+        cluster_env = env.require_detected(found, rank_assignment=place, address="n1")
         assert "SLURM_JOB_NODELIST" in cluster_env.variables
         assert "--master-addr" in cluster_env.notes[-1]
 
@@ -124,13 +121,8 @@ def test_cluster_none_disables_detection() -> None:
 
 
 def test_cluster_option_selects_the_system() -> None:
-    cluster_env = env.require_detected(detect({**DAEMON, **env.openmpi(3, 4, 1, 2)}, "slurm"))
-    assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.rank_assignment) == (
-        "slurm",
-        2,
-        1,
-        None,
-    )
+    found = detect({**DAEMON, **env.openmpi(3, 4, 1, 2)}, "slurm")
+    env.require_detected(found, cluster="slurm", nnodes=2, node_rank=1, rank_assignment=None)
 
 
 def test_a_cluster_that_is_not_here_names_its_sign() -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.cli.test_several_nodes import SCRIPT
 from tests.conftest import PROGRAMS, clean_environment, ddplaunch_command, wait_until, write_program
 from tests.scaled_timeouts import scaled_timeout
+from tests.virtual_hosts.host import finish
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -166,8 +167,7 @@ def wait_for_lines(run: subprocess.Popen[str], count: int) -> None:
 def test_four_become_four_ranks(mpiexec, tmp_path):
     write_program(tmp_path, "train.py", SCRIPT)
     run = mpiexec(4, "train.py")
-    out, err = run.communicate(timeout=scaled_timeout(100))
-    assert run.returncode == 0, err
+    out, err = finish(run)
     lines = sorted(line.rstrip() for line in out.splitlines() if line.strip())
     assert lines == [f"[{rank}] rank {rank} of 4 sum 10" for rank in range(4)]
     found = r"(openmpi|mpich): this is rank 0 of 4, at 127\.0\.0\.1 \((OMPI_COMM_WORLD_RANK|PMI_RANK), "
@@ -176,8 +176,7 @@ def test_four_become_four_ranks(mpiexec, tmp_path):
 
 def test_a_failed_rank_ends_all_and_is_reported_once(mpiexec):
     run = mpiexec(3, PROGRAMS / "fails.py", "exit", "1")
-    _, err = run.communicate(timeout=scaled_timeout(100))
-    assert run.returncode == 7, err
+    _, err = finish(run, 7)
     assert err.count("ddplaunch: rank 1 ") == 1
 
 
@@ -191,8 +190,7 @@ def test_two_jobs_on_the_same_hosts(mpiexec, package, tmp_path):
     wait_for_lines(first, 2)
     second = mpiexec(2, "train.py")
     if package == "mpich":
-        _, err = second.communicate(timeout=scaled_timeout(60))
-        assert second.returncode == 2
+        _, err = finish(second, 2)
         assert "give every node another --master-port" in err
         assert first.poll() is None
     else:
@@ -212,8 +210,7 @@ def shown(on_hosts, tmp_path):
 
     def run(options, *words):
         started = on_hosts(options, *words)
-        out, _ = started.communicate(timeout=scaled_timeout(100))
-        assert started.returncode == 0, out
+        out, _ = finish(started)
         lines = [line.rstrip().partition("] ")[2] for line in sorted(out.splitlines())]
         return [[line for line in lines if line.startswith(word)] for word in ("sum", "of")]
 
@@ -246,8 +243,7 @@ def test_the_host_of_mpirun_may_be_one_of_them(shown, package):
 def test_a_failed_rank_on_one_host_ends_all(on_hosts, package, tmp_path):
     write_program(tmp_path, "train.py", SLEEPS)
     run = on_hosts(UNEVEN[package], "--preload", "threading", "train.py", "fail")
-    out, _ = run.communicate(timeout=scaled_timeout(100))
-    assert run.returncode == 7, out
+    out, _ = finish(run, 7)
     assert "ddplaunch: rank 1 exited with code 7 (on n1)" in out
 
 

@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.system.clusters import openmpi_pmix
 from ddplaunch.system.clusters.cluster_env import RankAssignment
 from ddplaunch.system.clusters.systems.rank_launchers import openmpi as system
-from tests.system.clusters.recorded_environments import OPENMPI_4, openmpi
+from tests.system.clusters.recorded_environments import OPENMPI_4, openmpi, require_detected
 
 
 def test_other_variables_are_not_open_mpi() -> None:
@@ -48,9 +48,7 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("environ", "expected"), FOUND)
 def test_detected_cluster_environments(environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    cluster_env = system.detect(environ)
-    assert cluster_env
-    assert {field: getattr(cluster_env, field) for field in expected} == expected
+    require_detected(system.detect(environ), **expected)
 
 
 def test_all_processes_of_a_job_have_one_port_and_other_jobs_another() -> None:
@@ -126,9 +124,7 @@ def test_where_rank_0_is(where: tuple[str, int, str, int], numbers: tuple[int, i
         "OMPI_MCA_orte_node_regex": listed,
         "OMPI_MCA_orte_num_nodes": str(used),
     }
-    cluster_env = system.detect({**openmpi(*numbers), **more})
-    assert cluster_env
-    assert cluster_env.address == first
+    require_detected(system.detect({**openmpi(*numbers), **more}), address=first)
 
 
 def test_jsrun_is_left_to_lsf() -> None:

@@ -90,13 +90,8 @@ def task(rank: int, local_rank: int, local_size: int) -> dict[str, str]:
 
 
 def test_a_single_task_on_its_host_is_a_rank_if_other_hosts_have_several(hydra: Hydra) -> None:
-    cluster_env = require_detected(mpich.detect(task(2, 0, 1)))
-    assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.node_rank) == (
-        RankAssignment(2, 3, 0, 1),
-        2,
-        1,
-    )
-    assert (cluster_env.address, cluster_env.run_id) == ("n1", "kvs_6_0_470486301_n0")
+    expected = {"rank_assignment": RankAssignment(2, 3, 0, 1), "run_id": "kvs_6_0_470486301_n0"}
+    cluster_env = require_detected(mpich.detect(task(2, 0, 1)), nnodes=2, node_rank=1, address="n1", **expected)
     assert cluster_env.port
     assert mpich.detect(task(2, 0, 1)) == cluster_env, "asked once: the barrier is the job's"
     assert hydra.requests == ["get_my_kvsname", "get", "barrier_in", "get"], "no init, which is the program's"
@@ -108,38 +103,26 @@ def test_a_single_task_on_its_host_is_a_rank_if_other_hosts_have_several(hydra: 
     ("typed", "expected"), [("first.example", "first.example"), ("localhost", os.uname().nodename)]
 )
 def test_rank_0_publishes_its_host_by_the_typed_name(hydra: Hydra, typed: str, expected: str) -> None:
-    cluster_env = require_detected(mpich.detect({**task(0, 0, 2), "PMI_HOSTNAME": typed}))
-    assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.node_rank) == (
-        RankAssignment(0, 3, 0, 2),
-        2,
-        0,
-    )
-    assert cluster_env.address == expected
+    found = mpich.detect({**task(0, 0, 2), "PMI_HOSTNAME": typed})
+    require_detected(found, rank_assignment=RankAssignment(0, 3, 0, 2), nnodes=2, node_rank=0, address=expected)
 
 
 def test_a_mapping_that_is_too_long_leaves_the_address(hydra: Hydra) -> None:
     hydra.mapping = ""
-    cluster_env = require_detected(mpich.detect(task(1, 1, 2)))
-    assert (cluster_env.rank_assignment, cluster_env.nnodes, cluster_env.address) == (
-        RankAssignment(1, 3, 1, 2),
-        None,
-        "n1",
-    )
+    rank = RankAssignment(1, 3, 1, 2)
+    require_detected(mpich.detect(task(1, 1, 2)), rank_assignment=rank, nnodes=None, address="n1")
 
 
 def test_on_one_host_hydra_is_not_asked(hydra: Hydra) -> None:
-    cluster_env = require_detected(
-        mpich.detect({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]})
-    )
-    assert cluster_env.address == "127.0.0.1"
+    found = mpich.detect({**TASK, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": os.environ["PMI_FD"]})
+    require_detected(found, address="127.0.0.1")
     hydra_pmi.finalize()
     assert hydra.requests == []
 
 
 def test_a_closed_connection_is_as_if_there_were_no_hydra(hydra: Hydra) -> None:
     hydra.close()
-    cluster_env = require_detected(mpich.detect(task(2, 0, 1)))
-    assert (cluster_env.nnodes, cluster_env.address) == (3, None)
+    require_detected(mpich.detect(task(2, 0, 1)), nnodes=3, address=None)
 
 
 @pytest.mark.parametrize("fd", ["9999", "x", ""])

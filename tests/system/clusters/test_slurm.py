@@ -12,7 +12,7 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.system.clusters.cluster_env import RankAssignment
 from ddplaunch.system.clusters.env_builders import FIRST_PORT, PORT_PAIR_COUNT
 from ddplaunch.system.clusters.systems.slurm_env import slurm as system
-from tests.system.clusters.recorded_environments import SLURM_BATCH, SLURM_TASK, slurm_step
+from tests.system.clusters.recorded_environments import SLURM_BATCH, SLURM_TASK, require_detected, slurm_step
 
 
 def test_nothing_without_slurm() -> None:
@@ -95,9 +95,7 @@ FOUND: list[tuple[Mapping[str, str], dict[str, Any], list[str]]] = [
 def test_detected_cluster_environments(
     environ: Mapping[str, str], expected: Mapping[str, Any], notes: list[str]
 ) -> None:
-    cluster_env = system.detect(environ)
-    assert cluster_env
-    assert {field: getattr(cluster_env, field) for field in expected} == expected
+    cluster_env = require_detected(system.detect(environ), **expected)
     assert len(cluster_env.notes) == len(notes)
     assert all(part in note for part, note in zip(notes, cluster_env.notes, strict=True))
     assert ("SLURM_STEP_ID" in cluster_env.variables) is not cluster_env.is_batch_script

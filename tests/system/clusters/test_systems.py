@@ -255,8 +255,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "environ", "expected"), FOUND)
 def test_detected_cluster_environments(name: str, environ: Mapping[str, str], expected: Mapping[str, Any]) -> None:
-    cluster_env = env.require_detected(detect_by(name, environ))
-    assert (cluster_env.cluster, {field: getattr(cluster_env, field) for field in expected}) == (name, expected)
+    env.require_detected(detect_by(name, environ), cluster=name, **expected)
 
 
 LEFT_TO_OTHERS: list[tuple[str, Mapping[str, str]]] = [
@@ -438,17 +437,10 @@ ROWS = {row.cluster: row for row in node_platforms.NODE_VARIABLE_SYSTEMS}
 @pytest.mark.parametrize("name", ROWS)
 def test_numbered_nodes(name: str) -> None:
     row, environ = ROWS[name], env.NUMBERED[name]
-    cluster_env = env.require_detected(detect(environ))
-    assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (
-        name,
-        2,
-        1,
-        "10.0.0.4",
-    )
-    assert cluster_env.nproc == ("8" if row.nproc else None)
-    assert (cluster_env.rank_assignment, cluster_env.may_be_single) == (None, False)
-    alone = env.require_detected(detect({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name))
-    assert (alone.nnodes, alone.node_rank, alone.address) == (1, 0, None)
+    expected = a_node(2, 1, address="10.0.0.4", nproc="8" if row.nproc else None, may_be_single=False)
+    env.require_detected(detect(environ), cluster=name, **expected)
+    alone = detect({**environ, row.nnodes: "1", row.node_rank: "0", row.address: ""}, name)
+    env.require_detected(alone, nnodes=1, node_rank=0, address=None)
     with pytest.raises(UsageError, match=f"{row.node_rank}=2 and {row.nnodes}=2 contradict"):
         detect({**environ, row.node_rank: "2"})
     with pytest.raises(UsageError, match=f"{row.node_rank} is not set"):
@@ -491,9 +483,8 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
         return
     hosts.write_text(text)
     if "10.0.0.4" in text:
-        cluster_env = env.require_detected(detect_by("determined", environ))
-        found = (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id)
-        assert found == (2, 1, "10.0.0.4", "1.6f1c1a3e.1")
+        expected = {"address": "10.0.0.4", "run_id": "1.6f1c1a3e.1"}
+        env.require_detected(detect_by("determined", environ), nnodes=2, node_rank=1, **expected)
     else:
         expected = r"does not say which container this is|container_rank=1 and container_addrs=1"
         with pytest.raises(UsageError, match=expected):
@@ -503,10 +494,8 @@ def test_a_trial_of_determined(text: str | None, hosts: Path, monkeypatch: pytes
 def test_hosts_of_google_are_numbered_by_their_place_in_the_file(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"other-0.c.project.internal\n{own}\n")
-    cluster_env = env.require_detected(
-        detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)})
-    )
-    assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (2, 1, "other-0.c.project.internal")
+    found = detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": str(hosts)})
+    env.require_detected(found, nnodes=2, node_rank=1, address="other-0.c.project.internal")
     hosts.write_text("a\nb\n")
     with pytest.raises(UsageError, match=f"does not have this machine, {own}"):
         detect_by("gcpbatch", {**env.GCP_BATCH, "BATCH_HOSTS_FILE": str(hosts)})
@@ -529,21 +518,13 @@ def test_a_script_gets_a_note_about_its_hosts(name: str, hosts: Path) -> None:
     job_id, file = HOSTFILES[name]
     job = {job_id: "4711", file: str(hosts)}
     hosts.write_text("n1 4 all.q@n1 UNDEFINED\nn1\nn2\nn2\n")
-    cluster_env = env.require_detected(detect(job))
-    assert (cluster_env.cluster, cluster_env.nnodes, cluster_env.node_rank, cluster_env.is_batch_script) == (
-        name,
-        1,
-        0,
-        True,
-    )
+    cluster_env = env.require_detected(detect(job), cluster=name, nnodes=1, node_rank=0, is_batch_script=True)
     assert f"the script of {name} job 4711 runs on one of its 2 hosts; to use all: " in cluster_env.notes[0]
-    rank = env.require_detected(detect({**job, **env.openmpi(3, 4, 1, 2)}))
-    assert (rank.cluster, rank.address) == ("openmpi", "n1")
+    rank = env.require_detected(detect({**job, **env.openmpi(3, 4, 1, 2)}), cluster="openmpi", address="n1")
     assert rank.port
     assert file in rank.variables
     hosts.write_text("n1\nn1\n")
-    alone = env.require_detected(detect(job))
-    assert alone.notes == ()
+    env.require_detected(detect(job), notes=())
 
 
 def test_a_process_on_another_host_than_the_scripts_is_refused(hosts: Path) -> None:
@@ -556,8 +537,7 @@ def test_a_process_on_another_host_than_the_scripts_is_refused(hosts: Path) -> N
     assert raised.value.message == expected
     assert "--nnodes 2 --node-rank 1 --master-addr n1.cluster" in str(raised.value.hint)
     hosts.write_text(f"{own}\nn2\n")
-    first = env.require_detected(detect({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)}))
-    assert first.is_batch_script
+    env.require_detected(detect({"OAR_JOB_ID": "4711", "OAR_NODEFILE": str(hosts)}), is_batch_script=True)
 
 
 def test_the_job_of_a_launch_node(hosts: Path) -> None:
@@ -565,27 +545,19 @@ def test_the_job_of_a_launch_node(hosts: Path) -> None:
     hosts.write_text("batch2\n" + "h41n03\n" * 3 + "h41n04\n" * 3)
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "CSM_ALLOCATION_ID": "17"}
 
-    def found(rank: int, size: int, local_rank: int, **others: str) -> ClusterEnv:
+    def found(rank: int, size: int, local_rank: int, **others: str) -> ClusterEnv | None:
         numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank}
         task = {f"JSM_NAMESPACE_{name}": str(value) for name, value in numbers.items()}
-        cluster_env = env.require_detected(detect_by("lsf", {**job, **task, **others}))
-        return cluster_env
+        return detect_by("lsf", {**job, **task, **others})
 
-    several = found(4, 6, 1)
-    assert (several.address, several.rank_assignment, several.run_id) == (
-        "h41n03",
-        RankAssignment(4, 6, 1, None),
-        "4711",
-    )
-    assert (several.nnodes, several.node_rank) == (None, None)
-    node = found(1, 2, 0, JSM_NAMESPACE_LOCAL_SIZE="1")
-    assert (node.nnodes, node.node_rank, node.rank_assignment) == (2, 1, None)
-    assert found(1, 2, 1).rank_assignment == RankAssignment(1, 2, 1, None), "two may share the first of two hosts"
-    assert found(4, 6, 1, LSB_DJOB_RANKFILE="/proc/nowhere").address is None
+    several = a_rank(4, 6, 1, None, address="h41n03", run_id="4711", nnodes=None, node_rank=None)
+    env.require_detected(found(4, 6, 1), **several)
+    env.require_detected(found(1, 2, 0, JSM_NAMESPACE_LOCAL_SIZE="1"), **a_node(2, 1))
+    env.require_detected(found(1, 2, 1), **a_rank(1, 2, 1, None))  # two may share the first of two hosts
+    env.require_detected(found(4, 6, 1, LSB_DJOB_RANKFILE="/proc/nowhere"), address=None)
     with pytest.raises(UsageError, match="JSM_NAMESPACE_RANK=x is not a number"):
         found(4, 6, 1, JSM_NAMESPACE_RANK="x")
-    script = env.require_detected(detect_by("lsf", job))
-    assert (script.nnodes, script.node_rank, script.rank_assignment) == (1, 0, None)
+    script = env.require_detected(detect_by("lsf", job), **a_node(1, 0))
     assert "one of its 2 hosts; to use all: jsrun" in script.notes[0]
     del job["CSM_ALLOCATION_ID"]  # then the first line is a host like the rest
     script = env.require_detected(detect_by("lsf", job))
@@ -597,23 +569,19 @@ def test_a_task_of_blaunch_is_a_node(hosts: Path) -> None:
     own = os.uname().nodename
     hosts.write_text(f"h1\nh1\n{own}\n{own}\n")
     job = {"LSB_JOBID": "4711", "LSB_DJOB_RANKFILE": str(hosts), "LSF_PM_TASKID": "3"}
-    cluster_env = env.require_detected(detect_by("lsf", job))
-    assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address, cluster_env.run_id) == (2, 1, "h1", "4711")
-    assert cluster_env.port
+    expected = {"nnodes": 2, "node_rank": 1, "address": "h1", "run_id": "4711"}
+    assert env.require_detected(detect_by("lsf", job), **expected).port
     hosts.write_text("h1\nh2\n")
-    elsewhere = env.require_detected(detect_by("lsf", job))
-    assert elsewhere.is_batch_script
+    env.require_detected(detect_by("lsf", job), is_batch_script=True)
 
 
 def test_a_task_of_pbsdsh_is_a_node(hosts: Path) -> None:
     hosts.write_text("n1.example.org\nn1.example.org\nn2.example.org\nn2.example.org\n")
     job = {"PBS_JOBID": "1234.server", "PBS_NODEFILE": str(hosts), "PBS_NODENUM": "0", "PBS_TASKNUM": "1"}
-    script = env.require_detected(detect_by("pbs", job))
-    assert (script.nnodes, script.node_rank, script.address, script.is_batch_script) == (1, 0, None, True)
+    env.require_detected(detect_by("pbs", job), nnodes=1, node_rank=0, address=None, is_batch_script=True)
     for node, task in ("0", "2"), ("1", "1"):
-        cluster_env = env.require_detected(detect_by("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task}))
-        assert (cluster_env.nnodes, cluster_env.node_rank, cluster_env.address) == (2, int(node), "n1.example.org")
-        assert cluster_env.port
+        found = detect_by("pbs", {**job, "PBS_NODENUM": node, "PBS_TASKNUM": task})
+        assert env.require_detected(found, nnodes=2, node_rank=int(node), address="n1.example.org").port
     with pytest.raises(UsageError, match="PBS_NODENUM=2 and hosts in PBS_NODEFILE=2 contradict"):
         detect_by("pbs", {**job, "PBS_NODENUM": "2"})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import IO
 
 import pytest
@@ -112,7 +111,3 @@ def test_processes(make_tree: MakeTree) -> None:
     (process,) = read_amd(KernelTrees(sysfs, processes=True))[0][0].processes
     assert (process.pid, process.memory) == (os.getpid(), 3 * GIB)
     assert process.name
-
-
-def test_no_amd_gpus_without_kfd(tmp_path: Path) -> None:
-    assert read_amd(KernelTrees(tmp_path)) == ([], [])

@@ -58,12 +58,6 @@ def test_a_machine_without_the_folder_is_one_node(tmp_path: Path) -> None:
     assert read_numa(tmp_path, (0, 1, 2)) == (NumaNode(0, (0, 1, 2)),)
 
 
-def test_node_and_cpus_local_to_a_device(make_tree: MakeTree) -> None:
-    device = "bus/pci/devices/0000:17:00.0"
-    sysfs = make_tree({f"{device}/numa_node": "1\n", f"{device}/local_cpulist": "56-111\n"})
-    assert read_pci_locality(sysfs, "0000:17:00.0") == (1, tuple(range(56, 112)))
-
-
 def test_a_device_without_locality_has_no_node_and_no_cpus(make_tree: MakeTree) -> None:
     sysfs = make_tree({"bus/pci/devices/0000:17:00.0/numa_node": "-1\n"})
     assert read_pci_locality(sysfs, "0000:17:00.0") == (None, ())

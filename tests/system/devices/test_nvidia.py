@@ -66,12 +66,6 @@ def test_locality_is_read_from_nvml_without_sysfs(fake_nvml: FakeNvml, make_tree
     assert (second.numa_node, second.cpus) == (1, (4, 5, 6, 7))
 
 
-def test_a_driver_without_gpus_is_not_noted(fake_nvml: FakeNvml) -> None:
-    hardware = fake_nvml.read(0)
-    assert hardware.gpus == ()
-    assert hardware.notes == ()
-
-
 @pytest.mark.parametrize("when", ["lost", "lost_later"])
 def test_a_lost_gpu_is_noted_and_the_others_keep_their_numbers(fake_nvml: FakeNvml, when: str) -> None:
     ailment: Any = {when: 2}

@@ -13,7 +13,9 @@ from ddplaunch.features.inspect.diagnosis.waits import ranks_to_query
 from ddplaunch.features.inspect.node.rank_inspector import RankReply, apply_group_states, apply_last_collectives
 
 SAMPLES = Path(__file__).parent / "samples"
-VERSIONS = ("2.4", "2.9", "2.13", "2.15")  # of torch
+# Of torch. A rank of 2.4 replies without a flight recorder, one of 2.9 with an empty one; their samples are otherwise
+# equal. So 2.4 has one sample for each way to do without a recorder: by stacks (absent), and by counts (ddp).
+VERSIONS = ("2.4", "2.9", "2.13", "2.15")
 RECORDING = ("2.13", "2.15")  # those whose flight recorder has gloo's collectives
 NEWEST = VERSIONS[-1]
 
