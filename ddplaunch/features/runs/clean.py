@@ -64,10 +64,13 @@ def _resolve_ended_run(run: str) -> str:
     is_unreadable = run in history_store.list_runs() and not history_store.read_run_record(run)
     if not is_unreadable:  # such a record is found by its exact name only
         run = run_lookup.find_run(run).run
-    if locate.index_runs().jobs.get(run):
+    is_running = locate.index_runs().jobs.get(run) is not None
+    if not is_running and history_store.may_be_running(run):
+        if hosts := history_store.hosts_elsewhere(history_store.read_node_records(run)):
+            raise UsageError(*describe_elsewhere(run, hosts))
+        is_running = True  # here, but its control socket cannot be found, as with another XDG_RUNTIME_DIR
+    if is_running:
         raise UsageError(f"{run} is still running", f"ddplaunch stop {run}")
-    if history_store.may_be_running(run):
-        raise UsageError(*describe_elsewhere(run, history_store.hosts_elsewhere(history_store.read_node_records(run))))
     return run
 
 

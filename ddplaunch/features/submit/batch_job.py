@@ -31,9 +31,10 @@ class SetupCommand(Struct, frozen=True):
         if self.is_file:
             return f"source {shlex.quote(self.text)}"
         text = self.text.strip()
+        bare = text.rstrip("; ")
         # A comment, several lines (a here-document), a command in the background, an escaped semicolon.
-        ends_line = "#" in text or "\n" in text or text.endswith(("&", "\\;"))
-        return f"{text}\n" if ends_line else text.rstrip("; ")
+        ends_line = "#" in text or "\n" in text or text.endswith("&") or (bare != text and bare.endswith("\\"))
+        return f"{text}\n" if ends_line else bare
 
     @property
     def line_or_exit(self) -> str:

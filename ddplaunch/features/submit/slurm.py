@@ -357,7 +357,7 @@ def _teardown_lines(job: BatchJob) -> Iterator[str]:
     yield "# At the end, on the first node, whatever the exit code, which stays the job's."
     yield "teardown() {"
     for each in job.teardown:
-        yield f"  ({each.line})"
+        yield f"  ({' ' * each.line.startswith('(')}{each.line})"  # `((` begins arithmetic
     yield "}"
     yield "trap teardown EXIT"
     yield ""

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,3 +53,23 @@ def test_dumps_of_a_program_that_calls_and_returns_all_the_time(start_ddplaunch,
     os.close(pidfd)
     (tmp_path / "end").touch()
     assert (job.wait(), job.stderr()) == (0, "")
+
+
+TRACED = """
+import ctypes, sys
+from ddplaunch.core.rank.rank_runner import load_private_module
+
+stacks = load_private_module("features/inspect/rank/stacks")
+kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object, ctypes.c_int, ctypes.c_void_p)
+trace = kind(lambda state, frame, event, value: 0)
+ctypes.pythonapi.PyEval_SetTrace.argtypes = [kind, ctypes.py_object]
+ctypes.pythonapi.PyEval_SetTrace(trace, "state")
+stacks._write_stacks(0, None)
+print(sys.gettrace(), (lambda: "continues")())
+"""
+
+
+def test_a_profiler_in_c_keeps_its_trace_function():
+    """A dump leaves alone what ``sys.settrace`` cannot restore: the program would get a TypeError."""
+    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("state continues\n", "")

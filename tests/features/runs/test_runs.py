@@ -504,6 +504,14 @@ def test_a_run_on_another_machine_that_shares_the_home(run_in_fork):
     assert "far: running\n" in run_in_fork("report", "far").stdout
 
 
+def test_a_run_whose_control_socket_cannot_be_found_is_not_removed(run_in_fork):
+    keep(run_id="here")
+    path = Path(history_store.run_dir("here")) / "node-0.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    done = run_in_fork("clean", "here")
+    assert (done.returncode, done.stderr) == (2, "Error: here is still running\n  ddplaunch stop here\n")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -126,13 +126,15 @@ def test_a_setup_that_fails_ends_the_job(run):
         ("false # a comment", 1),
         (r"find /dev/null -exec false {} \; ; false", 1),
         (r"find /dev/null -exec true {} \;", 7),
+        (r"find /dev/null -exec true {} \; ;", 7),
         ("cat <<END\nEND", 7),
         ("true &&\nfalse", 1),
     ],
 )
 def test_any_shell_command_can_be_a_setup(run, text, code):
     """The job starts after a command that succeeds, or runs in the background, and ends with one that fails."""
-    done, _, _ = run(replace(SMALLEST, setup=[SetupCommand(text)], teardown=[SetupCommand("echo torn # down")]))
+    teardown = [SetupCommand("(echo torn)"), SetupCommand("true # down")]
+    done, _, _ = run(replace(SMALLEST, setup=[SetupCommand(text)], teardown=teardown))
     assert (done.returncode, done.stdout) == (code, "torn\n"), done.stderr
 
 

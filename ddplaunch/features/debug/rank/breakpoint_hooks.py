@@ -184,7 +184,9 @@ class BreakpointHooks:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_rank_process and frame is not None:
             before = sys.gettrace()
-            sys.settrace(None)  # of an earlier stop: it would stop in this handler
+            is_python = hasattr(before, "__code__")  # sys.settrace cannot restore a function in C, as of profilers
+            if is_python:
+                sys.settrace(None)  # of an earlier stop: it would stop in this handler
             try:
                 if self._terminal is not None:
                     self._terminal.interrupt_if_detached()
@@ -192,7 +194,7 @@ class BreakpointHooks:
             except Exception:
                 pass  # the debug client reports that the rank has not stopped
             finally:
-                if sys.gettrace() is None:
+                if is_python and sys.gettrace() is None:
                     sys.settrace(before)
 
 

@@ -77,7 +77,9 @@ _writer: StackWriter | None = None
 def _write_stacks(number: int, frame: FrameType | None) -> None:
     """The handler of the first signal: a plain function, because the program can see it."""
     trace = sys.gettrace()
-    sys.settrace(None)  # a debugger that waits for the next line would stop in this handler
+    is_python = hasattr(trace, "__code__")  # sys.settrace cannot restore a function in C, as of profilers
+    if is_python:
+        sys.settrace(None)  # a debugger that waits for the next line would stop in this handler
     try:
         assert _writer is not None
         _writer.endpoint.wake(frame)
@@ -88,7 +90,8 @@ def _write_stacks(number: int, frame: FrameType | None) -> None:
     except Exception:
         pass  # the program has closed it
     finally:
-        sys.settrace(trace)
+        if is_python:
+            sys.settrace(trace)
 
 
 def outer_frames(frame: FrameType | None, skipped: int) -> bytes:
