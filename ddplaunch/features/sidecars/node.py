@@ -124,7 +124,7 @@ class SidecarRunner(NodeSide):
         if self._zygote:
             self._zygote.withdraw_spawns()
             self._zygote.sweep(self._grace, own_exit_timeout_s=0)
-            self._timer = self._loop.call_later(self._grace + proc_utils.KILL_TIMEOUT_S + 1, self._zygote.kill)
+            self._timer = self._loop.call_later(self._grace + proc_utils.KILL_TIMEOUT_S + 1, self._kill_zygote)
         elif self._was_lost:
             self._tree.kill_remaining()
         while self._zygote or not self._screen.is_drained:
@@ -200,6 +200,12 @@ class SidecarRunner(NodeSide):
         self._close()  # waits for its end: only then has the launcher adopted its descendants
         if self._stopping:
             self._tree.kill_remaining()  # no ranks are left
+
+    def _kill_zygote(self) -> None:
+        """Kill a zygote that does not answer; do not wait for end of file: a fork may keep its socket open."""
+        if self._zygote:
+            self._zygote.kill()
+            self._on_zygote_lost()
 
     def _close(self) -> None:
         if self._timer is not None:
