@@ -1,12 +1,17 @@
 """Tests of thinning samples, and of finding the rank that is behind."""
 
+import os
 import random
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.events import AttemptPlanned, RankStarted
 from ddplaunch.features.inspect.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
-from ddplaunch.features.samples.node import MAX_COMPARABLE_RATE, CounterSnapshot, compute_sample
+from ddplaunch.features.samples import node
+from ddplaunch.features.samples.node import MAX_COMPARABLE_RATE, CounterSnapshot, SampleCollector, compute_sample
 from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample, downsample, ranks_behind
 from ddplaunch.system.devices.process_usage import ProcessUsage
 from tests.features.runs.recorded_events import plan
@@ -105,3 +110,26 @@ def test_a_sample_has_the_rates_between_two_snapshots(most, late):
         RankSample(1, 0.0, 300.0, 20.0, 5.0, 0.5, late),
         RankSample(2, 2.0, 100.0, 0.0, 0.0, None, None),
     )
+
+
+def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):
+    """The query's process may have been killed with the ranks of the last attempt."""
+    queries, samples = [], []
+
+    def query(loop, on_usage):
+        queries.append(SimpleNamespace(usage=(), closed=0, query=lambda: on_usage() or True))
+        queries[-1].close = lambda made=queries[-1]: setattr(made, "closed", made.closed + 1)
+        return queries[-1]
+
+    monkeypatch.setattr(node, "GpuUsageQuery", query)
+    monkeypatch.setattr(node, "EARLY_INTERVALS_S", (0.0, 60.0))
+    loop = EventLoop()
+    collector = SampleCollector(loop, None, lambda event: None)
+    collector.subscribe(lambda snapshot, sample: sample and samples.append((sample.attempt, len(sample.ranks))))
+    one = plan(ranks=1)
+    one = replace(one, ranks=(replace(one.ranks[0], device="cuda:0"),))
+    for attempt in range(2):
+        collector.observe(AttemptPlanned(one, attempt))
+        collector.observe(RankStarted(0, os.getpid(), attempt))
+        loop.run_once()
+    assert (samples, [each.closed for each in queries]) == ([(0, 1), (1, 1)], [1, 0])
