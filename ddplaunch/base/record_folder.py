@@ -62,7 +62,8 @@ class RecordFolder(Generic[R]):
                     file.write(data)
                 os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
                 for old in self.list()[MAX_RECORDS:]:
-                    os.unlink(self._file_name(old), dir_fd=folder)
+                    with suppress(OSError):  # another process deletes it too; this record is written
+                        os.unlink(self._file_name(old), dir_fd=folder)
             finally:
                 os.close(folder)
             return True
