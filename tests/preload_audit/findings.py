@@ -133,7 +133,7 @@ class Findings:
                 shown = f"{getattr(origin, '__module__', None)}.{getattr(origin, '__qualname__', type(each).__name__)}"
                 if shown.partition(".")[0] not in sys.stdlib_module_names or getattr(each, "func", None) is not None:
                     self.note(f"registers {shown} to run {when}")
-                elif (by := _outside({"leftovers"})).partition(".")[0] not in sys.stdlib_module_names:
+                elif (by := _outside({"atexit_cleanup"})).partition(".")[0] not in sys.stdlib_module_names:
                     self.note(f"registers {shown} to run {when}, from {by}")
             return register(*functions, **named)
 
