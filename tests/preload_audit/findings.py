@@ -60,24 +60,24 @@ class Findings:
         """``folders``: the script's and the working one; no import may look into either."""
         self._imports, self._repaired, self._folders = imports, repaired, folders
         self._excused = excuses
-        self.found: dict[tuple[tuple[str, ...], str], None] = {}
-        self.read: dict[str, dict[tuple[str, ...], None]] = {}
+        self.actions: dict[tuple[tuple[str, ...], str], None] = {}
+        self.variable_reads: dict[str, dict[tuple[str, ...], None]] = {}
         self._shared = set[str]()  # files whose memory forks would share
-        self.changed: dict[str, dict[tuple[str, ...], None]] = {}
+        self.state_changes: dict[str, dict[tuple[str, ...], None]] = {}
         self.quiet = False  # while nothing is to be noted
         self.maps = True  # whether something may have been mapped since the last look
 
     def note(self, what: str, stack: tuple[str, ...] | None = None) -> None:
         stack = tuple(self._imports.modules) if stack is None else stack
         if what == WHOLE and stack and (prefix := self._excused.PREFIXES.get(stack[-1])):
-            self.read.setdefault(f"{prefix}*", {})[stack] = None
+            self.variable_reads.setdefault(f"{prefix}*", {})[stack] = None
             return
         if stack and not self.quiet and not self._excused.done(what, stack):
-            self.found[stack, what] = None
+            self.actions[stack, what] = None
 
     def change(self, what: str) -> None:
         if not self.quiet:
-            self.changed.setdefault(what, {})[tuple(self._imports.modules)] = None
+            self.state_changes.setdefault(what, {})[tuple(self._imports.modules)] = None
 
     def install(self, tracing: ModuleType, words: list[str]) -> None:
         """Trace from here on, until the process ends."""
@@ -113,7 +113,7 @@ class Findings:
                 return
             self.note(f"reads {name}")
             return
-        self.read.setdefault(name, {})[tuple(self._imports.modules)] = None
+        self.variable_reads.setdefault(name, {})[tuple(self._imports.modules)] = None
 
     def see_in_native_code(self, name: str) -> None:
         if not self._imports.modules or self.quiet:
@@ -121,7 +121,7 @@ class Findings:
         if RANK_VARIABLE.fullmatch(name):
             self.note(f"reads {name} in native code")
         else:
-            self.read.setdefault(name, {})[tuple(self._imports.modules)] = None
+            self.variable_reads.setdefault(name, {})[tuple(self._imports.modules)] = None
 
     def _watch(self, module: Any, name: str, when: str) -> None:
         register = getattr(module, name)

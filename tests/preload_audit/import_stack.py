@@ -23,15 +23,15 @@ class ImportStack:
 
     Attributes:
         edges: which modules each imported while it was executed, loaded before or not.
-        tried: by name: the stacks in which an import failed, as no such module is installed.
-        sought: by top-level name: the stacks in which finders were asked for it.
+        absent_imports: by name: the stacks in which an import failed, as no such module is installed.
+        searches: by top-level name: the stacks in which finders were asked for it.
     """
 
     def __init__(self) -> None:
         self.modules: list[str] = []
         self.edges: dict[str, set[str]] = {}
-        self.tried: dict[str, dict[tuple[str, ...], None]] = {}
-        self.sought: dict[str, dict[tuple[str, ...], None]] = {}
+        self.absent_imports: dict[str, dict[tuple[str, ...], None]] = {}
+        self.searches: dict[str, dict[tuple[str, ...], None]] = {}
         self._thread = _thread.get_ident()
 
     def install(self, begins: Callable[[], None], finished: Callable[[str], None]) -> None:
@@ -59,20 +59,20 @@ class ImportStack:
             try:
                 found = import_(name, globals, locals, fromlist, level)
             except ModuleNotFoundError as error:
-                self._note_absent(_absolute(name, globals, level), error)
+                self._add_absent(_absolute(name, globals, level), error)
                 raise
             if self.modules:
-                self._note(_absolute(name, globals, level), fromlist or ())
+                self._add_edges(_absolute(name, globals, level), fromlist or ())
             return found
 
         def getting(name: str, package: str | None = None, level: int = 0) -> ModuleType:
             try:
                 found = get(name, package, level)
             except ModuleNotFoundError as error:
-                self._note_absent(name, error)
+                self._add_absent(name, error)
                 raise
             if self.modules:
-                self._note(found.__name__ if level else name, ())
+                self._add_edges(found.__name__ if level else name, ())
             return found  # type: ignore[no-any-return]
 
         _BOOTSTRAP._load_unlocked = _hidden(loading)
@@ -83,14 +83,14 @@ class ImportStack:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Note what is looked for, as the first of the finders."""
         if path is None and self.modules and name not in sys.stdlib_module_names:
-            self.sought.setdefault(name, {})[tuple(self.modules)] = None
+            self.searches.setdefault(name, {})[tuple(self.modules)] = None
 
-    def _note_absent(self, name: str, error: ModuleNotFoundError) -> None:
+    def _add_absent(self, name: str, error: ModuleNotFoundError) -> None:
         absent = error.name or ""
         if self.modules and f"{name}.".startswith(f"{absent}.") and absent not in sys.stdlib_module_names:
-            self.tried.setdefault(name, {})[tuple(self.modules)] = None
+            self.absent_imports.setdefault(name, {})[tuple(self.modules)] = None
 
-    def _note(self, name: str, names: Any) -> None:
+    def _add_edges(self, name: str, names: Any) -> None:
         edges = self.edges.setdefault(self.modules[-1], set())
         while name:
             edges.add(name)

@@ -1,7 +1,7 @@
 """Imports modules in an interpreter of an audit, and reports what it saw: one half of a comparison.
 
 Run by a stub, as ``STUB REQUEST ANSWER``: files of marshal, of which ``Request`` has the fields of the first and
-``account.Account`` those of the second. Standard library only, and no name of ours in ``sys.modules``.
+``probe_report.ProbeReport`` those of the second. Standard library only, and no name of ours in ``sys.modules``.
 
 ``"plain"`` is what a program would be: the variables of a rank, disturbances if any, then its imports. ``"fork"`` is
 what its ranks would be as forks of the zygote: first the imports without these variables, by the zygote's own code;
@@ -71,7 +71,7 @@ class Probe:
         self.imports = import_stack.ImportStack()
         folders = [request["folder"], os.getcwd()]
         self.findings = findings.Findings(self.imports, repairs.RANK_READERS, excused, folders)
-        self.failed: dict[str, str] = {}
+        self.import_errors: dict[str, str] = {}
         self.in_any_case = frozenset(sys.modules)
         if not self.forks:
             self._become_a_rank(request["ranks"][0])
@@ -122,7 +122,7 @@ class Probe:
                 if name in self.request["first"]:
                     self.in_any_case = frozenset(sys.modules)
         gc.freeze()
-        dumps = []
+        snapshots = []
         for number, variables in enumerate(self.request["ranks"]):
             parent, path = os.getpid(), f"{self.read_result}.{number}"
             pid = posix.fork()
@@ -144,9 +144,9 @@ class Probe:
                     os._exit(0)
             os.waitpid(pid, 0)
             with open(path, "rb") as file:
-                dumps.append(marshal.load(file))
+                snapshots.append(marshal.load(file))
         left.run()
-        self._send(dumps)
+        self._send(snapshots)
 
     def _become_a_rank(self, variables: dict[str, str]) -> None:
         os.environ.update(variables)
@@ -167,7 +167,7 @@ class Probe:
         try:
             __import__(name)
         except BaseException as error:
-            self.failed[name] = f"{type(error).__name__}: {error}"
+            self.import_errors[name] = f"{type(error).__name__}: {error}"
 
     def _import_as_the_zygote(self, name: str) -> None:
         config: Any = {
@@ -180,7 +180,7 @@ class Probe:
         config |= {"import_dirs": [], "environment_reads": []}
         found = preloading.run_preload(config, _no_guard)
         if any(found) or name not in sys.modules:
-            self.failed[name] = "it cannot be imported by itself"
+            self.import_errors[name] = "it cannot be imported by itself"
 
     def _compared(self) -> list[str]:
         if self.request["compared"] is not None:
@@ -208,7 +208,7 @@ class Probe:
             "generators": reader.generators,
         }
 
-    def _send(self, dumps: list[dict[str, Any]]) -> None:
+    def _send(self, snapshots: list[dict[str, Any]]) -> None:
         self.findings.quiet = True
         seen = self.imports
         files = {}
@@ -218,15 +218,15 @@ class Probe:
             files[name] = str(space.get("__file__") or origin or "")
         answer = {
             "edges": seen.edges,
-            "failed": self.failed,
-            "found": self.findings.found,
-            "read": self.findings.read,
-            "changed": self.findings.changed,
-            "tried": seen.tried,
-            "sought": seen.sought,
+            "import_errors": self.import_errors,
+            "actions": self.findings.actions,
+            "variable_reads": self.findings.variable_reads,
+            "state_changes": self.findings.state_changes,
+            "absent_imports": seen.absent_imports,
+            "searches": seen.searches,
             "files": files,
-            "logged": sorted(set(disturbances.LOGGED)),
-            "dumps": dumps,
+            "loggers": sorted(set(disturbances.LOGGED)),
+            "snapshots": snapshots,
         }
         self._write(self.read_result, answer)
         os._exit(0)  # without what was registered for the end

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.preload_audit.account import Account
+from tests.preload_audit.probe_report import ProbeReport
 
 HOME = Path(__file__).resolve().parent.parent.parent
 _TIMEOUT_S = 900.0
@@ -86,7 +86,7 @@ class Runs:
         ranks: Sequence[int] = (0,),
         disturbance: str = "",
         bare: bool = False,
-    ) -> Account:
+    ) -> ProbeReport:
         """Have one interpreter import modules; Failed if it ends otherwise than it should.
 
         ``bare``: no variables are set but those that Python itself and the C library need.
@@ -127,7 +127,7 @@ class Runs:
             shown = output_file.read_text(errors="replace")[-1500:].strip()
             raise Failed(f"{kind}: {_ended(code)}\n{shown}".strip())
         try:
-            return Account.read_file(Path(answer))
+            return ProbeReport.read_file(Path(answer))
         except (OSError, ValueError, EOFError, TypeError) as error:
             raise Failed(f"{kind}: no answer ({type(error).__name__}: {error})") from error
 

@@ -40,7 +40,7 @@ ALIAS = "@"
 
 
 class Reader:
-    """Turns values into numbers; one for one dump.
+    """Turns values into numbers; one for one snapshot.
 
     Attributes:
         opaque: the kinds of objects that could not be read, by module and name.
