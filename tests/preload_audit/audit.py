@@ -1,7 +1,7 @@
 """Audits distributions: which of their modules may be preloaded for all ranks, or why they may not.
 
 *Plain* interpreters import the modules as ranks 0 (twice), 1 and 11; *forks* of a zygote that has imported them are the
-same ranks, and *disturbed* plain ones have done before what a program may do. What an import does beyond making modules
+same ranks, and *perturbed* plain ones have done before what a program may do. What an import does beyond making modules
 is noted (findings.py, surroundings.py), and what all modules keep is compared (state.py). What one distribution reads
 is asked of interpreters that import torch and this distribution alone.
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 from ddplaunch.features.preload.rank.fork_fixups import GENERATORS
 from tests.preload_audit import allowed_differences
-from tests.preload_audit.disturbances import DISTURBANCES, TERMINAL
 from tests.preload_audit.findings import RANK_VARIABLE, SETS
 from tests.preload_audit.installed import Installed
+from tests.preload_audit.perturbations import PERTURBATIONS, TERMINAL
 from tests.preload_audit.probe_report import Attribute, ProbeReport, Snapshot, Stack, Stacks, diff_snapshots
 from tests.preload_audit.runs import RANKS, Failed, Runs
 
@@ -103,13 +103,13 @@ class Audit:
                 for name, modules in self._asked.items()
             }
             compared = list(self._plain.snapshots[0].modules)
-            disturbed = {name: begin(disturbance=name, compared=compared) for name in DISTURBANCES}
+            perturbed = {name: begin(perturbation=name, compared=compared) for name in PERTURBATIONS}
             if self._first:
-                disturbed[_TORCH_FIRST] = begin(first=(), last=self._first, compared=compared)
+                perturbed[_TORCH_FIRST] = begin(first=(), last=self._first, compared=compared)
             self._judge_done(self._plain)
             self._judge_done(fork.result())
             self._judge_kept([each.result() for each in ranks], fork.result())
-            for what, each in disturbed.items():
+            for what, each in perturbed.items():
                 self._judge_order(each, what)
             return [
                 self._make_finding(name, modules, [each.result() for each in alone[name]])
@@ -196,10 +196,10 @@ class Audit:
             else:
                 self._accuse(module, f"keeps a random generator ({', '.join(sorted(kinds))}) in {place}")
 
-    def _judge_order(self, disturbed: Future[ProbeReport], what: str) -> None:
-        """Look at what an import keeps that it would not without a disturbance."""
+    def _judge_order(self, perturbed: Future[ProbeReport], what: str) -> None:
+        """Look at what an import keeps that it would not without a perturbation."""
         try:
-            report = disturbed.result()
+            report = perturbed.result()
         except Failed as error:
             for module in self._modules:
                 self._accuse(module, f"cannot be imported after {what}: {error}")

@@ -3,7 +3,7 @@
 Run by a stub, as ``STUB REQUEST ANSWER``: files of marshal, of which ``Request`` has the fields of the first and
 ``probe_report.ProbeReport`` those of the second. Standard library only, and no name of ours in ``sys.modules``.
 
-``"plain"`` is what a program would be: the variables of a rank, disturbances if any, then its imports. ``"fork"`` is
+``"plain"`` is what a program would be: the variables of a rank, perturbations if any, then its imports. ``"fork"`` is
 what its ranks would be as forks of the zygote: first the imports without these variables, by the zygote's own code;
 then for each rank a fork, its variables, the repairs, and the imports again. ``"harmless"`` is plain too, and compares
 what all modules that were there keep before and after the last imports.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.rank import preload_runner as preloading
     from ddplaunch.features.preload.rank import fork_fixups as repairs
     from tests.preload_audit import allowed_differences as excused
-    from tests.preload_audit import disturbances, environment, findings, import_stack, readers, state, surroundings
+    from tests.preload_audit import environment, findings, import_stack, perturbations, readers, state, surroundings
 
     class Request(TypedDict):
         kind: Literal["plain", "fork", "harmless"]
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         last: list[str]  # what is imported after that
         compared: list[str] | None  # the modules to tell of; None for all but those that ``first`` brings
         ranks: list[dict[str, str]]  # the variables of each
-        disturbance: str  # one of DISTURBANCES, or ""
+        perturbation: str  # one of PERTURBATIONS, or ""
         folder: str  # the program's own
-        extra: str  # an empty one
+        empty_folder: str
         parent: int
 
 else:
@@ -49,10 +49,10 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    disturbances, environment, excused, findings, import_stack, readers, state, surroundings = (
+    perturbations, environment, excused, findings, import_stack, readers, state, surroundings = (
         _load("tests", "preload_audit", name)
         for name in (
-            *("disturbances", "environment", "allowed_differences", "findings", "import_stack"),
+            *("perturbations", "environment", "allowed_differences", "findings", "import_stack"),
             *("readers", "state", "surroundings"),
         )
     )
@@ -98,7 +98,7 @@ class Probe:
             sys.modules["tempfile"].__dict__["tempdir"] = (
                 None  # kept by torch's import, which asks only where dill is installed
             )
-        self._disturb()
+        self._perturb()
         if self.request["kind"] == "harmless":
             for name in self.request["modules"]:
                 self._import(name)
@@ -156,10 +156,10 @@ class Probe:
     def _replace_main(self) -> None:
         environment.make_main(os.path.join(self.request["folder"], os.path.basename(_MAIN)), self.findings.read_main)
 
-    def _disturb(self) -> None:
-        if name := self.request["disturbance"]:
+    def _perturb(self) -> None:
+        if name := self.request["perturbation"]:
             self.findings.quiet = True
-            disturbances.DISTURBANCES[name](self.request["extra"])
+            perturbations.PERTURBATIONS[name](self.request["empty_folder"])
             self.findings.quiet = False
             self.surroundings.accept()
 
@@ -225,7 +225,7 @@ class Probe:
             "absent_imports": seen.absent_imports,
             "searches": seen.searches,
             "files": files,
-            "loggers": sorted(set(disturbances.LOGGED)),
+            "loggers": sorted(set(perturbations.LOGGERS)),
             "snapshots": snapshots,
         }
         self._write(self.read_result, answer)

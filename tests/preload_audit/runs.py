@@ -61,7 +61,7 @@ class Runs:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._numbers = itertools.count(1)
-        for name in ("first", "work", "extra"):
+        for name in ("first", "work", "empty"):
             (scratch / name).mkdir()
         home = scratch / "home"  # a copy, so that all interpreters of an audit run the same
         for name in ("tests/preload_audit", "ddplaunch/core/rank", "ddplaunch/features/preload/rank"):
@@ -84,7 +84,7 @@ class Runs:
         last: Sequence[str] = (),
         compared: Sequence[str] | None = None,
         ranks: Sequence[int] = (0,),
-        disturbance: str = "",
+        perturbation: str = "",
         bare: bool = False,
     ) -> ProbeReport:
         """Have one interpreter import modules; Failed if it ends otherwise than it should.
@@ -100,9 +100,9 @@ class Runs:
             "last": list(last),
             "compared": None if compared is None else list(compared),
             "ranks": [rank(each) for each in ranks],
-            "disturbance": disturbance,
+            "perturbation": perturbation,
             "folder": str(self._scratch / "first"),
-            "extra": str(self._scratch / "extra"),
+            "empty_folder": str(self._scratch / "empty"),
             "parent": os.getpid(),
         }
         Path(request).write_bytes(marshal.dumps(asked))

@@ -33,7 +33,7 @@ _ADDRESSES = range(1 << 32, 1 << 48)
 _SHOWN = re.compile(r"\b0x([0-9a-f]{6,12})\b")
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 OURS = frozenset({"import_stack", "findings", "surroundings", "state", "probe", "environment", "readers"})
-OURS |= {"disturbances", "allowed_differences"}
+OURS |= {"perturbations", "allowed_differences"}
 
 ALIAS = "@"
 """Before a name of another module's class, function or module. Some modules bind these when they are first asked."""
