@@ -2,7 +2,7 @@
 
 *Plain* interpreters import the modules as ranks 0 (twice), 1 and 11; *forks* of a zygote that has imported them are the
 same ranks, and *perturbed* plain ones have done before what a program may do. What an import does beyond making modules
-is noted (findings.py, surroundings.py), and what all modules keep is compared (state.py). What one distribution reads
+is noted (recorder.py, process_state.py), and what all modules keep is compared (state.py). What one distribution reads
 is asked of interpreters that import torch and this distribution alone.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 
 from ddplaunch.features.preload.rank.fork_fixups import GENERATORS
 from tests.preload_audit import allowed_differences
-from tests.preload_audit.findings import RANK_VARIABLE, SETS
 from tests.preload_audit.installed import Installed
 from tests.preload_audit.perturbations import PERTURBATIONS, TERMINAL
 from tests.preload_audit.probe_report import Attribute, ProbeReport, Snapshot, Stack, Stacks, diff_snapshots
+from tests.preload_audit.recorder import RANK_VARIABLE, SETS
 from tests.preload_audit.runs import RANKS, Failed, Runs
 
 _NATIVE = re.compile(

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.preload_audit.audit import may_be_set
-from tests.preload_audit.findings import SETS
 from tests.preload_audit.installed import Installed
 from tests.preload_audit.known import Entry, Known
 from tests.preload_audit.probe_report import ProbeReport, diff_snapshots
+from tests.preload_audit.recorder import SETS
 from tests.preload_audit.runs import Failed, Runs
 
 _CHANGES = ("changes ", "moves ", "sets ", "handles ", "blocks ", "ignores ", "adds ")

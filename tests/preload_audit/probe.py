@@ -25,8 +25,16 @@ if TYPE_CHECKING:
     from ddplaunch.core.rank import atexit_cleanup as leftovers
     from ddplaunch.core.rank import preload_runner as preloading
     from ddplaunch.features.preload.rank import fork_fixups as repairs
-    from tests.preload_audit import allowed_differences as excused
-    from tests.preload_audit import environment, findings, import_stack, perturbations, readers, state, surroundings
+    from tests.preload_audit import (
+        allowed_differences,
+        environment,
+        import_stack,
+        perturbations,
+        process_state,
+        readers,
+        recorder,
+        state,
+    )
 
     class Request(TypedDict):
         kind: Literal["plain", "fork", "harmless"]
@@ -49,11 +57,11 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    perturbations, environment, excused, findings, import_stack, readers, state, surroundings = (
+    allowed_differences, environment, import_stack, perturbations, process_state, readers, recorder, state = (
         _load("tests", "preload_audit", name)
         for name in (
-            *("perturbations", "environment", "allowed_differences", "findings", "import_stack"),
-            *("readers", "state", "surroundings"),
+            *("allowed_differences", "environment", "import_stack", "perturbations", "process_state"),
+            *("readers", "recorder", "state"),
         )
     )
     leftovers, preloading = (_load("ddplaunch", "core", "rank", name) for name in ("atexit_cleanup", "preload_runner"))
@@ -70,20 +78,20 @@ class Probe:
         os.environ.pop("PYTHONPATH", None)
         self.imports = import_stack.ImportStack()
         folders = [request["folder"], os.getcwd()]
-        self.findings = findings.Findings(self.imports, repairs.RANK_READERS, excused, folders)
+        self.recorder = recorder.Recorder(self.imports, repairs.RANK_READERS, allowed_differences, folders)
         self.import_errors: dict[str, str] = {}
         self.in_any_case = frozenset(sys.modules)
         if not self.forks:
             self._become_a_rank(request["ranks"][0])
-        self.surroundings = surroundings.Surroundings(
-            self.imports, self.findings, environment, forks=self.forks, exempt=frozenset(request["first"])
+        self.process_state = process_state.ProcessStateMonitor(
+            self.imports, self.recorder, environment, forks=self.forks, exempt=frozenset(request["first"])
         )
-        self.findings.look_at_maps()
-        for _ in environment.asked():
+        self.recorder.record_shared_memory()
+        for _ in environment.take_native_reads():
             pass
         words = ["zygote.py", "3", "{}"] if self.forks else [os.path.basename(_MAIN), "--epochs", "3"]
-        self.findings.install(environment, words)
-        self.imports.install(self.surroundings.begins, self.surroundings.finished)
+        self.recorder.install(environment, words)
+        self.imports.install(self.process_state.on_module_start, self.process_state.on_module_end)
         if not self.forks:
             self._replace_main()
 
@@ -154,14 +162,16 @@ class Probe:
         environment.set_arguments([os.path.basename(_MAIN), "--epochs", "3"])
 
     def _replace_main(self) -> None:
-        environment.make_main(os.path.join(self.request["folder"], os.path.basename(_MAIN)), self.findings.read_main)
+        environment.make_main(
+            os.path.join(self.request["folder"], os.path.basename(_MAIN)), self.recorder.on_arguments_read
+        )
 
     def _perturb(self) -> None:
         if name := self.request["perturbation"]:
-            self.findings.quiet = True
+            self.recorder.is_paused = True
             perturbations.PERTURBATIONS[name](self.request["empty_folder"])
-            self.findings.quiet = False
-            self.surroundings.accept()
+            self.recorder.is_paused = False
+            self.process_state.accept_changes()
 
     def _import(self, name: str) -> None:
         try:
@@ -188,11 +198,13 @@ class Probe:
         return [name for name in list(sys.modules) if name not in self.in_any_case and not _by_contract(name)]
 
     def _dump(self, names: Any) -> dict[str, Any]:
-        self.findings.quiet = True
+        self.recorder.is_paused = True
         gc.unfreeze()
         gc.collect()
         natives = readers.Natives()
-        reader = state.Reader(excused.NAMES, excused.ATTRIBUTES, natives, state.shared_generators())
+        reader = state.Reader(
+            allowed_differences.NAMES, allowed_differences.ATTRIBUTES, natives, state.shared_generators()
+        )
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(1_000_000)
         try:
@@ -200,7 +212,7 @@ class Probe:
             rest = state.shared_state(state.Reader({}, {}, natives), environment.data())
         finally:
             sys.setrecursionlimit(limit)
-        self.findings.quiet = False
+        self.recorder.is_paused = False
         return {
             "modules": modules,
             "shared": rest,
@@ -209,7 +221,7 @@ class Probe:
         }
 
     def _send(self, snapshots: list[dict[str, Any]]) -> None:
-        self.findings.quiet = True
+        self.recorder.is_paused = True
         seen = self.imports
         files = {}
         for name, module in list(sys.modules.items()):
@@ -219,9 +231,9 @@ class Probe:
         answer = {
             "edges": seen.edges,
             "import_errors": self.import_errors,
-            "actions": self.findings.actions,
-            "variable_reads": self.findings.variable_reads,
-            "state_changes": self.findings.state_changes,
+            "actions": self.recorder.actions,
+            "variable_reads": self.recorder.variable_reads,
+            "state_changes": self.recorder.state_changes,
             "absent_imports": seen.absent_imports,
             "searches": seen.searches,
             "files": files,
@@ -232,7 +244,7 @@ class Probe:
         os._exit(0)  # without what was registered for the end
 
     def _write(self, path: str, answer: dict[str, Any]) -> None:
-        self.findings.quiet = True
+        self.recorder.is_paused = True
         with open(path, "wb") as file:
             marshal.dump(answer, file)
 

@@ -32,7 +32,7 @@ class Snapshot:
 class ProbeReport:
     """What one interpreter recorded while it imported modules.
 
-    ``findings.Findings`` and ``import_stack.ImportStack`` describe the fields of the same names.
+    ``recorder.Recorder`` and ``import_stack.ImportStack`` describe the fields of the same names.
     """
 
     edges: Mapping[str, Collection[str]]
