@@ -18,6 +18,12 @@ def test_a_relative_folder_for_temporary_files_holds_after_chdir(tmp_path, monke
     made = make_private_dir("job") or ""
     assert os.path.dirname(made) == str(tmp_path)
     assert os.path.isabs(made)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    other = make_private_dir("job") or ""
+    assert os.path.dirname(other) == "/tmp"
+    os.rmdir(other)
 
 
 def test_no_history_in_the_current_folder(tmp_path, monkeypatch):
