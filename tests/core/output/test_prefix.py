@@ -76,16 +76,23 @@ def test_invalid_templates_are_refused(words, message, hint, run_in_fork, script
 
 @pytest.mark.slow
 def test_in_a_terminal_it_has_the_colour_of_the_rank(start_in_terminal, tmp_path):
-    text = "import time\nprint('hello')\nprint('\\rbar', end='', flush=True)\ntime.sleep(0.5)\n"
+    # Each rank prints words of its own: equal lines of ranks may be shown once, as [0-1].
+    text = (
+        "import os, time\n"
+        "rank = os.environ['RANK']\n"
+        "print('hello', rank)\n"
+        "print('\\rbar', rank, end='', flush=True)\n"
+        "time.sleep(0.5)\n"
+    )
     script = write_program(tmp_path, "train.py", text)
     terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "{rank}@{host}", script)
     assert terminal.end() == 0
-    for printed in ("hello", "bar"):
+    for printed in ("hello 0", "bar 0"):
         assert f"\x1b[36m0@{HOST}\x1b[0m {printed}".encode() in terminal.raw
     terminal = start_in_terminal(*LIGHT, "--nproc", "2", script, env={"TERM": "dumb"})
     assert terminal.end() == 0
-    assert b"[0] hello" in terminal.raw
+    assert b"[0] hello 0" in terminal.raw
     terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "none", script)
     assert terminal.end() == 0
     assert b"\x1b[36m" not in terminal.raw
-    assert b"bar" in terminal.raw
+    assert b"bar 0" in terminal.raw
