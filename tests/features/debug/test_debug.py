@@ -397,7 +397,7 @@ def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
     assert (done.returncode, done.stdout.count("loader SourceFileLoader")) == (0, 2), done
 
 
-def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path):
+def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path, monkeypatch):
     """The debugpy here is a stub that prints where it would listen."""
     write_program(tmp_path, "train.py", "print('up')")
     write_program(tmp_path, "there/debugpy.py", "def listen(address):\n    return address[0], 4711\n")
@@ -411,3 +411,6 @@ def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path
     if find_spec("debugpy") is None:
         absent = run_in_fork("run", "--debugpy", "0", "--nproc", "2", "train.py")
         assert_refused(absent, "needs debugpy, which is not installed")
+    monkeypatch.setattr("ddplaunch.features.debug.options.find_spec", bool)
+    beyond = run_in_fork("run", "--debugpy", "0,2", "--nproc", "2", "train.py")
+    assert_refused(beyond, "--debugpy 2: the job has ranks 0 to 1")
