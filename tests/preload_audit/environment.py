@@ -160,8 +160,8 @@ if _TAKE is not None:
     _TAKE.restype = ctypes.c_char_p
 
 
-def asked() -> Iterator[str]:
-    """The variables that native code has asked for since the last call."""
+def take_native_reads() -> Iterator[str]:
+    """The variables that native code has read since the last call."""
     while _TAKE is not None and (name := _TAKE()) is not None:
         yield os.fsdecode(name)
 

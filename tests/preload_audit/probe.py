@@ -1,9 +1,9 @@
 """Imports modules in an interpreter of an audit, and reports what it saw: one half of a comparison.
 
 Run by a stub, as ``STUB REQUEST ANSWER``: files of marshal, of which ``Request`` has the fields of the first and
-``account.Account`` those of the second. Standard library only, and no name of ours in ``sys.modules``.
+``probe_report.ProbeReport`` those of the second. Standard library only, and no name of ours in ``sys.modules``.
 
-``"plain"`` is what a program would be: the variables of a rank, disturbances if any, then its imports. ``"fork"`` is
+``"plain"`` is what a program would be: the variables of a rank, perturbations if any, then its imports. ``"fork"`` is
 what its ranks would be as forks of the zygote: first the imports without these variables, by the zygote's own code;
 then for each rank a fork, its variables, the repairs, and the imports again. ``"harmless"`` is plain too, and compares
 what all modules that were there keep before and after the last imports.
@@ -25,8 +25,16 @@ if TYPE_CHECKING:
     from ddplaunch.core.rank import atexit_cleanup as leftovers
     from ddplaunch.core.rank import preload_runner as preloading
     from ddplaunch.features.preload.rank import fork_fixups as repairs
-    from tests.preload_audit import allowed_differences as excused
-    from tests.preload_audit import disturbances, environment, findings, import_stack, readers, state, surroundings
+    from tests.preload_audit import (
+        allowed_differences,
+        environment,
+        import_stack,
+        perturbations,
+        process_state,
+        readers,
+        recorder,
+        state,
+    )
 
     class Request(TypedDict):
         kind: Literal["plain", "fork", "harmless"]
@@ -35,9 +43,9 @@ if TYPE_CHECKING:
         last: list[str]  # what is imported after that
         compared: list[str] | None  # the modules to tell of; None for all but those that ``first`` brings
         ranks: list[dict[str, str]]  # the variables of each
-        disturbance: str  # one of DISTURBANCES, or ""
+        perturbation: str  # one of PERTURBATIONS, or ""
         folder: str  # the program's own
-        extra: str  # an empty one
+        empty_folder: str
         parent: int
 
 else:
@@ -49,11 +57,11 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    disturbances, environment, excused, findings, import_stack, readers, state, surroundings = (
+    allowed_differences, environment, import_stack, perturbations, process_state, readers, recorder, state = (
         _load("tests", "preload_audit", name)
         for name in (
-            *("disturbances", "environment", "allowed_differences", "findings", "import_stack"),
-            *("readers", "state", "surroundings"),
+            *("allowed_differences", "environment", "import_stack", "perturbations", "process_state"),
+            *("readers", "recorder", "state"),
         )
     )
     leftovers, preloading = (_load("ddplaunch", "core", "rank", name) for name in ("atexit_cleanup", "preload_runner"))
@@ -70,20 +78,20 @@ class Probe:
         os.environ.pop("PYTHONPATH", None)
         self.imports = import_stack.ImportStack()
         folders = [request["folder"], os.getcwd()]
-        self.findings = findings.Findings(self.imports, repairs.RANK_READERS, excused, folders)
-        self.failed: dict[str, str] = {}
+        self.recorder = recorder.Recorder(self.imports, repairs.RANK_READERS, allowed_differences, folders)
+        self.import_errors: dict[str, str] = {}
         self.in_any_case = frozenset(sys.modules)
         if not self.forks:
             self._become_a_rank(request["ranks"][0])
-        self.surroundings = surroundings.Surroundings(
-            self.imports, self.findings, environment, forks=self.forks, exempt=frozenset(request["first"])
+        self.process_state = process_state.ProcessStateMonitor(
+            self.imports, self.recorder, environment, forks=self.forks, exempt=frozenset(request["first"])
         )
-        self.findings.look_at_maps()
-        for _ in environment.asked():
+        self.recorder.record_shared_memory()
+        for _ in environment.take_native_reads():
             pass
         words = ["zygote.py", "3", "{}"] if self.forks else [os.path.basename(_MAIN), "--epochs", "3"]
-        self.findings.install(environment, words)
-        self.imports.install(self.surroundings.begins, self.surroundings.finished)
+        self.recorder.install(environment, words)
+        self.imports.install(self.process_state.on_module_start, self.process_state.on_module_end)
         if not self.forks:
             self._replace_main()
 
@@ -98,7 +106,7 @@ class Probe:
             sys.modules["tempfile"].__dict__["tempdir"] = (
                 None  # kept by torch's import, which asks only where dill is installed
             )
-        self._disturb()
+        self._perturb()
         if self.request["kind"] == "harmless":
             for name in self.request["modules"]:
                 self._import(name)
@@ -122,7 +130,7 @@ class Probe:
                 if name in self.request["first"]:
                     self.in_any_case = frozenset(sys.modules)
         gc.freeze()
-        dumps = []
+        snapshots = []
         for number, variables in enumerate(self.request["ranks"]):
             parent, path = os.getpid(), f"{self.read_result}.{number}"
             pid = posix.fork()
@@ -144,9 +152,9 @@ class Probe:
                     os._exit(0)
             os.waitpid(pid, 0)
             with open(path, "rb") as file:
-                dumps.append(marshal.load(file))
+                snapshots.append(marshal.load(file))
         left.run()
-        self._send(dumps)
+        self._send(snapshots)
 
     def _become_a_rank(self, variables: dict[str, str]) -> None:
         os.environ.update(variables)
@@ -154,20 +162,22 @@ class Probe:
         environment.set_arguments([os.path.basename(_MAIN), "--epochs", "3"])
 
     def _replace_main(self) -> None:
-        environment.make_main(os.path.join(self.request["folder"], os.path.basename(_MAIN)), self.findings.read_main)
+        environment.make_main(
+            os.path.join(self.request["folder"], os.path.basename(_MAIN)), self.recorder.on_arguments_read
+        )
 
-    def _disturb(self) -> None:
-        if name := self.request["disturbance"]:
-            self.findings.quiet = True
-            disturbances.DISTURBANCES[name](self.request["extra"])
-            self.findings.quiet = False
-            self.surroundings.accept()
+    def _perturb(self) -> None:
+        if name := self.request["perturbation"]:
+            self.recorder.is_paused = True
+            perturbations.PERTURBATIONS[name](self.request["empty_folder"])
+            self.recorder.is_paused = False
+            self.process_state.accept_changes()
 
     def _import(self, name: str) -> None:
         try:
             __import__(name)
         except BaseException as error:
-            self.failed[name] = f"{type(error).__name__}: {error}"
+            self.import_errors[name] = f"{type(error).__name__}: {error}"
 
     def _import_as_the_zygote(self, name: str) -> None:
         config: Any = {
@@ -180,7 +190,7 @@ class Probe:
         config |= {"import_dirs": [], "environment_reads": []}
         found = preloading.run_preload(config, _no_guard)
         if any(found) or name not in sys.modules:
-            self.failed[name] = "it cannot be imported by itself"
+            self.import_errors[name] = "it cannot be imported by itself"
 
     def _compared(self) -> list[str]:
         if self.request["compared"] is not None:
@@ -188,11 +198,13 @@ class Probe:
         return [name for name in list(sys.modules) if name not in self.in_any_case and not _by_contract(name)]
 
     def _dump(self, names: Any) -> dict[str, Any]:
-        self.findings.quiet = True
+        self.recorder.is_paused = True
         gc.unfreeze()
         gc.collect()
         natives = readers.Natives()
-        reader = state.Reader(excused.NAMES, excused.ATTRIBUTES, natives, state.shared_generators())
+        reader = state.Reader(
+            allowed_differences.NAMES, allowed_differences.ATTRIBUTES, natives, state.shared_generators()
+        )
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(1_000_000)
         try:
@@ -200,7 +212,7 @@ class Probe:
             rest = state.shared_state(state.Reader({}, {}, natives), environment.data())
         finally:
             sys.setrecursionlimit(limit)
-        self.findings.quiet = False
+        self.recorder.is_paused = False
         return {
             "modules": modules,
             "shared": rest,
@@ -208,8 +220,8 @@ class Probe:
             "generators": reader.generators,
         }
 
-    def _send(self, dumps: list[dict[str, Any]]) -> None:
-        self.findings.quiet = True
+    def _send(self, snapshots: list[dict[str, Any]]) -> None:
+        self.recorder.is_paused = True
         seen = self.imports
         files = {}
         for name, module in list(sys.modules.items()):
@@ -218,21 +230,21 @@ class Probe:
             files[name] = str(space.get("__file__") or origin or "")
         answer = {
             "edges": seen.edges,
-            "failed": self.failed,
-            "found": self.findings.found,
-            "read": self.findings.read,
-            "changed": self.findings.changed,
-            "tried": seen.tried,
-            "sought": seen.sought,
+            "import_errors": self.import_errors,
+            "actions": self.recorder.actions,
+            "variable_reads": self.recorder.variable_reads,
+            "state_changes": self.recorder.state_changes,
+            "absent_imports": seen.absent_imports,
+            "searches": seen.searches,
             "files": files,
-            "logged": sorted(set(disturbances.LOGGED)),
-            "dumps": dumps,
+            "loggers": sorted(set(perturbations.LOGGERS)),
+            "snapshots": snapshots,
         }
         self._write(self.read_result, answer)
         os._exit(0)  # without what was registered for the end
 
     def _write(self, path: str, answer: dict[str, Any]) -> None:
-        self.findings.quiet = True
+        self.recorder.is_paused = True
         with open(path, "wb") as file:
             marshal.dump(answer, file)
 

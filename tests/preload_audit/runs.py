@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.preload_audit.account import Account
+from tests.preload_audit.probe_report import ProbeReport
 
 HOME = Path(__file__).resolve().parent.parent.parent
 _TIMEOUT_S = 900.0
@@ -61,7 +61,7 @@ class Runs:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._numbers = itertools.count(1)
-        for name in ("first", "work", "extra"):
+        for name in ("first", "work", "empty"):
             (scratch / name).mkdir()
         home = scratch / "home"  # a copy, so that all interpreters of an audit run the same
         for name in ("tests/preload_audit", "ddplaunch/core/rank", "ddplaunch/features/preload/rank"):
@@ -84,9 +84,9 @@ class Runs:
         last: Sequence[str] = (),
         compared: Sequence[str] | None = None,
         ranks: Sequence[int] = (0,),
-        disturbance: str = "",
+        perturbation: str = "",
         bare: bool = False,
-    ) -> Account:
+    ) -> ProbeReport:
         """Have one interpreter import modules; Failed if it ends otherwise than it should.
 
         ``bare``: no variables are set but those that Python itself and the C library need.
@@ -100,9 +100,9 @@ class Runs:
             "last": list(last),
             "compared": None if compared is None else list(compared),
             "ranks": [rank(each) for each in ranks],
-            "disturbance": disturbance,
+            "perturbation": perturbation,
             "folder": str(self._scratch / "first"),
-            "extra": str(self._scratch / "extra"),
+            "empty_folder": str(self._scratch / "empty"),
             "parent": os.getpid(),
         }
         Path(request).write_bytes(marshal.dumps(asked))
@@ -127,7 +127,7 @@ class Runs:
             shown = output_file.read_text(errors="replace")[-1500:].strip()
             raise Failed(f"{kind}: {_ended(code)}\n{shown}".strip())
         try:
-            return Account.read_file(Path(answer))
+            return ProbeReport.read_file(Path(answer))
         except (OSError, ValueError, EOFError, TypeError) as error:
             raise Failed(f"{kind}: no answer ({type(error).__name__}: {error})") from error
 
