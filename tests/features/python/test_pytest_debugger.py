@@ -48,6 +48,9 @@ def test_stop(rank, base):
 @pytest.mark.ranks(2)
 def test_after(rank):
     pass
+
+def test_plain():
+    print("is captured")
 """
 
 StartPytest = Callable[..., TerminalEmulator]
@@ -96,7 +99,8 @@ def test_a_breakpoint_in_a_marked_test_stops_at_the_prompt(start_pytest: StartPy
     pytest_.type("p mine\r")
     pytest_.until("51")
     pytest_.type("q\r")
-    pytest_.until("1 failed, 2 passed", 60)
+    rows = pytest_.until("1 failed, 3 passed", 60)
+    assert any("is captured" in row for row in rows) == ("-s" in words)
     assert any("ddplaunch debug ends" in row for row in pytest_.history)
     assert pytest_.settings == pytest_.before
 
