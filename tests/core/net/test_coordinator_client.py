@@ -15,7 +15,13 @@ from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ConnectingToNodeZero, CoordinatorLost, EndJob, StartAttempt, StopAttempt
 from ddplaunch.core.net import coordinator_client
-from ddplaunch.core.net.coordinator_client import DECLINE_TIMEOUT_S, FIRST_NOTICE_S, RETRY_DELAYS_S, CoordinatorClient
+from ddplaunch.core.net.coordinator_client import (
+    DECLINE_TIMEOUT_S,
+    FIRST_NOTICE_S,
+    RETRY_DELAYS_S,
+    WELCOME_TIMEOUT_S,
+    CoordinatorClient,
+)
 from tests.core.job.test_machine import Job
 from tests.core.net.fake_peer import FakePeer, make_assignment
 from tests.scaled_timeouts import scaled_timeout
@@ -232,6 +238,9 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     world.let_expire(60.0)
     (accepted,) = world.take()
     assert accepted.node_rank == 1
+    world.let_expire(WELCOME_TIMEOUT_S)
+    world.client.send_heartbeats()
+    assert world.receive(peer, "HeartbeatMessage"), "the connection stays"
     world.clock.now += 10
     peer.socket.shutdown(socket.SHUT_WR)
     world.step_until(lambda: world.received)

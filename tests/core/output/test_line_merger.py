@@ -110,6 +110,10 @@ def test_a_line_printed_by_all_ranks_is_not_held():
     equal.add(1, 1, b"both\nonly 1\n", 0.0)
     assert [(ranks, lines) for ranks, _, lines in equal.take_output()] == [((0,), b"only 0\n"), ((0, 1), b"both\n")]
     assert equal.next_flush_time == HOLD_S
+    equal.close_stream(0, 1)
+    assert not equal.take_output(), "rank 1 may print more"
+    equal.close_stream(1, 1)
+    assert [(ranks, lines) for ranks, _, lines in equal.take_output()] == [((1,), b"only 1\n")]
 
 
 def test_lines_of_a_single_rank_are_not_held():
