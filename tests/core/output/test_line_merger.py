@@ -97,7 +97,8 @@ def test_equal_lines_are_merged_after_different_ones():
 
 
 def test_equal_lines_at_different_times_are_not_merged():
-    assert given((0.0, 0, b"step\n"), (0.21, 1, b"step\n")) == [((0,), b"step\n"), ((1,), b"step\n")]
+    for later in (HOLD_S, HOLD_S + 0.01):
+        assert given((0.0, 0, b"step\n"), (later, 1, b"step\n")) == [((0,), b"step\n"), ((1,), b"step\n")]
     assert given((0.0, 0, b"step\n"), (0.19, 1, b"step\n")) == [((0, 1), b"step\n")]
 
 
