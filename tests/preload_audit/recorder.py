@@ -95,7 +95,7 @@ class Recorder:
     def install(self, environment: ModuleType, words: list[str]) -> None:
         """Trace from here on, until the process ends; ``words`` become ``sys.argv``."""
         environment.trace_environment(self.on_variable_read, self.record)
-        self._get_variables = environment.data
+        self._get_variables = environment.get_variables
         environment.trace_arguments(words, self.on_arguments_read)
         for name in ("stat", "lstat", "access", "readlink"):
             self._wrap_path_function(name)

@@ -61,17 +61,17 @@ class Runs:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._numbers = itertools.count(1)
-        for name in ("first", "work", "empty"):
+        for name in ("program", "work", "empty"):
             (scratch / name).mkdir()
         home = scratch / "home"  # a copy, so that all interpreters of an audit run the same
         for name in ("tests/preload_audit", "ddplaunch/core/rank", "ddplaunch/features/preload/rank"):
             shutil.copytree(HOME / name, home / name, ignore=shutil.ignore_patterns("__pycache__", "test_*"))
-        self._asked = scratch / "asked.so"
-        source = Path(__file__).parent / "asked.c"
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._asked, source, "-ldl"], check=True)
+        self._getenv_tracer = scratch / "getenv_tracer.so"
+        source = Path(__file__).parent / "getenv_tracer.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._getenv_tracer, source, "-ldl"], check=True)
         for name in ("zygote", "train"):
             text = _STUB.format(home=str(home), probe=str(home / "tests" / "preload_audit" / "probe.py"))
-            (scratch / "first" / f"{name}.py").write_text(text)
+            (scratch / "program" / f"{name}.py").write_text(text)
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(_STACK, hard), hard))
 
@@ -101,16 +101,16 @@ class Runs:
             "compared": None if compared is None else list(compared),
             "ranks": [rank(each) for each in ranks],
             "perturbation": perturbation,
-            "folder": str(self._scratch / "first"),
+            "program_folder": str(self._scratch / "program"),
             "empty_folder": str(self._scratch / "empty"),
             "parent": os.getpid(),
         }
         Path(request).write_bytes(marshal.dumps(asked))
-        stub = self._scratch / "first" / f"{'zygote' if kind == 'fork' else 'train'}.py"
+        stub = self._scratch / "program" / f"{'zygote' if kind == 'fork' else 'train'}.py"
         ours = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *rank(0)}
         kept = _NEEDED if bare else os.environ.keys() - ours
         environ = {name: value for name, value in os.environ.items() if name in kept}
-        environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._asked)}
+        environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._getenv_tracer)}
         output_file = self._scratch / f"{number}.output"
         with output_file.open("wb") as output:
             code = subprocess.run(
