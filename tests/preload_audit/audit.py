@@ -1,8 +1,8 @@
 """Audits distributions: which of their modules may be preloaded for all ranks, or why they may not.
 
 *Plain* interpreters import the modules as ranks 0 (twice), 1 and 11; *forks* of a zygote that has imported them are the
-same ranks, and *disturbed* plain ones have done before what a program may do. What an import does beyond making modules
-is noted (findings.py, surroundings.py), and what all modules keep is compared (state.py). What one distribution reads
+same ranks, and *perturbed* plain ones have done before what a program may do. What an import does beyond making modules
+is noted (recorder.py, process_state.py), and what all modules keep is compared (state.py). What one distribution reads
 is asked of interpreters that import torch and this distribution alone.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 
 from ddplaunch.features.preload.rank.fork_fixups import GENERATORS
 from tests.preload_audit import allowed_differences
-from tests.preload_audit.account import Account, Dump, Place, Stack, Stacks, differences
-from tests.preload_audit.disturbances import DISTURBANCES, TERMINAL
-from tests.preload_audit.findings import RANK_VARIABLE, SETS
 from tests.preload_audit.installed import Installed
+from tests.preload_audit.perturbations import PERTURBATIONS, TERMINAL
+from tests.preload_audit.probe_report import Attribute, ProbeReport, Snapshot, Stack, Stacks, diff_snapshots
+from tests.preload_audit.recorder import RANK_VARIABLE, SETS
 from tests.preload_audit.runs import RANKS, Failed, Runs
 
 _NATIVE = re.compile(
@@ -81,14 +81,14 @@ class Audit:
         self._guilt: _Reasons = {}
         self._binds: _Reasons = {}
         self._generators: dict[str, set[str]] = {}
-        self._by_itself = set[Place]()
+        self._by_itself = set[Attribute]()
         self._opaque = set[tuple[str, str]]()
 
     def run(self) -> list[Finding]:
         """Look at everything; Failed if an interpreter does not get to its end."""
         with ThreadPoolExecutor(2) as pool:
 
-            def begin(kind: str = "plain", modules: Sequence[str] = self._modules, **how: Any) -> Future[Account]:
+            def begin(kind: str = "plain", modules: Sequence[str] = self._modules, **how: Any) -> Future[ProbeReport]:
                 return pool.submit(self._runs.run, kind, modules, **{"first": self._first, **how})
 
             again, fork = begin(), begin("fork", ranks=RANKS)
@@ -102,14 +102,14 @@ class Audit:
                 name: [begin(modules=modules, first=self._first[:1], bare=bare) for bare in (False, True)]
                 for name, modules in self._asked.items()
             }
-            compared = list(self._plain.dumps[0].modules)
-            disturbed = {name: begin(disturbance=name, compared=compared) for name in DISTURBANCES}
+            compared = list(self._plain.snapshots[0].modules)
+            perturbed = {name: begin(perturbation=name, compared=compared) for name in PERTURBATIONS}
             if self._first:
-                disturbed[_TORCH_FIRST] = begin(first=(), last=self._first, compared=compared)
+                perturbed[_TORCH_FIRST] = begin(first=(), last=self._first, compared=compared)
             self._judge_done(self._plain)
             self._judge_done(fork.result())
             self._judge_kept([each.result() for each in ranks], fork.result())
-            for what, each in disturbed.items():
+            for what, each in perturbed.items():
                 self._judge_order(each, what)
             return [
                 self._make_finding(name, modules, [each.result() for each in alone[name]])
@@ -132,8 +132,8 @@ class Audit:
     def _is_python(self, module: str) -> bool:
         return self._installed.is_python(module, self._plain.files.get(module, ""))
 
-    def _judge_done(self, account: Account) -> None:
-        for stack, what in account.found:
+    def _judge_done(self, report: ProbeReport) -> None:
+        for stack, what in report.actions:
             module = self._culprit(stack)
             if module is None:
                 continue
@@ -141,25 +141,25 @@ class Audit:
                 self._note(self._binds, module, what)
             elif not what.startswith(SETS) or not may_be_set(what.removeprefix(SETS)):
                 self._accuse(module, what)
-        for module, reason in account.failed.items():
+        for module, reason in report.import_errors.items():
             self._accuse(module, f"cannot be imported: {reason}")
 
-    def _judge_kept(self, plain: Sequence[Account], fork: Account) -> None:
+    def _judge_kept(self, plain: Sequence[ProbeReport], fork: ProbeReport) -> None:
         """Compare ranks with each other, and each with the fork that is to be it."""
-        zero = plain[0].dumps[0]
-        self._by_itself = set(differences(zero, self._plain.dumps[0]))
-        for number, account, forked in zip(RANKS, plain, fork.dumps, strict=True):
-            own = account.dumps[0]
-            for module, name in differences(own, forked):
+        zero = plain[0].snapshots[0]
+        self._by_itself = set(diff_snapshots(zero, self._plain.snapshots[0]))
+        for number, report, fork_snapshot in zip(RANKS, plain, fork.snapshots, strict=True):
+            own = report.snapshots[0]
+            for module, name in diff_snapshots(own, fork_snapshot):
                 self._judge_difference(module, name, number)
-            self._judge_shared(own, forked, account, fork)
+            self._judge_shared(own, fork_snapshot, report, fork)
             self._judge_unread(own)
-            self._judge_unread(forked)
+            self._judge_unread(fork_snapshot)
         for module, name in sorted(self._by_itself):
             self._judge_difference(module, name, 0)
         for module, names in allowed_differences.ANEW.items():
             for name in names:
-                kept = {dump.modules[module].get(name) for dump in fork.dumps if module in dump.modules}
+                kept = {snapshot.modules[module].get(name) for snapshot in fork.snapshots if module in snapshot.modules}
                 if kept and len(kept - {None}) == 1:
                     self._accuse(module, f"has the same {module}.{name} in all forks")
 
@@ -173,51 +173,51 @@ class Audit:
         else:
             self._accuse(module, f"has another {module}.{name} in a fork that is rank {rank}")
 
-    def _judge_shared(self, plain: Dump, fork: Dump, one: Account, other: Account) -> None:
+    def _judge_shared(self, plain: Snapshot, fork: Snapshot, one: ProbeReport, other: ProbeReport) -> None:
         for what in plain.shared.keys() | fork.shared.keys():
             if plain.shared.get(what) != fork.shared.get(what):
-                stacks = {*one.changed.get(what, ()), *other.changed.get(what, ())}
+                stacks = {*one.state_changes.get(what, ()), *other.state_changes.get(what, ())}
                 culprits = {self._culprit(stack) for stack in stacks} - {None}
-                if any(done == f"changes {what}" for _, done in (*one.found, *other.found)):
+                if any(done == f"changes {what}" for _, done in (*one.actions, *other.actions)):
                     continue  # a module is blamed for it already
                 for module in culprits or self._modules:
                     self._accuse(str(module), f"leaves another {what} in a fork")
 
-    def _judge_unread(self, dump: Dump) -> None:
-        for (module, name), kinds in dump.opaque.items():
+    def _judge_unread(self, snapshot: Snapshot) -> None:
+        for (module, name), kinds in snapshot.opaque.items():
             for kind in sorted(kinds):
                 if (module, kind) not in self._opaque:
                     self._opaque.add((module, kind))
                     self._accuse(module, f"keeps {kind} in {module}.{name}, which cannot be read")
-        for (module, name), kinds in dump.generators.items():
+        for (module, name), kinds in snapshot.generators.items():
             place = f"{module}.{name}"
             if place in GENERATORS:  # which forks seed anew
                 self._generators.setdefault(module, set()).add(place)
             else:
                 self._accuse(module, f"keeps a random generator ({', '.join(sorted(kinds))}) in {place}")
 
-    def _judge_order(self, disturbed: Future[Account], what: str) -> None:
-        """Look at what an import keeps that it would not without a disturbance."""
+    def _judge_order(self, perturbed: Future[ProbeReport], what: str) -> None:
+        """Look at what an import keeps that it would not without a perturbation."""
         try:
-            account = disturbed.result()
+            report = perturbed.result()
         except Failed as error:
             for module in self._modules:
                 self._accuse(module, f"cannot be imported after {what}: {error}")
             return
-        for module, reason in account.failed.items():
-            if module not in self._plain.failed:
+        for module, reason in report.import_errors.items():
+            if module not in self._plain.import_errors:
                 self._accuse(module, f"cannot be imported after {what}: {reason}")
-        for name in account.logged:
+        for name in report.loggers:
             if not self._is_python(name) and name in self._plain.files:
                 self._note(self._binds, name, "logs at import")
-        found = differences(self._plain.dumps[0], account.dumps[0], only_common=what == _TORCH_FIRST)
+        found = diff_snapshots(self._plain.snapshots[0], report.snapshots[0], only_common=what == _TORCH_FIRST)
         for module, name in found:
             own = module not in self._in_any_case and (module, name) not in self._by_itself
             if own and name not in allowed_differences.ANEW.get(module, ()):
                 reasons = self._guilt if what in (_TORCH_FIRST, TERMINAL) else self._binds
                 self._note(reasons, module, f"minds {what} ({module}.{name})")
 
-    def _make_finding(self, name: str, modules: Sequence[str], alone: Sequence[Account]) -> Finding:
+    def _make_finding(self, name: str, modules: Sequence[str], alone: Sequence[ProbeReport]) -> Finding:
         closure = self._plain.closure(modules, self._in_any_case) | {each for each in modules if each in self._guilt}
         guilty = {each: list(self._guilt[each]) for each in sorted(closure & self._guilt.keys())}
         for each in modules:
@@ -228,23 +228,23 @@ class Audit:
             """What was noted while anything but torch's own import was executed."""
             return {name for each in found for name, stacks in each.items() if not all(map(self._of_first, stacks))}
 
-        tried = seen(each.tried for each in alone)
+        absent = seen(each.absent_imports for each in alone)
         loaded = {name.partition(".")[0] for each in alone for name in each.files}
         return Finding(
             name=name,
             guilty=guilty,
             bound_by=[f"{each} {what}" for each in sorted(closure & self._binds.keys()) for what in self._binds[each]],
-            variables=sorted({_FAMILY.sub(r"\1*", each) for each in seen(each.read for each in alone)}),
+            variables=sorted({_FAMILY.sub(r"\1*", each) for each in seen(each.variable_reads for each in alone)}),
             sets=sorted(set(self._variables_set(alone))),
-            tries=sorted(tried),
-            seeks=sorted(seen(each.sought for each in alone) - tried - loaded),
+            tries=sorted(absent),
+            seeks=sorted(seen(each.searches for each in alone) - absent - loaded),
             loads=sorted(self._installed.owners(self._plain.files.get(each, "") for each in closure) - {name}),
             generators=sorted(chain.from_iterable(self._generators.get(each, ()) for each in closure)),
         )
 
-    def _variables_set(self, accounts: Sequence[Account]) -> Iterator[str]:
-        for account in accounts:
-            for stack, what in account.found:
+    def _variables_set(self, reports: Sequence[ProbeReport]) -> Iterator[str]:
+        for report in reports:
+            for stack, what in report.actions:
                 if what.startswith(SETS) and not self._of_first(stack):
                     yield what.removeprefix(SETS)
 

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.preload_audit.account import Account, differences
 from tests.preload_audit.audit import may_be_set
-from tests.preload_audit.findings import SETS
 from tests.preload_audit.installed import Installed
 from tests.preload_audit.known import Entry, Known
+from tests.preload_audit.probe_report import ProbeReport, diff_snapshots
+from tests.preload_audit.recorder import SETS
 from tests.preload_audit.runs import Failed, Runs
 
 _CHANGES = ("changes ", "moves ", "sets ", "handles ", "blocks ", "ignores ", "adds ")
@@ -92,10 +92,10 @@ def _found(names: list[str], installed: Installed, runs: Runs, common: Sequence[
         yield names[0], found
 
 
-def _changes(account: Account, imported: Sequence[str]) -> _Changes:
-    before, unchanged, after = account.dumps
-    by_itself = set(differences(before, unchanged))
-    changed = [each for each in differences(unchanged, after) if each not in by_itself | _TABLES]
+def _changes(report: ProbeReport, imported: Sequence[str]) -> _Changes:
+    before, unchanged, after = report.snapshots
+    by_itself = set(diff_snapshots(before, unchanged))
+    changed = [each for each in diff_snapshots(unchanged, after) if each not in by_itself | _TABLES]
     reasons, sets = [f"changes {module}.{name}" for module, name in changed], list[str]()
     for what in sorted((before.shared.keys() | after.shared.keys()) - {"sys.meta_path"}):
         if before.shared.get(what) == after.shared.get(what):
@@ -107,5 +107,5 @@ def _changes(account: Account, imported: Sequence[str]) -> _Changes:
     passing = {f"{SETS}{name}" for name in sets} | {f"changes the variable {name}" for name in sets}
     if before.shared["sys.path"] == after.shared["sys.path"]:
         passing.add("changes sys.path")  # for its own modules (cv2)
-    did = [what for stack, what in account.found if stack[0] in imported and what.startswith(_CHANGES)]
+    did = [what for stack, what in report.actions if stack[0] in imported and what.startswith(_CHANGES)]
     return _Changes(sets, list(dict.fromkeys([*reasons, *(what for what in did if what not in passing)])))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.preload_audit.account import Account
+from tests.preload_audit.probe_report import ProbeReport
 
 HOME = Path(__file__).resolve().parent.parent.parent
 _TIMEOUT_S = 900.0
@@ -61,17 +61,17 @@ class Runs:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._numbers = itertools.count(1)
-        for name in ("first", "work", "extra"):
+        for name in ("program", "work", "empty"):
             (scratch / name).mkdir()
         home = scratch / "home"  # a copy, so that all interpreters of an audit run the same
         for name in ("tests/preload_audit", "ddplaunch/core/rank", "ddplaunch/features/preload/rank"):
             shutil.copytree(HOME / name, home / name, ignore=shutil.ignore_patterns("__pycache__", "test_*"))
-        self._asked = scratch / "asked.so"
-        source = Path(__file__).parent / "asked.c"
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._asked, source, "-ldl"], check=True)
+        self._getenv_tracer = scratch / "getenv_tracer.so"
+        source = Path(__file__).parent / "getenv_tracer.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._getenv_tracer, source, "-ldl"], check=True)
         for name in ("zygote", "train"):
             text = _STUB.format(home=str(home), probe=str(home / "tests" / "preload_audit" / "probe.py"))
-            (scratch / "first" / f"{name}.py").write_text(text)
+            (scratch / "program" / f"{name}.py").write_text(text)
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(_STACK, hard), hard))
 
@@ -84,9 +84,9 @@ class Runs:
         last: Sequence[str] = (),
         compared: Sequence[str] | None = None,
         ranks: Sequence[int] = (0,),
-        disturbance: str = "",
+        perturbation: str = "",
         bare: bool = False,
-    ) -> Account:
+    ) -> ProbeReport:
         """Have one interpreter import modules; Failed if it ends otherwise than it should.
 
         ``bare``: no variables are set but those that Python itself and the C library need.
@@ -100,17 +100,17 @@ class Runs:
             "last": list(last),
             "compared": None if compared is None else list(compared),
             "ranks": [rank(each) for each in ranks],
-            "disturbance": disturbance,
-            "folder": str(self._scratch / "first"),
-            "extra": str(self._scratch / "extra"),
+            "perturbation": perturbation,
+            "program_folder": str(self._scratch / "program"),
+            "empty_folder": str(self._scratch / "empty"),
             "parent": os.getpid(),
         }
         Path(request).write_bytes(marshal.dumps(asked))
-        stub = self._scratch / "first" / f"{'zygote' if kind == 'fork' else 'train'}.py"
+        stub = self._scratch / "program" / f"{'zygote' if kind == 'fork' else 'train'}.py"
         ours = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *rank(0)}
         kept = _NEEDED if bare else os.environ.keys() - ours
         environ = {name: value for name, value in os.environ.items() if name in kept}
-        environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._asked)}
+        environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._getenv_tracer)}
         output_file = self._scratch / f"{number}.output"
         with output_file.open("wb") as output:
             code = subprocess.run(
@@ -127,7 +127,7 @@ class Runs:
             shown = output_file.read_text(errors="replace")[-1500:].strip()
             raise Failed(f"{kind}: {_ended(code)}\n{shown}".strip())
         try:
-            return Account.read_file(Path(answer))
+            return ProbeReport.read_file(Path(answer))
         except (OSError, ValueError, EOFError, TypeError) as error:
             raise Failed(f"{kind}: no answer ({type(error).__name__}: {error})") from error
 

@@ -32,15 +32,15 @@ _OF_CLASSES |= {"__firstlineno__", "__static_attributes__"}
 _ADDRESSES = range(1 << 32, 1 << 48)
 _SHOWN = re.compile(r"\b0x([0-9a-f]{6,12})\b")
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-OURS = frozenset({"import_stack", "findings", "surroundings", "state", "probe", "environment", "readers"})
-OURS |= {"disturbances", "allowed_differences"}
+AUDIT_MODULES = frozenset({"import_stack", "recorder", "process_state", "state", "probe", "environment", "readers"})
+AUDIT_MODULES |= {"perturbations", "allowed_differences"}
 
 ALIAS = "@"
 """Before a name of another module's class, function or module. Some modules bind these when they are first asked."""
 
 
 class Reader:
-    """Turns values into numbers; one for one dump.
+    """Turns values into numbers; one for one snapshot.
 
     Attributes:
         opaque: the kinds of objects that could not be read, by module and name.
@@ -163,7 +163,7 @@ class Reader:
         if issubclass(kind, type):
             return self._class(value)
         if kind is types.FunctionType:
-            if getattr(value, "__globals__", {}).get("__name__") in OURS:
+            if getattr(value, "__globals__", {}).get("__name__") in AUDIT_MODULES:
                 return ""
             return self._function(value)
         if kind is types.CodeType:
@@ -182,7 +182,7 @@ class Reader:
                 return str(value.get("__name__"))
             extra = self.number(value.default_factory) if hasattr(kind, "default_factory") else 0
             return self._mapping(value), extra, self._attributes(value)
-        if type.__getattribute__(kind, "__module__") in OURS or value is os.environ:
+        if type.__getattribute__(kind, "__module__") in AUDIT_MODULES or value is os.environ:
             return ""
         if value is getattr(os, "environb", None):
             return ""

@@ -5,9 +5,7 @@ import os
 import re
 import signal
 import socket
-import time
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +14,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
 from ddplaunch.features.live import command
 from ddplaunch.features.live.command import SocketJobSource
-from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, write_program
+from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, wait_until_idle, write_program
 from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.features.inspect.diagnosis.clauses import NO_WAIT
 from tests.start_modes import LIGHT
@@ -248,15 +246,7 @@ def test_a_viewer_that_ends_leaves_the_terminal_and_the_job_as_before(job, top):
     closed.master, closed._slave = os.openpty()
     assert mine.process.poll() is None
     assert all(map(is_alive, mine.ranks()))
-
-    def switches() -> int:
-        text = Path(f"/proc/{mine.process.pid}/status").read_text()
-        return sum(int(count) for count in re.findall(r"ctxt_switches:\t(\d+)", text))
-
-    time.sleep(0.5)  # not as synchronisation: in this time nothing may happen
-    before = switches()
-    time.sleep(2)  # likewise
-    assert switches() - before <= 1
+    wait_until_idle(mine.process.pid)
 
 
 @pytest.mark.slow

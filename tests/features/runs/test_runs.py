@@ -158,6 +158,20 @@ def test_ps_shows_the_latest_of_those_that_ended(run_in_fork):
     assert len([line for line in run_in_fork("ps", "--all").stdout.splitlines() if line.startswith("r")]) == 8
 
 
+def test_ps_names_runs_on_other_hosts_of_a_shared_home(run_in_fork):
+    for run_id, began in (("far", 100), ("gone", 2 * 86400), ("far-done", 100)):
+        keep(run_id=run_id)
+        path = Path(history_store.run_dir(run_id)) / "node-0.jsonl"
+        head, *lines = path.read_text().splitlines()
+        moved = {**json.loads(head), "began": time.time() - began, "host": "node3"}
+        kept = lines if run_id == "far-done" else []
+        path.write_text("\n".join([json.dumps(moved), *kept, ""]))
+    done = run_in_fork("ps")
+    assert re.fullmatch(r"1 run on other hosts: far \(node3, seen 1m4\ds ago\)\n", done.stderr)
+    assert row(done.stdout, "far-done")[1] == "done"
+    assert run_in_fork("ps", "--all").stderr.startswith("2 runs on other hosts: ")
+
+
 def test_ps_names_the_records_that_cannot_be_read(run_in_fork):
     for name in ("whole", "cut", "empty"):
         keep(run_id=name)

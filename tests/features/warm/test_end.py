@@ -6,7 +6,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from ddplaunch.core.rank import zygote_channel
 from ddplaunch.features.warm import warm_sockets
 from ddplaunch.features.warm.warm_process import WarmStart, WarmZygote
-from tests.conftest import is_alive, wait_until, write_program
+from tests.conftest import is_alive, wait_until, wait_until_idle, write_program
 from tests.features.warm.conftest import ROOT, SHOWS, WAITS, RunResult, Shell, wait_for_exit, wait_for_text
 from tests.scaled_timeouts import scaled_timeout
 
@@ -208,15 +207,6 @@ def test_it_ends_when_little_memory_is_available(tmp_path, shell: Shell):
 @pytest.mark.slow
 def test_it_does_not_wake_while_idle_and_ends_with_its_shell(shell: Shell):
     made = shell.run().made
-
-    def switches() -> list[str]:
-        return [line for line in Path(f"/proc/{made}/status").read_text().splitlines() if "ctxt" in line]
-
-    def rests() -> bool:
-        before = switches()
-        shell.run(shlex.join([sys.executable, "-c", "import time; time.sleep(1)"]))
-        return switches() == before
-
-    wait_until(rests, "a second without a switch, once the run's guardian has ended")
+    wait_until_idle(made, seconds=1)  # once the run's guardian has ended
     shell.log_out()
     wait_for_exit(made)
