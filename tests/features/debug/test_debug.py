@@ -401,13 +401,14 @@ def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path
     """The debugpy here is a stub that prints where it would listen."""
     write_program(tmp_path, "train.py", "print('up')")
     write_program(tmp_path, "there/debugpy.py", "def listen(address):\n    return address[0], 4711\n")
-    done = run_ddplaunch(
-        "run", "--debugpy", "1", *LIGHT, "--nproc", "2", "train.py", env={"PYTHONPATH": f"{tmp_path}/there"}
-    )
+    stub = {"PYTHONPATH": f"{tmp_path}/there"}
+    done = run_ddplaunch("run", "--debugpy", "1", *LIGHT, "--nproc", "2", "train.py", env=stub)
     assert done.returncode == 0, done.stderr
     entry = '{"name": "rank 1", "type": "debugpy", "request": "attach", "connect": {"host": "127.0.0.1", "port": 4711}}'
     assert done.stderr == f"[1] for launch.json: {entry}\n"
     assert_refused(run_in_fork("run", "--debugpy", "x", "--nproc", "2", "train.py"), "--debugpy x: expected ranks")
+    beyond = run_ddplaunch("run", "--debugpy", "0,2", "--nproc", "2", "train.py", env=stub)
+    assert_refused(beyond, "--debugpy 2: the job has ranks 0 to 1")
     monkeypatch.setattr(options, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs debugpy, which is not installed"):
         options.Debugging(debugpy="0").debugpy_ranks()
