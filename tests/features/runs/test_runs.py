@@ -502,7 +502,7 @@ def test_last_lines(data, count, last):
 
 @pytest.mark.slow
 def test_stop_all(running, monkeypatch):
-    """Jobs of virtual hosts on this machine are left out: their folder in /tmp is shared."""
+    """The jobs of tests that run beside this one are left out."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")
