@@ -7,7 +7,13 @@ import os
 import socket
 from contextlib import suppress
 
-from ddplaunch.base.local_sockets import MAX_SOCKET_PATH, is_private_dir, listen_unix, socket_dir_candidates
+from ddplaunch.base.local_sockets import (
+    MAX_SOCKET_PATH,
+    check_private_dir,
+    is_private_dir,
+    listen_unix,
+    socket_dir_candidates,
+)
 from ddplaunch.base.safe_files import list_dir
 from ddplaunch.system.processes.proc_utils import read_proc_file
 
@@ -29,9 +35,8 @@ def listen_in_dir(run_id: str) -> tuple[socket.socket, str] | tuple[None, None]:
         for _ in range(2):  # another launcher that ends may remove the folder that was just made
             with suppress(OSError):  # it exists, or cannot be made
                 os.mkdir(folder, 0o700)
-            if not is_private_dir(folder):
-                break
             try:
+                check_private_dir(folder)
                 _live_sockets(folder)
                 return listen_unix(path), path
             except OSError as error:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.core.control_socket.job_status import JobState, RankState, Status
 from ddplaunch.core.control_socket.server import MAX_CLIENTS, MAX_REQUEST_BYTES, ControlSocket
-from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
+from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
 from tests.conftest import BackgroundJob, is_alive, wait_until
 from tests.constant_override import launcher_with_constant
 from tests.scaled_timeouts import scaled_timeout
@@ -281,21 +282,37 @@ def test_a_folder_of_another_user_is_not_used(runtime, kind):
     socket_dir.remove_socket(path)
 
 
-def test_a_folder_that_another_launcher_removes_is_made_again(runtime, monkeypatch):
-    tried, listen = [], socket_dir.listen_unix
+@pytest.mark.parametrize("step", ["check_private_dir", "listen_unix"])
+def test_a_folder_that_another_launcher_removes_is_made_again(runtime, monkeypatch, step):
+    """It is removed before this step: another launcher has ended since the folder was made or found."""
+    calls, original = [], getattr(socket_dir, step)
 
-    def listen_later(path):
-        if not tried:
-            os.rmdir(os.path.dirname(path))
-        tried.append(path)
-        return listen(path)
+    def call_later(path):
+        if not calls:
+            os.rmdir(runtime / "ddplaunch")
+        calls.append(path)
+        return original(path)
 
-    monkeypatch.setattr(socket_dir, "listen_unix", listen_later)
+    monkeypatch.setattr(socket_dir, step, call_later)
     sock, path = socket_dir.listen_in_dir("mine")
     assert sock
     sock.close()
-    assert tried == [path] * 2
+    assert path == f"{runtime}/ddplaunch/mine.{os.getpid()}"
+    assert len(calls) == 2
     socket_dir.remove_socket(path)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(107, True), (108, False)])
+def test_the_longest_path_of_a_socket(tmp_path_factory, monkeypatch, size, fits):
+    """Linux has room for 107 bytes (unix(7))."""
+    path = str(tmp_path_factory.mktemp("r")).ljust(size - len(f"/mine.{os.getpid()}"), "x")
+    monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: [path])
+    sock, found = socket_dir.listen_in_dir("mine")
+    assert bool(sock) is fits
+    if sock:
+        sock.close()
+        assert len(found) == size
+        socket_dir.remove_socket(found)
 
 
 def test_without_a_folder_there_is_no_control_socket(monkeypatch):
@@ -303,6 +320,25 @@ def test_without_a_folder_there_is_no_control_socket(monkeypatch):
     control = ControlSocket(EventLoop(), "x", None)  # type: ignore[arg-type]
     assert control.path is None
     control.close()
+
+
+def test_a_streaming_request_is_called_once_at_the_end_of_the_job_or_of_its_client(runtime, monkeypatch):
+    ended, loop = [], EventLoop()
+    monkeypatch.setattr(WaitRequest, "handle", lambda request, context: context.on_job_end(ended.append))
+    control = ControlSocket(loop, "mine", SimpleNamespace(report_bug=pytest.fail))
+    with call(control.path) as leaving, call(control.path) as staying:
+        for each in (leaving, staying):
+            each.sendall(encode(WaitRequest()))
+        while len(control._on_job_end) < 2:
+            loop.run_once()
+        assert [timer.callback for timer in control._clients.values()] == [None, None], "no timeout closes it"
+        leaving.close()
+        while len(control._clients) == 2:
+            loop.run_once()
+        assert ended == [None]
+        control.close(3)
+        assert ended == [None, 3]
+        assert staying.recv(1) == b""
 
 
 def test_requests_beyond_the_limit_wait(shared_job):

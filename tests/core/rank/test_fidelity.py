@@ -373,6 +373,7 @@ def test_files_next_to_a_function_precede_modules_of_the_launcher(start: str, tm
         def main(rate: float, rank: int, names: str):
             import sys
             assert click is sys.modules["click"]
+            assert sys.modules["train"].main is main
             for name in names.split(","):
                 assert __import__(name).MINE == name, name
             print(rate * 2, rank, [name for name in sys.modules if name.startswith("ddplaunch.")])

@@ -1,0 +1,310 @@
+"""Replays of a node's connection to node 0, which the test plays, with timers that the test lets expire."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+
+from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.core import messages
+from ddplaunch.core.failures import JobResult
+from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.messages import ConnectingToNodeZero, CoordinatorLost, EndJob, StartAttempt, StopAttempt
+from ddplaunch.core.net import coordinator_client
+from ddplaunch.core.net.coordinator_client import (
+    DECLINE_TIMEOUT_S,
+    FIRST_NOTICE_S,
+    NEXT_ADDRESS_DELAY_S,
+    RETRY_DELAYS_S,
+    WELCOME_TIMEOUT_S,
+    CoordinatorClient,
+)
+from tests.core.job.test_machine import Job
+from tests.core.net.fake_peer import FakePeer, make_assignment
+
+JOINED = {"run_id": "theirs", "heartbeat_timeout_s": 15.0}
+
+
+class World:
+    """A client of node 1, its messages, and the server to which it connects."""
+
+    def __init__(self, monkeypatch, **changed) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        self.loop, self.received, self.timers, self.accepted = EventLoop(), [], [], []
+        self.clock = SimpleNamespace(now=1000.0)
+        monkeypatch.setattr(coordinator_client.time, "monotonic", lambda: self.clock.now)
+        self.loop.call_later = self._call_later
+        config = {"address": "127.0.0.1", "port": self.port, "join_timeout": 60.0, "min_nodes": 2, "max_nodes": 2}
+        self.config = JobConfig(**{**config, **changed})
+        self.hello = Job(min_nodes=2).hello(1)
+        self.hello = replace(self.hello, node_spec=replace(self.hello.node_spec, devices=("cpu",)))
+        self.loop.watch_fd(self.server.fileno(), lambda: self.accepted.append(FakePeer(self.server.accept()[0])))
+
+    def _call_later(self, seconds, callback):
+        self.timers.append((round(seconds, 3), Timer(callback, 0.0)))
+        return self.timers[-1][1]
+
+    def start(self, **changed) -> None:
+        self.client = CoordinatorClient(self.loop, self.config, replace(self.hello, **changed), self.received.append)
+        self.client.start()
+
+    def step(self) -> None:
+        self.loop.call_soon(lambda: None)  # so that it does not wait
+        self.loop.run_once()
+
+    def step_until(self, condition) -> None:
+        while not condition():
+            self.loop.run_once()
+
+    def let_expire(self, seconds) -> None:
+        """Call the timers of this duration that are set."""
+        for at, timer in list(self.timers):
+            if at == seconds and timer.callback:
+                callback, timer.callback = timer.callback, None
+                callback()
+
+    def accept(self) -> FakePeer:
+        self.step_until(lambda: self.accepted)
+        return self.accepted.pop()
+
+    def greet(self, **changed) -> FakePeer:
+        """Accept the client's connection, and send the first message of node 0."""
+        peer = self.accept()
+        peer.send("Welcome", {"ddplaunch": messages.PROTOCOL_VERSION, "nonce": "n", **changed})
+        return peer
+
+    def receive(self, peer: FakePeer, op: str) -> dict:
+        return peer.receive_soon(self.step, op)
+
+    def meet(self, **joined) -> FakePeer:
+        peer = self.greet()
+        self.hello_sent = self.receive(peer, "NodeHello")
+        before = len(self.received)
+        peer.send("JoinAccepted", {**JOINED, **joined})
+        self.step_until(lambda: len(self.received) > before)
+        return peer
+
+    def take(self) -> list[messages.Message]:
+        received, self.received[:] = [*self.received], []
+        return received
+
+    def outcome(self) -> JobResult:
+        self.step_until(lambda: isinstance((self.received or [None])[-1], EndJob))
+        lost, end = self.take()
+        assert isinstance(lost, CoordinatorLost)
+        return end.outcome
+
+
+@pytest.fixture
+def make(monkeypatch):
+    worlds = []
+
+    def begin(**changed):
+        worlds.append(World(monkeypatch, **changed))
+        return worlds[-1]
+
+    yield begin
+    for world in worlds:
+        world.client.close()
+        world.server.close()
+        for peer in world.accepted:
+            peer.socket.close()
+
+
+def test_another_version_of_node_0_is_refused(make):
+    world = make()
+    world.start()
+    peer = world.greet(ddplaunch=5)
+    what = f"node 0 runs another version of ddplaunch: it speaks protocol 5, this one {messages.PROTOCOL_VERSION}"
+    assert world.outcome().usage_error == (what, "install the same version on every node")
+    world.client.close()
+    assert peer.ended(), "without a hello"
+
+
+@pytest.mark.parametrize("proof", [None, "0" * 64])
+def test_node_0_must_know_the_token(make, proof):
+    world = make(token="s3cret")
+    world.start()
+    peer = world.greet()
+    assert world.receive(peer, "NodeHello")["proof"]
+    peer.send("JoinAccepted", {**JOINED, "proof": proof})
+    what = f"node 0 at 127.0.0.1:{world.port} does not know the token"
+    assert world.outcome().usage_error == (what, "give every node the same --token")
+
+
+def test_a_refusal_ends_the_node(make):
+    world = make()
+    world.start()
+    world.greet().send("JoinRefused", {"message": "no room", "hint": "leave it out"})
+    assert world.outcome() == JobResult(2, usage_error=("no room", "leave it out"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not answer as node 0: another program listens there, or node 0 is"),
+        (b"", "accepts the connection and closes it"),
+    ],
+)
+def test_a_port_of_another_program_is_tried_again(make, sent, why):
+    world = make()
+    world.start()
+    for delay_s in (*RETRY_DELAYS_S, RETRY_DELAYS_S[-1]):
+        peer = world.accept()
+        peer.socket.sendall(sent)
+        peer.socket.close()
+        retries = len(world.timers)
+        world.step_until(lambda before=retries: len(world.timers) > before)
+        assert world.timers[-1][0] == delay_s
+        world.let_expire(delay_s)
+    assert world.take() == [], "no notice so soon"
+    world.let_expire(FIRST_NOTICE_S)
+    (notice,) = world.take()
+    assert notice.reason.startswith(f"127.0.0.1:{world.port} {why}")
+    world.clock.now += 10
+    world.accept().socket.close()
+    world.step_until(lambda: world.received)
+    assert isinstance(world.take()[0], ConnectingToNodeZero)
+
+
+def test_the_addresses_of_node_0_are_tried_in_parallel(make, monkeypatch):
+    """The next one soon, or at once if the one before has failed."""
+    world, tried = make(), []
+    world.start()
+    world.accept()
+    world.client._stop_connecting()
+
+    def connect(family, where):
+        tried.append(where)
+        world.client._connecting.append(where)
+        return where != "refused"
+
+    monkeypatch.setattr(world.client, "_connect", connect)
+    world.client._addresses = [(socket.AF_INET, each) for each in ("refused", "a", "b", "c")]
+    world.client._connect_next()
+    assert tried == ["refused", "a"]
+    world.let_expire(NEXT_ADDRESS_DELAY_S)
+    assert tried == ["refused", "a", "b"]
+    world.client._connecting.remove("b")
+    world.let_expire(NEXT_ADDRESS_DELAY_S)
+    assert tried == ["refused", "a", "b"], "the end of b tries the next one"
+    world.client._connecting.clear()
+
+
+def test_a_connection_of_a_socket_to_itself_is_none(make):
+    """The kernel may choose the port of node 0 for the client, if no program listens there (TCP simultaneous open)."""
+    world = make()
+    world.loop.unwatch_fd(world.server.fileno())
+    world.server.close()
+    world.start()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", world.port))
+    sock.connect(("127.0.0.1", world.port))
+    world.client._connecting.append(sock)
+    world.client._on_connected(sock)
+    assert world.client._connection is None
+    world.let_expire(60.0)
+    assert f"127.0.0.1:{world.port}: connection refused" in world.outcome().remark
+
+
+@pytest.mark.parametrize("has_node_rank", [True, False])
+def test_node_0_that_is_not_reached_ends_the_node(make, has_node_rank):
+    world = make()
+    world.start(has_node_rank=has_node_rank)
+    world.let_expire(60.0)
+    what = f"node 0 was not reached in 60 s (--join-timeout): 127.0.0.1:{world.port} has not answered yet"
+    rank = " with --node-rank 0" if has_node_rank else ""
+    hint = f"is the same command running there{rank}, and is the port open from here?"
+    assert world.outcome() == JobResult(69, remark=f"{what}\n  {hint}")
+
+
+def test_a_node_that_cannot_start_reports_that_if_it_reaches_node_0(make):
+    error = messages.NodeStartError("no log", "another folder")
+    for reached in (True, False):
+        world = make()
+        world.start()
+        world.client.send(error)
+        assert world.take() == []
+        if reached:
+            peer = world.greet()
+            peer.send("JoinAccepted", JOINED)
+            assert world.receive(peer, "NodeHello")
+            assert world.receive(peer, "NodeStartError") == {"message": "no log", "hint": "another folder"}
+        world.let_expire(DECLINE_TIMEOUT_S)
+        assert world.outcome().usage_error == ("no log", "another folder")
+
+
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [
+        (messages.StopRequested(signal.SIGINT), JobResult(130)),
+        (
+            messages.PreemptionNotice(signal.SIGUSR2),
+            JobResult(75, remark="preempted by SIGUSR2: no rank was running"),
+        ),
+        (messages.ForwardSignal(signal.SIGUSR1), None),
+    ],
+)
+def test_a_signal_before_node_0_is_reached(make, message, outcome):
+    world = make()
+    world.start()
+    world.client.send(message)
+    if outcome:
+        assert world.outcome() == outcome
+        world.client.send(message)
+        world.let_expire(60.0)
+    assert world.take() == []
+
+
+def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
+    """With the node rank that it has given, and for the whole --join-timeout."""
+    world = make()
+    world.start(has_node_rank=False)
+    peer = world.meet(node_rank=1)
+    world.let_expire(60.0)
+    (accepted,) = world.take()
+    assert accepted.node_rank == 1
+    world.let_expire(WELCOME_TIMEOUT_S)
+    world.client.send_heartbeats()
+    assert world.receive(peer, "HeartbeatMessage"), "the connection stays"
+    world.clock.now += 10
+    peer.socket.shutdown(socket.SHUT_WR)
+    world.step_until(lambda: world.received)
+    (notice,) = world.take()
+    assert notice.reason == f"node 0 at 127.0.0.1:{world.port} was lost: its connection closed"
+    world.let_expire(RETRY_DELAYS_S[0])
+    world.meet(node_rank=1)
+    assert world.hello_sent["node_spec"]["node_rank"] == 1
+    assert not world.hello_sent["has_node_rank"]
+    world.let_expire(60.0)
+    assert len(world.take()) == 1
+
+
+def test_ranks_are_stopped_when_node_0_is_lost(make):
+    for was_stopped in (False, True):
+        world = make(grace=7.0)
+        world.start()
+        peer = world.meet()
+        peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
+        world.step_until(lambda w=world: isinstance(w.received[-1], StartAttempt))
+        start = world.take()[-1]
+        assert (start.address, start.interface) == ("127.0.0.1", "lo")
+        peer.socket.shutdown(socket.SHUT_WR)
+        world.step_until(lambda w=world: isinstance((w.received or [None])[-1], StopAttempt))
+        lost, note, stop = world.take()
+        why = "node 0 (127.0.0.1) was lost: its connection closed"
+        assert (type(lost), note.text, stop) == (
+            CoordinatorLost, f"{why}; stopping the ranks here", StopAttempt(0, signal.SIGTERM, 7.0),
+        )  # fmt: skip
+        if was_stopped:
+            world.client.send(messages.StopRequested(signal.SIGTERM))
+        world.client.send(messages.AttemptReport(1, 0, 1.0))
+        assert world.take() == [], "of another attempt"
+        world.client.send(messages.AttemptReport(0, 1, 1.0))
+        assert world.outcome() == (JobResult(143) if was_stopped else JobResult(69, remark=why))

@@ -1,0 +1,103 @@
+"""Tests of the launcher's end of the rank channel: what a rank, or a program that writes into it, may send."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.node import node_ranks, rank_channel
+from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
+from ddplaunch.core.node.rank_channel import RankChannel
+
+
+@pytest.fixture
+def world():
+    """A channel, the rank's end of it, and what has failed there."""
+    failed = []
+    channel = RankChannel(EventLoop(), failed.append)
+    with socket.socket(fileno=channel.rank_fd) as rank_end:
+
+        def receive(data):
+            rank_end.sendall(data)
+            channel.read_pending()
+
+        yield SimpleNamespace(channel=channel, rank_end=rank_end, failed=failed, receive=receive)
+    channel.close()
+
+
+def test_what_a_rank_reports(world):
+    channel = world.channel
+    assert (channel.is_ready, channel.has_thread, channel.reserved_signals) == (False, False, (0, 0))
+    world.receive(b"h 34 35")
+    assert (channel.is_ready, channel.bytes_received) == (False, 7)
+    world.receive(b" 9\ng wake 36\no profile 37\nt\n")
+    assert (channel.is_ready, channel.stacks_fd, channel.has_thread) == (True, 9, True)
+    assert channel.signals == {"wake": 36, "profile": 37}
+    assert channel.reserved_signals == (34, 35, 36), "one that it will use on request may be the program's until then"
+    for line, left in ((b"x 2\n", (34, 35)), (b"x 1\n", (34, 0)), (b"x 0\n", (0, 0))):
+        world.receive(line)
+        assert channel.stack_signals == left
+    world.receive(b"l\nf ValueError: \xff\x1b[2J" + b"x" * 200 + b"\n")
+    assert not channel.has_thread
+    (what,) = world.failed
+    assert what.startswith("ValueError: \ufffd\\x1b[2Jxxx")
+    assert len(what) == 100
+
+
+def test_malformed_lines_are_ignored(world):
+    world.receive(b"\nh\nh 1\nh a b c\ng\ng x y z\ng x y\no\nx\nx y\nf\nhello\n \n\xff\xff\nt 3\n")
+    channel = world.channel
+    assert (channel.is_ready, channel.signals, channel.stack_signals, channel.stacks_fd) == (False, {}, (0, 0), 0)
+    assert world.failed == []
+    world.receive(b"h 34 35 9\n")
+    assert channel.is_ready
+
+
+def test_only_the_reply_to_the_last_request_counts(world):
+    replies = []
+    world.channel.request(b"s", replies.append)
+    world.channel.request(b"s", replies.append)
+    assert world.rank_end.recv(100) == b"s1\ns2\n"
+    world.receive(b"s1 late\ns2 a reply\ns2\n")
+    assert replies == [b"a reply"]
+    world.channel.clear_reply_handler()
+    world.receive(b"s2 later\n")
+    assert replies == [b"a reply"]
+
+
+def test_a_program_that_writes_without_a_newline_is_not_read_any_more(world, monkeypatch):
+    monkeypatch.setattr(rank_channel, "_MAX_REPLY_BYTES", 1000)
+    world.receive(b"t\n" + b"x" * 1000)
+    assert world.channel.has_thread
+    world.receive(b"x")
+    assert not world.channel.has_thread
+    assert world.channel._buffer == b""
+
+
+def test_a_rank_that_has_closed_its_end_has_no_thread(world):
+    world.receive(b"t\n")
+    world.rank_end.close()
+    world.channel.write_line(b"s1")
+    assert not world.channel.has_thread
+    world.channel.read_pending()
+
+
+@pytest.mark.parametrize("only_handlers", [True, False])
+def test_a_forwarded_signal_spares_ranks_without_a_handler_or_in_which_ddplaunch_uses_it(monkeypatch, only_handlers):
+    """Without a handler it would end the rank."""
+    sent, number = [], signal.SIGUSR1
+    monkeypatch.setattr(node_ranks.proc_utils, "is_caught", lambda pid, wanted: wanted == number and pid != 101)
+    monkeypatch.setattr(node_ranks.proc_utils, "send_signal", lambda pid, which, pidfd: sent.append((pid, which)))
+    ranks = NodeRanks(SimpleNamespace(number=0), SimpleNamespace(), EventLoop(), SimpleNamespace())
+    ranks.processes = {rank: RankProcess(SimpleNamespace(), 100 + rank, None) for rank in range(4)}
+    channel = SimpleNamespace(reserved_signals=())
+    channel.read_pending = lambda: setattr(channel, "reserved_signals", (number,))
+    ranks.channels = {2: channel, 3: SimpleNamespace(reserved_signals=(signal.SIGUSR2,), read_pending=lambda: None)}
+    assert ranks.any_catches(number)
+    assert not ranks.any_catches(signal.SIGUSR2)
+    ranks.forward_signal(number, only_handlers=only_handlers)
+    assert sent == [(100 + rank, number) for rank in range(4) if not only_handlers or rank in (0, 3)]
