@@ -210,6 +210,21 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60) 
         time.sleep(0.01)
 
 
+def wait_until_idle(*pids: int, seconds: float = 2) -> None:
+    """Wait until these processes have slept for ``seconds``: no context switch of their own."""
+
+    def count_switches() -> list[str]:
+        texts = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+        return [text.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0] for text in texts]
+
+    def have_slept() -> bool:
+        before = count_switches()
+        time.sleep(seconds)  # the thing measured is that nothing happens for a while
+        return count_switches() == before
+
+    wait_until(have_slept, f"{seconds:.1f} s without a context switch of {pids}", 20)
+
+
 _ports = itertools.count(20000 + os.getpid() * 8 % 10000, 2)
 _marks: deque[socket.socket] = deque(maxlen=32)  # of the ports given last: tests run in several processes at a time
 

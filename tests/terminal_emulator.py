@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyte
 import pytest
 
 from tests.conftest import clean_environment
@@ -36,7 +37,6 @@ class TerminalEmulator:
         columns: int = 80,
         rows: int = 24,
     ) -> None:
-        pyte: Any = pytest.importorskip("pyte")
         self._screen = pyte.HistoryScreen(columns, rows, history=100_000, ratio=1)
         self._stream = pyte.ByteStream(self._screen)
         self.master, self._slave = pty.openpty()

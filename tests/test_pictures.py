@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 import ddplaunch
-from tests.conftest import clean_environment, ddplaunch_command, run_in_terminal, write_program
+from tests.conftest import clean_environment, ddplaunch_command, run_in_terminal, wait_until, write_program
 
 PACKAGE = Path(ddplaunch.__file__).parent
 DOCS = PACKAGE.parent / "docs"
@@ -33,7 +33,7 @@ rank = dist.get_rank()
 print(f"rank {rank} of {dist.get_world_size()} trains on shard {rank}", flush=True)
 for batch in range(40):
     check(batch)
-    time.sleep(2 if batch == 30 else 0)  # the others are in no collective, whose error would race with their end
+    time.sleep(600 if batch == 30 else 0)  # the others are in no collective, whose error would race with their end
     loss = torch.tensor(1 / (batch + 1))
     dist.all_reduce(loss)
     if rank == 0 and batch in (10, 20):
@@ -48,11 +48,11 @@ import torch.distributed as dist
 
 
 def load_batch(number):
+    size = 6
     if number == 30 and rank == 2:
-        time.sleep(1)
         print("the disk is slow", flush=True)
         time.sleep(600)
-    return torch.ones(6)
+    return torch.ones(size)
 
 
 def train():
@@ -112,7 +112,14 @@ def test_stacks(tmp_path):
     with job:
         try:
             assert job.stdout.readline() == "[2] the disk is slow\n"
-            assert essence(drawn("stacks.svg")) == essence(shown(tmp_path, "stacks", "night", env=env))
+            stacks: list[str] = []
+
+            def all_wait() -> bool:
+                stacks[:] = shown(tmp_path, "stacks", "night", env=env)
+                return any(line.startswith("ranks 0, 1, 3 wait in all_reduce") for line in stacks)
+
+            wait_until(all_wait, "the three other ranks")
+            assert essence(drawn("stacks.svg")) == essence(stacks)
         finally:
             job.terminate()
 

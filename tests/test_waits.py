@@ -28,3 +28,5 @@ def test_every_skip_has_a_reason():
     found = [place for place, node, _ in marks if "reason" not in [keyword.arg for keyword in node.keywords]]
     found += [place for place, node, _ in calls("pytest.skip", "pytest.xfail") if not node.args]
     assert found == []
+    unreported = [place for place, _, _ in calls("pytest.importorskip")]  # of a whole file
+    assert unreported == [], "requires() in tests/frameworks/launchers.py says what to install"

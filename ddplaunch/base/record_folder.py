@@ -65,6 +65,8 @@ class RecordFolder(Generic[R]):
                     with suppress(OSError):  # another process deletes it too; this record is written
                         os.unlink(self._file_name(old), dir_fd=folder)
             finally:
+                with suppress(OSError):  # it is there only if the disk is full
+                    os.unlink(new, dir_fd=folder)
                 os.close(folder)
             return True
         return False

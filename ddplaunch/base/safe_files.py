@@ -96,11 +96,11 @@ def make_private_dir(name: str) -> str | None:
     """Create a folder that only this user may enter, with random digits in its name; None if that fails everywhere."""
     for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):
         if parent:
-            # Absolute: ranks get the path, and may change their folder.
-            path = os.path.join(os.path.abspath(parent), f"{name}-{os.urandom(8).hex()}")
             try:
+                # Absolute: ranks get the path, and may change their folder.
+                path = os.path.join(os.path.abspath(parent), f"{name}-{os.urandom(8).hex()}")
                 os.mkdir(path, 0o700)
-            except OSError:  # no such folder, not writable, full
+            except OSError:  # no such folder (also the current one), not writable, full
                 continue
             return path
     return None

@@ -366,8 +366,7 @@ class FeatureRegistry:
 
     def message_types(self, base: type[M]) -> list[type[M]]:
         """List the types of messages, of the core and of the features; ``base``: FromNode or FromNodeZero."""
-        for _ in self.modules("messages"):
-            pass
+        list(self.modules("messages"))  # the import of a module defines its messages
         return base.__subclasses__()
 
     def modules(self, attribute: Literal["requests", "rpc_kinds", "messages", "locators"]) -> Iterator[ModuleType]:

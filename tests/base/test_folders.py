@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 
 import pytest
 from msgspec import Struct
@@ -17,6 +18,12 @@ def test_a_relative_folder_for_temporary_files_holds_after_chdir(tmp_path, monke
     made = make_private_dir("job") or ""
     assert os.path.dirname(made) == str(tmp_path)
     assert os.path.isabs(made)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    other = make_private_dir("job") or ""
+    assert os.path.dirname(other) == "/tmp"
+    os.rmdir(other)
 
 
 def test_no_history_in_the_current_folder(tmp_path, monkeypatch):
@@ -55,3 +62,10 @@ def test_a_record_of_a_job_in_a_folder_whose_name_is_not_utf_8(tmp_path, monkeyp
     folder = RecordFolder("jobs", Job, lambda job: "7.json", lambda job: 0.0)
     folder.save(Job("train.py", "/home/ä/\udcff"))
     assert folder.list() == [Job("train.py", "/home/ä/?")]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        assert not folder.save(Job("train.py", 100 * "x")), "as on a full disk"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path / "ddplaunch" / "jobs") == ["7.json"]

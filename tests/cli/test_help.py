@@ -90,7 +90,7 @@ def test_suggestions_for_unknown_words(run_in_fork, words, hint):
 def test_installed_command_is_the_module():
     script = shutil.which("ddplaunch", path=str(sys.executable.rpartition("/")[0]))
     if script is None:
-        pytest.skip("not installed beside this interpreter")
+        pytest.skip("no command ddplaunch beside this interpreter: pip install -e .")
     for words in (["--version"], ["run", "no.py"]):
         runs = [
             subprocess.run([*how, *words], capture_output=True, text=True, env=clean_environment(), check=False)
@@ -222,7 +222,7 @@ def test_names_of_runs_are_completed(complete, tmp_path, monkeypatch, name):
 def test_bash_completes_for_real(tmp_path):
     """A real bash calls the generated function, with the command on its PATH."""
     if not shutil.which("bash"):
-        pytest.skip("no bash")
+        pytest.skip("no bash here")
     write_program(tmp_path, "bin/ddplaunch", f'#!/bin/sh\nexec {sys.executable} -m ddplaunch "$@"\n').chmod(0o755)
     script = """
     export PATH="$PWD/bin:$PATH"

@@ -3,13 +3,13 @@
 import re
 import signal
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROGRAMS, ddplaunch_command, run_command, write_program
 from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_python_in_turn, run_by_torchrun
+from tests.frameworks.launchers import requires
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -29,7 +29,7 @@ def tensors(path: Path) -> list[bytes]:
         return [archive.read(f"{parts[0][0]}/data/{number}") for number in numbers]
 
 
-@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+@requires("tensorboard")
 def test_the_template_learns_and_writes_curves(run_ddplaunch, tmp_path):
     words = ("--epochs", "4", "--accumulate", "2", "--workers", "1", "--tensorboard", "curves")
     done = run_ddplaunch("run", "--nproc", "2", TEMPLATE, "--", *words, env=ONE_THREAD)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.conftest import wait_until, write_program
+from tests.frameworks.launchers import requires
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
 
@@ -67,10 +68,15 @@ LIGHTNING = """
 """
 
 
-@pytest.mark.parametrize("program", [FSDP, LIGHTNING, ACCELERATE], ids=["fsdp2", "lightning", "accelerate"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(FSDP, id="fsdp2"),
+        pytest.param(LIGHTNING, id="lightning", marks=requires("lightning")),
+        pytest.param(ACCELERATE, id="accelerate", marks=requires("accelerate")),
+    ],
+)
 def test_the_rank_that_others_wait_for(start_ddplaunch, run_in_fork, tmp_path, program):
-    if program in (LIGHTNING, ACCELERATE):
-        pytest.importorskip("lightning" if program is LIGHTNING else "accelerate")
     script = write_program(tmp_path, "train.py", program)
     line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "sleep(600)" in text)
     job = start_ddplaunch("run", "--nproc", "3", script)

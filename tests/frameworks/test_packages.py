@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import read_events
+from tests.frameworks.launchers import requires
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow, pytest.mark.timeout(0)]
 
@@ -17,10 +18,8 @@ BY_ADDRESS = {"scipy.sparse._data.name"}
 """Left by a loop over a set of functions, whose order is that of their addresses."""
 
 
+@requires(*PACKAGES)
 def test_ranks_see_the_same(run_ddplaunch, tmp_path):
-    for name in PACKAGES:
-        pytest.importorskip(name)
-
     def run(name, *options):
         words = ("run", "--nproc", str(len(RANKS)), *options, PROGRAM, tmp_path / name)
         done = run_ddplaunch(*words, env={"PYTHONHASHSEED": "0"}, timeout=300)

@@ -91,6 +91,6 @@ PREFIXES: dict[str, str] = {
 _PATTERNS = tuple((module, re.compile(pattern)) for module, pattern in _DONE)
 
 
-def done(what: str, stack: tuple[str, ...]) -> bool:
-    """Whether it is excused that this was done while these modules were being executed."""
-    return any(module in ("", *stack) and pattern.fullmatch(what) for module, pattern in _PATTERNS)
+def is_allowed(action: str, stack: tuple[str, ...]) -> bool:
+    """Whether an action is allowed while these modules were being executed."""
+    return any(module in ("", *stack) and pattern.fullmatch(action) for module, pattern in _PATTERNS)

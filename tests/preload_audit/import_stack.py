@@ -1,6 +1,6 @@
 """Records which module is being imported, and by which, inside an audit's interpreters.
 
-Standard library only; run from its path. What is noted goes by names, as modules come and go.
+Standard library only; loaded by its path. Modules are recorded by name, as a failed import removes its module.
 """
 
 from __future__ import annotations
@@ -19,89 +19,93 @@ _BOOTSTRAP: Any = sys.modules["_frozen_importlib"]
 
 
 class ImportStack:
-    """The modules that are being executed, outermost first, and all that was seen of imports so far.
+    """The modules that are being executed, outermost first, and all imports so far.
 
     Attributes:
-        edges: which modules each imported while it was executed, loaded before or not.
-        tried: by name: the stacks in which an import failed, as no such module is installed.
-        sought: by top-level name: the stacks in which finders were asked for it.
+        edges: by module: the modules that it imported while it was executed, loaded before or not.
+        absent_imports: by module: the stacks in which an import failed, as no such module is installed.
+        searches: by top-level module: the stacks in which finders were asked for it.
     """
 
     def __init__(self) -> None:
         self.modules: list[str] = []
         self.edges: dict[str, set[str]] = {}
-        self.tried: dict[str, dict[tuple[str, ...], None]] = {}
-        self.sought: dict[str, dict[tuple[str, ...], None]] = {}
+        self.absent_imports: dict[str, dict[tuple[str, ...], None]] = {}
+        self.searches: dict[str, dict[tuple[str, ...], None]] = {}
         self._thread = _thread.get_ident()
 
-    def install(self, begins: Callable[[], None], finished: Callable[[str], None]) -> None:
-        """Note every import from here on.
+    def install(self, on_module_start: Callable[[], None], on_module_end: Callable[[str], None]) -> None:
+        """Record all imports from here on.
 
-        ``begins`` is called when another module is about to be executed, ``finished`` with the name of one that is
-        done, while it is still on the stack.
+        ``on_module_start`` is called before a module is executed, ``on_module_end`` with the name of one that was,
+        while it is still on the stack.
         """
-        load, get, import_ = _BOOTSTRAP._load_unlocked, _BOOTSTRAP._gcd_import, builtins.__import__
+        load, import_by_name, import_statement = _BOOTSTRAP._load_unlocked, _BOOTSTRAP._gcd_import, builtins.__import__
 
-        def loading(spec: Any) -> ModuleType:
+        def wrapped_load(spec: Any) -> ModuleType:
             if _thread.get_ident() != self._thread:
                 return load(spec)  # type: ignore[no-any-return]
-            begins()
-            above = self.modules[-1] if self.modules else ""
-            self.edges.setdefault(above, set()).add(spec.name)
+            on_module_start()
+            importer = self.modules[-1] if self.modules else ""
+            self.edges.setdefault(importer, set()).add(spec.name)
             self.modules.append(spec.name)
             try:
                 return load(spec)  # type: ignore[no-any-return]
             finally:
-                finished(spec.name)
+                on_module_end(spec.name)
                 self.modules.pop()
 
-        def importing(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        def wrapped_statement(
+            name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+        ) -> Any:
             try:
-                found = import_(name, globals, locals, fromlist, level)
+                module = import_statement(name, globals, locals, fromlist, level)
             except ModuleNotFoundError as error:
-                self._note_absent(_absolute(name, globals, level), error)
+                self._add_absent(_resolve_name(name, globals, level), error)
                 raise
             if self.modules:
-                self._note(_absolute(name, globals, level), fromlist or ())
-            return found
+                self._add_edges(_resolve_name(name, globals, level), fromlist or ())
+            return module
 
-        def getting(name: str, package: str | None = None, level: int = 0) -> ModuleType:
+        def wrapped_import(name: str, package: str | None = None, level: int = 0) -> ModuleType:
             try:
-                found = get(name, package, level)
+                module = import_by_name(name, package, level)
             except ModuleNotFoundError as error:
-                self._note_absent(name, error)
+                self._add_absent(name, error)
                 raise
             if self.modules:
-                self._note(found.__name__ if level else name, ())
-            return found  # type: ignore[no-any-return]
+                self._add_edges(module.__name__ if level else name, ())
+            return module  # type: ignore[no-any-return]
 
-        _BOOTSTRAP._load_unlocked = _hidden(loading)
-        _BOOTSTRAP._gcd_import = _hidden(getting)
-        builtins.__import__ = _hidden(importing)
+        _BOOTSTRAP._load_unlocked = _hide_from_warnings(wrapped_load)
+        _BOOTSTRAP._gcd_import = _hide_from_warnings(wrapped_import)
+        builtins.__import__ = _hide_from_warnings(wrapped_statement)
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Note what is looked for, as the first of the finders."""
+        """Import finder: record what is searched for, before the other finders."""
         if path is None and self.modules and name not in sys.stdlib_module_names:
-            self.sought.setdefault(name, {})[tuple(self.modules)] = None
+            self.searches.setdefault(name, {})[tuple(self.modules)] = None
 
-    def _note_absent(self, name: str, error: ModuleNotFoundError) -> None:
+    def _add_absent(self, name: str, error: ModuleNotFoundError) -> None:
         absent = error.name or ""
         if self.modules and f"{name}.".startswith(f"{absent}.") and absent not in sys.stdlib_module_names:
-            self.tried.setdefault(name, {})[tuple(self.modules)] = None
+            self.absent_imports.setdefault(name, {})[tuple(self.modules)] = None
 
-    def _note(self, name: str, names: Any) -> None:
+    def _add_edges(self, name: str, names: Any) -> None:
+        """Record an import of a module, its parents, and those of ``names`` that are its submodules."""
         edges = self.edges.setdefault(self.modules[-1], set())
         while name:
             edges.add(name)
-            above, _, _ = name.rpartition(".")
+            parent = name.rpartition(".")[0]
             for each in names:
                 if (child := f"{name}.{each}") in sys.modules:
                     edges.add(child)
-            name, names = above, ()
+            name, names = parent, ()
 
 
-def _absolute(name: str, globals: Any, level: int) -> str:
+def _resolve_name(name: str, globals: Any, level: int) -> str:
+    """The absolute name of what an import statement names."""
     if not level:
         return name
     package = (globals or {}).get("__package__") or ""
@@ -109,7 +113,7 @@ def _absolute(name: str, globals: Any, level: int) -> str:
     return f"{base}.{name}" if name else base
 
 
-def _hidden(function: Any) -> FunctionType:
-    """Have warnings count this function among Python's own, so that they name the same lines as without it."""
+def _hide_from_warnings(function: Any) -> FunctionType:
+    """Make warnings skip this function's frame, as those of importlib, so that they name the same lines."""
     function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap>")
     return function  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import run_command
-from tests.preload_audit.runs import HOME
+from tests.preload_audit.probe_runner import REPOSITORY
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class Installation:
 def audit(python: Path, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> AuditResult:
     """Run the audit with an interpreter and what is installed for it."""
     ended = run_command(
-        [python, "-m", "tests.preload_audit", *words], env={"PYTHONPATH": str(HOME), **(env or {})}, timeout=timeout
+        [python, "-m", "tests.preload_audit", *words],
+        env={"PYTHONPATH": str(REPOSITORY), **(env or {})},
+        timeout=timeout,
     )
     assert ended.returncode in (0, 1), ended.stderr
     return AuditResult(ended.returncode, json.loads(ended.stdout), ended.stderr)

@@ -35,8 +35,7 @@ ACCEPT_PAUSE_S = 0.5  # without accepting, after the system ran out of descripto
 def all_requests() -> tuple[type[Request[object]], ...]:
     """Import the modules of core and of the features that define requests, and return all request types."""
     import_module(f"{__package__}.status_request")
-    for _ in load_features().modules("requests"):
-        pass
+    list(load_features().modules("requests"))  # the import of a module defines its requests
     return tuple(Request.__subclasses__())
 
 

@@ -188,6 +188,18 @@ def list_free_signals() -> list[int]:
     return [n for n in numbers if n not in blocked and _signal.getsignal(n) == _signal.SIG_DFL]
 
 
+def suspend_tracing() -> Any:
+    """Remove the trace function of a debugger, which would stop in our handler, and return it; None for other ones.
+
+    ``sys.settrace`` cannot restore a function in C, as of profilers.
+    """
+    trace = sys.gettrace()
+    if not hasattr(trace, "__code__"):
+        return None
+    sys.settrace(None)
+    return trace
+
+
 def move_fd_high(fd: int) -> int:
     """Move a descriptor to a high number, out of the way of programs that close or count their descriptors."""
     for number in range(min(os.sysconf("SC_OPEN_MAX"), _MAX_FD) - 1, fd, -1):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import format_rank_range
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
 from ddplaunch.features.debug.options import Debugging
 
@@ -19,7 +21,10 @@ class Debug(Feature):
     requests = ("request",)
 
     def check(self, options: Options, plan: Plan) -> tuple[str, ...]:
-        options[Debugging].debugpy_ranks()
+        ranks = options[Debugging].debugpy_ranks()
+        if ranks and plan.nnodes == 1 and max(ranks) >= plan.world_size:  # with several, nodes may differ in ranks
+            what = f"--debugpy {max(ranks)}: the job has {format_rank_range(0, plan.world_size - 1)}"
+            raise UsageError(what, "--debugpy 0")
         return ()
 
     def make_node_side(self, context: FeatureContext) -> NodeSide:

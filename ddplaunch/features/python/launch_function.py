@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.features.python import pickle_files
@@ -65,7 +66,8 @@ async def launch_async(
 
     def wait_for_end() -> None:
         job.wait()
-        loop.call_soon_threadsafe(ended.set)
+        with suppress(RuntimeError):  # Ctrl-C during the stop has closed the loop
+            loop.call_soon_threadsafe(ended.set)
 
     try:
         job.start()
@@ -73,7 +75,10 @@ async def launch_async(
         try:
             await ended.wait()
         except BaseException:
-            await loop.run_in_executor(None, job.stop)
+            stopping = loop.run_in_executor(None, job.stop)
+            while not stopping.done():
+                with suppress(asyncio.CancelledError):  # a second one does not leave ranks behind
+                    await asyncio.shield(stopping)
             raise
         return _results(job)
     finally:

@@ -58,7 +58,7 @@ class Session:
                 raise UsageError(f"{name} does not work with Session: its ranks are on this machine", "use launch()")
         self._keywords: Any = keywords
         self._restart, self._output = restart, output
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close the session during a call
         self.request = CALL_OR_END if keywords.get("post_mortem") else CALL
         """What ranks do when a function raises; with ``post_mortem`` a rank must fail, to enter the debugger."""
         self.on_note: Callable[[int, str], bool] | None = None  # see LaunchedJob.set_note_handler
@@ -101,7 +101,8 @@ class Session:
                 return current.run_call(timeout, self.request)
             except BaseException:
                 if not current.ready:
-                    self._ranks, self._ended = None, not self._restart  # first, as Ctrl-C may interrupt the rest
+                    self._ranks = None  # first, as Ctrl-C may interrupt the rest
+                    self._ended |= not self._restart
                     try:
                         current.stop()
                     finally:
@@ -113,8 +114,13 @@ class Session:
 
     def close(self) -> None:
         """End the ranks, and wait until all their processes have ended."""
-        ranks, self._ranks = self._ranks, None
         self._ended = True
+        self._close_ranks()
+        with self._lock:  # a call in another thread may still stop its ranks, or have just created them
+            self._close_ranks()
+
+    def _close_ranks(self) -> None:
+        ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.close()
 

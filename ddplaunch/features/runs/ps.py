@@ -7,12 +7,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import click
 
+from ddplaunch.base.errors import host_name
 from ddplaunch.base.text import format_count, format_elapsed, join_names
 from ddplaunch.base.tty import window_size
 from ddplaunch.cli import client, locate
@@ -48,9 +49,9 @@ def ps(show_all: bool, as_json: bool) -> None:
     runs = locate.index_runs().jobs
     seen = inspect_all({run: job for run, job in runs.items() if job})
     now = time.time()
-    unreadable = list[str]()
-    kept = _read_records((run for run, job in runs.items() if not job), unreadable)
-    over = (each for each in kept if each.fate is not RunState.RUNNING)
+    records = {run: history_store.read_run_record(run) for run, job in runs.items() if not job}
+    unreadable = [run for run, record in records.items() if record is None]
+    over = (each for each in records.values() if each and each.fate is not RunState.RUNNING)
     recent = (each for each in over if show_all or now - each.last_seen < RECENT_S)
     ended = list(itertools.islice(recent, None if show_all else MAX_RECENT))
     jobs = list_queued_jobs(now, everything=show_all)
@@ -74,15 +75,15 @@ def ps(show_all: bool, as_json: bool) -> None:
         if each.suspended:
             pid = each.job.pid
             click.echo(f"run {each.run} is suspended (PID {pid}): {advice_to_continue(pid)}", err=True)
-
-
-def _read_records(runs: Iterable[str], unreadable: list[str]) -> Iterator[RunRecord]:
-    """Read the records of these runs; add the names of those that cannot be read to ``unreadable``."""
-    for run in runs:
-        if record := history_store.read_run_record(run):
-            yield record
-        else:
-            unreadable.append(run)
+    listed = {*(job.run_id for job in far), *(each.job.number for each in jobs)}
+    if elsewhere := [
+        f"{each.run} ({each.host}, seen {format_elapsed(now - each.last_seen)} ago)"
+        for each in filter(None, records.values())
+        if (each.fate is RunState.RUNNING and each.host != host_name())
+        and (show_all or now - each.last_seen < RECENT_S)
+        and listed.isdisjoint((each.run_id, (each.job or "").partition("_")[0]))
+    ]:
+        click.echo(f"{format_count(len(elsewhere), 'run')} on other hosts: {join_names(elsewhere)}", err=True)
 
 
 class ObservedJob(NamedTuple):

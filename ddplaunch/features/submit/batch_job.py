@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import click
 from msgspec import Struct
 
-from ddplaunch.base.errors import UsageError
+from ddplaunch.base.errors import UsageError, sanitize_line
 from ddplaunch.base.options import OptionSource, value_source
 from ddplaunch.cli.target_args import current_directory
 from ddplaunch.features.submit import batch_command
@@ -158,10 +158,13 @@ def _read_setups(ctx: click.Context, name: str) -> Iterator[SetupCommand]:
     if value_source(ctx, name) is OptionSource.FILE:
         folder = os.path.dirname(parsed_line(ctx).defaults.values[name].file)
     for text in ctx.params[name]:
-        path = os.path.join(folder, os.path.expanduser(text))
+        path, command = os.path.join(folder, os.path.expanduser(text)), text.strip()
         if os.path.isfile(path):
             yield SetupCommand(path, is_file=True)
         elif len(text.split()) == 1 and (text.endswith(".sh") or "/" in text):
             raise UsageError(f"--{name} {text}: no such file in {folder}", "a command has more than one word")
-        elif text.strip():
+        elif (len(command) - len(command.rstrip("\\"))) % 2:
+            what = f"--{name} {sanitize_line(command, 60)}: the backslash at its end joins the next line of the script"
+            raise UsageError(what, "leave it out, or type two for a backslash in the command")
+        elif command:
             yield SetupCommand(text)

@@ -84,34 +84,45 @@ def test_a_node_that_sends_impossible_values_is_lost(started):
     launcher.assert_nothing_left()
 
 
+INVALID, NOT_OWN = "a message that is not expected here", "that (is|are) not its own"
+OF_NODE_1 = {"rank": 2, "host": "n1"}
+"""A rank of node 1 in the job of test_machine, so that only what a row changes is wrong."""
+
+
 @pytest.mark.parametrize(
-    ("op", "body"),
+    ("op", "body", "error"),
     [
-        ("StopRequested", {"signal": 40}),
-        ("StopRequested", {"signal": 19}),
-        ("FailureReported", {"failure": make_failure(rank=0)}),
-        ("FailureReported", {"failure": make_failure(exit_code=0)}),
-        ("FailureReported", {"failure": make_failure(exit_code=None)}),
-        ("FailureReported", {"failure": make_failure(signal=9)}),
-        ("FailureReported", {"failure": make_failure(2, host=HOST)}),
-        ("FailureReported", {"failure": make_failure(moment=1e308)}),
-        ("AttemptReport", {"stopped": 0, "tails": [[2, ["of a rank that has not failed"]]]}),
-        ("AttemptReport", {"stopped": 3}),
-        ("ArrivalsReported", {"arrivals": [make_arrivals(gaps=[1 << 60])]}),
-        ("ArrivalsReported", {"arrivals": [make_arrivals(number=-1)]}),
-        ("ArrivalsReported", {"arrivals": [make_arrivals(rank=0)]}),
-        ("HeartbeatMessage", {"last_received": -1.0}),
-        ("HeartbeatMessage", {"held_s": 1e9}),
+        ("StopRequested", {"signal": 40}, INVALID),
+        ("StopRequested", {"signal": 19}, INVALID),
+        ("FailureReported", {"failure": make_failure(0, host="n1")}, NOT_OWN),
+        ("FailureReported", {"failure": make_failure(**OF_NODE_1, exit_code=0)}, INVALID),
+        ("FailureReported", {"failure": make_failure(**OF_NODE_1, exit_code=None)}, INVALID),
+        ("FailureReported", {"failure": make_failure(**OF_NODE_1, signal=9)}, INVALID),
+        ("FailureReported", {"failure": make_failure(2, host=HOST)}, "another attempt or host"),
+        ("FailureReported", {"failure": make_failure(**OF_NODE_1, attempt=1)}, "another attempt or host"),
+        ("FailureReported", {"failure": make_failure(**OF_NODE_1, moment=1e308)}, INVALID),
+        ("FailureReported", {"failure": make_failure(**OF_NODE_1)}, "again"),
+        ("AttemptReport", {"stopped": 0, "tails": [[3, ["of a rank that has not failed"]]]}, "last lines"),
+        ("AttemptReport", {"stopped": 3}, "more stopped ranks"),
+        ("ArrivalsReported", {"arrivals": [make_arrivals(2, gaps=[1 << 60])]}, INVALID),
+        ("ArrivalsReported", {"arrivals": [make_arrivals(2, number=-1)]}, INVALID),
+        ("ArrivalsReported", {"arrivals": [make_arrivals(0)]}, NOT_OWN),
+        ("HeartbeatMessage", {"last_received": -1.0}, INVALID),
+        ("HeartbeatMessage", {"held_s": 1e9}, INVALID),
     ],
-    ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body):
-    """It is refused on arrival, or when compared with the state of the job."""
+def test_an_impossible_message_of_a_node_is_a_protocol_error(op, body, error):
+    """It is refused on arrival, or when compared with the state of the job, in which a rank of the node has failed."""
     job, accepted = joined(1), load_features().message_types(FromNode)
-    with pytest.raises(ProtocolError):
+
+    def send(op, **body):
         job.send(
-            1, decode_message(op, {"attempt": 0, "clock": 1e9, **body} if op != "StopRequested" else body, accepted)
+            1, decode_message(op, body if op == "StopRequested" else {"attempt": 0, "clock": 1e9, **body}, accepted)
         )
+
+    send("FailureReported", failure=make_failure(**OF_NODE_1))
+    with pytest.raises(ProtocolError, match=error):
+        send(op, **body)
 
 
 def test_a_preemption_notice_by_a_signal_without_a_name():

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.conftest import (
     is_alive,
     run_command,
     wait_until,
+    wait_until_idle,
     write_program,
 )
 from tests.constant_override import launcher_with_constant
@@ -297,26 +297,9 @@ def test_idle_launcher_never_wakes_up(start_ddplaunch):
 
     With a history, the launcher takes samples: tests/features/runs/test_sample_file.py.
     """
-
-    def switches():
-        counts = []
-        for pid in (job.process.pid, zygote):
-            status = Path(f"/proc/{pid}/status").read_text()
-            counts.append(int(status.partition("\nvoluntary_ctxt_switches:\t")[2].split()[0]))
-        return counts
-
     job = start_ddplaunch("run", *FORKED, "--nproc", "2", "--no-history", SLEEPER)
     job.wait_for("ready", 2)
-    zygote = job.zygote()
-    before = switches()
-    deadline = time.monotonic() + scaled_timeout(20)
-    while True:  # the last messages of the start may still be on their way
-        time.sleep(2)  # the thing measured is that nothing happens for a while
-        now = switches()
-        if now == before or time.monotonic() > deadline:
-            break
-        before = now
-    assert now == before
+    wait_until_idle(job.process.pid, job.zygote())
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
 

@@ -147,12 +147,14 @@ def test_a_bar_is_redrawn_in_place_in_a_terminal(start_in_terminal, printer):
     )
 
 
-def test_a_bar_wider_than_the_terminal_is_cut(start_in_terminal, printer):
+def test_a_bar_wider_than_the_terminal_is_cut(start_in_terminal, printer, tmp_path):
     """A wrapped row cannot be redrawn."""
-    script = printer("sys.stderr.write('\\r' + 'w' * 300); time.sleep(0.2)")
+    script = printer("sys.stderr.write('\\r' + 'w' * 300)\nwhile not os.path.exists('seen'): time.sleep(0.01)\n")
     terminal = start_in_terminal(*LIGHT, "--nproc", "2", script)
-    assert terminal.end() == 0
+    terminal.until("w" * 51)
     assert 50 < terminal.raw.split(b"\x1b[K")[0].count(b"w") < 100
+    (tmp_path / "seen").touch()
+    assert terminal.end() == 0
 
 
 def test_pdb_on_one_rank(start_in_terminal, tmp_path):

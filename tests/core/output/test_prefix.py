@@ -74,25 +74,27 @@ def test_invalid_templates_are_refused(words, message, hint, run_in_fork, script
     assert " ".join(rest).strip().startswith(hint)
 
 
+SHOWS_ROW = """
+    import os, time
+    print("hello", os.environ["RANK"])  # equal lines would be merged, or not, by when they arrive
+    print("\\rbar", end="", flush=True)
+    while not os.path.exists("seen"):
+        time.sleep(0.01)
+"""
+
+
 @pytest.mark.slow
 def test_in_a_terminal_it_has_the_colour_of_the_rank(start_in_terminal, tmp_path):
-    # Each rank prints words of its own: equal lines of ranks may be shown once, as [0-1].
-    text = (
-        "import os, time\n"
-        "rank = os.environ['RANK']\n"
-        "print('hello', rank)\n"
-        "print('\\rbar', rank, end='', flush=True)\n"
-        "time.sleep(0.5)\n"
-    )
-    script = write_program(tmp_path, "train.py", text)
-    terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "{rank}@{host}", script)
-    assert terminal.end() == 0
-    for printed in ("hello 0", "bar 0"):
-        assert f"\x1b[36m0@{HOST}\x1b[0m {printed}".encode() in terminal.raw
-    terminal = start_in_terminal(*LIGHT, "--nproc", "2", script, env={"TERM": "dumb"})
-    assert terminal.end() == 0
-    assert b"[0] hello 0" in terminal.raw
-    terminal = start_in_terminal(*LIGHT, "--nproc", "2", "--prefix", "none", script)
-    assert terminal.end() == 0
-    assert b"\x1b[36m" not in terminal.raw
-    assert b"bar 0" in terminal.raw
+    script, seen = write_program(tmp_path, "train.py", SHOWS_ROW), tmp_path / "seen"
+
+    def show(prefix: str, *options: str, env: dict[str, str] | None = None) -> bytes:
+        terminal = start_in_terminal(*LIGHT, "--nproc", "2", *options, script, env=env)
+        terminal.until(lambda each: all(f"{prefix}{text}".encode() in each.raw for text in ("hello 0", "bar")))
+        seen.touch()
+        assert terminal.end() == 0
+        seen.unlink()
+        return terminal.raw
+
+    show(f"\x1b[36m0@{HOST}\x1b[0m ", "--prefix", "{rank}@{host}")
+    show("[0] ", env={"TERM": "dumb"})
+    assert b"\x1b[36m" not in show("", "--prefix", "none")

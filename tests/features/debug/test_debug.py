@@ -4,10 +4,11 @@ import fcntl
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
+from ddplaunch.base.errors import UsageError
+from ddplaunch.features.debug import options
 from tests.conftest import (
     assert_refused,
     clean_environment,
@@ -388,7 +389,6 @@ def test_post_mortem_of_a_single_rank_is_plain_pdb(debug_terminal, tmp_path):
 
 def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
     """debugpy can run ddplaunch as the module of an entry in launch.json."""
-    pytest.importorskip("debugpy")
     write_program(tmp_path, "train.py", "print('loader', type(__loader__).__name__)\n")
     listens = [sys.executable, "-m", "debugpy", "--listen", f"127.0.0.1:{free_port()}"]
     done = run_command(
@@ -397,17 +397,18 @@ def test_an_editor_may_debug_the_launcher_and_with_it_the_ranks(tmp_path):
     assert (done.returncode, done.stdout.count("loader SourceFileLoader")) == (0, 2), done
 
 
-def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path):
+def test_an_editor_may_attach_to_some_ranks(run_ddplaunch, run_in_fork, tmp_path, monkeypatch):
     """The debugpy here is a stub that prints where it would listen."""
     write_program(tmp_path, "train.py", "print('up')")
     write_program(tmp_path, "there/debugpy.py", "def listen(address):\n    return address[0], 4711\n")
-    done = run_ddplaunch(
-        "run", "--debugpy", "1", *LIGHT, "--nproc", "2", "train.py", env={"PYTHONPATH": f"{tmp_path}/there"}
-    )
+    stub = {"PYTHONPATH": f"{tmp_path}/there"}
+    done = run_ddplaunch("run", "--debugpy", "1", *LIGHT, "--nproc", "2", "train.py", env=stub)
     assert done.returncode == 0, done.stderr
     entry = '{"name": "rank 1", "type": "debugpy", "request": "attach", "connect": {"host": "127.0.0.1", "port": 4711}}'
     assert done.stderr == f"[1] for launch.json: {entry}\n"
     assert_refused(run_in_fork("run", "--debugpy", "x", "--nproc", "2", "train.py"), "--debugpy x: expected ranks")
-    if find_spec("debugpy") is None:
-        absent = run_in_fork("run", "--debugpy", "0", "--nproc", "2", "train.py")
-        assert_refused(absent, "needs debugpy, which is not installed")
+    beyond = run_ddplaunch("run", "--debugpy", "0,2", "--nproc", "2", "train.py", env=stub)
+    assert_refused(beyond, "--debugpy 2: the job has ranks 0 to 1")
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs debugpy, which is not installed"):
+        options.Debugging(debugpy="0").debugpy_ranks()

@@ -41,7 +41,6 @@ print("done", os.isatty(0), os.isatty(1), flush=True)
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """Where these debuggers keep their settings; pudb greets who has none."""
-    pytest.importorskip("ipdb")
     write_program(tmp_path, "home/.config/pudb/pudb.cfg", "[pudb]\nseen_welcome = e999\nprompt_on_quit = False\n")
     for name, value in {"HOME": "home", "XDG_CONFIG_HOME": "home/.config", "IPYTHONDIR": "home/ipython"}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
@@ -114,7 +113,6 @@ def test_between_ranks_and_out_of_a_debugger(debug_terminal, home, tmp_path):
 
 def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_terminal, home):
     """The rank resumes when the client ends, although pudb ignores the end of its terminal."""
-    pytest.importorskip("pudb")
     job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
     first = debug_terminal("debug", "demo", columns=100)
     first.until(lambda each: any("PuDB" in row for row in each.rows) and any("loss: 7" in row for row in each.rows))
@@ -132,7 +130,6 @@ def test_pudb_draws_on_the_whole_terminal_and_follows_its_size(debug_job, debug_
 
 
 def test_a_program_that_has_all_keys_can_be_left_while_the_launcher_is_suspended(debug_job, debug_terminal, home):
-    pytest.importorskip("pudb")
     job = debug_job(STEPS.format("breakpoint()"), "1", env={"PYTHONBREAKPOINT": "pudb.set_trace", "TERM": "dumb"})
     each = debug_terminal("debug", "demo")
     each.until(lambda each: any("loss: 7" in row for row in each.rows))

@@ -52,9 +52,10 @@ if what == "local_group" and rank == 1:  # its backend makes no connections, as 
     dist.new_group([1, 2], backend="fake", use_local_synchronization=True)  # local
 if what == "flock":
     file = open("lock", "w")
-    if rank:
-        time.sleep(1)
+    while rank and not os.path.exists("locked"):
+        time.sleep(0.01)
     fcntl.flock(file, fcntl.LOCK_EX)  # lock
+    open("locked", "w").close()
 if rank == 2:
     step()
 if what == "irecv":

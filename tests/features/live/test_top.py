@@ -5,16 +5,16 @@ import os
 import re
 import signal
 import socket
-import time
 from contextlib import suppress
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.live import command
 from ddplaunch.features.live.command import SocketJobSource
-from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, write_program
+from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, wait_until_idle, write_program
 from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.features.inspect.diagnosis.clauses import NO_WAIT
 from tests.start_modes import LIGHT
@@ -246,15 +246,7 @@ def test_a_viewer_that_ends_leaves_the_terminal_and_the_job_as_before(job, top):
     closed.master, closed._slave = os.openpty()
     assert mine.process.poll() is None
     assert all(map(is_alive, mine.ranks()))
-
-    def switches() -> int:
-        text = Path(f"/proc/{mine.process.pid}/status").read_text()
-        return sum(int(count) for count in re.findall(r"ctxt_switches:\t(\d+)", text))
-
-    time.sleep(0.5)  # not as synchronisation: in this time nothing may happen
-    before = switches()
-    time.sleep(2)  # likewise
-    assert switches() - before <= 1
+    wait_until_idle(mine.process.pid)
 
 
 @pytest.mark.slow
@@ -274,3 +266,21 @@ def test_the_list_of_jobs(job, top, run_in_fork):
     each.type("q")
     assert each.end() == 0
     assert each.is_restored
+
+
+def test_the_list_of_jobs_ends_once_the_terminal_has_taken_all_output(monkeypatch):
+    ends = list[bool]()
+
+    class SlowScreen:
+        def __init__(self, loop):
+            self.is_drained = False
+            self.begin = lambda render, on_key: loop.call_soon(lambda: on_key("q"))
+            self.end = lambda: loop.call_later(0.01, lambda: setattr(self, "is_drained", True))
+            self.close = lambda: ends.append(self.is_drained)
+            self.refresh = lambda: None
+            self.set_full_screen = lambda on: None
+
+    monkeypatch.setattr(command, "_make_screen", SlowScreen)
+    monkeypatch.setattr(command, "index_runs", lambda: SimpleNamespace(jobs={}))
+    monkeypatch.setattr(EventLoop, "add_signal_handlers", lambda *words: None)
+    assert (command.JobChooser().run(), ends) == (0, [True])

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import run_command, write_program
 from tests.features.preload.table import TORCH, Installation
+from tests.frameworks.launchers import requires
 
 pytestmark = pytest.mark.slow
 
@@ -63,13 +64,11 @@ def installed(tmp_path):
     return found
 
 
-@pytest.mark.parametrize("packages", ["small", pytest.param("real", marks=pytest.mark.ci)])
+@pytest.mark.parametrize(
+    "packages", ["small", pytest.param("real", marks=[pytest.mark.ci, requires("datasets", "yaml")])]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_output_equals_that_of_plain_python(run_ddplaunch, installed, tmp_path, name, packages):
-    if packages == "real":
-        for package in ("datasets", "yaml"):
-            if package in PROGRAMS[name]:
-                pytest.importorskip(package)
     write_program(tmp_path, "lib/yaml.py", "WHO = 'mine'\n")
     queue = os.path.dirname(os.__file__) + "/queue.py"
     write_program(tmp_path, "lib/queue.py", f"WHO = 'mine'\nexec(open({queue!r}).read())\n")
@@ -136,9 +135,9 @@ EARLY = """
 """
 
 
+@requires("huggingface_hub")
 def test_a_forked_rank_sees_what_plain_python_shows(run_ddplaunch, tmp_path):
     """A forked rank sees what plain Python shows, also before the line that first sets a variable."""
-    pytest.importorskip("huggingface_hub")
     script = write_program(tmp_path, "train.py", EARLY)
     given = {"OMP_NUM_THREADS": "1"}
     expected = run_command([sys.executable, script], env=given).stdout.splitlines()

@@ -79,8 +79,6 @@ atexit.register(report, last=2)
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_sees_what_plain_python_shows(name, run_ddplaunch, tmp_path):
-    if "setproctitle" in name:
-        pytest.importorskip("setproctitle")
     preload, source = PROGRAMS[name]
     write_program(tmp_path, "train.py", REPORT + source)
     plain = run_command([sys.executable, "train.py"], tmp_path, {"REPORT": "plain", "RANK": "0"})

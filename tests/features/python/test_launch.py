@@ -296,6 +296,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_launch_async_does_not_block_the_event_loop(python: Python):
+    """A second cancellation waits for the end of the ranks, too."""
     body = """
 import asyncio, io
 
@@ -310,20 +311,28 @@ async def main():
     task = asyncio.ensure_future(launch_async(wait, output=output))
     while "up" not in output.getvalue():
         await asyncio.sleep(0.01)
-    task.cancel()
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.01)
     try:
         await task
     except asyncio.CancelledError:
-        print("cancelled")
+        print("cancelled", "down" in output.getvalue())
+
+def end(*_):
+    time.sleep(0.3)
+    print("down", flush=True)
+    os._exit(1)
 
 def wait():
+    signal.signal(signal.SIGTERM, end)
     print("up", flush=True)
     time.sleep(1000)
 
 if __name__ == "__main__":
     asyncio.run(main())
 """
-    assert python(body) == "[None, None] True ['[0] hi', '[1] hi']\ncancelled\n"
+    assert python(body) == "[None, None] True ['[0] hi', '[1] hi']\ncancelled True\n"
 
 
 @pytest.mark.slow
@@ -412,3 +421,5 @@ with Session(nproc=4) as session:
 def test_importing_ddplaunch_loads_nothing():
     code = "import sys; before = set(sys.modules); import ddplaunch; print(sorted(set(sys.modules) - before))"
     assert run_command([sys.executable, "-c", code]).stdout == "['ddplaunch']\n"
+    code = "import sys, ddplaunch.submitit; print({'click', 'msgspec'} & set(sys.modules))"
+    assert run_command([sys.executable, "-c", code]).stdout == "set()\n"

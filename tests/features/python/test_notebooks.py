@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import nbclient
+import nbformat
 import pytest
 
 from ddplaunch.base.errors import UsageError
@@ -12,10 +14,6 @@ from ddplaunch.features.python import notebook_magic
 from tests.conftest import clean_environment
 from tests.scaled_timeouts import scaled_timeout
 from tests.test_readme import CTRL_C, ROOT, blocks, not_printed
-
-nbclient = pytest.importorskip("nbclient", reason="no nbclient here: .ci/run installs it")
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("ipykernel", reason="no ipykernel here: .ci/run installs it")
 
 
 def test_another_number_of_ranks_ends_the_session(monkeypatch):

@@ -84,7 +84,10 @@ if __name__ == "__main__":
 
 
 def test_an_interrupted_end_of_the_ranks_does_not_end_a_session_that_restarts(python: Python):
-    """The next call starts new ranks after Ctrl-C while those of a failed call were being stopped."""
+    """The next call starts new ranks after Ctrl-C while those of a failed call were being stopped.
+
+    Closing in another thread waits until they are, and no call starts ranks after it.
+    """
     body = """
 def interrupted():
     raise KeyboardInterrupt
@@ -98,8 +101,27 @@ if __name__ == "__main__":
         except KeyboardInterrupt:
             print("interrupted")
         print(session.run(rank))
+
+        def fail(*call):
+            ranks.ready = False
+            closer.start()
+            ranks._job.wait()
+            raise LaunchError("failed")
+
+        def stop():
+            closer.join(0.2)
+            print("stopped")
+
+        ranks, closer = session._ranks, threading.Thread(target=lambda: (session.close(), print("closed")))
+        ranks.run_call, ranks.stop = fail, stop
+        for call in range(2):
+            try:
+                session.run(rank)
+            except LaunchError as error:
+                closer.join()
+                print(error)
 """
-    assert python(body) == "interrupted\n[0]\n"
+    assert python(body).splitlines() == ["interrupted", "[0]", "stopped", "closed", "failed", SESSION_ENDED]
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ import sys
 import termios
 import urllib.error
 import urllib.request
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROGRAMS, is_alive, wait_until, write_program
+from tests.frameworks.launchers import requires
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import LIGHT
 
@@ -33,7 +33,7 @@ while not os.path.exists("go"):
 """
 """Returns as soon as there is a file named "go"."""
 
-real = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+real = requires("tensorboard")
 
 
 def beside(*how: str) -> str:

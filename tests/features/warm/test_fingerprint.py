@@ -14,7 +14,7 @@ from ddplaunch.features.warm.fingerprint import compute_fingerprint
 from tests.conftest import run_command, wait_until, write_program
 from tests.features.warm.conftest import ROOT, Shell, wait_for_exit
 
-needs_root = pytest.mark.skipif(not ROOT, reason="only root may")
+needs_root = pytest.mark.skipif(not ROOT, reason="only root may change it")
 
 
 def python(text: str) -> str:
@@ -72,7 +72,7 @@ def test_processes_with_equal_state_have_equal_fingerprints(tmp_path):
 def test_inherited_state_changes_the_fingerprint(tmp_path, what):
     before = DIFFERENT[what]
     if not before.endswith((";", "&&")) and run_command(["sh", "-c", f"{before} true"], tmp_path).returncode:
-        pytest.skip("it cannot be changed here")
+        pytest.skip(f"{before} fails here")
     assert fingerprint_in(tmp_path, before) != fingerprint_in(tmp_path)
 
 

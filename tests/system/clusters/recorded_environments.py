@@ -294,7 +294,7 @@ NUMBERED = {
 """From their manuals, but for the addresses."""
 
 
-def cluster_spec(role: str, index: int, **cluster: list[str]) -> str:
+def cluster_spec(role: str, index: float, **cluster: list[str]) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})
 
 

@@ -158,7 +158,7 @@ FOUND: list[tuple[str, Mapping[str, str], dict[str, Any]]] = [
             ("TF_CONFIG", env.cluster_spec("worker", 1, **env.CHIEF), 2, "a"),
             ("TF_CONFIG", env.cluster_spec("worker", 2, worker=["[fd77::10]:2222", "b:2222", "c:2222"]), 2, "fd77::10"),
             ("CLUSTER_SPEC", env.cluster_spec("workerpool0", 0, **POOLS), 0, "p0-0"),
-            ("CLUSTER_SPEC", env.cluster_spec("workerpool1", 1, **POOLS), 2, "p0-0"),
+            ("CLUSTER_SPEC", env.cluster_spec("workerpool1", 1.0, **POOLS), 2, "p0-0"),
         )
     ),
     ("openpai", env.OPENPAI, a_node(2, 1, address="10.0.0.4", run_id="admin~train")),
@@ -365,7 +365,7 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ),
     *(
         ("tfconfig", {"TF_CONFIG": env.cluster_spec("worker", index, worker=["a:1"])}, "does not describe a cluster")
-        for index in (float("inf"), "x")
+        for index in (float("inf"), "x", 0.5)
     ),
     ("openpai", {"PAI_TASK_ROLE_LIST": "ps,worker"}, "counts within worker, but the job has 2 task roles: ps, worker"),
     ("openpai", {"PAI_HOST_IP_worker_0": ""}, "PAI_HOST_IP_worker_0 is not set"),

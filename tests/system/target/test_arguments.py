@@ -164,7 +164,8 @@ def test_well_known_names_are_filled_in(parameters, expected):
 
 @pytest.mark.slow
 def test_device():
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert call("def main(device): return device") == torch.device("cpu")
     assert call("def main(device: str): return device") == "cpu"
     assert call("def main(device='cuda'): return device") == "cpu"

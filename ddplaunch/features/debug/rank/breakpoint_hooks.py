@@ -183,10 +183,7 @@ class BreakpointHooks:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_rank_process and frame is not None:
-            before = sys.gettrace()
-            is_python = hasattr(before, "__code__")  # sys.settrace cannot restore a function in C, as of profilers
-            if is_python:
-                sys.settrace(None)  # of an earlier stop: it would stop in this handler
+            trace = inspection_endpoint.suspend_tracing()
             try:
                 if self._terminal is not None:
                     self._terminal.interrupt_if_detached()
@@ -194,8 +191,8 @@ class BreakpointHooks:
             except Exception:
                 pass  # the debug client reports that the rank has not stopped
             finally:
-                if is_python and sys.gettrace() is None:
-                    sys.settrace(before)
+                if trace is not None and sys.gettrace() is None:
+                    sys.settrace(trace)
 
 
 def _user_frame(frame: FrameType) -> FrameType:

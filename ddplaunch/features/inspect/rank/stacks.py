@@ -76,10 +76,7 @@ _writer: StackWriter | None = None
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:
     """The handler of the first signal: a plain function, because the program can see it."""
-    trace = sys.gettrace()
-    is_python = hasattr(trace, "__code__")  # sys.settrace cannot restore a function in C, as of profilers
-    if is_python:
-        sys.settrace(None)  # a debugger that waits for the next line would stop in this handler
+    trace = inspection_endpoint.suspend_tracing()
     try:
         assert _writer is not None
         _writer.endpoint.wake(frame)
@@ -90,7 +87,7 @@ def _write_stacks(number: int, frame: FrameType | None) -> None:
     except Exception:
         pass  # the program has closed it
     finally:
-        if is_python:
+        if trace is not None:
             sys.settrace(trace)
 
 

@@ -115,7 +115,7 @@ def tfconfig(environ: EnvVariables) -> ClusterEnv | None:
 
 class _Task(Struct):
     type: str
-    index: int | str
+    index: int | float | str  # 1, 1.0 or "1"
 
 
 class _ClusterSpec(Struct):
@@ -131,7 +131,7 @@ def _cluster_spec(name: str, written: str) -> tuple[dict[str, list[str]], str, i
         spec = parse(written, _ClusterSpec)
         if not spec.cluster:
             return {}, "", 0
-        index = parse_int(str(spec.task.index)) if spec.task else None
+        index = parse_int(str(spec.task.index).removesuffix(".0")) if spec.task else None
         hosts = [host.rpartition(":") for each in spec.cluster.values() for host in each]
         if spec.task and index is not None and all(address and port.isdecimal() for address, _, port in hosts):
             return spec.cluster, spec.task.type, index

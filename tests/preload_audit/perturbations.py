@@ -1,6 +1,6 @@
-"""Actions of a program before an import that must not change an order-free package.
+"""Perturbations: actions of a program before an import that must not change an order-free package.
 
-Standard library only; run from its path, inside the interpreters of an audit.
+Standard library only; loaded by its path in the interpreters of an audit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TERMINAL = "a terminal"
 
 
-def torch_defaults(extra: str) -> None:
+def change_torch_settings(empty_folder: str) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_default_device"):
         torch.set_default_dtype(torch.float64)
@@ -26,25 +26,25 @@ def torch_defaults(extra: str) -> None:
         torch.set_float32_matmul_precision("high")
 
 
-def logging_setup(extra: str) -> None:
+def set_up_logging(empty_folder: str) -> None:
     import io
     import logging
 
     class Handler(logging.StreamHandler[io.StringIO]):
         def emit(self, record: logging.LogRecord) -> None:
-            LOGGED.append(record.name)
+            LOGGERS.append(record.name)
 
     handler = Handler(io.StringIO())
     logging.root.addHandler(handler)
     logging.root.setLevel(1)
 
 
-LOGGED: list[str] = []
+LOGGERS: list[str] = []
 """The loggers whose records reached the program's handler."""
 
 
-def python_settings(extra: str) -> None:
-    """Change what belongs to Python, all at once: each disturbance costs an interpreter."""
+def change_python_settings(empty_folder: str) -> None:
+    """Change settings of Python, all at once: each perturbation costs an interpreter."""
     import contextlib
     import decimal
     import locale
@@ -61,34 +61,30 @@ def python_settings(extra: str) -> None:
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_ALL, "C" if "UTF" in locale.setlocale(locale.LC_ALL).upper() else "C.UTF-8")
     sys.setrecursionlimit(1234)
-    sys.path.append(extra)
+    sys.path.append(empty_folder)
 
 
-def terminal(extra: str) -> None:
-    """Give the process a terminal as stdin, stdout and stderr, whose output goes nowhere."""
-    ours, theirs = os.openpty()
+def open_terminal(empty_folder: str) -> None:
+    """Make stdin, stdout and stderr a terminal, whose output is discarded."""
+    controller, terminal = os.openpty()
     if os.fork() == 0:
         try:
-            os.close(theirs)
-            while os.read(ours, 1 << 16):
+            os.close(terminal)
+            while os.read(controller, 1 << 16):
                 pass
         finally:  # OSError: the other end is closed
             os._exit(0)
-    os.close(ours)
+    os.close(controller)
     for fd in range(3):
-        os.dup2(theirs, fd)
-    os.close(theirs)
+        os.dup2(terminal, fd)
+    os.close(terminal)
 
 
-def working_folder(extra: str) -> None:
-    os.chdir(extra)
-
-
-DISTURBANCES: dict[str, Callable[[str], None]] = {
-    "torch's settings": torch_defaults,
-    "logging": logging_setup,
-    "the working folder": working_folder,
-    "Python's settings": python_settings,
-    TERMINAL: terminal,
+PERTURBATIONS: dict[str, Callable[[str], None]] = {
+    "torch's settings": change_torch_settings,
+    "logging": set_up_logging,
+    "the working folder": os.chdir,
+    "Python's settings": change_python_settings,
+    TERMINAL: open_terminal,
 }
-"""By what they change; called with a folder in which there is nothing."""
+"""By what they change; called with the path of an empty folder."""

@@ -1,4 +1,4 @@
-"""What one interpreter of an audit has reported, and what follows from it alone."""
+"""The report of one interpreter of an audit (probe.py writes it), and comparisons of its snapshots."""
 
 from __future__ import annotations
 
@@ -10,42 +10,50 @@ from pathlib import Path
 from tests.preload_audit.state import ALIAS
 
 Stack = tuple[str, ...]
+"""The modules that were being executed, outermost first."""
+
 Stacks = Mapping[str, Collection[Stack]]
-Place = tuple[str, str]
+
+Attribute = tuple[str, str]
 """A module and a name in it."""
 
 
 @dataclass(frozen=True)
-class Dump:
-    """What modules keep, and what belongs to none, as numbers."""
+class Snapshot:
+    """Hashes of the values that modules have, and of state that belongs to no module."""
 
     modules: Mapping[str, Mapping[str, int]]
     shared: Mapping[str, int]
-    opaque: Mapping[Place, Collection[str]]
-    generators: Mapping[Place, Collection[str]]
+    opaque: Mapping[Attribute, Collection[str]]
+    generators: Mapping[Attribute, Collection[str]]
 
 
 @dataclass(frozen=True)
-class Account:
+class ProbeReport:
+    """What one interpreter recorded while it imported modules.
+
+    ``recorder.Recorder`` and ``import_stack.ImportStack`` describe the fields of the same names.
+    """
+
     edges: Mapping[str, Collection[str]]
-    failed: Mapping[str, str]
-    found: Collection[tuple[Stack, str]]
-    read: Stacks
-    changed: Stacks
-    tried: Stacks
-    sought: Stacks
+    import_errors: Mapping[str, str]
+    actions: Collection[tuple[Stack, str]]
+    variable_reads: Stacks
+    state_changes: Stacks
+    absent_imports: Stacks
+    searches: Stacks
     files: Mapping[str, str]
-    logged: Sequence[str]
-    dumps: Sequence[Dump]
+    loggers: Sequence[str]
+    snapshots: Sequence[Snapshot]
 
     @classmethod
-    def read_file(cls, path: Path) -> Account:
-        """Read a probe's answer; OSError, ValueError or TypeError if there is none."""
-        found = marshal.loads(path.read_bytes())
-        return cls(**{**found, "dumps": [Dump(**each) for each in found["dumps"]]})
+    def read_file(cls, path: Path) -> ProbeReport:
+        """Read a probe's report; OSError, EOFError, ValueError or TypeError if there is none."""
+        fields = marshal.loads(path.read_bytes())
+        return cls(**{**fields, "snapshots": [Snapshot(**each) for each in fields["snapshots"]]})
 
     def closure(self, roots: Iterable[str], without: frozenset[str] = frozenset()) -> frozenset[str]:
-        """All that these modules import, themselves among it, as far as it is there at the end."""
+        """All modules that these import, directly or not, and that were loaded at the end; with the roots."""
         found, todo = set[str](), list(roots)
         while todo:
             name = todo.pop()
@@ -57,8 +65,8 @@ class Account:
         return frozenset(found)
 
 
-def differences(one: Dump, other: Dump, *, only_common: bool = False) -> Iterator[Place]:
-    """What is kept in one and not, or not so, in the other; ("module", "") for a whole one."""
+def diff_snapshots(one: Snapshot, other: Snapshot, *, only_common: bool = False) -> Iterator[Attribute]:
+    """Yield the attributes that differ; ("module", "") for a module that only one of them has."""
     for module, values in one.modules.items():
         others = other.modules.get(module)
         if others is None:
@@ -67,7 +75,7 @@ def differences(one: Dump, other: Dump, *, only_common: bool = False) -> Iterato
             continue
         for name in sorted(values.keys() | others.keys()):
             if name.startswith(ALIAS) and not (name in values and name in others):
-                continue  # bound when it was first asked for
+                continue  # a module may bind an alias on its first use
             if values.get(name) != others.get(name):
                 yield module, name.removeprefix(ALIAS)
     if not only_common:
