@@ -20,11 +20,11 @@ from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
-from ddplaunch.features.runs import history_store, queued_jobs
+from ddplaunch.features.runs import history_store, queued_jobs, rank_logs
 from ddplaunch.features.runs import stop as stop_module
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.queued_jobs import QueuedJob
-from ddplaunch.features.runs.rank_logs import read_last_lines
+from ddplaunch.features.runs.rank_logs import Part, read_last_lines
 from ddplaunch.features.runs.stop import stop, wait
 from ddplaunch.system.processes.proc_utils import is_suspended
 from ddplaunch.system.schedulers.scheduler import BatchJobState, Deadline
@@ -498,6 +498,19 @@ def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path):
 )  # fmt: skip
 def test_last_lines(data, count, last):
     assert last_lines(data, count) == last
+
+
+def test_last_lines_of_a_file_that_grows(tmp_path, monkeypatch):
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"a\nb\n")
+
+    def read_before_a_line_is_written(file, lines):
+        data = read_last_lines(file, lines)
+        path.write_bytes(b"a\nb\nc\n")
+        return data
+
+    monkeypatch.setattr(rank_logs, "read_last_lines", read_before_a_line_is_written)
+    assert list(rank_logs.read_stored_output({0: [str(path)]}, [0], Part(1, None))) == [(0, b"b\n")]
 
 
 @pytest.mark.slow
