@@ -513,6 +513,7 @@ def test_a_machine_without_the_scheduler(submit, tmp_path, words, program, syste
     [
         ("sbatch: error: invalid partition specified: x", "sinfo -s lists the partitions"),
         ("sbatch: error: Invalid account or account/partition combination specified", "lists the accounts"),
+        ("sbatch: error: Invalid qos specification", "sacctmgr show qos"),
         ("sbatch: error: Unable to contact slurm controller", "--dry-run shows the script"),
     ],
 )
