@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.base.errors import EXIT_PREEMPTED, LaunchError
-from ddplaunch.cli import launcher_command
+from ddplaunch.system.plan.launch_command import python_command
 from ddplaunch.system.processes.proc_utils import die_with_parent
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class Task:
 
         Raises LaunchError if the job failed; the report is in the log.
         """
-        words = [*launcher_command(sys.executable), "run"]
+        # Not cli.launcher_command: importing that package takes longer than all that this module needs.
+        words = [*python_command(sys.executable, "from ddplaunch.cli import main; main()"), "run"]
         words += [] if self.nproc is None else ["--nproc", str(self.nproc)]
         words += ["--preempt-signal", _preempt_signal_name(), "--preempt-grace", f"{self.grace:g}"]
         words += [*self.options, self.target, *(("--", *self.args) if self.args else ())]

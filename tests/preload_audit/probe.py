@@ -1,12 +1,12 @@
-"""Imports modules in an interpreter of an audit, and reports what it saw: one half of a comparison.
+"""Imports modules in an interpreter of an audit, and writes a report of what they did and what they contain.
 
-Run by a stub, as ``STUB REQUEST ANSWER``: files of marshal, of which ``Request`` has the fields of the first and
-``probe_report.ProbeReport`` those of the second. Standard library only, and no name of ours in ``sys.modules``.
+Run by a stub, as ``STUB REQUEST REPORT``: files of marshal, whose fields are those of ``Request`` and of
+``probe_report.ProbeReport``. Standard library only, and no module of ddplaunch's is in ``sys.modules``.
 
-``"plain"`` is what a program would be: the variables of a rank, perturbations if any, then its imports. ``"fork"`` is
+``"plain"`` is what a program would be: the variables of a rank, a perturbation if any, then the imports. ``"fork"`` is
 what its ranks would be as forks of the zygote: first the imports without these variables, by the zygote's own code;
-then for each rank a fork, its variables, the repairs, and the imports again. ``"harmless"`` is plain too, and compares
-what all modules that were there keep before and after the last imports.
+then for each rank a fork, its variables, the fixups, and the imports again. ``"harmless"`` is plain too, and compares
+all modules that were loaded before and after the last imports.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, Literal, TypedDict
 
-    from ddplaunch.core.rank import atexit_cleanup as leftovers
-    from ddplaunch.core.rank import preload_runner as preloading
-    from ddplaunch.features.preload.rank import fork_fixups as repairs
+    from ddplaunch.core.rank import atexit_cleanup, preload_runner
+    from ddplaunch.features.preload.rank import fork_fixups
     from tests.preload_audit import (
         allowed_differences,
         environment,
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     class Request(TypedDict):
         kind: Literal["plain", "fork", "harmless"]
-        first: list[str]  # what is imported in any case: torch
-        modules: list[str]  # what is audited
-        last: list[str]  # what is imported after that
-        compared: list[str] | None  # the modules to tell of; None for all but those that ``first`` brings
-        ranks: list[dict[str, str]]  # the variables of each
-        perturbation: str  # one of PERTURBATIONS, or ""
-        folder: str  # the program's own
+        first: list[str]  # modules that are imported for all ranks in any case: torch
+        modules: list[str]  # the audited modules
+        last: list[str]  # modules to import after these
+        compared: list[str] | None  # the modules of the snapshot; None for all but those that ``first`` imports
+        ranks: list[dict[str, str]]  # the environment variables of each rank
+        perturbation: str  # a key of PERTURBATIONS, or ""
+        program_folder: str
         empty_folder: str
         parent: int
 
@@ -64,88 +64,84 @@ else:
             *("readers", "recorder", "state"),
         )
     )
-    leftovers, preloading = (_load("ddplaunch", "core", "rank", name) for name in ("atexit_cleanup", "preload_runner"))
-    repairs = _load("ddplaunch", "features", "preload", "rank", "fork_fixups")
+    atexit_cleanup, preload_runner = (
+        _load("ddplaunch", "core", "rank", name) for name in ("atexit_cleanup", "preload_runner")
+    )
+    fork_fixups = _load("ddplaunch", "features", "preload", "rank", "fork_fixups")
 
 _PDEATHSIG, _SIGKILL = 1, 9
+_SCRIPT = os.path.basename(sys.argv[0])
+_ARGUMENTS = [_SCRIPT, "--epochs", "3"]
 
 
 class Probe:
-    def __init__(self, request: Request, answer: str) -> None:
-        self.request, self.read_result = request, answer
+    """One run of an interpreter: sets up the recorders, imports the modules, and writes the report."""
+
+    def __init__(self, request: Request, report_path: str) -> None:
+        self.request, self.report_path = request, report_path
         self.forks = request["kind"] == "fork"
         os.environ.pop("PYTHONHASHSEED", None)  # all have one seed of hashes, which no library is to see
         os.environ.pop("PYTHONPATH", None)
         self.imports = import_stack.ImportStack()
-        folders = [request["folder"], os.getcwd()]
-        self.recorder = recorder.Recorder(self.imports, repairs.RANK_READERS, allowed_differences, folders)
+        folders = [request["program_folder"], os.getcwd()]
+        self.recorder = recorder.Recorder(self.imports, fork_fixups.RANK_READERS, allowed_differences, folders)
         self.import_errors: dict[str, str] = {}
-        self.in_any_case = frozenset(sys.modules)
         if not self.forks:
-            self._become_a_rank(request["ranks"][0])
-        self.process_state = process_state.ProcessStateMonitor(
+            self._set_up_rank(request["ranks"][0])
+        self.monitor = process_state.ProcessStateMonitor(
             self.imports, self.recorder, environment, forks=self.forks, exempt=frozenset(request["first"])
         )
         self.recorder.record_shared_memory()
         for _ in environment.take_native_reads():
             pass
-        words = ["zygote.py", "3", "{}"] if self.forks else [os.path.basename(_MAIN), "--epochs", "3"]
-        self.recorder.install(environment, words)
-        self.imports.install(self.process_state.on_module_start, self.process_state.on_module_end)
+        self.recorder.install(environment, ["zygote.py", "3", "{}"] if self.forks else _ARGUMENTS)
+        self.imports.install(self.monitor.on_module_start, self.monitor.on_module_end)
         if not self.forks:
-            self._replace_main()
+            self._trace_main()
 
     def run(self) -> None:
         if self.forks:
-            self._fork()
-            return
-        for name in self.request["first"]:
-            self._import(name)
-        self.in_any_case = frozenset(sys.modules)
-        if "tempfile" in sys.modules:
-            sys.modules["tempfile"].__dict__["tempdir"] = (
-                None  # kept by torch's import, which asks only where dill is installed
-            )
-        self._perturb()
-        if self.request["kind"] == "harmless":
-            for name in self.request["modules"]:
-                self._import(name)
-            before = self._dump([name for name in list(sys.modules) if not name.startswith(("_cython_", "__m"))])
-            unchanged = self._dump(before["modules"])
-            for name in self.request["last"]:
-                self._import(name)
-            after = self._dump(before["modules"])
-            self._send([before, unchanged, after])
-            return
-        for name in self.request["modules"] + self.request["last"]:
-            self._import(name)
-        self._send([self._dump(self._compared())])
+            snapshots = self._run_forks()
+        elif self.request["kind"] == "harmless":
+            snapshots = self._run_harmless()
+        else:
+            self._import_first()
+            self._import(self.request["modules"] + self.request["last"])
+            snapshots = [self._make_snapshot(self._list_compared())]
+        self._write_report(snapshots)
 
-    def _fork(self) -> None:
+    def _run_harmless(self) -> list[dict[str, Any]]:
+        self._import_first()
+        self._import(self.request["modules"])
+        before = self._make_snapshot([name for name in list(sys.modules) if not name.startswith(("_cython_", "__m"))])
+        unchanged = self._make_snapshot(before["modules"])
+        self._import(self.request["last"])
+        return [before, unchanged, self._make_snapshot(before["modules"])]
+
+    def _run_forks(self) -> list[dict[str, Any]]:
         gc.disable()
-        left = leftovers.AtexitCleanup()
-        with left:
-            for name in self.request["first"] + self.request["modules"]:
-                self._import_as_the_zygote(name)
-                if name in self.request["first"]:
-                    self.in_any_case = frozenset(sys.modules)
+        cleanup = atexit_cleanup.AtexitCleanup()
+        with cleanup:
+            self._import(self.request["first"], self._import_in_zygote)
+            self.always_imported = frozenset(sys.modules)
+            self._import(self.request["modules"], self._import_in_zygote)
         gc.freeze()
         snapshots = []
         for number, variables in enumerate(self.request["ranks"]):
-            parent, path = os.getpid(), f"{self.read_result}.{number}"
+            parent, path = os.getpid(), f"{self.report_path}.{number}"
             pid = posix.fork()
             if pid == 0:
                 try:
                     os.setsid()
                     _die_with(parent)
-                    left.disable_in_rank()
-                    self._become_a_rank(variables)
-                    self._replace_main()
-                    repairs.apply_fixups()
+                    cleanup.disable_in_rank()
+                    self._set_up_rank(variables)
+                    environment.set_arguments(_ARGUMENTS)
+                    self._trace_main()
+                    fork_fixups.apply_fixups()
                     gc.enable()
-                    for name in self.request["first"] + self.request["modules"]:
-                        self._import(name)
-                    self._write(path, self._dump(self._compared()))
+                    self._import(self.request["first"] + self.request["modules"])
+                    _write(path, self._make_snapshot(self._list_compared()))
                 except BaseException:
                     sys.__excepthook__(*sys.exc_info())
                 finally:
@@ -153,129 +149,119 @@ class Probe:
             os.waitpid(pid, 0)
             with open(path, "rb") as file:
                 snapshots.append(marshal.load(file))
-        left.run()
-        self._send(snapshots)
+        cleanup.run()
+        return snapshots
 
-    def _become_a_rank(self, variables: dict[str, str]) -> None:
+    def _set_up_rank(self, variables: dict[str, str]) -> None:
         os.environ.update(variables)
-        sys.path.insert(0, self.request["folder"])
-        environment.set_arguments([os.path.basename(_MAIN), "--epochs", "3"])
+        sys.path.insert(0, self.request["program_folder"])
 
-    def _replace_main(self) -> None:
-        environment.make_main(
-            os.path.join(self.request["folder"], os.path.basename(_MAIN)), self.recorder.on_arguments_read
-        )
+    def _trace_main(self) -> None:
+        environment.trace_main(os.path.join(self.request["program_folder"], _SCRIPT), self.recorder.on_arguments_read)
 
-    def _perturb(self) -> None:
+    def _import_first(self) -> None:
+        """Import what is imported in any case, then act as a program before its other imports."""
+        self._import(self.request["first"])
+        self.always_imported = frozenset(sys.modules)
+        if "tempfile" in sys.modules:  # torch's import asks for the folder only where dill is installed
+            sys.modules["tempfile"].__dict__["tempdir"] = None
         if name := self.request["perturbation"]:
             self.recorder.is_paused = True
             perturbations.PERTURBATIONS[name](self.request["empty_folder"])
             self.recorder.is_paused = False
-            self.process_state.accept_changes()
+            self.monitor.accept_changes()
 
-    def _import(self, name: str) -> None:
-        try:
-            __import__(name)
-        except BaseException as error:
-            self.import_errors[name] = f"{type(error).__name__}: {error}"
+    def _import(self, names: list[str], import_module: Callable[[str], object] = __import__) -> None:
+        for name in names:
+            try:
+                import_module(name)
+            except BaseException as error:
+                self.import_errors[name] = f"{type(error).__name__}: {error}"
 
-    def _import_as_the_zygote(self, name: str) -> None:
+    def _import_in_zygote(self, name: str) -> None:
         config: Any = {
             "modules": [name],
             "user_modules": [],
-            "sys_path_0": self.request["folder"],
+            "sys_path_0": self.request["program_folder"],
             "import_environment": {},
             "fallback": [],
         }
-        config |= {"import_dirs": [], "environment_reads": []}
-        found = preloading.run_preload(config, _no_guard)
-        if any(found) or name not in sys.modules:
+        errors = preload_runner.run_preload(config, _make_no_auditor)
+        if any(errors) or name not in sys.modules:
             self.import_errors[name] = "it cannot be imported by itself"
 
-    def _compared(self) -> list[str]:
+    def _list_compared(self) -> list[str]:
         if self.request["compared"] is not None:
             return self.request["compared"]
-        return [name for name in list(sys.modules) if name not in self.in_any_case and not _by_contract(name)]
+        return [name for name in list(sys.modules) if name not in self.always_imported and _is_compared(name)]
 
-    def _dump(self, names: Any) -> dict[str, Any]:
+    def _make_snapshot(self, names: Any) -> dict[str, Any]:
         self.recorder.is_paused = True
         gc.unfreeze()
         gc.collect()
-        natives = readers.Natives()
-        reader = state.Reader(
-            allowed_differences.NAMES, allowed_differences.ATTRIBUTES, natives, state.shared_generators()
-        )
+        natives = readers.NativeReaders()
+        ignored = allowed_differences.IGNORED_NAMES, allowed_differences.IGNORED_ATTRIBUTES
+        hasher = state.StateHasher(*ignored, natives, state.list_shared_generators())
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(1_000_000)
         try:
-            modules = reader.modules([name for name in names if name in sys.modules])
-            rest = state.shared_state(state.Reader({}, {}, natives), environment.data())
+            modules = hasher.hash_modules([name for name in names if name in sys.modules])
+            shared = state.hash_shared_state(state.StateHasher({}, {}, natives), environment.get_variables())
         finally:
             sys.setrecursionlimit(limit)
         self.recorder.is_paused = False
-        return {
-            "modules": modules,
-            "shared": rest,
-            "opaque": reader.opaque,
-            "generators": reader.generators,
-        }
+        return {"modules": modules, "shared": shared, "opaque": hasher.opaque, "generators": hasher.generators}
 
-    def _send(self, snapshots: list[dict[str, Any]]) -> None:
-        self.recorder.is_paused = True
-        seen = self.imports
+    def _write_report(self, snapshots: list[dict[str, Any]]) -> None:
         files = {}
         for name, module in list(sys.modules.items()):
-            space = state.namespace(module)
+            space = state.get_namespace(module)
             origin = getattr(space.get("__spec__"), "origin", None)
             files[name] = str(space.get("__file__") or origin or "")
-        answer = {
-            "edges": seen.edges,
+        report = {
+            "edges": self.imports.edges,
             "import_errors": self.import_errors,
             "actions": self.recorder.actions,
             "variable_reads": self.recorder.variable_reads,
             "state_changes": self.recorder.state_changes,
-            "absent_imports": seen.absent_imports,
-            "searches": seen.searches,
+            "absent_imports": self.imports.absent_imports,
+            "searches": self.imports.searches,
             "files": files,
             "loggers": sorted(set(perturbations.LOGGERS)),
             "snapshots": snapshots,
         }
-        self._write(self.read_result, answer)
-        os._exit(0)  # without what was registered for the end
-
-    def _write(self, path: str, answer: dict[str, Any]) -> None:
-        self.recorder.is_paused = True
-        with open(path, "wb") as file:
-            marshal.dump(answer, file)
+        _write(self.report_path, report)
+        os._exit(0)  # without functions that were registered to run at exit
 
 
-def _by_contract(name: str) -> bool:
-    """Whether what a module keeps is not to be compared: it is Python's, or native code's own."""
+def _write(path: str, content: dict[str, Any]) -> None:
+    with open(path, "wb") as file:
+        marshal.dump(content, file)
+
+
+def _is_compared(name: str) -> bool:
+    """Whether the content of a module is compared: not of Python's modules, nor of those of Cython itself."""
     top = name.partition(".")[0]
-    return top.startswith("_cython_") or top in ("__main__", "__mp_main__") or top in sys.stdlib_module_names
+    return not top.startswith("_cython_") and top not in {"__main__", "__mp_main__", *sys.stdlib_module_names}
 
 
-def _no_guard() -> Any:
-    raise NotImplementedError  # the guard is for packages that have been audited
+def _make_no_auditor() -> Any:
+    raise NotImplementedError  # the import auditor is for packages that have an entry in the table
 
 
 def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
-_MAIN = sys.argv[0]
-
-
 def main() -> None:
-    path, answer = sys.argv[1:]
-    with open(path, "rb") as file:
+    request_path, report_path = sys.argv[1:]
+    with open(request_path, "rb") as file:
         request: Request = marshal.load(file)
     _die_with(request["parent"])
     try:
-        Probe(request, answer).run()
+        Probe(request, report_path).run()
     except BaseException:
         sys.__excepthook__(*sys.exc_info())  # the imports may have set another
         os._exit(1)

@@ -151,7 +151,7 @@ class ProcessStateMonitor:
             self._recorder.on_native_variable_read(name)
 
     def _record_native_changes(self) -> None:
-        native, python = self._environment.native_data(), self._environment.data()
+        native, python = self._environment.get_native_variables(), self._environment.get_variables()
         for key in native.keys() | python.keys():
             if native.get(key) != python.get(key) and key not in self._set_in_native_code:
                 self._set_in_native_code.add(key)

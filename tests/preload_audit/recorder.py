@@ -83,7 +83,7 @@ class Recorder:
 
     def record(self, action: str, stack: tuple[str, ...] | None = None) -> None:
         stack = tuple(self._imports.modules) if stack is None else stack
-        if action == WHOLE and stack and (prefix := self._allowed.PREFIXES.get(stack[-1])):
+        if action == WHOLE and stack and (prefix := self._allowed.USED_PREFIXES.get(stack[-1])):
             self.variable_reads.setdefault(f"{prefix}*", {})[stack] = None
         elif stack and not self.is_paused and not self._allowed.is_allowed(action, stack):
             self.actions[stack, action] = None
@@ -95,7 +95,7 @@ class Recorder:
     def install(self, environment: ModuleType, words: list[str]) -> None:
         """Trace from here on, until the process ends; ``words`` become ``sys.argv``."""
         environment.trace_environment(self.on_variable_read, self.record)
-        self._get_variables = environment.data
+        self._get_variables = environment.get_variables
         environment.trace_arguments(words, self.on_arguments_read)
         for name in ("stat", "lstat", "access", "readlink"):
             self._wrap_path_function(name)

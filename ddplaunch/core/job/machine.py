@@ -349,7 +349,7 @@ class JobMachine:
         if self.phase in PHASES_WITHOUT_RANKS:
             if self._membership.shortage:
                 return self._end(JobResult(EXIT_UNAVAILABLE, remark=text))
-            self._membership.changes += 1
+            self._membership.count_loss(node)
             self._nodes.broadcast_note(text)
             return self._on_node_gone(node_rank)
         if node.phase is NodePhase.IDLE:  # a spare, or it has joined too late for this attempt

@@ -105,6 +105,10 @@ class Membership:
         self.changes += 1
         return None
 
+    def count_loss(self, node: JoinedNode) -> None:
+        """Count the loss of a node between attempts; not that of a spare, without which the ranks are the same."""
+        self.changes += not self._config.spares or node in self._active
+
     def select_nodes(self) -> list[JoinedNode]:
         """Return the nodes that get ranks in the next attempt, in the order of their ranks."""
         usable = {node.node_rank: node for node in self._nodes.sorted_nodes if self.is_usable(node)}

@@ -75,6 +75,7 @@ class NextStep:
 
     def decide(self, attempt: JobAttempt, *, was_stopped: bool) -> JobResult | Pause:
         """Return what follows; the first of the causes below that applies decides, whatever came first in time."""
+        self._limits.end()  # before the wait for another attempt, in which --timeout counts
         report, preempted_by = self._sides.explain_failures(attempt), self._stop.preempted_by
         succeeded = attempt.is_clean and not was_stopped
         if self._stop.signal:

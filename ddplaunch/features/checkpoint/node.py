@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from glob import iglob
+from math import inf
 from threading import Thread
 
 from ddplaunch.base.errors import EXIT_PREEMPTED
@@ -43,10 +44,11 @@ class CheckpointFinder(NodeSide):
 def find_newest_checkpoint(pattern: str, codes: Collection[int]) -> CheckpointFound | None:
     """Return the newest complete checkpoint; None if the search takes too long. ``codes``: exit codes of the ranks.
 
-    Ranks that ended by themselves have finished writing, so a checkpoint of theirs may be of any age.
+    Ranks that ended by themselves have finished writing, so a checkpoint of theirs may be of any age; the clock of a
+    file server may even be ahead.
     """
     ended_well = bool(codes) and all(code in (0, EXIT_PREEMPTED) for code in codes)
-    latest = time.time() - (0.0 if ended_well else MIN_AGE_S)
+    latest = inf if ended_well else time.time() - MIN_AGE_S
     found: list[CheckpointFound] = []
     # A disk may hang, and a pattern may match a whole file system: search in a thread, with a timeout.
     search = Thread(target=lambda: found.append(_find_newest(pattern, latest)), daemon=True)

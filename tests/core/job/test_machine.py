@@ -574,6 +574,19 @@ def test_membership_changes_are_counted():
     assert "limit reached (--max-membership-changes 1)" in outcome.remark
 
 
+@pytest.mark.parametrize(("lost", "count"), [(3, 3), (1, 2)])
+def test_a_spare_lost_between_attempts_is_no_membership_change(lost, count):
+    job = joined(1, 2, 3, min_nodes=2, max_nodes=4, spares=2, max_restarts=1, max_membership_changes=1)
+    job.drain(0, job.fail(0, 0))
+    job.drain(1)
+    job.lose(lost)
+    job.wait(5)
+    job.lose(2 if lost == 1 else 1)
+    job.drain(0, attempt=1)
+    job.wait(5)
+    assert len(job.take(messages.StartAttempt, 0)) == count
+
+
 def test_an_elastic_job_ends_with_too_few_nodes():
     job = joined(1, 2, min_nodes=2, max_nodes=3)
     job.lose(1)

@@ -110,6 +110,7 @@ def test_a_rank_that_loses_a_connection_to_a_stopped_rank_was_stopped(world_size
 def test_timeout_expires_during_the_restart_backoff():
     job = Job(timeout=60.0, max_restarts=9, restart_backoff=50.0)
     job.wait(30)
+    job.send(0, messages.HoldChanged(0, True))  # no user continues a rank that has ended
     job.drain(0, job.fail(0, 1))
     job.wait(30)
     assert job.outcome(0).outcome == JobResult(124, remark="--timeout (1m00s) expired")

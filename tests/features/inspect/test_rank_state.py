@@ -1,5 +1,10 @@
-"""Tests of what is read of a rank: the rank that a collective names, and the workers of a DataLoader."""
+"""Tests of what is read of a rank: the call that it is in, and the workers of a DataLoader."""
 
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -47,3 +52,56 @@ def test_workers_that_cannot_be_asked(monkeypatch, of_loader, found):
     monkeypatch.setattr(dataloader_workers, "_read_stat", lambda pid, parent: stats[pid])
     process = cast("Any", SimpleNamespace(pid=10))
     assert dataloader_workers.DataLoaderWorkers(process, cast("Any", None), of_loader=of_loader).found == found
+
+
+def test_the_processes_that_a_rank_has_started():
+    """Its own children only: a process id may have been given to another process."""
+    alive, stopped, ended = (
+        subprocess.Popen(["sh", "-c", line]) for line in ("exec sleep 600", "kill -STOP $$", "exit 3")
+    )
+    try:
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert {alive.pid, stopped.pid, ended.pid} <= {*dataloader_workers._list_children(os.getpid())}
+        assert dataloader_workers._read_stat(alive.pid, os.getpid())[1:] == (None, False)
+        assert dataloader_workers._read_stat(stopped.pid, os.getpid()) == ("sh", None, True)
+        assert dataloader_workers._read_stat(ended.pid, os.getpid()) == ("sh", 3, False)
+        assert dataloader_workers._read_stat(alive.pid, os.getppid()) is None
+    finally:
+        for each in (alive, stopped, ended):
+            each.send_signal(signal.SIGKILL)
+            each.wait()
+    assert dataloader_workers._read_stat(alive.pid, os.getpid()) is None
+
+
+DISTRIBUTED = """
+def broadcast_object_list(call): return wrapper(lambda: broadcast(3, call))
+def wrapper(function): return function()
+def broadcast(src, call): return call()
+def _exception_logger(call): return broadcast_object_list(call)
+def _object_to_tensor(call): return call()
+def _private(call): return _private_too(call)
+def _private_too(call): return call()
+def barrier(call): return call()
+"""
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        (["_exception_logger"], b"broadcast_object_list broadcast 3"),
+        (["barrier"], b"barrier barrier -1"),
+        (["_private"], b"_private _private_too -1"),
+        (["_exception_logger", "_object_to_tensor"], b""),
+        ([], b""),
+    ],
+)
+def test_the_call_that_a_rank_is_in(functions, words):
+    """The function that the program has called, not a decorator around it; while it pickles, it is in none."""
+    names: dict[str, Any] = {}
+    exec(compile(DISTRIBUTED, "distributed_c10d.py", "exec"), names)
+    module = cast("Any", SimpleNamespace(__file__="distributed_c10d.py", Work=(), **names))
+    call: Callable[[], bytes] = lambda: torch_state._call(module)  # noqa: E731
+    for name in reversed(functions):
+        call = partial(names[name], call)
+    assert call() == words

@@ -6,11 +6,13 @@ import re
 import signal
 import socket
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Detail
+from ddplaunch.features.live import command
 from ddplaunch.features.live.command import SocketJobSource
 from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, wait_until_idle, write_program
 from tests.debugger_fixtures import runtime_dir as runtime_dir
@@ -264,3 +266,21 @@ def test_the_list_of_jobs(job, top, run_in_fork):
     each.type("q")
     assert each.end() == 0
     assert each.is_restored
+
+
+def test_the_list_of_jobs_ends_once_the_terminal_has_taken_all_output(monkeypatch):
+    ends = list[bool]()
+
+    class SlowScreen:
+        def __init__(self, loop):
+            self.is_drained = False
+            self.begin = lambda render, on_key: loop.call_soon(lambda: on_key("q"))
+            self.end = lambda: loop.call_later(0.01, lambda: setattr(self, "is_drained", True))
+            self.close = lambda: ends.append(self.is_drained)
+            self.refresh = lambda: None
+            self.set_full_screen = lambda on: None
+
+    monkeypatch.setattr(command, "_make_screen", SlowScreen)
+    monkeypatch.setattr(command, "index_runs", lambda: SimpleNamespace(jobs={}))
+    monkeypatch.setattr(EventLoop, "add_signal_handlers", lambda *words: None)
+    assert (command.JobChooser().run(), ends) == (0, [True])

@@ -1,7 +1,10 @@
-"""Tests of the launcher's part of a profile, and of its messages."""
+"""Tests of the launcher's and a rank's part of a profile, and of its messages."""
 
 import os
 import socket
+import sys
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +14,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel
+from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
 from ddplaunch.features.profile.node import RankProfiler
 from ddplaunch.features.profile.rank_profile import STARTING, RankProfile
@@ -43,6 +47,34 @@ def test_a_rank_is_starting_until_it_has_reported_the_signal_of_profiles(reporte
         RankProfiler(loop, cast("NodeRanks", ranks), request, lambda reply, is_last: replies.append(reply)).start()
     channel.close()
     assert [reply.missing_reason for reply in replies if reply] == [reason]
+
+
+@pytest.mark.parametrize("in_main_thread", [False, True])
+def test_all_ticks_without_a_signal_are_at_the_place_of_the_main_thread(tmp_path, monkeypatch, in_main_thread):
+    """A rank in native code handles no tick. The flight recorder takes long: the main thread does not read it."""
+    recorder = SimpleNamespace(_dump_fr_trace_json=lambda details, stacks: b'{"details":\n%d}' % details)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=recorder)))
+    wakes, is_possible = list[bool](), [True]
+    endpoint = SimpleNamespace(
+        main_thread=threading.main_thread().ident,
+        can_wake=lambda: is_possible[0],
+        wake_main_thread=lambda: wakes.append(True),
+    )
+    side = load_private_module("features/profile/rank/profile_side").Side(SimpleNamespace(endpoint=endpoint))
+    frame = sys._getframe() if in_main_thread else None
+    side._on_request(b"p 40 %d 1000 7 100 0 %s" % (time.monotonic_ns(), os.fsencode(tmp_path / "profile")), frame)
+    assert wakes == [True] * (not in_main_thread)
+    side._on_request(b"q", frame)
+    lines = (tmp_path / "profile").read_bytes().splitlines()
+    (place,) = (line for line in lines if line.startswith(b"r "))
+    assert place.split()[2:] == [b"7"]
+    assert int(place.split()[1]) > 0, "not at the root"
+    assert any(line.startswith(b"c test_all_ticks") for line in lines)
+    assert [line for line in lines if line.startswith(b"t ")] == [b't {"details": 1}'] * (not in_main_thread)
+    (tmp_path / "profile").unlink()
+    is_possible[0] = False
+    side._on_request(b"q", frame)
+    assert not [*tmp_path.iterdir()], "a program that has taken the signal is not profiled"
 
 
 def test_malformed_profiles_and_requests_are_refused():

@@ -421,3 +421,5 @@ with Session(nproc=4) as session:
 def test_importing_ddplaunch_loads_nothing():
     code = "import sys; before = set(sys.modules); import ddplaunch; print(sorted(set(sys.modules) - before))"
     assert run_command([sys.executable, "-c", code]).stdout == "['ddplaunch']\n"
+    code = "import sys, ddplaunch.submitit; print({'click', 'msgspec'} & set(sys.modules))"
+    assert run_command([sys.executable, "-c", code]).stdout == "set()\n"

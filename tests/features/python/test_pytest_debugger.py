@@ -3,9 +3,13 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from ddplaunch.features.python import pytest_debugger
+from ddplaunch.features.python.pytest_debugger import PytestDebugger
 from tests.conftest import run_command, write_program
 from tests.terminal_emulator import TerminalEmulator
 
@@ -99,6 +103,54 @@ def test_a_breakpoint_in_a_marked_test_stops_at_the_prompt(start_pytest: StartPy
     pytest_.until("1 failed, 2 passed", 60)
     assert any("ddplaunch debug ends" in row for row in pytest_.history)
     assert pytest_.settings == pytest_.before
+
+
+def test_the_client_has_the_terminal_until_the_end_of_the_test(monkeypatch):
+    """It is started again at the next breakpoint after the user has left it."""
+    events: list[str] = []
+
+    class Client:
+        def __init__(self, argv):
+            events.append(" ".join(argv[-2:]))
+            self.code = None
+
+        def poll(self):
+            return self.code
+
+        def terminate(self):
+            events.append("terminated")
+
+        def wait(self):
+            events.append("waited for")
+
+    capture = SimpleNamespace(
+        suspend=lambda in_: events.append(f"suspend, stdin too: {in_}"), resume=lambda: events.append("resume")
+    )
+    writer = SimpleNamespace(line=lambda: None, sep=lambda rule, title: events.append(title))
+    config = SimpleNamespace(
+        getoption=lambda name, default: True,
+        pluginmanager=SimpleNamespace(getplugin=lambda name: capture),
+        get_terminal_writer=lambda: writer,
+    )
+    monkeypatch.setattr(pytest_debugger.subprocess, "Popen", Client)
+    debugger = PytestDebugger(cast("Any", config))
+    assert (debugger.post_mortem, debugger.is_available) == (True, True)
+    note = "rank 1 has stopped: type `ddplaunch debug 7`"
+    assert not debugger.on_note(7, note), "no test runs"
+    debugger.start_test()
+    assert not debugger.on_note(7, "another note")
+    assert events == []
+    assert debugger.on_note(7, note)
+    assert not debugger.on_note(7, note), "the client is there"
+    debugger._client.code = 0
+    assert debugger.on_note(7, note)
+    began = ["suspend, stdin too: True", "ddplaunch debug (capture suspended)", "debug 7", "debug 7"]
+    assert events == began
+    debugger.finish_test()
+    assert events[4:] == ["terminated", "waited for", "ddplaunch debug ends (capture resumed)", "resume"]
+    debugger.finish_test()
+    assert not debugger.on_note(7, note)
+    assert len(events) == 8
 
 
 @pytest.mark.slow

@@ -107,10 +107,12 @@ def test_a_long_log_is_shown_from_near_its_end(answers, cluster, tmp_path):
     assert answers("logs", "77").stdout.startswith("line 0\n")
 
 
-def test_a_job_that_was_submitted_elsewhere(answers, cluster):
-    cluster.plays('echo one > "$STATE/log"; say COMPLETED None 0:0')
-    done = answers("attach", "77")
+@pytest.mark.parametrize("job", ["77", "77_2"])
+def test_a_job_that_was_submitted_elsewhere(answers, cluster, job):
+    cluster.plays(f'[ "$4" = {job} ] || exit 9; echo one > "$STATE/log"; say COMPLETED None 0:0')
+    done = answers("attach", job)
     assert (done.returncode, done.stdout) == (0, "one\n")
+    assert done.stderr == f"ddplaunch: job {job} completed (exit code 0)\n"
 
 
 def test_the_end_of_a_job_comes_from_sacct(answers, cluster, tmp_path):

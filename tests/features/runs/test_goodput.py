@@ -259,7 +259,7 @@ def test_the_newest_checkpoint_that_is_whole(tmp_path):
     whole = saved(tmp_path / "ckpt" / "step-2" / "inner" / "shard", 50)
     (tmp_path / "ckpt" / "empty").mkdir()
     saved(tmp_path / "ckpt" / "half" / "done", 90)
-    half = saved(tmp_path / "ckpt" / "half" / "being-written", 0)
+    half = saved(tmp_path / "ckpt" / "half" / "being-written", -30)  # by the clock of a file server
     found = find_newest_checkpoint(pattern, [0, -9])
     assert found == CheckpointFound(f"{tmp_path}/ckpt/step-2", whole.stat().st_mtime)
     assert find_newest_checkpoint(pattern, [0, 0]) == CheckpointFound(f"{tmp_path}/ckpt/half", half.stat().st_mtime)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +19,9 @@ from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.cli.text_table import short_target
+from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.features.runs import history_store, queued_jobs
+from ddplaunch.features.runs import stop as stop_module
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.queued_jobs import QueuedJob
 from ddplaunch.features.runs.rank_logs import read_last_lines
@@ -188,6 +191,8 @@ def test_ps_fits_a_terminal_and_is_whole_in_a_pipe(run_ddplaunch, run_in_fork, t
     assert display_width(line) <= 80
     assert line.endswith("…")
     assert f"训练.py --数据 {'语' * 15}\n" in run_in_fork("ps").stdout, "with a run id of its own"
+    narrow = re.sub(r"\x1b\[\d*m", "", run_in_terminal(ddplaunch_command("report"), tmp_path, columns=40))
+    assert re.search(r"(?m)^RANK  LASTED  PEAK MEMORY  ENDED WITH$", narrow), narrow
 
 
 def test_the_target_of_a_table():
@@ -315,6 +320,23 @@ def test_stop(running, run_in_fork):
     record = history_store.read_run_record(NAME)
     assert (record.fate.value, record.remark) == ("stopped", "stopped because `ddplaunch stop` was called")
     assert run_in_fork("stop", NAME).stderr.startswith(f"Error: {NAME} has ended\n  ddplaunch report {NAME}")
+
+
+def test_stop_sends_its_request_once_a_suspended_launcher_continues(monkeypatch):
+    suspended, sent = [True, True, True, False], list[object]()
+    monkeypatch.setattr(stop_module, "CONTINUE_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(stop_module, "is_suspended", lambda pid: suspended.pop(0))
+    monkeypatch.setattr(stop_module, "wait_for_end", lambda pid, timeout_s: True)
+
+    def send_request(path: str, request: object) -> SimpleNamespace:
+        assert not suspended, "it cannot reply yet"
+        sent.append(request)
+        return SimpleNamespace(run_id=NAME, ranks=())
+
+    monkeypatch.setattr(client, "send_request", send_request)
+    monkeypatch.setattr("ddplaunch.cli.locate.list_running", lambda: [RunningJob("socket", NAME, os.getpid())])
+    assert CliRunner().invoke(stop, ["--all", "--now"]).exit_code == 0
+    assert sent == [StatusQuery(), StopJobRequest(now=True)]
 
 
 def test_stop_shows_the_ranks_left_and_stop_now_kills_them(start_ddplaunch, run_in_fork, tmp_path):
@@ -480,7 +502,7 @@ def test_last_lines(data, count, last):
 
 @pytest.mark.slow
 def test_stop_all(running, monkeypatch):
-    """Jobs of virtual hosts on this machine are left out: their folder in /tmp is shared."""
+    """The jobs of tests that run beside this one are left out."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")

@@ -4,13 +4,17 @@ import itertools
 import os
 import shlex
 import signal
+import socket
+import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from ddplaunch.core.rank import zygote_channel
 from ddplaunch.features.warm import warm_sockets
+from ddplaunch.features.warm.warm_process import WarmStart, WarmZygote
 from tests.conftest import is_alive, wait_until, wait_until_idle, write_program
 from tests.features.warm.conftest import ROOT, SHOWS, WAITS, RunResult, Shell, wait_for_exit, wait_for_text
 from tests.scaled_timeouts import scaled_timeout
@@ -127,6 +131,44 @@ def test_a_signal_to_all_processes_leaves_the_grace_to_the_ranks(shell: Shell):
     (shell.folder / "go").touch()
     wait_for_exit(launcher, int(guardian), made)
     assert "ended" not in out.read_text()
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_killing_a_run_kills_its_own_zygote_or_one_that_still_imports_for_it(tmp_path, is_ready):
+    warm, own = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    guardian, its_end = socket.socketpair()
+    lifeline, other_end = socket.socketpair()
+    path = tmp_path / "folder/socket"
+    path.parent.mkdir()
+    path.touch()
+    try:
+        zygote = WarmZygote(guardian, WarmStart(warm.pid, os.pidfd_open(warm.pid), lifeline, str(path)))
+        assert zygote.pid == warm.pid
+        if is_ready:
+            zygote.on_ready(own.pid, os.pidfd_open(own.pid))
+            assert other_end.recv(1) == b"", "the warm zygote outlives the launcher"
+        zygote.kill()
+        assert (own if is_ready else warm).wait() == -signal.SIGKILL
+        assert (warm if is_ready else own).poll() is None
+        assert path.parent.exists() == is_ready
+        zygote_channel.send_message(its_end, {"op": "guardian_exited", "status": 9, "stuck": ["pid 7"]})
+        assert (zygote.wait(60), zygote.unkillable) == (9, ["pid 7"])
+        assert other_end.recv(1) == its_end.recv(1) == b""
+    finally:
+        for process in (warm, own):
+            process.kill()
+            process.wait()
+
+
+def test_a_guardian_that_does_not_reply_is_not_waited_for_forever():
+    own = subprocess.Popen(["sleep", "600"])
+    guardian, its_end = socket.socketpair()
+    zygote = WarmZygote(guardian, None)
+    zygote.on_ready(own.pid, None)
+    with its_end:
+        assert zygote.wait(0.01) is None
+    assert own.wait() == -signal.SIGKILL
+    assert zygote.unkillable == ()
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     ProcessCondition,
     RankInspection,
 )
-from ddplaunch.features.inspect.node.rank_inspector import RankReply, apply_last_collectives
+from ddplaunch.features.inspect.node.rank_inspector import RankReply, apply_group_states, apply_last_collectives
 
 ENTRY = {
     "collective_seq_id": 5,
@@ -96,6 +96,16 @@ def test_no_collectives_of_a_destroyed_group_whose_name_another_has():
     reply = RankReply.parse(b"\t".join([b"1", groups, b"", entries({"retired": True})]))
     found = apply_last_collectives(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
     assert found.last == ()
+
+
+@pytest.mark.parametrize(
+    ("initialised", "traces", "answers"),
+    [(b"1", [states()], True), (b"0", [states()], None), (b"1", [], None)],
+)
+def test_a_rank_has_replied_if_it_has_a_group_and_a_recorder(initialised, traces, answers):
+    reply = RankReply.parse(b"\t".join([initialised, b'[["0","default_pg",[0,1],0]]', b"", *traces]))
+    found = apply_group_states(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
+    assert found.answers is answers
 
 
 @pytest.mark.parametrize(
