@@ -178,7 +178,7 @@ def test_dry_run_after_the_target_submits_nothing(submit, cluster, tmp_path, lin
         ("--array 0-3 --follow train.py", (conflict("--follow", "--array 0-3"), "leave one")),
         ("--sbatch-arg contiguous train.py", ("contiguous: expected an option of sbatch", "--sbatch-arg=--contiguous")),
         ("--sbatch-arg=--time=5 train.py", ("ddplaunch has --time itself", "use --time")),
-        ("--sbatch-arg='-p x' train.py", ("ddplaunch has --partition itself", "use --partition")),
+        ("--sbatch-arg='-q x' train.py", ("ddplaunch has --qos itself", "use --qos")),
         ("--begin='now + 1hour' train.py", ("pass it on: --sbatch-arg='--begin=now + 1hour'\n",)),
         ("--nodes 2 --cpus_per_gpu 4 train.py", ("pass it on: --sbatch-arg=--cpus-per-gpu=4\n",)),
         ("-H --nodes 2 train.py", ("-H is an option of sbatch", "pass it on: --sbatch-arg=--hold\n")),
