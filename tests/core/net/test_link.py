@@ -79,6 +79,9 @@ def test_connections_are_accepted_again_after_a_lack_of_descriptors(monkeypatch)
     listening = listener.Listener(loop, server, JobConfig(), 1, lambda *peer: None)
     with socket.create_connection(server.getsockname()) as peer:
         loop.watch_fd(peer.fileno(), lambda: welcomed.append(peer.recv(1 << 10)))
+        while server.refusals:
+            loop.run_once()
+        assert server.fileno() not in loop._selector.get_map(), "it would be readable without a pause"
         while not welcomed:
             loop.run_once()
         assert b"Welcome" in welcomed[0]
