@@ -304,9 +304,9 @@ def test_a_folder_that_another_launcher_removes_is_made_again(runtime, monkeypat
 
 
 @pytest.mark.parametrize(("size", "fits"), [(107, True), (108, False)])
-def test_the_longest_path_of_a_socket(tmp_path_factory, monkeypatch, size, fits):
+def test_the_longest_path_of_a_socket(runtime, monkeypatch, size, fits):
     """Linux has room for 107 bytes (unix(7))."""
-    path = str(tmp_path_factory.mktemp("r")).ljust(size - len(f"/mine.{os.getpid()}"), "x")
+    path = f"{runtime}/".ljust(size - len(f"/mine.{os.getpid()}"), "x")
     monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: [path])
     sock, found = socket_dir.listen_in_dir("mine")
     assert bool(sock) is fits
