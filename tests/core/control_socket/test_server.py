@@ -163,7 +163,7 @@ def test_another_user_is_refused(run, runtime):
     assert "PermissionError" in done.stderr
     for each in [*runtime.parents, runtime, Path(job.path).parent, Path(job.path)]:
         if each.stat().st_uid == 0 and str(each).startswith(str(runtime.parents[1])):
-            each.chmod(0o777)
+            each.chmod(0o777 if each.is_socket() else 0o755)  # other tests need folders that only we can write
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == 7 or "BrokenPipeError" in done.stderr or "ConnectionReset" in done.stderr
     assert wait_for_status(job).state is JobState.RUNNING
