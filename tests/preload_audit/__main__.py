@@ -10,60 +10,64 @@ import tempfile
 from pathlib import Path
 
 from ddplaunch.base.text import normalize_name
-from tests.preload_audit import harmless
-from tests.preload_audit.audit import Audit, Finding
-from tests.preload_audit.installed import Installed
-from tests.preload_audit.known import FILE, Known, make_entry
-from tests.preload_audit.runs import Failed, Runs
+from tests.preload_audit.audit import Audit, AuditResult
+from tests.preload_audit.distributions import InstalledDistributions
+from tests.preload_audit.harmless_audit import audit_harmless
+from tests.preload_audit.known_table import TABLE_PATH, Entry, KnownTable, make_entry
+from tests.preload_audit.probe_runner import ProbeFailed, ProbeRunner
 
 
 def main() -> int:
     """Audit, print and perhaps write the entries; 1 if any of the distributions is refused."""
     parser = argparse.ArgumentParser(prog="python -m tests.preload_audit", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="+", help="a distribution")
-    parser.add_argument("--write", action="store_true", help="put what was found into the table")
+    parser.add_argument("--write", action="store_true", help="write the entries into the table")
     parser.add_argument("--harmless", action="store_true", help="audit for the list of those that change no others")
-    parser.add_argument("--table", type=Path, default=FILE, help="another table")
-    typed = parser.parse_args()
-    known = Known(typed.table)
-    installed = Installed()
-    names = [normalize_name(each) for each in typed.names]
+    parser.add_argument("--table", type=Path, default=TABLE_PATH, help="another table")
+    args = parser.parse_args()
+    table = KnownTable(args.table)
+    installed = InstalledDistributions()
+    names = [normalize_name(each) for each in args.names]
     if absent := [each for each in names if each not in installed.versions]:
         print(f"not installed: {', '.join(absent)}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
-        runs = Runs(Path(scratch))
-        if typed.harmless:
-            made = harmless.audit(names, installed, runs, known)
-            known.harmless = {name: each for name, each in known.harmless.items() if name not in names} | made
-            refused = len(made) < len(names)
+    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+        runner = ProbeRunner(Path(folder))
+        if args.harmless:
+            entries = audit_harmless(names, installed, runner, table)
+            table.harmless = {name: each for name, each in table.harmless.items() if name not in names} | entries
+            refused = len(entries) < len(names)
         else:
-            made = _audit(names, installed, runs, known)
-            known.packages |= made
-            refused = any("refused" in each for each in made.values())
-    print(json.dumps(made, indent=2))
-    if typed.write:
-        known.write()
+            entries = _audit(names, installed, runner, table)
+            table.packages |= entries
+            refused = any("refused" in each for each in entries.values())
+    print(json.dumps(entries, indent=2))
+    if args.write:
+        table.write()
     return int(refused)
 
 
-def _audit(names: list[str], installed: Installed, runs: Runs, known: Known) -> dict[str, dict[str, object]]:
-    """Print what is held against each; return its entry."""
-    asked = {
-        name: [each for each in known.modules(name, installed.tops(name)) if installed.has(each)] for name in names
-    }
+def _audit(
+    names: list[str], installed: InstalledDistributions, runner: ProbeRunner, table: KnownTable
+) -> dict[str, Entry]:
+    """Print the reasons against each distribution, and return its entry."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        listed = list(table.packages.get(name, {}).get("modules", {})) or installed.top_modules[name]
+        modules[name] = [each for each in listed if installed.has_module(each)]
     try:
-        found = Audit(installed, runs, asked).run()
-    except Failed as error:
-        found = [Finding(name, {modules[0]: [f"does not end: {error}"]}) for name, modules in asked.items()]
-    for each in found:
-        for module, reasons in each.guilty.items():
+        results = Audit(installed, runner, modules).run()
+    except ProbeFailed as error:
+        results = [AuditResult(name, {listed[0]: [f"does not end: {error}"]}) for name, listed in modules.items()]
+    for result in results:
+        for module, reasons in result.violations.items():
             for reason in reasons:
-                print(f"{each.name}: {module} {reason}", file=sys.stderr)
-        for reason in each.bound_by:
-            print(f"{each.name}: bound, as {reason}", file=sys.stderr)
+                print(f"{result.name}: {module} {reason}", file=sys.stderr)
+        for reason in result.bound_by:
+            print(f"{result.name}: bound, as {reason}", file=sys.stderr)
     return {
-        each.name: make_entry(each, known.packages.get(each.name, {}), installed, asked[each.name]) for each in found
+        each.name: make_entry(each, table.packages.get(each.name, {}), installed, modules[each.name])
+        for each in results
     }
 
 

@@ -1,13 +1,13 @@
 """Audits distributions: which of their modules may be preloaded for all ranks, or why they may not.
 
 *Plain* interpreters import the modules as ranks 0 (twice), 1 and 11; *forks* of a zygote that has imported them are the
-same ranks, and *perturbed* plain ones have done before what a program may do. What an import does beyond making modules
-is noted (recorder.py, process_state.py), and what all modules keep is compared (state.py). What one distribution reads
-is asked of interpreters that import torch and this distribution alone.
+same ranks, and *perturbed* plain ones first do what a program may do before. What an import does beyond defining
+modules is recorded (recorder.py, process_state.py), and the content of all modules is compared (state.py). What one
+distribution reads is recorded by interpreters that import only torch and this distribution.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -15,53 +15,56 @@ from typing import Any
 
 from ddplaunch.features.preload.rank.fork_fixups import GENERATORS
 from tests.preload_audit import allowed_differences
-from tests.preload_audit.installed import Installed
+from tests.preload_audit.distributions import InstalledDistributions
 from tests.preload_audit.perturbations import PERTURBATIONS, TERMINAL
 from tests.preload_audit.probe_report import Attribute, ProbeReport, Snapshot, Stack, Stacks, diff_snapshots
+from tests.preload_audit.probe_runner import RANKS, ProbeFailed, ProbeRunner
 from tests.preload_audit.recorder import RANK_VARIABLE, SETS
-from tests.preload_audit.runs import RANKS, Failed, Runs
 
-_NATIVE = re.compile(
+_NATIVE_VARIABLE = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|VECLIB|NUMEXPR|MALLOC|LD|DYLD|PYTHON|CUDA|NCCL|GLOO|UCX)_?\w*"
     r"|PATH|HOME|USER|LOGNAME|SHELL|PWD|LANG|LANGUAGE|LC_\w+|TZ|TERM|COLUMNS|LINES"
 )
-"""Variables that native code, Python or any program may read from the first line on: no import is to set them."""
+"""Variables that native code, Python or any program may read from the first line on: no import may set them."""
 
-_BINDS = re.compile(r"moves \S+ random state|changes the warning filters|looks for .* in the working folder")
-"""What is the same wherever a program begins with it."""
+_ORDER_ACTION = re.compile(r"moves \S+ random state|changes the warning filters|looks for .* in the working folder")
+"""Actions that have the same effect wherever a program begins with the import."""
 
-BY_CONTRACT = ("torch", "torch._dynamo")
-"""Imported for all ranks in any case (docs/performance.md): neither these nor other modules of torch are judged."""
+ALWAYS_IMPORTED = ("torch", "torch._dynamo")
+"""Imported for all ranks in any case (docs/performance.md): modules of torch have no violations."""
 
-_FAMILY = re.compile(r"((?:TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE|TORCH_DYNAMO|AOT_?INDUCTOR|INDUCTOR|SYMPY)_).*")
-"""Variables of torch._dynamo, of which each version has others, some hundreds: all that begin so count as read."""
+_VARIABLE_FAMILY = re.compile(
+    r"((?:TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE|TORCH_DYNAMO|AOT_?INDUCTOR|INDUCTOR|SYMPY)_).*"
+)
+"""Variables of torch._dynamo, some hundreds, which change with its version: all with the prefix count as read."""
 
-_OF_TORCH = frozenset({"torch", "functorch", "torchgen"})
+_TORCH_PACKAGES = frozenset({"torch", "functorch", "torchgen"})
 _TORCH_FIRST = "torch's import before its own"
 
 _Reasons = dict[str, dict[str, None]]
-"""By module: what the audit has found, in the order in which it was found."""
+"""Texts by module, in the order in which the audit found them."""
 
 
 def may_be_set(variable: str) -> bool:
-    """Whether an import may set a variable, as only those read it that the table names."""
+    """Whether an import may set a variable: only the packages that the table names read it."""
     return variable in allowed_differences.SETTABLE or not (
-        _NATIVE.fullmatch(variable) or RANK_VARIABLE.fullmatch(variable)
+        _NATIVE_VARIABLE.fullmatch(variable) or RANK_VARIABLE.fullmatch(variable)
     )
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What came of one distribution.
+class AuditResult:
+    """The result for one distribution; the fields with the names of the table's keys have its values.
 
     Attributes:
-        guilty: by module: what it did that refuses it. bound_by: what makes it depend on when it is imported.
+        violations: by module: why it must not be preloaded.
+        bound_by: why it depends on what the program does before its import.
         tries: the modules that it imports where they are installed, and that are not installed here.
-        seeks: those that it only looks for.
+        seeks: those that it only searches for.
     """
 
     name: str
-    guilty: Mapping[str, Sequence[str]]
+    violations: Mapping[str, Sequence[str]]
     bound_by: Sequence[str] = ()
     variables: Sequence[str] = ()
     sets: Sequence[str] = ()
@@ -74,179 +77,187 @@ class Finding:
 class Audit:
     """One audit of some distributions, together."""
 
-    def __init__(self, installed: Installed, runs: Runs, asked: Mapping[str, Sequence[str]]) -> None:
-        self._installed, self._runs, self._asked = installed, runs, asked
-        self._first = () if "torch" in asked else BY_CONTRACT
-        self._modules = tuple(dict.fromkeys(module for modules in asked.values() for module in modules))
-        self._guilt: _Reasons = {}
-        self._binds: _Reasons = {}
+    def __init__(
+        self, installed: InstalledDistributions, runner: ProbeRunner, modules: Mapping[str, Sequence[str]]
+    ) -> None:
+        """``modules``: the modules to audit, by distribution."""
+        self._installed, self._runner, self._modules_by_name = installed, runner, modules
+        self._first = () if "torch" in modules else ALWAYS_IMPORTED
+        self._modules = tuple(dict.fromkeys(chain.from_iterable(modules.values())))
+        self._violations: _Reasons = {}
+        self._order_reasons: _Reasons = {}
         self._generators: dict[str, set[str]] = {}
-        self._by_itself = set[Attribute]()
-        self._opaque = set[tuple[str, str]]()
+        self._unstable = set[Attribute]()  # attributes that differ in each process
+        self._opaque = set[tuple[str, str]]()  # modules and the kinds of unreadable objects that were found in them
 
-    def run(self) -> list[Finding]:
-        """Look at everything; Failed if an interpreter does not get to its end."""
+    def run(self) -> list[AuditResult]:
+        """Audit all; ProbeFailed if an interpreter fails."""
         with ThreadPoolExecutor(2) as pool:
 
-            def begin(kind: str = "plain", modules: Sequence[str] = self._modules, **how: Any) -> Future[ProbeReport]:
-                return pool.submit(self._runs.run, kind, modules, **{"first": self._first, **how})
+            def start(
+                kind: str = "plain", modules: Sequence[str] = self._modules, **options: Any
+            ) -> Future[ProbeReport]:
+                return pool.submit(self._runner.run, kind, modules, **{"first": self._first, **options})
 
-            again, fork = begin(), begin("fork", ranks=RANKS)
-            self._plain = again.result()
-            self._in_any_case = self._plain.closure(self._first)
-            ranks = [begin(ranks=[number]) for number in RANKS]
+            baseline, fork = start(), start("fork", ranks=RANKS)
+            self._baseline = baseline.result()
+            self._always_imported = self._baseline.closure(self._first)
+            ranks = [start(ranks=[number]) for number in RANKS]
             # A value that was asked for is often kept (the folder for temporary files), so another distribution, or
             # torch._dynamo, would hide which asks for it. Without variables, those that are asked for next are seen
             # too.
-            alone = {
-                name: [begin(modules=modules, first=self._first[:1], bare=bare) for bare in (False, True)]
-                for name, modules in self._asked.items()
+            isolated = {
+                name: [start(modules=modules, first=self._first[:1], bare=bare) for bare in (False, True)]
+                for name, modules in self._modules_by_name.items()
             }
-            compared = list(self._plain.snapshots[0].modules)
-            perturbed = {name: begin(perturbation=name, compared=compared) for name in PERTURBATIONS}
+            compared = list(self._baseline.snapshots[0].modules)
+            perturbed = {name: start(perturbation=name, compared=compared) for name in PERTURBATIONS}
             if self._first:
-                perturbed[_TORCH_FIRST] = begin(first=(), last=self._first, compared=compared)
-            self._judge_done(self._plain)
-            self._judge_done(fork.result())
-            self._judge_kept([each.result() for each in ranks], fork.result())
-            for what, each in perturbed.items():
-                self._judge_order(each, what)
+                perturbed[_TORCH_FIRST] = start(first=(), last=self._first, compared=compared)
+            self._check_actions(self._baseline)
+            self._check_actions(fork.result())
+            self._check_snapshots([each.result() for each in ranks], fork.result())
+            for perturbation, each in perturbed.items():
+                self._check_perturbed(each, perturbation)
             return [
-                self._make_finding(name, modules, [each.result() for each in alone[name]])
-                for name, modules in self._asked.items()
+                self._make_result(name, modules, [each.result() for each in isolated[name]])
+                for name, modules in self._modules_by_name.items()
             ]
 
-    def _accuse(self, module: str, what: str) -> None:
-        self._note(self._guilt, module, what)
+    def _add_violation(self, module: str, reason: str) -> None:
+        self._add(self._violations, module, reason)
 
-    def _note(self, reasons: _Reasons, module: str, what: str) -> None:
-        if module.partition(".")[0] not in _OF_TORCH:
-            reasons.setdefault(module, {})[what] = None
+    def _add(self, reasons: _Reasons, module: str, reason: str) -> None:
+        if module.partition(".")[0] not in _TORCH_PACKAGES:
+            reasons.setdefault(module, {})[reason] = None
 
-    def _culprit(self, stack: Stack) -> str | None:
-        """The innermost module of a stack that is not Python's; None if torch's import led there, or no import did."""
-        if not self._in_any_case.isdisjoint(stack):
+    def _find_responsible(self, stack: Stack) -> str | None:
+        """The innermost module that is not Python's; None if torch's import is on the stack, or nothing is."""
+        if not self._always_imported.isdisjoint(stack):
             return None
         return next((name for name in reversed(stack) if not self._is_python(name)), None)
 
     def _is_python(self, module: str) -> bool:
-        return self._installed.is_python(module, self._plain.files.get(module, ""))
+        return self._installed.is_python(module, self._baseline.files.get(module, ""))
 
-    def _judge_done(self, report: ProbeReport) -> None:
-        for stack, what in report.actions:
-            module = self._culprit(stack)
+    def _check_actions(self, report: ProbeReport) -> None:
+        for stack, action in report.actions:
+            module = self._find_responsible(stack)
             if module is None:
                 continue
-            if _BINDS.fullmatch(what):
-                self._note(self._binds, module, what)
-            elif not what.startswith(SETS) or not may_be_set(what.removeprefix(SETS)):
-                self._accuse(module, what)
-        for module, reason in report.import_errors.items():
-            self._accuse(module, f"cannot be imported: {reason}")
+            if _ORDER_ACTION.fullmatch(action):
+                self._add(self._order_reasons, module, action)
+            elif not action.startswith(SETS) or not may_be_set(action.removeprefix(SETS)):
+                self._add_violation(module, action)
+        for module, error in report.import_errors.items():
+            self._add_violation(module, f"cannot be imported: {error}")
 
-    def _judge_kept(self, plain: Sequence[ProbeReport], fork: ProbeReport) -> None:
-        """Compare ranks with each other, and each with the fork that is to be it."""
-        zero = plain[0].snapshots[0]
-        self._by_itself = set(diff_snapshots(zero, self._plain.snapshots[0]))
-        for number, report, fork_snapshot in zip(RANKS, plain, fork.snapshots, strict=True):
-            own = report.snapshots[0]
-            for module, name in diff_snapshots(own, fork_snapshot):
-                self._judge_difference(module, name, number)
-            self._judge_shared(own, fork_snapshot, report, fork)
-            self._judge_unread(own)
-            self._judge_unread(fork_snapshot)
-        for module, name in sorted(self._by_itself):
-            self._judge_difference(module, name, 0)
-        for module, names in allowed_differences.ANEW.items():
+    def _check_snapshots(self, plain: Sequence[ProbeReport], fork: ProbeReport) -> None:
+        """Compare two processes of rank 0, and each rank with its fork."""
+        self._unstable = set(diff_snapshots(plain[0].snapshots[0], self._baseline.snapshots[0]))
+        for rank, report, fork_snapshot in zip(RANKS, plain, fork.snapshots, strict=True):
+            snapshot = report.snapshots[0]
+            for module, name in diff_snapshots(snapshot, fork_snapshot):
+                self._add_difference(module, name, rank)
+            self._check_shared_state(snapshot, fork_snapshot, report, fork)
+            self._check_objects(snapshot)
+            self._check_objects(fork_snapshot)
+        for module, name in sorted(self._unstable):
+            self._add_difference(module, name, 0)
+        for module, names in allowed_differences.REMADE_NAMES.items():
             for name in names:
-                kept = {snapshot.modules[module].get(name) for snapshot in fork.snapshots if module in snapshot.modules}
-                if kept and len(kept - {None}) == 1:
-                    self._accuse(module, f"has the same {module}.{name} in all forks")
+                values = {each.modules[module].get(name) for each in fork.snapshots if module in each.modules}
+                if values and len(values - {None}) == 1:
+                    self._add_violation(module, f"has the same {module}.{name} in all forks")
 
-    def _judge_difference(self, module: str, name: str, rank: int) -> None:
-        if name in allowed_differences.ANEW.get(module, ()):
+    def _add_difference(self, module: str, name: str, rank: int) -> None:
+        if name in allowed_differences.REMADE_NAMES.get(module, ()):
             return
         if not name:
-            self._accuse(module, "is imported in one order only")
-        elif (module, name) in self._by_itself:
-            self._accuse(module, f"has another {module}.{name} in each process")
+            self._add_violation(module, "is imported in one order only")
+        elif (module, name) in self._unstable:
+            self._add_violation(module, f"has another {module}.{name} in each process")
         else:
-            self._accuse(module, f"has another {module}.{name} in a fork that is rank {rank}")
+            self._add_violation(module, f"has another {module}.{name} in a fork that is rank {rank}")
 
-    def _judge_shared(self, plain: Snapshot, fork: Snapshot, one: ProbeReport, other: ProbeReport) -> None:
-        for what in plain.shared.keys() | fork.shared.keys():
-            if plain.shared.get(what) != fork.shared.get(what):
-                stacks = {*one.state_changes.get(what, ()), *other.state_changes.get(what, ())}
-                culprits = {self._culprit(stack) for stack in stacks} - {None}
-                if any(done == f"changes {what}" for _, done in (*one.actions, *other.actions)):
-                    continue  # a module is blamed for it already
-                for module in culprits or self._modules:
-                    self._accuse(str(module), f"leaves another {what} in a fork")
+    def _check_shared_state(self, plain: Snapshot, fork: Snapshot, *reports: ProbeReport) -> None:
+        """Compare what belongs to no module, at the end of the imports."""
+        for state in plain.shared.keys() | fork.shared.keys():
+            if plain.shared.get(state) == fork.shared.get(state):
+                continue
+            if any(action == f"changes {state}" for each in reports for _, action in each.actions):
+                continue  # it is a violation of the responsible module already
+            stacks = {stack for each in reports for stack in each.state_changes.get(state, ())}
+            for module in {self._find_responsible(stack) for stack in stacks} - {None} or self._modules:
+                self._add_violation(str(module), f"leaves another {state} in a fork")
 
-    def _judge_unread(self, snapshot: Snapshot) -> None:
+    def _check_objects(self, snapshot: Snapshot) -> None:
+        """Add violations for objects that cannot be read, and for random generators."""
         for (module, name), kinds in snapshot.opaque.items():
             for kind in sorted(kinds):
                 if (module, kind) not in self._opaque:
                     self._opaque.add((module, kind))
-                    self._accuse(module, f"keeps {kind} in {module}.{name}, which cannot be read")
+                    self._add_violation(module, f"keeps {kind} in {module}.{name}, which cannot be read")
         for (module, name), kinds in snapshot.generators.items():
-            place = f"{module}.{name}"
-            if place in GENERATORS:  # which forks seed anew
-                self._generators.setdefault(module, set()).add(place)
+            path = f"{module}.{name}"
+            if path in GENERATORS:  # reseeded in forks
+                self._generators.setdefault(module, set()).add(path)
             else:
-                self._accuse(module, f"keeps a random generator ({', '.join(sorted(kinds))}) in {place}")
+                self._add_violation(module, f"keeps a random generator ({', '.join(sorted(kinds))}) in {path}")
 
-    def _judge_order(self, perturbed: Future[ProbeReport], what: str) -> None:
-        """Look at what an import keeps that it would not without a perturbation."""
+    def _check_perturbed(self, perturbed: Future[ProbeReport], perturbation: str) -> None:
+        """Compare the modules with those of an import without the perturbation."""
         try:
             report = perturbed.result()
-        except Failed as error:
+        except ProbeFailed as error:
             for module in self._modules:
-                self._accuse(module, f"cannot be imported after {what}: {error}")
+                self._add_violation(module, f"cannot be imported after {perturbation}: {error}")
             return
         for module, reason in report.import_errors.items():
-            if module not in self._plain.import_errors:
-                self._accuse(module, f"cannot be imported after {what}: {reason}")
+            if module not in self._baseline.import_errors:
+                self._add_violation(module, f"cannot be imported after {perturbation}: {reason}")
         for name in report.loggers:
-            if not self._is_python(name) and name in self._plain.files:
-                self._note(self._binds, name, "logs at import")
-        found = diff_snapshots(self._plain.snapshots[0], report.snapshots[0], only_common=what == _TORCH_FIRST)
-        for module, name in found:
-            own = module not in self._in_any_case and (module, name) not in self._by_itself
-            if own and name not in allowed_differences.ANEW.get(module, ()):
-                reasons = self._guilt if what in (_TORCH_FIRST, TERMINAL) else self._binds
-                self._note(reasons, module, f"minds {what} ({module}.{name})")
+            if not self._is_python(name) and name in self._baseline.files:
+                self._add(self._order_reasons, name, "logs at import")
+        one, other = self._baseline.snapshots[0], report.snapshots[0]
+        for module, name in diff_snapshots(one, other, only_common=perturbation == _TORCH_FIRST):
+            is_stable = module not in self._always_imported and (module, name) not in self._unstable
+            if is_stable and name not in allowed_differences.REMADE_NAMES.get(module, ()):
+                reasons = self._violations if perturbation in (_TORCH_FIRST, TERMINAL) else self._order_reasons
+                self._add(reasons, module, f"minds {perturbation} ({module}.{name})")
 
-    def _make_finding(self, name: str, modules: Sequence[str], alone: Sequence[ProbeReport]) -> Finding:
-        closure = self._plain.closure(modules, self._in_any_case) | {each for each in modules if each in self._guilt}
-        guilty = {each: list(self._guilt[each]) for each in sorted(closure & self._guilt.keys())}
+    def _make_result(self, name: str, modules: Sequence[str], isolated: Sequence[ProbeReport]) -> AuditResult:
+        closure = self._baseline.closure(modules, self._always_imported)
+        closure |= {each for each in modules if each in self._violations}
+        violations = {each: list(self._violations[each]) for each in sorted(closure & self._violations.keys())}
         for each in modules:
-            if each not in self._plain.files and each not in guilty:
-                guilty[each] = ["is not there after its import"]
+            if each not in self._baseline.files and each not in violations:
+                violations[each] = ["is not there after its import"]
 
-        def seen(found: Iterable[Stacks]) -> set[str]:
-            """What was noted while anything but torch's own import was executed."""
-            return {name for each in found for name, stacks in each.items() if not all(map(self._of_first, stacks))}
+        def is_own(stack: Stack) -> bool:
+            return stack[:1] != self._first[:1]
 
-        absent = seen(each.absent_imports for each in alone)
-        loaded = {name.partition(".")[0] for each in alone for name in each.files}
-        return Finding(
+        def merge(recorded: Iterable[Stacks]) -> set[str]:
+            """What was recorded while anything but torch's own import was executed."""
+            return {name for each in recorded for name, stacks in each.items() if any(map(is_own, stacks))}
+
+        absent = merge(each.absent_imports for each in isolated)
+        loaded = {name.partition(".")[0] for each in isolated for name in each.files}
+        actions = {action for each in isolated for stack, action in each.actions if is_own(stack)}
+        return AuditResult(
             name=name,
-            guilty=guilty,
-            bound_by=[f"{each} {what}" for each in sorted(closure & self._binds.keys()) for what in self._binds[each]],
-            variables=sorted({_FAMILY.sub(r"\1*", each) for each in seen(each.variable_reads for each in alone)}),
-            sets=sorted(set(self._variables_set(alone))),
+            violations=violations,
+            bound_by=[
+                f"{each} {reason}"
+                for each in sorted(closure & self._order_reasons.keys())
+                for reason in self._order_reasons[each]
+            ],
+            variables=sorted(
+                {_VARIABLE_FAMILY.sub(r"\1*", each) for each in merge(each.variable_reads for each in isolated)}
+            ),
+            sets=sorted(each.removeprefix(SETS) for each in actions if each.startswith(SETS)),
             tries=sorted(absent),
-            seeks=sorted(seen(each.searches for each in alone) - absent - loaded),
-            loads=sorted(self._installed.owners(self._plain.files.get(each, "") for each in closure) - {name}),
+            seeks=sorted(merge(each.searches for each in isolated) - absent - loaded),
+            loads=sorted(self._installed.find_owners(self._baseline.files.get(each, "") for each in closure) - {name}),
             generators=sorted(chain.from_iterable(self._generators.get(each, ()) for each in closure)),
         )
-
-    def _variables_set(self, reports: Sequence[ProbeReport]) -> Iterator[str]:
-        for report in reports:
-            for stack, what in report.actions:
-                if what.startswith(SETS) and not self._of_first(stack):
-                    yield what.removeprefix(SETS)
-
-    def _of_first(self, stack: Stack) -> bool:
-        return stack[:1] == self._first[:1]

@@ -199,23 +199,23 @@ class Probe:
         self.recorder.is_paused = True
         gc.unfreeze()
         gc.collect()
-        natives = readers.Natives()
-        ignored = allowed_differences.NAMES, allowed_differences.ATTRIBUTES
-        reader = state.Reader(*ignored, natives, state.shared_generators())
+        natives = readers.NativeReaders()
+        ignored = allowed_differences.IGNORED_NAMES, allowed_differences.IGNORED_ATTRIBUTES
+        hasher = state.StateHasher(*ignored, natives, state.list_shared_generators())
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(1_000_000)
         try:
-            modules = reader.modules([name for name in names if name in sys.modules])
-            shared = state.shared_state(state.Reader({}, {}, natives), environment.get_variables())
+            modules = hasher.hash_modules([name for name in names if name in sys.modules])
+            shared = state.hash_shared_state(state.StateHasher({}, {}, natives), environment.get_variables())
         finally:
             sys.setrecursionlimit(limit)
         self.recorder.is_paused = False
-        return {"modules": modules, "shared": shared, "opaque": reader.opaque, "generators": reader.generators}
+        return {"modules": modules, "shared": shared, "opaque": hasher.opaque, "generators": hasher.generators}
 
     def _write_report(self, snapshots: list[dict[str, Any]]) -> None:
         files = {}
         for name, module in list(sys.modules.items()):
-            space = state.namespace(module)
+            space = state.get_namespace(module)
             origin = getattr(space.get("__spec__"), "origin", None)
             files[name] = str(space.get("__file__") or origin or "")
         report = {

@@ -1,6 +1,7 @@
 """Reads the content of native objects as parts for state.py, inside an audit's interpreters.
 
-Standard library only; run from its path. What has neither a reader nor an entry in HARMLESS is opaque, and refused.
+Standard library only; loaded by its path. An object with neither a reader nor an entry in HARMLESS is opaque: a module
+that keeps one is refused.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ if TYPE_CHECKING:
 
     Read = Callable[[Any], "Iterable[Any]"]
 
-_DEALLOC = 6 * ctypes.sizeof(ctypes.c_void_p)  # the place of tp_dealloc in a PyTypeObject
+_DEALLOC_OFFSET = 6 * ctypes.sizeof(ctypes.c_void_p)  # of tp_dealloc in a PyTypeObject
 
 
-def full_name(kind: type) -> str:
+def get_full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-class Natives:
-    """Knows which classes have fields in native code, and reads their objects."""
+class NativeReaders:
+    """Finds the classes that have fields in native code, and reads their objects."""
 
     def __init__(self) -> None:
         self._patterns = re.compile("|".join(PATTERNS))
         self._bases: dict[type, type | None] = {object: None}
         self._generators: dict[type, bool] = {}
-        self._python = _deallocator(Natives)
+        self._python_deallocator = _get_deallocator(NativeReaders)
 
-    def base(self, kind: type) -> type | None:
-        """The first base that is not written in Python; None if its objects have no fields but their attributes."""
+    def find_native_base(self, kind: type) -> type | None:
+        """The first base that is not written in Python; None if objects have no fields but their attributes."""
         if kind not in self._bases:
             found = next((each for each in kind.__mro__ if self.is_native(each)), None)
             self._bases[kind] = None if found is object else found
@@ -46,32 +47,32 @@ class Natives:
     def is_generator(self, kind: type) -> bool:
         """Whether its objects draw random numbers; SystemRandom's, which have no state, do not."""
         if kind not in self._generators:
-            names = set(map(full_name, kind.__mro__))
+            names = set(map(get_full_name, kind.__mro__))
             self._generators[kind] = not names.isdisjoint(GENERATORS) and "random.SystemRandom" not in names
         return self._generators[kind]
 
     def is_harmless(self, kind: type) -> bool:
-        return full_name(kind) in HARMLESS
+        return get_full_name(kind) in HARMLESS
 
     def is_native(self, kind: type) -> bool:
-        """Whether a class was made by native code: those of Python all end their objects in one way."""
-        return _deallocator(kind) != self._python
+        """Whether a class was made by native code: all classes of Python code have the same deallocator."""
+        return _get_deallocator(kind) != self._python_deallocator
 
     def read(self, value: Any, kind: type) -> list[Any] | None:
-        """Read what is in ``value`` because it is a ``kind``; None if it cannot be read."""
-        name = full_name(kind)
+        """Read the fields that ``value`` has as a ``kind``; None if they cannot be read."""
+        name = get_full_name(kind)
         if name in HARMLESS or self._patterns.fullmatch(name):
             return []
-        readers = (_READERS.get(full_name(each)) for each in kind.__mro__[:-1])
-        reader = next((each for each in readers if each is not None), _reduced)
+        readers = (_READERS.get(get_full_name(each)) for each in kind.__mro__[:-1])
+        reader = next((each for each in readers if each is not None), _read_reduced)
         try:
             return list(reader(value))
         except Exception:
             return None
 
 
-def _reduced(value: Any) -> list[Any]:
-    """What pickle would keep; raises an error where fields in native code have no words for themselves."""
+def _read_reduced(value: Any) -> list[Any]:
+    """Read what pickle would store; raises an error if fields in native code cannot be pickled."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = value.__reduce_ex__(4)
@@ -80,8 +81,8 @@ def _reduced(value: Any) -> list[Any]:
     return [*found[:3], *(list(each) for each in found[3:5] if each is not None)]
 
 
-def _deallocator(kind: type) -> int | None:
-    return ctypes.c_void_p.from_address(id(kind) + _DEALLOC).value
+def _get_deallocator(kind: type) -> int | None:
+    return ctypes.c_void_p.from_address(id(kind) + _DEALLOC_OFFSET).value
 
 
 GENERATORS = frozenset(
@@ -97,46 +98,46 @@ GENERATORS = frozenset(
 """Kinds of random generators."""
 
 
-def _cached(value: Any) -> list[Any]:
+def _read_lru_cache(value: Any) -> list[Any]:
     if str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names:
-        return [value.__qualname__]  # whatever fills it
+        return [value.__qualname__]  # not its content, which any module may add to
     held = [each for each in gc.get_referents(value) if not isinstance(each, type)]
     held = [each for each in held if type(each).__name__ != "_lru_list_elem"]
     caches = [each for each in held if type(each) is dict]
     bounded = any("_lru_list_elem" in type(each).__name__ for cache in caches for each in cache.values())
-    shown = [_without_links(each) if type(each) is dict else each for each in held]
+    shown = [_remove_links(each) if type(each) is dict else each for each in held]
     return [bounded, value.cache_info()[2:], {n: each for n, each in enumerate(shown) if type(each) is not object}]
 
 
-def _without_links(cache: dict[Any, Any]) -> dict[Any, Any]:
+def _remove_links(cache: dict[Any, Any]) -> dict[Any, Any]:
     return {key: None if type(each).__name__ == "_lru_list_elem" else each for key, each in cache.items()}
 
 
-def _variable(value: Any) -> list[Any]:
+def _read_context_variable(value: Any) -> list[Any]:
     return [value.name, value.get(None), [each for each in gc.get_referents(value) if type(each) is not type]]
 
 
-def _frame(frame: Any) -> list[Any]:
+def _read_frame(frame: Any) -> list[Any]:
     if frame is None:
         return []
     own = frame.f_locals is not frame.f_globals
     return [frame.f_code, frame.f_lasti, dict(frame.f_locals) if own else None]
 
 
-def _drained(value: Any) -> list[Any]:
+def _drain_queue(value: Any) -> list[Any]:
     return [value.get_nowait() for _ in range(value.qsize())]
 
 
-def _lock(value: Any) -> list[Any]:
+def _read_lock(value: Any) -> list[Any]:
     return [value.locked()] if hasattr(value, "locked") else [value._is_owned()]
 
 
-def _file(value: Any) -> list[Any]:
+def _read_file(value: Any) -> list[Any]:
     name = "closed" if value.closed else value.name
     return [name] if name in ("<stdin>", "<stdout>", "<stderr>", 0, 1, 2, "closed") else [name, value.mode]
 
 
-def _array(value: Any) -> list[Any]:
+def _read_array(value: Any) -> list[Any]:
     array: Any = sys.modules["numpy"].ndarray
     if value.dtype.hasobject:
         return [str(value.dtype), value.shape, array.tolist(value)]
@@ -145,11 +146,11 @@ def _array(value: Any) -> list[Any]:
     return [str(value.dtype), value.shape, array.tobytes(value)]
 
 
-def _scalar(value: Any) -> list[Any]:
+def _read_scalar(value: Any) -> list[Any]:
     return [str(value.dtype), repr(value) if value.dtype.char in "gG" else value.tobytes()]
 
 
-def _tensor(value: Any) -> list[Any]:
+def _read_tensor(value: Any) -> list[Any]:
     torch: Any = sys.modules["torch"]
     about = [str(value.dtype), tuple(value.shape), str(value.device), value.requires_grad, value.grad]
     if value.device.type == "meta" or value.is_sparse or value.is_quantized:
@@ -160,37 +161,36 @@ def _tensor(value: Any) -> list[Any]:
     ]
 
 
-def _exception(value: Any) -> list[Any]:
+def _read_exception(value: Any) -> list[Any]:
     return [value.args, value.__cause__, value.__context__, value.__traceback__]
 
 
-def _compiled(value: Any) -> list[Any]:
-    """A function that Cython has made."""
+def _read_cython_function(value: Any) -> list[Any]:
     return [getattr(value, "__module__", ""), value.__qualname__, value.__defaults__, value.__kwdefaults__]
 
 
-def _fields(*names: str) -> Read:
+def _make_reader(*names: str) -> Read:
     return lambda value: [getattr(value, name) for name in names]
 
 
-def _represented(value: Any) -> list[Any]:
+def _read_repr(value: Any) -> list[Any]:
     return [re.sub(" at 0x[0-9a-f]+", "", repr(value))]
 
 
-def _built_in(value: Any) -> list[Any]:
+def _read_builtin(value: Any) -> list[Any]:
     own = value.__self__
     return [value.__qualname__, own.__name__ if isinstance(own, types.ModuleType) else own]
 
 
-def _of_class(value: Any) -> list[Any]:
+def _read_descriptor(value: Any) -> list[Any]:
     return [value.__objclass__, value.__name__]
 
 
-def _nothing(value: Any) -> list[Any]:
+def _read_nothing(value: Any) -> list[Any]:
     return []
 
 
-def _atom(value: Any) -> list[Any]:
+def _read_atom(value: Any) -> list[Any]:
     kind: Any
     for kind in (str, bytes, bytearray, int, float, complex):
         if isinstance(value, kind):
@@ -198,71 +198,71 @@ def _atom(value: Any) -> list[Any]:
     return []
 
 
-def _weak(value: Any) -> list[Any]:
+def _read_weakref(value: Any) -> list[Any]:
     return [value()]
 
 
-def _of(names: str, reader: Read, module: str = "builtins") -> dict[str, Read]:
+def _map_names(names: str, reader: Read, module: str = "builtins") -> dict[str, Read]:
     return {f"{module}.{name}": reader for name in names.split()}
 
 
 _READERS: dict[str, Read] = {
-    **_of("str bytes bytearray int float complex", _atom),
-    **_of("dict_keys dict_values dict_items", list),
-    **_of("staticmethod classmethod instancemethod", _fields("__func__")),
-    **_of("getset_descriptor member_descriptor wrapper_descriptor method_descriptor", _of_class),
-    **_of("classmethod_descriptor", _of_class),
-    **_of("weakref", _weak),
-    **_of("object weakproxy", _nothing),
-    **_of("PyCapsule", _represented),
-    "builtins.generator": lambda value: [_frame(value.gi_frame), value.gi_yieldfrom],
-    "builtins.coroutine": lambda value: [_frame(value.cr_frame), value.cr_await],
-    "builtins.async_generator": lambda value: [_frame(value.ag_frame), value.ag_await],
-    "builtins.frame": _frame,
-    "builtins.traceback": _fields("tb_lineno", "tb_frame", "tb_next"),
-    "builtins.cell": _fields("cell_contents"),
+    **_map_names("str bytes bytearray int float complex", _read_atom),
+    **_map_names("dict_keys dict_values dict_items", list),
+    **_map_names("staticmethod classmethod instancemethod", _make_reader("__func__")),
+    **_map_names("getset_descriptor member_descriptor wrapper_descriptor method_descriptor", _read_descriptor),
+    **_map_names("classmethod_descriptor", _read_descriptor),
+    **_map_names("weakref", _read_weakref),
+    **_map_names("object weakproxy", _read_nothing),
+    **_map_names("PyCapsule", _read_repr),
+    "builtins.generator": lambda value: [_read_frame(value.gi_frame), value.gi_yieldfrom],
+    "builtins.coroutine": lambda value: [_read_frame(value.cr_frame), value.cr_await],
+    "builtins.async_generator": lambda value: [_read_frame(value.ag_frame), value.ag_await],
+    "builtins.frame": _read_frame,
+    "builtins.traceback": _make_reader("tb_lineno", "tb_frame", "tb_next"),
+    "builtins.cell": _make_reader("cell_contents"),
     "builtins.memoryview": lambda value: [value.format, value.shape, value.tobytes()],
-    "builtins.property": _fields("fget", "fset", "fdel"),
-    "builtins.method": _fields("__func__", "__self__"),
-    "builtins.super": _fields("__thisclass__", "__self__"),
-    "builtins.builtin_function_or_method": _built_in,
-    "builtins.method-wrapper": _fields("__self__", "__name__"),
-    "builtins.BaseException": _exception,
-    "weakref.ReferenceType": _weak,
-    **_of("ProxyType CallableProxyType", _nothing, "weakref"),
-    "types.UnionType": _fields("__args__"),
-    "typing.Union": _fields("__args__"),
-    "typing.TypeVar": _fields("__name__", "__bound__", "__constraints__"),
-    "typing.ParamSpec": _fields("__name__", "__bound__"),
-    **_of("TypeVarTuple TypeAliasType", _fields("__name__"), "typing"),
-    "functools._lru_cache_wrapper": _cached,
-    "functools.KeyWrapper": _fields("obj"),
+    "builtins.property": _make_reader("fget", "fset", "fdel"),
+    "builtins.method": _make_reader("__func__", "__self__"),
+    "builtins.super": _make_reader("__thisclass__", "__self__"),
+    "builtins.builtin_function_or_method": _read_builtin,
+    "builtins.method-wrapper": _make_reader("__self__", "__name__"),
+    "builtins.BaseException": _read_exception,
+    "weakref.ReferenceType": _read_weakref,
+    **_map_names("ProxyType CallableProxyType", _read_nothing, "weakref"),
+    "types.UnionType": _make_reader("__args__"),
+    "typing.Union": _make_reader("__args__"),
+    "typing.TypeVar": _make_reader("__name__", "__bound__", "__constraints__"),
+    "typing.ParamSpec": _make_reader("__name__", "__bound__"),
+    **_map_names("TypeVarTuple TypeAliasType", _make_reader("__name__"), "typing"),
+    "functools._lru_cache_wrapper": _read_lru_cache,
+    "functools.KeyWrapper": _make_reader("obj"),
     "_thread._local": lambda value: [_local.__getattribute__(value, "__dict__")],
-    **_of("lock LockType RLock", _lock, "_thread"),
-    "_contextvars.ContextVar": _variable,
+    **_map_names("lock LockType RLock", _read_lock, "_thread"),
+    "_contextvars.ContextVar": _read_context_variable,
     "_contextvars.Context": lambda value: [dict(value.items())],
-    **_of("TextIOWrapper BufferedReader BufferedWriter BufferedRandom FileIO", _file, "_io"),
-    "_queue.SimpleQueue": _drained,
-    "_struct.Struct": _fields("format", "size"),
-    **_of("Scanner Encoder make_scanner make_encoder", lambda value: list(gc.get_referents(value)), "_json"),
-    **_of("Scanner Encoder", lambda value: list(gc.get_referents(value)), "simplejson._speedups"),
-    "_csv.Dialect": _fields("delimiter", "quotechar", "escapechar", "lineterminator", "quoting"),
+    **_map_names("TextIOWrapper BufferedReader BufferedWriter BufferedRandom FileIO", _read_file, "_io"),
+    "_queue.SimpleQueue": _drain_queue,
+    "_struct.Struct": _make_reader("format", "size"),
+    **_map_names("Scanner Encoder make_scanner make_encoder", lambda value: list(gc.get_referents(value)), "_json"),
+    **_map_names("Scanner Encoder", lambda value: list(gc.get_referents(value)), "simplejson._speedups"),
+    "_csv.Dialect": _make_reader("delimiter", "quotechar", "escapechar", "lineterminator", "quoting"),
     "_elementtree.Element": lambda value: [value.tag, dict(value.attrib), value.text, value.tail, list(value)],
     "_hashlib.HASH": lambda value: [value.name, value.hexdigest()],
-    "_ssl._SSLContext": _fields("protocol", "options", "verify_mode", "check_hostname"),
-    "_ctypes._SimpleCData": _fields("value"),
-    **_of("Structure Union Array", lambda value: [bytes(value)], "_ctypes"),
+    "_ssl._SSLContext": _make_reader("protocol", "options", "verify_mode", "check_hostname"),
+    "_ctypes._SimpleCData": _make_reader("value"),
+    **_map_names("Structure Union Array", lambda value: [bytes(value)], "_ctypes"),
     "_ctypes.CFuncPtr": lambda value: [value.argtypes, value.restype],
-    "_pickle.Pickler": _nothing,
-    "re.Pattern": _fields("pattern", "flags"),
-    "_regex.Pattern": _fields("pattern", "flags"),
-    "re.Match": _fields("re", "string", "pos", "endpos", "regs"),
-    "_cython_function": _compiled,
-    "numpy.ndarray": _array,
-    "numpy.generic": _scalar,
-    "numpy.ufunc": _fields("__name__"),
-    **_of("TensorBase _TensorBase", _tensor, "torch._C"),
-    **_of("dtype device layout memory_format", _represented, "torch"),
+    "_pickle.Pickler": _read_nothing,
+    "re.Pattern": _make_reader("pattern", "flags"),
+    "_regex.Pattern": _make_reader("pattern", "flags"),
+    "re.Match": _make_reader("re", "string", "pos", "endpos", "regs"),
+    "_cython_function": _read_cython_function,
+    "numpy.ndarray": _read_array,
+    "numpy.generic": _read_scalar,
+    "numpy.ufunc": _make_reader("__name__"),
+    **_map_names("TensorBase _TensorBase", _read_tensor, "torch._C"),
+    **_map_names("dtype device layout memory_format", _read_repr, "torch"),
 }
 """By the kind's full name."""
 

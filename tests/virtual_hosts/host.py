@@ -74,7 +74,7 @@ class Host:
         if environ.get("TMPDIR") == os.environ.get("TMPDIR"):
             environ["TMPDIR"] = "/dev/shm"
         if environ.get("XDG_RUNTIME_DIR") == os.environ.get("XDG_RUNTIME_DIR"):
-            environ.pop("XDG_RUNTIME_DIR", None)  # of our jobs, not of the host's
+            environ["XDG_RUNTIME_DIR"] = "/dev/shm"  # the jobs of another host or of ours are not visible there
         popen["cwd"] = Path(popen.get("cwd") or ".").absolute()
 
         def begin() -> subprocess.Popen[Any]:

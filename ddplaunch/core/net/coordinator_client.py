@@ -240,7 +240,6 @@ class CoordinatorClient:
             self._loop.unwatch_fd(sock.fileno())
             sock.close()
         self._connecting.clear()
-        self._addresses.clear()
         if self._step_timer is not None:
             self._step_timer.cancel()
             self._step_timer = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import click
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.options import PathType
+from ddplaunch.base.tty import window_size
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.console_output import is_colour_allowed
@@ -96,7 +98,8 @@ def report(run: str | None, as_json: bool, html: str | None, serve: str | None, 
     if as_json:
         click.echo(record_to_json(shares[0], total.runs, total.spent))
         return None
-    for line in render_report(shares, total, _output_location(found.run, shares[0])):
+    across = window_size(1)[0] if os.isatty(1) else None
+    for line in render_report(shares, total, _output_location(found.run, shares[0]), across):
         click.echo(line, color=None if is_colour_allowed() else False)
     return None
 

@@ -38,10 +38,13 @@ class TimeOfRuns(NamedTuple):
         return known or "goodput not known yet"
 
 
-def render_report(shares: Sequence[RunRecord], total: TimeOfRuns, output: str | None) -> Iterator[str]:
+def render_report(
+    shares: Sequence[RunRecord], total: TimeOfRuns, output: str | None, across: int | None
+) -> Iterator[str]:
     """Yield the lines of the report, with ANSI styles.
 
-    ``shares``: the records of the nodes, node 0's first; ``output``: the line that says where the output is.
+    ``shares``: the records of the nodes, node 0's first; ``output``: the line that says where the output is;
+    ``across``: columns of the terminal.
     """
     record = shares[0]
     nodes = f" on {record.nnodes} nodes" if record.nnodes > 1 else ""
@@ -64,7 +67,7 @@ def render_report(shares: Sequence[RunRecord], total: TimeOfRuns, output: str | 
     yield from _format_attempts(record)
     last = [share.attempts[-1] for share in shares if share.attempts]
     latest = max((each.number for each in last), default=-1)  # without nodes that were lost earlier
-    yield from _format_ranks([rank for each in last if each.number == latest for rank in each.ranks])
+    yield from _format_ranks([rank for each in last if each.number == latest for rank in each.ranks], across)
     if record.notes:
         yield from ("", *(f"note: {note}" for note in record.notes))
     if output:
@@ -107,13 +110,14 @@ def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
     return str(attempt.number), _format_time(attempt.began), lasted, attempt.why or "-"
 
 
-def _format_ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:
+def _format_ranks(ranks: Sequence[RankRecord], across: int | None) -> Iterator[str]:
     if not any(rank.started for rank in ranks):
         return
     hosts = len({rank.host for rank in ranks}) > 1
     heads = ("RANK", *(["HOST"] if hosts else []), "LASTED", "PEAK MEMORY", "CPU", "ENDED WITH")
     yield ""
-    yield from format_table(heads, [_rank_row(rank, hosts) for rank in ranks[:MAX_RANKS]])
+    rows = [_rank_row(rank, hosts) for rank in ranks[:MAX_RANKS]]
+    yield from format_table(heads, rows, (), across, ("CPU", "LASTED"))
     if len(ranks) > MAX_RANKS:
         yield f"  and {len(ranks) - MAX_RANKS} more ranks; --json has all"
 

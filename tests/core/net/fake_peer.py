@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from ddplaunch.core.messages import PROTOCOL_VERSION
@@ -34,6 +35,20 @@ class FakePeer:
             message = json.loads(text)
             if message["op"] in wanted:
                 return {name: value for name, value in message.items() if name != "op"}
+
+    def receive_soon(self, step: Callable[[], object], *wanted: str) -> dict[str, Any] | None:
+        """As ``receive``, from a peer in this process: calls ``step`` until something has arrived."""
+        self.socket.setblocking(False)
+        while True:
+            step()
+            try:
+                self.socket.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:
+                return None
+            self.socket.settimeout(scaled_timeout(30))
+            return self.receive(*wanted)
 
     def ended(self) -> bool:
         """Wait until the peer has closed."""

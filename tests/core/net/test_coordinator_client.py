@@ -15,10 +15,16 @@ from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ConnectingToNodeZero, CoordinatorLost, EndJob, StartAttempt, StopAttempt
 from ddplaunch.core.net import coordinator_client
-from ddplaunch.core.net.coordinator_client import DECLINE_TIMEOUT_S, FIRST_NOTICE_S, RETRY_DELAYS_S, CoordinatorClient
+from ddplaunch.core.net.coordinator_client import (
+    DECLINE_TIMEOUT_S,
+    FIRST_NOTICE_S,
+    NEXT_ADDRESS_DELAY_S,
+    RETRY_DELAYS_S,
+    WELCOME_TIMEOUT_S,
+    CoordinatorClient,
+)
 from tests.core.job.test_machine import Job
 from tests.core.net.fake_peer import FakePeer, make_assignment
-from tests.scaled_timeouts import scaled_timeout
 
 JOINED = {"run_id": "theirs", "heartbeat_timeout_s": 15.0}
 
@@ -55,6 +61,9 @@ class World:
         while not condition():
             self.loop.run_once()
 
+    def set_timers(self) -> list[float]:
+        return sorted(seconds for seconds, timer in self.timers if timer.callback)
+
     def let_expire(self, seconds) -> None:
         """Call the timers of this duration that are set."""
         for at, timer in list(self.timers):
@@ -73,16 +82,7 @@ class World:
         return peer
 
     def receive(self, peer: FakePeer, op: str) -> dict:
-        """Let the client run until it has sent something; return the next message of this kind."""
-        peer.socket.setblocking(False)
-        while True:
-            self.step()
-            try:
-                peer.socket.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                continue
-            peer.socket.settimeout(scaled_timeout(30))
-            return peer.receive(op)
+        return peer.receive_soon(self.step, op)
 
     def meet(self, **joined) -> FakePeer:
         peer = self.greet()
@@ -175,6 +175,47 @@ def test_a_port_of_another_program_is_tried_again(make, sent, why):
     assert isinstance(world.take()[0], ConnectingToNodeZero)
 
 
+def test_the_addresses_of_node_0_are_tried_in_parallel(make, monkeypatch):
+    """The next one soon, or at once if the one before has failed."""
+    world, tried = make(), []
+    world.start()
+    world.accept()
+    world.client._stop_connecting()
+
+    def connect(family, where):
+        tried.append(where)
+        world.client._connecting.append(where)
+        return where != "refused"
+
+    monkeypatch.setattr(world.client, "_connect", connect)
+    world.client._addresses = [(socket.AF_INET, each) for each in ("refused", "a", "b", "c")]
+    world.client._connect_next()
+    assert tried == ["refused", "a"]
+    world.let_expire(NEXT_ADDRESS_DELAY_S)
+    assert tried == ["refused", "a", "b"]
+    world.client._connecting.remove("b")
+    world.let_expire(NEXT_ADDRESS_DELAY_S)
+    assert tried == ["refused", "a", "b"], "the end of b tries the next one"
+    world.client._connecting.clear()
+
+
+def test_a_connection_of_a_socket_to_itself_is_none(make):
+    """The kernel may choose the port of node 0 for the client, if no program listens there (TCP simultaneous open)."""
+    world = make()
+    world.loop.unwatch_fd(world.server.fileno())
+    world.server.close()
+    world.start()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", world.port))
+    sock.connect(("127.0.0.1", world.port))
+    world.client._connecting.append(sock)
+    world.client._on_connected(sock)
+    assert world.client._connection is None
+    world.let_expire(60.0)
+    assert f"127.0.0.1:{world.port}: connection refused" in world.outcome().remark
+
+
 @pytest.mark.parametrize("has_node_rank", [True, False])
 def test_node_0_that_is_not_reached_ends_the_node(make, has_node_rank):
     world = make()
@@ -232,10 +273,15 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     world.let_expire(60.0)
     (accepted,) = world.take()
     assert accepted.node_rank == 1
+    assert world.set_timers() == [FIRST_NOTICE_S, 3.75, 15.0], "the heartbeat's interval and timeout"
+    world.let_expire(WELCOME_TIMEOUT_S)
+    world.client.send_heartbeats()
+    assert world.receive(peer, "HeartbeatMessage"), "the connection stays"
     world.clock.now += 10
     peer.socket.shutdown(socket.SHUT_WR)
     world.step_until(lambda: world.received)
     (notice,) = world.take()
+    assert world.set_timers() == [RETRY_DELAYS_S[0], FIRST_NOTICE_S, 60.0], "no heartbeat is waited for"
     assert notice.reason == f"node 0 at 127.0.0.1:{world.port} was lost: its connection closed"
     world.let_expire(RETRY_DELAYS_S[0])
     world.meet(node_rank=1)

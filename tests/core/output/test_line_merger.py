@@ -97,7 +97,8 @@ def test_equal_lines_are_merged_after_different_ones():
 
 
 def test_equal_lines_at_different_times_are_not_merged():
-    assert given((0.0, 0, b"step\n"), (0.21, 1, b"step\n")) == [((0,), b"step\n"), ((1,), b"step\n")]
+    for later in (HOLD_S, HOLD_S + 0.01):
+        assert given((0.0, 0, b"step\n"), (later, 1, b"step\n")) == [((0,), b"step\n"), ((1,), b"step\n")]
     assert given((0.0, 0, b"step\n"), (0.19, 1, b"step\n")) == [((0, 1), b"step\n")]
 
 
@@ -110,6 +111,20 @@ def test_a_line_printed_by_all_ranks_is_not_held():
     equal.add(1, 1, b"both\nonly 1\n", 0.0)
     assert [(ranks, lines) for ranks, _, lines in equal.take_output()] == [((0,), b"only 0\n"), ((0, 1), b"both\n")]
     assert equal.next_flush_time == HOLD_S
+    equal.close_stream(0, 1)
+    assert not equal.take_output(), "rank 1 may print more"
+    equal.close_stream(1, 1)
+    assert [(ranks, lines) for ranks, _, lines in equal.take_output()] == [((1,), b"only 1\n")]
+
+
+def test_no_line_is_held_while_many_are_printed():
+    equal, held = LineMerger(2), []
+    for rank in (0, 1):
+        equal.add(rank, 1, b"", 10.0)
+    for now, lines in ((10.0, b"a\n" * 3), (10.1, b"b\n"), (10.25, b"c\n"), (20.0, b"d\n"), (20.1, b"x" * 999 + b"\n")):
+        equal.add(0, 1, lines, now)
+        held.append(not equal.take_output())
+    assert held == [False, False, False, True, False], "until the hold is over, and then for as long again"
 
 
 def test_lines_of_a_single_rank_are_not_held():

@@ -157,6 +157,17 @@ def test_colours(world):
     assert plain.out.take() == b"[0]  x\n"
 
 
+@pytest.mark.parametrize("terminals", [(), (1, 2)])
+def test_a_mark_comes_once_to_each_stream_after_the_lines_before(world, terminals):
+    w = world(Screen, terminals, merge=True)
+    for rank in (0, 1):
+        w.screen.show_lines(rank, 1, b"")
+    w.screen.show_lines(0, 1, b"held\n")
+    w.screen.write_marker(b"mark\n")
+    assert w.out.take() == b"[0]  held\nmark\n"
+    assert w.err.take() == (b"" if terminals else b"mark\n")
+
+
 def test_the_prefix_of_torch_is_removed_if_there_is_one_of_ours(world):
     w = world(Screen, terminals=())
     for number in (1, 2):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import BackgroundJob, ddplaunch_command, free_port, is_alive, run_command, wait_until, write_program
-from tests.constant_override import launcher_with_constant
+from tests.constant_override import launcher_with_constant, write_launcher
 from tests.features.inspect.diagnosis.clauses import CYCLE, HOLDS_GIL, NO_SIGNAL, NOT_PYTHON
 from tests.start_modes import EXEC, FORKED, LIGHT
 
@@ -137,9 +137,18 @@ def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, f
 def test_a_hang_is_reported_when_the_job_is_stopped(start_ddplaunch, run_in_fork, tmp_path, found, what, mode):
     """It is reported also in init_process_group, which torch does not record, and the stacks are saved."""
     script = write_program(tmp_path, "train.py", HANG)
-    sooner = launcher_with_constant(tmp_path, "features.inspect.job.inspect_job.LONG_WAIT_S", 0.1)
+    launcher = write_launcher(
+        tmp_path,
+        """
+        from ddplaunch.features.inspect.job import inspect_job
+        from ddplaunch.features.inspect.node import rank_inspector
+
+        inspect_job.LONG_WAIT_S, inspect_job.BEFORE_STOP_TIMEOUT_S = 0.1, 40.0
+        rank_inspector.READ_TIMEOUT_S = rank_inspector.SIGNAL_CHECK_TIMEOUT_S = 20.0
+        """,
+    )
     words = (*mode, "--nproc", "3", "--run-id", f"hang-{what}", "--log-dir", "logs", script, what)
-    job = start_ddplaunch("run", *words, executable=sooner)
+    job = start_ddplaunch("run", *words, executable=launcher)
     found(job, sentence(what))
     job.signal(signal.SIGINT)
     assert job.wait() == 130

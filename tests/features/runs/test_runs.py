@@ -191,6 +191,8 @@ def test_ps_fits_a_terminal_and_is_whole_in_a_pipe(run_ddplaunch, run_in_fork, t
     assert display_width(line) <= 80
     assert line.endswith("…")
     assert f"训练.py --数据 {'语' * 15}\n" in run_in_fork("ps").stdout, "with a run id of its own"
+    narrow = re.sub(r"\x1b\[\d*m", "", run_in_terminal(ddplaunch_command("report"), tmp_path, columns=40))
+    assert re.search(r"(?m)^RANK  LASTED  PEAK MEMORY  ENDED WITH$", narrow), narrow
 
 
 def test_the_target_of_a_table():
@@ -500,7 +502,7 @@ def test_last_lines(data, count, last):
 
 @pytest.mark.slow
 def test_stop_all(running, monkeypatch):
-    """Jobs of virtual hosts on this machine are left out: their folder in /tmp is shared."""
+    """The jobs of tests that run beside this one are left out."""
     jobs = [running(run_id=f"{NAME}-{number}") for number in range(2)]
     jobs[0].signal(signal.SIGSTOP)
     wait_until(lambda: is_suspended(jobs[0].process.pid), "the launcher to stop")

@@ -33,10 +33,11 @@ StrictModes no
 PidFile none
 PrintMotd no
 LogLevel VERBOSE
-SetEnv TMPDIR=/dev/shm "XDG_STATE_HOME={folder}/state"
+SetEnv TMPDIR=/dev/shm XDG_RUNTIME_DIR=/dev/shm "XDG_STATE_HOME={folder}/state"
 """
 # UsePAM no, or logins would depend on this machine's; StrictModes no, for folders of tests may lie in any other;
-# TMPDIR, for a host whose power is cut removes nothing; XDG_STATE_HOME, for no run of a test is the user's.
+# TMPDIR, because a host whose power is cut removes nothing; XDG_STATE_HOME, because no run of a test is the user's;
+# XDG_RUNTIME_DIR, because each host lists its own jobs.
 
 _CLIENT = """
 Host *

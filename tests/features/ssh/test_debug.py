@@ -23,8 +23,6 @@ WAITS = """
 def test_debug_reaches_a_rank_on_any_host(sshd, tmp_path):
     write_program(tmp_path, "train.py", WAITS)
     servers = sshd(3)
-    for host in servers.network.hosts:  # whose /tmp is one, and with it the doors there
-        host.run("mkdir", "-p", "-m", "700", "/run/user/0")
     job = Job(servers, tmp_path, "--hosts", "n0:2,n1:2", "--debug", "--run-id", "demo", *LIGHT, "train.py")
     state = {"XDG_STATE_HOME": str(servers.folder / "state")}
     environment = clean_environment({**os.environ, **state, **servers.environment})

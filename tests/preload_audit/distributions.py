@@ -1,4 +1,4 @@
-"""The distributions of this interpreter: versions, top-level modules, and the owner of each module."""
+"""The distributions of this interpreter: versions, top-level modules, and the owner of each file."""
 
 import os
 import sys
@@ -9,12 +9,21 @@ from pathlib import Path
 
 from ddplaunch.base.text import normalize_name
 
+_NOT_MODULES = frozenset({"tests", "test", "docs", "examples", "benchmarks", "scripts"})
 
-class Installed:
+
+class InstalledDistributions:
+    """All that have a RECORD.
+
+    Attributes:
+        versions: by distribution.
+        top_modules: by distribution: the modules that its audit imports.
+    """
+
     def __init__(self) -> None:
         self.versions: dict[str, str] = {}
-        self._files: dict[str, str] = {}  # distribution by path
-        self._tops: dict[str, list[str]] = {}
+        self.top_modules: dict[str, list[str]] = {}
+        self._owners: dict[str, str] = {}  # distributions by path
         for each in metadata.distributions():
             folder = Path(str(getattr(each, "_path", "")))
             name = normalize_name(each.metadata["Name"] or "")
@@ -24,15 +33,12 @@ class Installed:
             root = os.path.realpath(folder.parent)
             paths = [line.rsplit(",", 2)[0].strip('"') for line in (folder / "RECORD").read_text().splitlines()]
             for path in paths:
-                self._files[os.path.normpath(os.path.join(root, path))] = name
-            self._tops[name] = _tops(paths)
-        self._python = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+                self._owners[os.path.normpath(os.path.join(root, path))] = name
+            self.top_modules[name] = _find_top_modules(paths)
+        self._python_folders = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
 
-    def tops(self, name: str) -> list[str]:
-        return self._tops[name]
-
-    def has(self, module: str) -> bool:
-        """Whether there is a module, by its file: not every version of a distribution has all that are listed."""
+    def has_module(self, module: str) -> bool:
+        """Whether a module has a file: not every version of a distribution has all that its entry lists."""
         *parents, name = module.split(".")
         folders = [os.path.join(each, *parents) for each in sys.path]
         return any(
@@ -43,18 +49,16 @@ class Installed:
         """Whether a module is of the standard library, or built in."""
         if module.partition(".")[0] in sys.stdlib_module_names:
             return True
-        return any(path.startswith(each + os.sep) and "-packages" + os.sep not in path for each in self._python)
+        return any(path.startswith(each + os.sep) and "-packages" + os.sep not in path for each in self._python_folders)
 
-    def owner(self, path: str) -> str | None:
-        """The distribution whose file this is; None where no distribution has it."""
-        return self._files.get(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
-
-    def owners(self, paths: Iterable[str]) -> set[str]:
-        return {owner for path in paths if path and (owner := self.owner(path))}
+    def find_owners(self, paths: Iterable[str]) -> set[str]:
+        """The distributions of these files."""
+        real = {os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in paths if path}
+        return {self._owners[path] for path in real if path in self._owners}
 
 
-def _tops(paths: list[str]) -> list[str]:
-    """The modules at the top; of packages that have no ``__init__``, as they share a namespace, those within."""
+def _find_top_modules(paths: list[str]) -> list[str]:
+    """The top-level modules of these files; of a namespace package, which has no ``__init__``, those in it."""
     folders: dict[str, set[str]] = {}
     found = set[str]()
     for path in paths:
@@ -74,5 +78,6 @@ def _tops(paths: list[str]) -> list[str]:
         if any(".".join(above[:depth]) in packages for depth in range(1, len(above))):
             continue
         found |= {folder} if folder in packages else {f"{folder}.{stem}" for stem in stems}
-    hidden = {"tests", "test", "docs", "examples", "benchmarks", "scripts"}
-    return sorted(each for each in found if each.partition(".")[0] not in hidden and not each.endswith(".__main__"))
+    return sorted(
+        each for each in found if each.partition(".")[0] not in _NOT_MODULES and not each.endswith(".__main__")
+    )

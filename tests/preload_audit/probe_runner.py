@@ -1,4 +1,4 @@
-"""Starts the interpreters of an audit, and reads the result of each."""
+"""Starts the interpreters of an audit (probe.py), and reads their reports."""
 
 import itertools
 import marshal
@@ -13,11 +13,12 @@ from pathlib import Path
 
 from tests.preload_audit.probe_report import ProbeReport
 
-HOME = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 _TIMEOUT_S = 900.0
-_STACK = 1 << 28  # bytes: what refers to itself is read by functions that call themselves
+_STACK_BYTES = 1 << 28  # deeply nested values are read by recursion
 
-_NEEDED = frozenset({"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
+_NEEDED_VARIABLES = frozenset({"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"})
+"""Variables that Python itself and the C library need."""
 
 _STUB = """import sys
 sys.path.pop(0)
@@ -26,23 +27,23 @@ exec(compile(open({probe!r}).read(), {probe!r}, "exec"), {{"__name__": "probe", 
 """
 
 
-class Failed(Exception):
-    """An interpreter did not get to its end; the message has what it printed last."""
+class ProbeFailed(Exception):
+    """An interpreter ended before its report; the message has its last output."""
 
 
-def rank(number: int) -> dict[str, str]:
-    """What a rank of two nodes with eight each has and its zygote has not (``Plan.environment``)."""
-    local = number % 8
+def make_rank_variables(rank: int) -> dict[str, str]:
+    """The variables of a rank of two nodes with eight each, which its zygote has not (``Plan.environment``)."""
+    local = rank % 8
     return {
-        "RANK": str(number),
+        "RANK": str(rank),
         "LOCAL_RANK": str(local),
         "WORLD_SIZE": "16",
         "LOCAL_WORLD_SIZE": "8",
-        "GROUP_RANK": str(number // 8),
+        "GROUP_RANK": str(rank // 8),
         "GROUP_WORLD_SIZE": "2",
-        "NODE_RANK": str(number // 8),
+        "NODE_RANK": str(rank // 8),
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(number),
+        "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": "16",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29531",
@@ -57,23 +58,25 @@ def rank(number: int) -> dict[str, str]:
 RANKS = (0, 1, 11)
 
 
-class Runs:
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+class ProbeRunner:
+    """Runs interpreters in an empty folder; all of one audit run the same copy of the probe."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._numbers = itertools.count(1)
         for name in ("program", "work", "empty"):
-            (scratch / name).mkdir()
-        home = scratch / "home"  # a copy, so that all interpreters of an audit run the same
+            (folder / name).mkdir()
+        home = folder / "home"
         for name in ("tests/preload_audit", "ddplaunch/core/rank", "ddplaunch/features/preload/rank"):
-            shutil.copytree(HOME / name, home / name, ignore=shutil.ignore_patterns("__pycache__", "test_*"))
-        self._getenv_tracer = scratch / "getenv_tracer.so"
+            shutil.copytree(REPOSITORY / name, home / name, ignore=shutil.ignore_patterns("__pycache__", "test_*"))
+        self._getenv_tracer = folder / "getenv_tracer.so"
         source = Path(__file__).parent / "getenv_tracer.c"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._getenv_tracer, source, "-ldl"], check=True)
         for name in ("zygote", "train"):
             text = _STUB.format(home=str(home), probe=str(home / "tests" / "preload_audit" / "probe.py"))
-            (scratch / "program" / f"{name}.py").write_text(text)
+            (folder / "program" / f"{name}.py").write_text(text)
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-        resource.setrlimit(resource.RLIMIT_STACK, (_STACK if hard < 0 else min(_STACK, hard), hard))
+        resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES if hard < 0 else min(_STACK_BYTES, hard), hard))
 
     def run(
         self,
@@ -87,35 +90,35 @@ class Runs:
         perturbation: str = "",
         bare: bool = False,
     ) -> ProbeReport:
-        """Have one interpreter import modules; Failed if it ends otherwise than it should.
+        """Import modules in one interpreter (``probe.Request`` describes how); ProbeFailed if it fails.
 
-        ``bare``: no variables are set but those that Python itself and the C library need.
+        ``bare``: with no other variables than Python and the C library need.
         """
         number = next(self._numbers)
-        request, answer = (str(self._scratch / f"{number}.{name}") for name in ("request", "answer"))
-        asked = {
+        request_path, report_path = (self._folder / f"{number}.{name}" for name in ("request", "report"))
+        request = {
             "kind": kind,
             "first": list(first),
             "modules": list(modules),
             "last": list(last),
             "compared": None if compared is None else list(compared),
-            "ranks": [rank(each) for each in ranks],
+            "ranks": [make_rank_variables(each) for each in ranks],
             "perturbation": perturbation,
-            "program_folder": str(self._scratch / "program"),
-            "empty_folder": str(self._scratch / "empty"),
+            "program_folder": str(self._folder / "program"),
+            "empty_folder": str(self._folder / "empty"),
             "parent": os.getpid(),
         }
-        Path(request).write_bytes(marshal.dumps(asked))
-        stub = self._scratch / "program" / f"{'zygote' if kind == 'fork' else 'train'}.py"
-        ours = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *rank(0)}
-        kept = _NEEDED if bare else os.environ.keys() - ours
+        request_path.write_bytes(marshal.dumps(request))
+        stub = self._folder / "program" / f"{'zygote' if kind == 'fork' else 'train'}.py"
+        removed = {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONSTARTUP", "LD_PRELOAD", *make_rank_variables(0)}
+        kept = _NEEDED_VARIABLES if bare else os.environ.keys() - removed
         environ = {name: value for name, value in os.environ.items() if name in kept}
         environ |= {"PYTHONHASHSEED": "1", "LD_PRELOAD": str(self._getenv_tracer)}
-        output_file = self._scratch / f"{number}.output"
-        with output_file.open("wb") as output:
+        output_path = self._folder / f"{number}.output"
+        with output_path.open("wb") as output:
             code = subprocess.run(
-                [sys.executable, str(stub), request, answer],
-                cwd=self._scratch / "work",
+                [sys.executable, stub, request_path, report_path],
+                cwd=self._folder / "work",
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -124,13 +127,13 @@ class Runs:
                 timeout=_TIMEOUT_S,
             ).returncode
         if code != 0:
-            shown = output_file.read_text(errors="replace")[-1500:].strip()
-            raise Failed(f"{kind}: {_ended(code)}\n{shown}".strip())
+            last_output = output_path.read_text(errors="replace")[-1500:].strip()
+            raise ProbeFailed(f"{kind}: {_describe_exit(code)}\n{last_output}".strip())
         try:
-            return ProbeReport.read_file(Path(answer))
+            return ProbeReport.read_file(report_path)
         except (OSError, ValueError, EOFError, TypeError) as error:
-            raise Failed(f"{kind}: no answer ({type(error).__name__}: {error})") from error
+            raise ProbeFailed(f"{kind}: no answer ({type(error).__name__}: {error})") from error
 
 
-def _ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
