@@ -1,94 +1,91 @@
-"""Allowed differences: module state and actions that an audit would report and that were reviewed.
+"""Allowed differences: module state and actions that were reviewed, and that an audit does not report.
 
-Standard library only; loaded inside the interpreters of an audit. Whatever is not here counts.
+Standard library only; also loaded in the interpreters of an audit.
 """
 
 import re
 
-ANEW: dict[str, frozenset[str]] = {
-    # Made anew in each rank: features/preload/rank/fork_fixups.py. An audit sees to it that no two forks have the same.
+REMADE_NAMES: dict[str, frozenset[str]] = {
     "transformers.utils.hub": frozenset({"SESSION_ID"}),
     "diffusers.utils.hub_utils": frozenset({"SESSION_ID"}),
     "psutil": frozenset({"_last_cpu_times", "_last_cpu_times_2", "_last_per_cpu_times", "_last_per_cpu_times_2"}),
 }
-"""By module."""
+"""Names whose values fork_fixups.py makes anew in each rank, by module: an audit checks that all forks differ."""
 
-NAMES: dict[str, frozenset[str]] = {
-    # The hour in a comment of the C code that f2py writes.
+IGNORED_NAMES: dict[str, frozenset[str]] = {
+    # The time, in a comment of the C code that f2py writes.
     "numpy.f2py.rules": frozenset({"generationtime", "module_rules"}),
     # Types of ctypes for its own tests, which exist once for all modules.
     "scipy._lib._ccallback_c": frozenset(
         {"plus1_ctypes", "plus1b_ctypes", "plus1bc_ctypes", "plus1_t", "plus1b_t", "plus1bc_t"}
     ),
-    # Left over from a loop over a set of functions, and in its order, which is one of addresses.
+    # Variables of a loop over a set of functions, whose order is that of addresses.
     "scipy.sparse._data": frozenset({"name", "npfunc"}),
     "pandas.core.computation.expr": frozenset(
         {"PARSERS", "BaseExprVisitor", "PandasExprVisitor", "PythonExprVisitor", "unsupported_nodes"}
     ),
-    # None in a fork, which fsspec's own function for forks has set.
+    # None in a fork: set by fsspec's own function for forks.
     "fsspec.asyn": frozenset({"lock"}),
-    # The folder in which the program began, as multiprocessing has it, which torch imports; and random bytes, of which
-    # those of multiprocessing are shared by forks too.
+    # The initial working folder, and random bytes, which forks share: as in multiprocessing, which torch imports.
     "multiprocess.process": frozenset({"ORIGINAL_DIR", "_current_process"}),
-    # The number of the first link in a terminal, drawn so that those of several programs differ.
+    # The random number of the first link in a terminal.
     "rich.style": frozenset({"_id_generator"}),
-    # Of a semaphore that was made to see whether there are any, and removed.
+    # Of a semaphore that was made to test whether they work, and removed.
     "joblib._multiprocessing_helpers": frozenset({"name"}),
-    # Where the sources are that its developers check.
+    # The folder of sources for a check by its developers.
     "transformers.utils.auto_docstring": frozenset({"PATH_TO_TRANSFORMERS"}),
     # A cache of the parameters of classes, which filelock's own function for forks empties.
     "filelock._api": frozenset({"_INIT_PARAMETER_MODELS"}),
 }
-"""By module."""
+"""Names that are not compared, by module."""
 
-ATTRIBUTES: dict[str, frozenset[str]] = {
-    # Numbered as they are made, torch's own among them.
+IGNORED_ATTRIBUTES: dict[str, frozenset[str]] = {
+    # Numbered in the order of their definition, torch's own among them.
     "torch.autograd.function": frozenset({"_autograd_function_id", "_backward_cls"}),
-    # A filesystem compares its pid with that of its process, and begins with an empty cache where they differ.
+    # A filesystem compares its pid with that of its process, and empties its cache if they differ.
     "fsspec.spec": frozenset({"_pid", "_fs_token", "_fs_token_", "_cache", "_latest"}),
 }
-"""Of objects and classes, by the module of one of their base classes."""
+"""Attributes of objects and classes that are not compared, by the module of one of their base classes."""
 
-_DONE: tuple[tuple[str, str], ...] = (
-    # Opens a socket of IPv6 to see whether there is one, and closes it.
+_ALLOWED_ACTIONS: tuple[tuple[str, str], ...] = (
+    # Opens an IPv6 socket to test whether that works, and closes it.
     ("urllib3.util.connection", "binds a socket"),
-    # The folder of sources that its developers check.
+    # The folder of sources for a check by its developers.
     ("transformers.utils.auto_docstring", "looks for src in the working folder"),
-    # What a process has open, cached or locked itself, closed at its end: each rank does that for its own.
+    # Closes or unlocks at exit what the process itself has opened, cached or locked: each rank does that.
     ("", r"registers PIL\._imaging\.clear_cache to run at exit"),
     ("", r"registers filelock\._api\._release_live_locks to run at exit"),
     ("", r"registers huggingface_hub\.utils\._http\.close_session to run at exit"),
     ("", r"registers pyarrow\._s3fs\.ensure_s3_finalized to run at exit"),
     ("", r"registers multiprocess\.util\._exit_function to run at exit"),
     ("", r"registers matplotlib\._pylab_helpers\.Gcf\.destroy_all to run at exit"),
-    # What a fork is to forget, which the import has not begun to keep.
+    # Resets in a fork what the import has not begun to store.
     ("", r"registers (filelock|fsspec)\.\S+ to run at a fork"),
     ("", r"registers huggingface_hub\.utils\._http\.close_session to run at a fork"),
     ("", r"registers joblib\.externals\.loky\.\S+\.ResourceTracker\._after_fork_in_child to run at a fork"),
     ("", r"registers None\._lru_cache_wrapper\.cache_clear to run at a fork"),
-    # Where it keeps what it has found out about fonts: the first of several processes makes it, and all may read it.
+    # For its cache of fonts: the first of several processes makes the folder, and all may read it.
     ("matplotlib", r"makes the folder ~/\.(config|cache)/matplotlib"),
-    # Of torch's own operators: the zygote sees to these (core/rank/atexit_cleanup.py).
+    # Unregisters torch's operators: the zygote disables that (core/rank/atexit_cleanup.py).
     ("", r"registers torch\.\S+ to run at exit"),
-    # A file that would say where more of this package lies: a program's folder has none.
+    # A file that would list more folders of this package: a program's folder has none.
     ("databricks", r"looks for databricks\.pkg in the program's folder"),
-    # Leaves a context that has made no file, where packages lie in folders.
+    # Exits a context manager that has created no file, if packages are in folders.
     ("", r"registers certifi\.core\.exit_cacert_ctx to run at exit"),
 )
-"""What is done, as a pattern, by the module that does it ("" for any)."""
+"""Modules ("" for any), and patterns of what they may do."""
 
 SETTABLE = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
 """Variables of native code that an import may set: how OpenMP is loaded and forked (scikit-learn)."""
 
-PREFIXES: dict[str, str] = {
-    # Looks at the names of all variables for those that begin with its own.
+USED_PREFIXES: dict[str, str] = {
     "fsspec.config": "FSSPEC_",
     "diffusers.utils.import_utils": "COLAB_",
     "networkx": "NETWORKX_",
 }
-"""What reads all variables, and minds only those that begin so: by module."""
+"""Modules that read all variables but use only those with this prefix."""
 
-_PATTERNS = tuple((module, re.compile(pattern)) for module, pattern in _DONE)
+_PATTERNS = tuple((module, re.compile(pattern)) for module, pattern in _ALLOWED_ACTIONS)
 
 
 def is_allowed(action: str, stack: tuple[str, ...]) -> bool:

@@ -164,14 +164,14 @@ class Audit:
             self._check_objects(fork_snapshot)
         for module, name in sorted(self._unstable):
             self._add_difference(module, name, 0)
-        for module, names in allowed_differences.ANEW.items():
+        for module, names in allowed_differences.REMADE_NAMES.items():
             for name in names:
                 values = {each.modules[module].get(name) for each in fork.snapshots if module in each.modules}
                 if values and len(values - {None}) == 1:
                     self._add_violation(module, f"has the same {module}.{name} in all forks")
 
     def _add_difference(self, module: str, name: str, rank: int) -> None:
-        if name in allowed_differences.ANEW.get(module, ()):
+        if name in allowed_differences.REMADE_NAMES.get(module, ()):
             return
         if not name:
             self._add_violation(module, "is imported in one order only")
@@ -222,7 +222,7 @@ class Audit:
         one, other = self._baseline.snapshots[0], report.snapshots[0]
         for module, name in diff_snapshots(one, other, only_common=perturbation == _TORCH_FIRST):
             is_stable = module not in self._always_imported and (module, name) not in self._unstable
-            if is_stable and name not in allowed_differences.ANEW.get(module, ()):
+            if is_stable and name not in allowed_differences.REMADE_NAMES.get(module, ()):
                 reasons = self._violations if perturbation in (_TORCH_FIRST, TERMINAL) else self._order_reasons
                 self._add(reasons, module, f"minds {perturbation} ({module}.{name})")
 

@@ -1,4 +1,4 @@
-"""An interpreter with small made-up distributions, where torch is an almost empty module."""
+"""A virtual environment with small distributions for tests, and a torch that is an almost empty module."""
 
 import base64
 import hashlib
@@ -10,28 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import run_command
+from tests.preload_audit.packages import TORCH
 from tests.preload_audit.probe_runner import REPOSITORY
 
 
 @dataclass(frozen=True)
-class AuditResult:
-    """What an audit has printed."""
+class AuditOutput:
+    """Exit code and output of an audit."""
 
     code: int
     entries: Mapping[str, Any]
-    why: str
+    stderr: str
 
 
 class Installation:
-    """A virtual environment without pip."""
-
-    def __init__(self, folder: Path, torch: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         venv.create(folder / "venv", symlinks=True, with_pip=False)
         self.python = folder / "venv" / "bin" / "python"
         self.site = next((folder / "venv" / "lib").glob("python*")) / "site-packages"
         self.table = folder / "known.json"
-        self.install("torch", {"torch.py": torch})
+        self.install("torch", {"torch.py": TORCH})
 
     def install(self, name: str, files: Mapping[str, str]) -> None:
         """Install a distribution of these files, as pip would."""
@@ -46,17 +45,14 @@ class Installation:
             lines.append(f"{path},sha256={digest},{len(text)}")
         (info / "RECORD").write_text("\n".join(lines) + "\n")
 
-    def audit(self, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> AuditResult:
-        """Run ``python -m tests.preload_audit WORDS`` to its end."""
-        return audit(self.python, "--table", str(self.table), *words, timeout=timeout, env=env)
+    def audit(self, *words: str, env: Mapping[str, str] | None = None) -> AuditOutput:
+        """Audit distributions of this installation, with its table."""
+        return run_audit(self.python, "--table", str(self.table), *words, env=env)
 
 
-def audit(python: Path, *words: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> AuditResult:
-    """Run the audit with an interpreter and what is installed for it."""
-    ended = run_command(
-        [python, "-m", "tests.preload_audit", *words],
-        env={"PYTHONPATH": str(REPOSITORY), **(env or {})},
-        timeout=timeout,
-    )
-    assert ended.returncode in (0, 1), ended.stderr
-    return AuditResult(ended.returncode, json.loads(ended.stdout), ended.stderr)
+def run_audit(python: Path, *words: str, env: Mapping[str, str] | None = None) -> AuditOutput:
+    """Run ``python -m tests.preload_audit WORDS`` with an interpreter."""
+    env = {"PYTHONPATH": str(REPOSITORY), **(env or {})}
+    result = run_command([python, "-m", "tests.preload_audit", *words], env=env, timeout=180)
+    assert result.returncode in (0, 1), result.stderr
+    return AuditOutput(result.returncode, json.loads(result.stdout), result.stderr)

@@ -11,16 +11,16 @@ def set_float32_matmul_precision(precision): pass
 class Generator:
     __module__ = "torch._C"
 """
-"""Stands for torch."""
+"""A small substitute for torch."""
 
 NUMPY = """
 class Generator:
     __module__ = "numpy.random._generator"
 """
-"""Stands for what numpy has of generators, as the module numbers."""
+"""The source of ``numbers_of_numpy``: a substitute for numpy's generators."""
 
-_KEEPS = {
-    # What bears the pid of the process, or the time: each in another kind of container.
+_UNSTABLE = {
+    # The pid of the process, or the time: each in another kind of container.
     "in_itself": "X = os.getpid()",
     "in_bytes": "X = os.urandom(8)",
     "in_default": "class X:\n  def f(self, a=uuid.uuid4().hex): pass",
@@ -69,8 +69,8 @@ _PREAMBLE = (
     "import itertools, os, pathlib, queue, re, struct, sys, threading, time, types, uuid, weakref\n"
 )
 
-KEEPS: dict[str, str] = {name: _PREAMBLE + text for name, text in _KEEPS.items()}
-"""What keeps something else in each process, as X."""
+UNSTABLE: dict[str, str] = {name: _PREAMBLE + text for name, text in _UNSTABLE.items()}
+"""Packages whose X differs in each process."""
 
 GENERATORS: dict[str, str] = {
     "draws": "import random\nX = random.Random()",
@@ -82,11 +82,11 @@ GENERATORS: dict[str, str] = {
     "draws_numpy": "import numbers_of_numpy\nX = numbers_of_numpy.Generator()",
     "draws_torch": "import torch\nX = torch.Generator()",
 }
-"""What keeps a random generator, as X."""
+"""Packages whose X contains a random generator."""
 
 _WHOLE = "reads the whole environment"
-DOES: dict[str, tuple[str, str]] = {
-    # Asks which rank it is.
+ACTIONS: dict[str, tuple[str, str]] = {
+    # Reads the rank.
     "gets_rank": ("import os\nos.environ.get('RANK')", "reads RANK"),
     "getenv_rank": ("import os\nos.getenv('LOCAL_RANK')", "reads LOCAL_RANK"),
     "has_rank": ("import os\n'SLURM_PROCID' in os.environ", "reads SLURM_PROCID"),
@@ -119,7 +119,7 @@ DOES: dict[str, tuple[str, str]] = {
         "import os\ndef f(): pass\nos.register_at_fork(after_in_child=f)",
         "registers at_fork.f to run at a fork",
     ),
-    # Around the program.
+    # Looks at the program.
     "asks_argv": ("import sys\nX = '--debug' in sys.argv", "reads sys.argv"),
     "joins_argv": ("import sys\nX = '--debug' in ' '.join(sys.argv)", "reads sys.argv"),
     "asks_original_argv": ("import sys\nX = sys.orig_argv[1:]", "reads sys.orig_argv"),
@@ -185,9 +185,9 @@ DOES: dict[str, tuple[str, str]] = {
     "fails": ("import absent_module", "cannot be imported: ModuleNotFoundError: No module named 'absent_module'"),
     "through": ("import helper_of_rank\nhelper_of_rank.look()", "reads RANK"),
 }
-"""What does something that is seen as it happens, and the expected finding."""
+"""Packages that do something that is recorded, and the expected violation."""
 
-BOUND: dict[str, tuple[str, str]] = {
+ORDER_BOUND: dict[str, tuple[str, str]] = {
     "as_decimal": ("import decimal\nX = decimal.Decimal(1) / 7", "minds Python's settings (as_decimal.X)"),
     "as_locale": ("import locale\nX = locale.setlocale(locale.LC_ALL)", "minds Python's settings (as_locale.X)"),
     "as_path": ("import sys\nX = sys.path[-1]", "minds Python's settings (as_path.X)"),
@@ -197,14 +197,14 @@ BOUND: dict[str, tuple[str, str]] = {
     "filters": ("import warnings\nwarnings.simplefilter('ignore', BytesWarning)", "changes the warning filters"),
     "beside": ("import os\nX = os.path.exists('settings.ini')", "looks for settings.ini in the working folder"),
 }
-"""What may be imported before all else that a program does, and why not later."""
+"""Packages that may be imported before all else that a program does, and why not later."""
 
-MINDS: dict[str, tuple[str, str]] = {
+NAMED_ORDER: dict[str, tuple[str, str]] = {
     "as_default": ("import torch\nX = torch.get_default_dtype()", "torch's settings"),
     "as_logging": ("import logging\nX = logging.root.level", "logging"),
     "logs": ("import logging\nlogging.getLogger(__name__).info('here')", "logging"),
 }
-"""What minds lines before it that a program cannot hide, and what these change."""
+"""Packages that depend on what a program does before, which its source shows, and what that is."""
 
 CLEAN: dict[str, str] = {
     "plain": "import os\nX = [1, {'a': (2.5, 'x')}]\nclass A:\n  y = 1",
@@ -242,9 +242,9 @@ CLEAN: dict[str, str] = {
     "sets_own": "import os\nos.environ.setdefault('MINE', '1')",
     "of_fork": "from plain import X\nimport logger",
 }
-"""What may be imported wherever its import stands."""
+"""Packages that may be imported wherever the program imports them."""
 
-PARTS: dict[str, dict[str, str]] = {
+FILES: dict[str, dict[str, str]] = {
     "kept_folder": {
         "kept_folder.py": (
             "import functools, os\n@functools.cache\ndef folder():\n"
@@ -266,4 +266,4 @@ PARTS: dict[str, dict[str, str]] = {
         "torchmetrics_kept.py": "from torchmetrics.utilities.prints import rank_zero_only as r\nR = r.rank"
     },
 }
-"""Packages of several files."""
+"""Packages of several files, and modules that others import."""

@@ -200,7 +200,7 @@ class Probe:
         gc.unfreeze()
         gc.collect()
         natives = readers.NativeReaders()
-        ignored = allowed_differences.NAMES, allowed_differences.ATTRIBUTES
+        ignored = allowed_differences.IGNORED_NAMES, allowed_differences.IGNORED_ATTRIBUTES
         hasher = state.StateHasher(*ignored, natives, state.list_shared_generators())
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(1_000_000)

@@ -83,7 +83,7 @@ class Recorder:
 
     def record(self, action: str, stack: tuple[str, ...] | None = None) -> None:
         stack = tuple(self._imports.modules) if stack is None else stack
-        if action == WHOLE and stack and (prefix := self._allowed.PREFIXES.get(stack[-1])):
+        if action == WHOLE and stack and (prefix := self._allowed.USED_PREFIXES.get(stack[-1])):
             self.variable_reads.setdefault(f"{prefix}*", {})[stack] = None
         elif stack and not self.is_paused and not self._allowed.is_allowed(action, stack):
             self.actions[stack, action] = None

@@ -1,4 +1,4 @@
-"""Tests of the audit, with packages that do one thing each."""
+"""Tests of the audit of packages that may be preloaded, mostly with packages that do one thing each."""
 
 import json
 import re
@@ -8,53 +8,57 @@ from pathlib import Path
 import pytest
 
 from tests.preload_audit import packages
-from tests.preload_audit.installation import Installation, audit
+from tests.preload_audit.installation import Installation, run_audit
 
 pytestmark = pytest.mark.timeout(0)
 
 SINGLE = {
-    **packages.KEEPS,
+    **packages.UNSTABLE,
     **packages.GENERATORS,
-    **{name: text for name, (text, _) in packages.BOUND.items()},  # before those that set what these mind
-    **{name: text for name, (text, _) in packages.DOES.items()},
-    **{name: text for name, (text, _) in packages.MINDS.items()},
+    **{name: text for name, (text, _) in packages.ORDER_BOUND.items()},  # before those that change what these depend on
+    **{name: text for name, (text, _) in packages.ACTIONS.items()},
+    **{name: text for name, (text, _) in packages.NAMED_ORDER.items()},
     **packages.CLEAN,
 }
 
 
+@pytest.fixture
+def installed(tmp_path):
+    return Installation(tmp_path)
+
+
 @pytest.mark.ci
-def test_packages_that_do_one_thing_each(tmp_path):
+def test_packages_that_do_one_thing_each(installed):
     """All in one audit, as most of its time is that of its interpreters."""
-    made = Installation(tmp_path, packages.TORCH)
-    for name, files in {**{name: {f"{name}.py": text} for name, text in SINGLE.items()}, **packages.PARTS}.items():
-        made.install(name, files)
-    made.table.write_text(
+    for name, files in {**{name: {f"{name}.py": text} for name, text in SINGLE.items()}, **packages.FILES}.items():
+        installed.install(name, files)
+    installed.table.write_text(
         json.dumps({"packages": {"pack": {"modules": {"pack": [], "pack.good": []}}}, "harmless": {}})
     )
-    result = made.audit(*SINGLE, *packages.PARTS, env={"FAKE_HOME": "/home"})
+    result = installed.audit(*SINGLE, *packages.FILES, env={"FAKE_HOME": "/home"})
     assert result.code == 1
-    entries = {name: result.entries[name.replace("_", "-")] for name in (*SINGLE, *packages.PARTS)}
+    entries = {name: result.entries[name.replace("_", "-")] for name in (*SINGLE, *packages.FILES)}
     refused = {name: entry["refused"] for name, entry in entries.items() if "refused" in entry}
 
-    # What differs in each process, whatever holds it.
-    assert {name: refused.get(name) for name in packages.KEEPS} == {
-        name: f"has another {name}.X in each process" for name in packages.KEEPS
+    # Values that differ in each process, in any container.
+    assert {name: refused.get(name) for name in packages.UNSTABLE} == {
+        name: f"has another {name}.X in each process" for name in packages.UNSTABLE
     }
     for name in packages.GENERATORS:
         assert re.fullmatch(rf"keeps a random generator \(.*\) in {name}\.X", refused[name]), name
 
-    # What does more than make modules.
-    why = result.why.replace("_", "-")
-    for name, (_, what) in packages.DOES.items():
-        what = what.replace("{site}", str(made.site))
+    # Actions.
+    why = result.stderr.replace("_", "-")
+    for name, (_, what) in packages.ACTIONS.items():
+        what = what.replace("{site}", str(installed.site))
         assert f"{name}: {name} {what}\n".replace("_", "-") in why
-    assert packages.DOES.keys() <= refused.keys()
+    assert packages.ACTIONS.keys() <= refused.keys()
 
-    # What minds the lines before it has to come first, or names the words without which a program has no such lines.
+    # A package that depends on what a program does before has to come first, or names the words in such a source.
     order = ("order", "bound_by", "minds")
-    for name, (_, what) in packages.BOUND.items():
+    for name, (_, what) in packages.ORDER_BOUND.items():
         assert [entries[name].get(each) for each in order] == ["bound", f"{name} {what}", None], name
-    for name, (_, what) in packages.MINDS.items():
+    for name, (_, what) in packages.NAMED_ORDER.items():
         assert [entries[name].get(each) for each in order] == ["free", None, [what]], name
 
     for name in packages.CLEAN:
@@ -72,11 +76,11 @@ def test_packages_that_do_one_thing_each(tmp_path):
         assert entries[name]["variables"] == ["FAKE_HOME", "FAKE_TMP"]
     assert "variables" not in entries["kept_folder"]
 
-    # And what it would load where that is installed, or only looks for.
+    # And what it would load if that were installed, or only searches for.
     assert [entries["optional"].get(each) for each in ("tries", "seeks")] == [["absent_thing"], None]
     assert [entries["seeks"].get(each) for each in ("tries", "seeks")] == [None, ["absent_other"]]
 
-    # What a fork repairs is known, but not what copies from it.
+    # Forks repair one package, but not another that has copied from it.
     assert entries["torchmetrics"]["order"] == "free"
     assert refused["torchmetrics_kept"] == "has another torchmetrics_kept.R in a fork that is rank 1"
 
@@ -85,18 +89,13 @@ def test_packages_that_do_one_thing_each(tmp_path):
     assert refused["importer"] == "imports pack.bad, which reads RANK"
 
 
-@pytest.fixture
-def quiet(tmp_path):
-    return Installation(tmp_path, packages.TORCH)
-
-
 @pytest.mark.slow
-def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(quiet):
-    quiet.install("ours", {"ours/__init__.py": "", "ours/late.py": "import os\nos.getenv('OURS')"})
+def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(installed):
+    installed.install("ours", {"ours/__init__.py": "", "ours/late.py": "import os\nos.getenv('OURS')"})
     by_hand = {"modules": {"ours": [], "ours.late": ["Late"]}, "companions": ["other"], "versions": ["0.9"]}
-    quiet.table.write_text(json.dumps({"packages": {"ours": by_hand}, "harmless": {}}))
-    assert quiet.audit("ours", "--write").code == 0
-    entry = json.loads(quiet.table.read_text())["packages"]["ours"]
+    installed.table.write_text(json.dumps({"packages": {"ours": by_hand}, "harmless": {}}))
+    assert installed.audit("ours", "--write").code == 0
+    entry = json.loads(installed.table.read_text())["packages"]["ours"]
     del entry["on"], entry["with"]
     assert entry == {
         "top": ["ours"],
@@ -109,8 +108,8 @@ def test_an_entry_is_written_into_the_table_and_keeps_what_was_written_by_hand(q
 
 
 @pytest.mark.slow
-def test_what_other_versions_have_shown_stays(quiet):
-    quiet.install("ours", {"ours.py": "import os\nos.getenv('OURS')"})
+def test_what_other_versions_have_shown_stays(installed):
+    installed.install("ours", {"ours.py": "import os\nos.getenv('OURS')"})
     there = {
         "top": ["ours"],
         "versions": ["0.9", "1.4", "2.1"],
@@ -120,9 +119,9 @@ def test_what_other_versions_have_shown_stays(quiet):
         "variables": ["FORMER"],
         "loads": ["other"],
     }
-    quiet.table.write_text(json.dumps({"packages": {"ours": there}, "harmless": {}}))
-    quiet.audit("ours", "--write")
-    entry = json.loads(quiet.table.read_text())["packages"]["ours"]
+    installed.table.write_text(json.dumps({"packages": {"ours": there}, "harmless": {}}))
+    installed.audit("ours", "--write")
+    entry = json.loads(installed.table.read_text())["packages"]["ours"]
     del entry["on"], entry["with"]
     assert entry == {
         **{key: there[key] for key in ("top", "modules", "order", "bound_by", "loads")},
@@ -131,28 +130,28 @@ def test_what_other_versions_have_shown_stays(quiet):
     }
 
 
-def test_an_import_that_ends_the_process_is_refused(quiet):
-    quiet.install("ends", {"ends.py": "import os\nos._exit(3)"})
-    assert quiet.audit("ends").entries["ends"]["refused"].startswith("does not end: ")
+def test_an_import_that_ends_the_process_is_refused(installed):
+    installed.install("ends", {"ends.py": "import os\nos._exit(3)"})
+    assert installed.audit("ends").entries["ends"]["refused"].startswith("does not end: ")
 
 
 @pytest.mark.ci
-def test_a_package_that_changes_other_modules_is_not_harmless(quiet):
-    quiet.install("victim", {"victim.py": "flag = [1]"})
-    quiet.install("harms", {"harms.py": "import victim\nvictim.flag.append(2)"})
-    quiet.install("harms_environment", {"harms_environment.py": "import os\nos.environ['HARMED'] = '1'"})
-    quiet.install("harms_threads", {"harms_threads.py": "import os\nos.environ['OMP_STACKSIZE'] = '1m'"})
-    quiet.install("harms_python", {"harms_python.py": "import os\nos.cpu_count = lambda: 1"})
-    quiet.install("harmless", {"harmless.py": "import atexit, os\nX = os.getpid()\nimport victim"})
+def test_a_package_that_changes_other_modules_is_not_harmless(installed):
+    installed.install("victim", {"victim.py": "flag = [1]"})
+    installed.install("harms", {"harms.py": "import victim\nvictim.flag.append(2)"})
+    installed.install("harms_environment", {"harms_environment.py": "import os\nos.environ['HARMED'] = '1'"})
+    installed.install("harms_threads", {"harms_threads.py": "import os\nos.environ['OMP_STACKSIZE'] = '1m'"})
+    installed.install("harms_python", {"harms_python.py": "import os\nos.cpu_count = lambda: 1"})
+    installed.install("harmless", {"harmless.py": "import atexit, os\nX = os.getpid()\nimport victim"})
     entry = {"top": ["victim"], "versions": ["1.0"], "modules": {"victim": []}, "order": "free"}
-    quiet.table.write_text(json.dumps({"packages": {"victim": entry}, "harmless": {}}))
+    installed.table.write_text(json.dumps({"packages": {"victim": entry}, "harmless": {}}))
     names = ("harms", "harms_environment", "harms_threads", "harms_python", "harmless")
-    result = quiet.audit("--harmless", *names, "--write")
+    result = installed.audit("--harmless", *names, "--write")
     assert {*result.entries} == {"harmless", "harms-environment"}
-    assert "harms: changes victim.flag\n" in result.why
-    assert "harms-threads: sets $OMP_STACKSIZE\n" in result.why
-    assert "harms-python: changes os.cpu_count\n" in result.why
-    written = json.loads(quiet.table.read_text())["harmless"]
+    assert "harms: changes victim.flag\n" in result.stderr
+    assert "harms-threads: sets $OMP_STACKSIZE\n" in result.stderr
+    assert "harms-python: changes os.cpu_count\n" in result.stderr
+    written = json.loads(installed.table.read_text())["harmless"]
     assert {name: each.get("sets") for name, each in written.items()} == {
         "harmless": None,
         "harms-environment": ["HARMED"],
@@ -162,6 +161,6 @@ def test_a_package_that_changes_other_modules_is_not_harmless(quiet):
 @pytest.mark.ci
 def test_real_packages_are_free(tmp_path):
     known = tmp_path / "known.json"
-    result = audit(Path(sys.executable), "packaging", "filelock", "--table", str(known), timeout=180)
-    assert result.code == 0, result.why
+    result = run_audit(Path(sys.executable), "packaging", "filelock", "--table", str(known))
+    assert result.code == 0, result.stderr
     assert {name: entry["order"] for name, entry in result.entries.items()} == {"packaging": "free", "filelock": "free"}

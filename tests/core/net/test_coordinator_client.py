@@ -61,6 +61,9 @@ class World:
         while not condition():
             self.loop.run_once()
 
+    def set_timers(self) -> list[float]:
+        return sorted(seconds for seconds, timer in self.timers if timer.callback)
+
     def let_expire(self, seconds) -> None:
         """Call the timers of this duration that are set."""
         for at, timer in list(self.timers):
@@ -270,6 +273,7 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     world.let_expire(60.0)
     (accepted,) = world.take()
     assert accepted.node_rank == 1
+    assert world.set_timers() == [FIRST_NOTICE_S, 3.75, 15.0], "the heartbeat's interval and timeout"
     world.let_expire(WELCOME_TIMEOUT_S)
     world.client.send_heartbeats()
     assert world.receive(peer, "HeartbeatMessage"), "the connection stays"
@@ -277,6 +281,7 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     peer.socket.shutdown(socket.SHUT_WR)
     world.step_until(lambda: world.received)
     (notice,) = world.take()
+    assert world.set_timers() == [RETRY_DELAYS_S[0], FIRST_NOTICE_S, 60.0], "no heartbeat is waited for"
     assert notice.reason == f"node 0 at 127.0.0.1:{world.port} was lost: its connection closed"
     world.let_expire(RETRY_DELAYS_S[0])
     world.meet(node_rank=1)

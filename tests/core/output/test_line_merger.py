@@ -117,6 +117,16 @@ def test_a_line_printed_by_all_ranks_is_not_held():
     assert [(ranks, lines) for ranks, _, lines in equal.take_output()] == [((1,), b"only 1\n")]
 
 
+def test_no_line_is_held_while_many_are_printed():
+    equal, held = LineMerger(2), []
+    for rank in (0, 1):
+        equal.add(rank, 1, b"", 10.0)
+    for now, lines in ((10.0, b"a\n" * 3), (10.1, b"b\n"), (10.25, b"c\n"), (20.0, b"d\n"), (20.1, b"x" * 999 + b"\n")):
+        equal.add(0, 1, lines, now)
+        held.append(not equal.take_output())
+    assert held == [False, False, False, True, False], "until the hold is over, and then for as long again"
+
+
 def test_lines_of_a_single_rank_are_not_held():
     equal = LineMerger()
     equal.add(3, 1, b"", 0.0)

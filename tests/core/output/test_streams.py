@@ -172,8 +172,8 @@ def test_what_is_hidden_stays_in_memory_and_is_logged(world, tmp_path):
     assert log.read_bytes() == b"one\ntwo\nunfinishedthree\n"
     assert log.with_suffix(".times").read_bytes() == b"0 1000.000\n0 2000.000\n"
     assert world.streams.tail(0) == b"three\n", "of this attempt"
-    since = [world.streams.since(0, moment) for moment in (1000, 1500, 2500)]
-    assert since == [b"one\ntwo\nunfinishedthree\n", b"three\n", b""]
+    since = [world.streams.since(0, moment) for moment in (1000, 1001, 1500, 2500)]
+    assert since == [b"one\ntwo\nunfinishedthree\n", b"three\n", b"three\n", b""]
     assert world.streams.times(0, 10) == b"0 1000.000\n4 2000.000\n"
     assert world.streams.ranks_in_memory() == [0]
     assert (pieces[:2], former, world.screen.printed) == ([(0, b"one\n"), (0, b"two\n")], [], [0] * 4)
@@ -203,11 +203,17 @@ def test_a_log_on_a_full_disk_ends(world, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5, before[1]))
     try:
-        shown = [world.write(out, b"\xff\x00 %d\n" % number) for number in range(3)]
+        shown = []
+        for number in range(4):
+            world.clock.now += 2
+            shown.append(world.write(out, b"\xff\x00 %d\n" % number))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert shown == [[(0, 1, b"\xff\x00 %d\n" % number)] for number in range(3)]
-    assert world.screen.notes[-1] == "the log of rank 0 ends here: File too large"
+    assert shown == [[(0, 1, b"\xff\x00 %d\n" % number)] for number in range(4)]
+    assert world.screen.notes == [
+        "the log of rank 0 ends here: File too large",
+        "`logs --since` will not work for rank 0: File too large",
+    ]
     assert (tmp_path / "rank-0.log").read_bytes() == b"\xff\x00 0\n"
 
 

@@ -23,14 +23,34 @@ from tests.scaled_timeouts import scaled_timeout
 PLAYS = f"""\
 #!{sys.executable}
 import json, os, sys, time
+seen = []
 
 if "-G" in sys.argv:
     print(open("configuration").read())
     raise SystemExit
 json.dump(sys.argv, open("typed", "w"))
 say = lambda text: print(text, flush=True)
+host = sys.argv[-2]
 here = lambda: say("\\x1eddplaunch here {ddplaunch.__version__}") or [sys.stdin.readline(), sys.stdin.readline()][1]
-facts = lambda text: say("\\x1eddplaunch " + json.loads(here())["nonce"] + " " + text)
+nonce = lambda: json.loads(here())["nonce"]
+facts = lambda text: say("\\x1eddplaunch " + nonce() + " " + text)
+
+def ready(**changes):
+    global mark
+    versions = {{"python": "3", **changes.pop("versions", {{}})}}
+    mark = "\\x1eddplaunch " + nonce()
+    say(mark + " " + json.dumps({{"problems": [], "versions": versions, "machine": host, **changes}}))
+    until("G")
+
+def until(letter):
+    while (byte := os.read(0, 1).decode("latin-1")) != letter:
+        assert byte, "stdin has ended"
+        seen.append(byte)
+
+def end(code):
+    print(f"{{mark}} {{code}}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
 with open("part") as part:
     exec(part.read())
 """
@@ -117,6 +137,60 @@ def test_a_host_that_closes_the_connection_is_tried_again(play, tmp_path):
         part = f"open('tries', 'a').write('x'); sys.stderr.write({complaint!r}); sys.exit(255)"
         assert play(part, **short) == (69, f"  a  {complaint}")
         assert len((tmp_path / "tries").read_text()) == times
+
+
+PRINTS = "ready(); say('to stdout'); print('ddplaunch: note\\n  more\\nof a rank', file=sys.stderr); end(0)"
+JSON = 'ready(); print(\'{"source": "ddplaunch", "node_rank": "%s"}\' % host, file=sys.stderr); end(0)'
+LOSES_C = """
+ready()
+if host == 'c':
+    open('pid', 'w').write(str(os.getpid()))
+    sys.exit(1)
+while not os.path.exists('pid') or os.path.exists('/proc/' + open('pid').read()):
+    time.sleep(0.01)
+end(0)
+"""
+STOPPING = "ddplaunch: a has ended with exit code 3; stopping the others\n"
+
+TOGETHER = [
+    # What several launchers print is shown once; what ranks print, each time.
+    ("", PRINTS, 0, "to stdout\n" * 2, "ddplaunch: note\n  more\nof a rank\nof a rank\n"),
+    ("", JSON, 0, "", '{"source": "ddplaunch", '),
+    ("", "ready(); end(3 if host == 'a' else until('T') or 143)", 3, "", STOPPING),
+    ("", "ready(); sys.exit(1) if host == 'b' else until('T') or end(143)", 69, "", "b was lost: ssh ended without"),
+    ("--spares 1", LOSES_C, 0, "", "c was lost: ssh ended without a message\n"),
+    ("--spares 1", "ready(); sys.exit(1) if host == 'a' else until('T') or end(143)", 69, "", "a was lost: "),
+    ("", "ready(versions={'torch': None if host == 'b' else '2'})", 2, "", "  b  torch is missing there, 2 on a\n"),
+    ("", "ready(versions={'python': host})", 2, "", "  b  Python is b there, a on a\n"),
+    ("--allow-mismatch", "ready(versions={'python': host}); end(0)", 0, "", ""),
+    ("", "ready(machine='m')", 2, "", "  b  it is the same machine as a: name it once\n"),
+    ("", "ready(machine=''); end(0)", 0, "", ""),
+    ("", "sys.exit(255) if host == 'b' else ready()", 69, "", refusal(1, 2) + "\n  b  ssh ended without a message\n"),
+]
+
+
+@pytest.mark.parametrize(("words", "part", "code", "stdout", "stderr"), TOGETHER, ids=range(len(TOGETHER)))
+def test_a_job_on_several_hosts(play, run_in_fork, tmp_path, words, part, code, stdout, stderr):
+    write_program(tmp_path, "part", part)
+    hosts = "a:1,b:1,c:1" if "--spares" in words else "a:1,b:1"
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", CONSTANTS: "features.ssh.fleet.OUTPUT_DRAIN_S=0.01"}
+    done = run_in_fork("run", "--hosts", hosts, *words.split(), "train.py", env=env)
+    assert (done.returncode, done.stdout) == (code, stdout), done.stderr
+    assert done.stderr.count(stderr) == 1 if stderr else not done.stderr
+
+
+def test_signals_reach_all_hosts_and_those_for_ranks_the_first(play, start_ddplaunch, tmp_path):
+    """The launcher of node 0 forwards a signal for the ranks to the other nodes."""
+    for_ranks = f"chr(0x80 + {signal.SIGUSR1:d})"
+    waits = f"ready(); open(host, 'w').close(); until({for_ranks}) if host == 'a' else None; open(host + 2 * 'x', 'w')"
+    part = f"{waits}; until('I'); open(host, 'w').write(str({for_ranks} in seen)); end(130)"
+    write_program(tmp_path, "part", part)
+    job = start_ddplaunch("run", "--hosts", "a:1,b:1", "train.py", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    wait_until(lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists(), "the start of both")
+    job.signal(signal.SIGUSR1)
+    wait_until((tmp_path / "axx").exists, "the signal")
+    job.signal(signal.SIGINT)
+    assert (job.wait(), (tmp_path / "b").read_text()) == (130, "False")
 
 
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "LD_LIBRARY_PATH"])

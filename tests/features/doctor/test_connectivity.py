@@ -1,0 +1,110 @@
+"""Tests of what nodes measure between them, over the loopback, and of how nodes that a user starts join."""
+
+import json
+import socket
+
+import pytest
+from msgspec.structs import replace
+
+from ddplaunch.base.errors import UsageError
+from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.core.messages import JoinDeclined, NodeHello
+from ddplaunch.features.doctor import connectivity
+from ddplaunch.features.doctor.bisect_command import fold_hosts
+from ddplaunch.features.doctor.connectivity import (
+    NONCE_BYTES,
+    PingResult,
+    measure_ping,
+    measure_stream,
+    new_nonce,
+)
+from ddplaunch.features.doctor.manual_rendezvous import RUN_ID, ManualRendezvous
+from ddplaunch.features.doctor.peers import DoctorPeer
+from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.target.versions import Versions
+from tests.conftest import free_port, write_program
+
+HERE = "127.0.0.1"
+
+
+def test_a_path_carries_small_and_large_packets(monkeypatch):
+    for name in ("CONNECT_TIMEOUT_S", "SMALL_REPLY_TIMEOUT_S", "LARGE_REPLY_TIMEOUT_S", "_EXCHANGE_TIMEOUT_S"):
+        monkeypatch.setattr(connectivity, name, 60.0)
+    nonce = new_nonce()
+    assert len(nonce) == NONCE_BYTES
+    with socket.create_server((HERE, 0)) as other, socket.create_server((HERE, 0)) as stranger:
+        other.close()
+        taken, closed = stranger.getsockname()[1], free_port()
+        listener = connectivity.TestListener((taken,), nonce)
+        assert listener.listening.taken == ((taken, "Address already in use"),)
+        way = HERE, listener.listening.any_port
+        paths = [way, (HERE, closed), ("not an address", 7)]
+        tried = connectivity.test_paths(paths, nonce)
+        assert [each.outcome for each in tried] == ["ok", "refused", "unreachable"]
+        assert [each.seconds is not None for each in tried] == [True, False, False]
+        assert connectivity.test_paths([way], new_nonce())[0].outcome == "stranger"
+        found = measure_ping(way, nonce)
+        assert 0 < found.seconds < 30
+        assert found.sent >= 300 > found.lost
+        assert measure_ping((HERE, closed), nonce) == PingResult(None, 0, 0)
+        stream = measure_stream(way, nonce)
+        assert (stream.large, stream.rate > 1e6) == (True, True)
+        assert measure_stream((HERE, closed), nonce) is None
+        listener.close()
+        assert connectivity.test_paths([way], nonce)[0].outcome == "refused"
+
+
+HELLO = NodeHello(NodeSpec(1, "n1", ("cpu",)), "3", RUN_ID, "doctor", None, 0, Versions(""), ())
+
+
+def test_node_0_refuses_a_node_of_another_group():
+    loop, port = EventLoop(), free_port()
+    meeting = ManualRendezvous(loop, port, 3, None)
+    with pytest.raises(UsageError, match=f"cannot use port {port}, the one after --master-port: Address already in"):
+        ManualRendezvous(loop, port, 3, None)
+    refusals = {
+        HELLO: None,
+        JoinDeclined(1, "n1", "broken", None, "train"): "it belongs to a job, and node 0 runs ddplaunch doctor",
+        replace(HELLO, run_id="train"): "it belongs to a job, and node 0 runs ddplaunch doctor",
+        replace(HELLO, nnodes="2"): "node 0 has --nnodes 3, and it has --nnodes 2",
+        replace(HELLO, node_spec=NodeSpec(0, "n1", ("cpu",))): "node rank 0 is not among 1 to 2",
+        replace(HELLO, node_spec=NodeSpec(3, "n1", ("cpu",))): "node rank 3 is not among 1 to 2",
+    }
+    assert {hello: meeting._why_refused(hello) for hello in refusals} == refusals
+    meeting._joined[1] = DoctorPeer(loop, "n1")
+    assert meeting._why_refused(HELLO) == "node 1 has already joined: n1"
+    first, second = meeting.wait_for_nodes(0.0, lambda rank: f"check {rank}")
+    assert (first.name, first.error, first.check_command) == ("n1", None, "check 1")
+    assert (second.name, second.error) == ("node 2", "no connection within 0 s (--join-timeout)")
+
+
+@pytest.mark.slow
+def test_two_nodes_on_one_machine_that_a_user_starts(start_ddplaunch, tmp_path):
+    write_program(tmp_path / "modules", "torch.py", "raise ImportError('not today')\n")  # nothing is measured
+    words = ("--nnodes", "2", "--master-addr", HERE, "--master-port", str(free_port()), "--json")
+    env = {"PYTHONPATH": str(tmp_path / "modules")}
+    other, node_0 = (start_ddplaunch("doctor", *words, "--node-rank", rank, env=env) for rank in "10")
+    assert (node_0.wait(), other.wait()) == (1, 1), node_0.stderr()
+    found = json.loads(node_0.stdout())
+    host = socket.gethostname()
+    assert [(each["name"], each["trouble"]) for each in found["nodes"]] == [(host, None), (f"{host} (node 1)", None)]
+    assert {(each["source"], each["target"], each["outcome"]) for each in found["ways"]} == {
+        (0, 1, "ok"),
+        (1, 0, "ok"),
+    }
+    assert {(each["source"], each["target"]) for each in found["flows"]} == {(0, 1), (1, 0)}
+    assert [each for each in found["findings"] if "not today" in each["text"]]
+    assert "node 1 of 2 has joined node 0" in other.stderr()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "folded"),
+    [
+        (["n2", "n3", "n4", "n7"], "n[2-4],n7"),
+        (["n08", "n09", "n10", "n9"], "n[08-10],n9"),
+        (["a1", "a2", "login", "::1", "n1x", "n2x", "n3x"], "a1,a2,login,::1,n[1-3]x"),
+        ([f"n{number}" + "0" * 9 for number in (1, 2, 3)], "n1000000000,n2000000000,n3000000000"),
+    ],
+)
+def test_consecutive_hosts_are_a_range(hosts, folded):
+    assert fold_hosts(hosts) == folded
