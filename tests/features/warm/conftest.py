@@ -76,7 +76,7 @@ class Shell:
         return self.process.stdout.readline()
 
     def set_reply_timeout(self, seconds: float) -> Path:
-        """Write a launcher that waits for a reply of a zygote for ``seconds``: short where none comes; return its path."""
+        """Write the launcher, which waits ``seconds`` for a reply of a zygote: short where none comes."""
         return write_launcher(
             self.folder / "bin",
             f"""
