@@ -473,11 +473,21 @@ def test_logs_of_a_run_that_succeeded(run_ddplaunch, run_in_fork, tmp_path):
     assert "have printed nothing" in done.stderr
 
 
-def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path):
+def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path, monkeypatch):
     running("--log-dir", "logs")
-    (tmp_path / "big").write_bytes(b"x" * 70_000 + b"\n" + b"line\n" * 30_000)
-    with open(tmp_path / "big", "rb") as file:
+    big = tmp_path / "big"
+    big.write_bytes(b"x" * 70_000 + b"\n" + b"line\n" * 30_000)
+    with big.open("rb") as file:
         assert read_last_lines(file, 20_000) == b"line\n" * 20_000
+
+    def read_while_it_grows(file, lines):
+        with big.open("ab") as more:
+            found = read_last_lines(file, lines)
+            more.write(b"more\n")
+        return found
+
+    monkeypatch.setattr(rank_logs, "read_last_lines", read_while_it_grows)
+    assert [*rank_logs.read_stored_output({0: [str(big)]}, [0], rank_logs.Part(1))] == [(0, b"line\n")]
     assert run_in_fork("logs", NAME, "--tail", "1", "--rank", "0").stdout.count("on") == 1
     following = subprocess.Popen(
         ddplaunch_command("logs", NAME, "--tail", "1", "--rank", "1", "-f"),
