@@ -1,4 +1,4 @@
-"""A rank that fails as its first argument says, if its rank is among the others; the rest wait for it."""
+"""A rank that fails as its first argument says, if its number is among the other arguments; the rest wait for it."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""How the programs that use features write what came of each: a JSON file a rank."""
+"""Writes the results of programs that use features: a JSON file for each rank."""
 
 import json
 import os

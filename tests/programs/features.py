@@ -1,4 +1,4 @@
-"""Uses processes, tracebacks and its own source as programs do; prints a line of JSON a rank: {feature: result}."""
+"""Uses processes, tracebacks and its own source as programs do; writes a JSON file for each rank: {feature: result}."""
 
 import asyncio
 import concurrent.futures

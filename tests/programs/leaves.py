@@ -1,4 +1,4 @@
-"""Ranks that rank 0 leaves early, or that run in a child process; argument: "exit" or "wrap"."""
+"""Ranks of which rank 0 exits early, or runs in a child process; argument: "exit" or "wrap"."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Writes all that a program can see of its process, as JSON.
+"""Writes what a program can read about its process, as JSON.
 
     python probe.py [ARGUMENT]…
 
@@ -58,7 +58,7 @@ def status(*fields):
 
 
 def numbers(mask):
-    """The signals in a mask of /proc, without those that the C library keeps for itself."""
+    """The signals in a mask of /proc, without those that the C library reserves."""
     return {number for number in signal.valid_signals() if int(mask, 16) >> (number - 1) & 1}
 
 

@@ -44,7 +44,7 @@ def save():
 
 
 def build():
-    """Have another process work, as a compiler's worker does."""
+    """Wait for a child process that computes, as a compiler's worker does."""
     subprocess.run([sys.executable, "-c", f"import time\nt = time.time()\nwhile time.time() < t + {LONG}: pass"])
 
 
@@ -57,7 +57,7 @@ def chat():
 
 
 def upload():
-    """Send 20 KiB a second to the port argv[2] of this machine, which is none of the job's."""
+    """Send 20 KiB a second to the port argv[2] of this machine, which is not one of the job."""
     until = time.monotonic() + LONG
     with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as there:
         while time.monotonic() < until:
@@ -66,13 +66,13 @@ def upload():
 
 
 def reply():
-    """Wait for a reply from there, which does not come."""
+    """Wait for a reply from that port, which never comes."""
     with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as there:
         there.recv(1)
 
 
 def poll():
-    """Sleep, but say that this is work."""
+    """Sleep, but report progress."""
     until = time.monotonic() + LONG
     while time.monotonic() < until:
         runtime.working()
@@ -80,12 +80,12 @@ def poll():
 
 
 def store():
-    """Wait for a key that rank 0 sets after its work, which it does while its collective waits for us."""
+    """Wait for a key that rank 0 sets after its work, while its collective waits for this rank."""
     dist.distributed_c10d._get_default_store().wait(["ready"])
 
 
 def old():
-    """Hang; main has made torch one without a flight recorder."""
+    """Hang, in a torch from which main has removed the flight recorder."""
     sleep()
 
 

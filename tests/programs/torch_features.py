@@ -1,4 +1,4 @@
-"""Uses torch and numpy as training scripts do; writes a JSON file a rank: {feature: result}."""
+"""Uses torch and numpy as training scripts do; writes a JSON file for each rank: {feature: result}."""
 
 import os
 import random

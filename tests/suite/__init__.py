@@ -1,1 +1,1 @@
-"""How the tests themselves run: their temporary folder, what is run again, and where the time went; pytest plugins."""
+"""pytest plugins of the tests: temporary folder, reruns, time limits, selection, and time spent."""

@@ -1,7 +1,7 @@
 """Waits for the end of a test run, then ends its leftover processes and removes its folder.
 
-``python -IS cleanup_process.py NAME=FOLDER``: the run is over when stdin closes, as it does for a run that is killed;
-its processes have the variable. Prints which of them had to be killed.
+``python -IS cleanup_process.py NAME=FOLDER``: the run is over when stdin closes, as it also does if the run is killed;
+its processes have the variable. Prints those that had to be killed.
 """
 
 import os
@@ -19,7 +19,7 @@ EXIT_TIMEOUT_S = 5.0
 
 
 def list_leftovers(is_ours: "Callable[[str], bool]") -> "dict[int, str]":
-    """The live processes that have such a variable, as NAME=VALUE, with their command lines."""
+    """List the processes with a variable, as NAME=VALUE, for which ``is_ours`` is true, with their command lines."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -37,11 +37,11 @@ def main(mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
-    until, looks = time.monotonic() + EXIT_TIMEOUT_S, 0
-    while looks < 2 and os.path.isdir("/proc/self"):  # twice: what has just been started has no variables for a moment
+    deadline, looks = time.monotonic() + EXIT_TIMEOUT_S, 0
+    while looks < 2 and os.path.isdir("/proc/self"):  # twice: a process has no variables for a moment after its start
         pids = list_leftovers(mark.__eq__)
         looks = 0 if pids else looks + 1
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             for pid, line in pids.items():
                 try:
                     os.kill(pid, signal.SIGKILL)

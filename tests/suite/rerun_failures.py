@@ -15,17 +15,17 @@ HELD = "held"
 
 
 class RerunFailure:
-    """The plugin; ``--maxfail``, ``-x`` and ``--pdb`` want the first failure at once, and do without it."""
+    """The plugin; not with ``--maxfail``, ``-x`` and ``--pdb``, which need the first failure at once."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._held: list[pytest.TestReport] = []  # of one test: its call may fail, and its teardown
+        self._held: list[pytest.TestReport] = []  # of one test: of its call and its teardown
         self._holds = True
-        self._rerun_s: float | None = None  # set if it has passed
+        self._rerun_s: float | None = None  # set if the rerun has passed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        # "???" is xdist's report of a worker that died: what did that to a worker might do it to us.
+        # "???" is xdist's report of a worker that crashed: a rerun could crash this process too.
         if not self._holds or not report.failed or report.when not in ("setup", "call", "teardown"):
             return
         if self._held and self._held[0].nodeid != report.nodeid:
@@ -61,7 +61,7 @@ class RerunFailure:
                 self._held = []  # the rerun has reported it
 
     def _find_item(self, session: pytest.Session) -> list[pytest.Item]:
-        """Return the item of the failed test, if there is one; xdist's controller has collected none before."""
+        """Find the item of the failed test; xdist's controller has to collect it first."""
         nodeid = self._held[0].nodeid
         found: list[object] = list(getattr(session, "items", ()))
         if not found:
@@ -72,7 +72,7 @@ class RerunFailure:
         return [each for each in found if isinstance(each, pytest.Item) and each.nodeid == nodeid]
 
     def _report_held(self) -> None:
-        """Report as failed what has not passed since; nothing is held any more."""
+        """Report the held failures, unless the rerun has passed, and hold no others."""
         self._holds = False
         if self._rerun_s is None:
             held, self._held = self._held, []

@@ -1,4 +1,4 @@
-"""The run's one temporary folder, and the cleanup process that removes all that is left of the run."""
+"""The temporary folder of the test run, and the cleanup process that removes what the run leaves behind."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 MARK = "DDPLAUNCH_TESTS"
-"""The variable by which the cleanup process finds what the run has started; its value is the folder."""
+"""The variable by which the cleanup process finds processes of the run; its value is the folder."""
 
 _VARIABLES = ("TMPDIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", MARK)
 
@@ -18,7 +18,7 @@ _CLEANUP = Path(__file__).with_name("cleanup_process.py")
 
 
 class RunTempDirPlugin:
-    """The plugin of pytest's own process, or of xdist's controller, whose workers inherit all of it."""
+    """The plugin of pytest's own process, or of xdist's controller, whose workers inherit the variables."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._path = Path(tempfile.mkdtemp(prefix="ddplaunch-tests-"))
@@ -35,22 +35,22 @@ class RunTempDirPlugin:
         os.environ["XDG_STATE_HOME"] = str(self._path / "state")
         os.environ["XDG_CACHE_HOME"] = str(self._path / "cache")
         (self._path / "cache").mkdir()
-        (self._path / "cache" / "ddplaunch").touch()  # a file: no test starts a trial but those that are about one
+        (self._path / "cache" / "ddplaunch").touch()  # a file, so that only tests of trials start one
         os.environ.update({"TMPDIR": str(self._path / "tmp"), MARK: str(self._path)})
         set_runtime_dir("run")
         tempfile.tempdir = None
-        self._left = ""
-        if not config.option.basetemp:  # a folder that was named is kept
+        self._leftovers = ""
+        if not config.option.basetemp:  # the user's own folder is kept
             config.option.basetemp = str(self._path / "pytest")
 
     @pytest.hookimpl(trylast=True)  # once xdist's workers are gone
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._left, _ = self._cleanup.communicate()
-        if self._left and session.exitstatus == pytest.ExitCode.OK:
+        self._leftovers, _ = self._cleanup.communicate()
+        if self._leftovers and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for line in self._left.splitlines():
+        for line in self._leftovers.splitlines():
             terminalreporter.write_line(line, red=True)
 
     def pytest_unconfigure(self) -> None:
@@ -65,7 +65,7 @@ class RunTempDirPlugin:
 
 
 def set_runtime_dir(name: str) -> None:
-    """Make a folder of control sockets: commands that list the jobs of this user see those of this process's tests."""
+    """Make a folder of control sockets, so that commands list only the jobs of this process's tests."""
     path = Path(os.environ[MARK], name)
     path.mkdir(mode=0o700, exist_ok=True)
     os.environ["XDG_RUNTIME_DIR"] = str(path)

@@ -1,4 +1,4 @@
-"""Selects the tests of a run: those that are named, or those without the mark ``ci``; reports what was left out."""
+"""Selects the tests of a run: those that are named, or all without the mark ``ci``; reports what was deselected."""
 
 import gc
 from collections import Counter
@@ -9,33 +9,33 @@ import pytest
 from tests.suite.time_spent import BUDGET, part
 
 EVERY_DAY = "not ci"
-"""What runs where nothing is named. ``pytest tests`` names all, ``pytest tests/slurm`` a part."""
+"""The marks of tests to run if none are named. ``pytest tests`` names all, ``pytest tests/slurm`` some."""
 
-_LEFT_OUT = "left out"
+_DESELECTED = "deselected"
 
 RUN_FIRST = ("slurm", "gridengine")
-"""Parts whose tests take longest and must run one after the other: a worker that began them last would run alone."""
+"""Parts whose tests take longest and run one after the other: started last, they would keep one worker busy alone."""
 
 
 class SelectionReport:
-    """The plugin that counts what was left out and what was skipped."""
+    """The plugin that counts deselected and skipped tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._left: Counter[str] = Counter()
+        self._deselected: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        self._left.update(part(item.nodeid) for item in items)
+        self._deselected.update(part(item.nodeid) for item in items)
 
     def pytest_sessionfinish(self) -> None:
         if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput[_LEFT_OUT] = dict(self._left)
+            self._config.workeroutput[_DESELECTED] = dict(self._deselected)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
-        """A worker of xdist has ended; each has left out the same."""
-        self._left = Counter(getattr(node, "workeroutput", {}).get(_LEFT_OUT) or self._left)
+        """Called when a worker of xdist has ended; all have deselected the same tests."""
+        self._deselected = Counter(getattr(node, "workeroutput", {}).get(_DESELECTED) or self._deselected)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped and isinstance(report.longrepr, tuple):
@@ -46,14 +46,15 @@ class SelectionReport:
             terminalreporter.section("skipped")
             for reason, count in self._skipped.most_common():
                 terminalreporter.write_line(f"skipped: {count} test{'s' * (count != 1)}: {reason}")
-        if self._left and self._config.option.markexpr == EVERY_DAY:
+        if self._deselected and self._config.option.markexpr == EVERY_DAY:
             terminalreporter.section("left to .ci/run, or pytest tests")
-            terminalreporter.write_line(", ".join(f"{name} {count}" for name, count in sorted(self._left.items())))
+            parts = [f"{name} {count}" for name, count in sorted(self._deselected.items())]
+            terminalreporter.write_line(", ".join(parts))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exempt what the collection makes from the garbage collector, which would visit it again and again."""
+    """Exempt the collected items from garbage collection, which would traverse them again and again."""
     gc.disable()
     try:
         return (yield)

@@ -54,7 +54,7 @@ workers = pytest.mark.parametrize(
 
 @pytest.fixture
 def checks(tmp_path):
-    """Run pytest with our plugins on a few small tests; other runs of tests around it have nothing to do with it."""
+    """Run pytest with the plugins on a few small tests, independently of the run of this test."""
     machine = tmp_path / "machine"
     machine.mkdir()
     environment = clean_environment({"TMPDIR": str(machine)})

@@ -8,14 +8,14 @@ import pytest
 from tests.scaled_timeouts import machine_slowness
 
 BUDGET = 300.0
-"""Seconds that ``pytest -n 4`` may take on two quiet cores: the README promises a test command, not an evening."""
+"""Seconds that ``pytest -n 4`` may take on two quiet cores."""
 
 SLOWEST = 25
-"""How many tests a run that has a budget names."""
+"""The number of tests that a run with a budget lists."""
 
 
 def part(nodeid: str) -> str:
-    """Return the folder of ``tests/`` that a test belongs to, or its file."""
+    """The folder of ``tests/`` with a test, or its file."""
     path = nodeid.partition("::")[0]
     return (path.partition("/")[2] or path).partition("/")[0]
 

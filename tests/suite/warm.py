@@ -1,6 +1,6 @@
 """``--warm``: runs tests as if all runs requested a warm zygote.
 
-Each test has a folder of its own, so it rarely meets another's zygote. What is tested is that a run is a run.
+Each test has a folder of its own, so it rarely gets the zygote of another test: this tests that runs are unchanged.
 """
 
 import os

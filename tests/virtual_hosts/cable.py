@@ -11,12 +11,12 @@ _RELAY = Path(__file__).with_name("frame_delay.py")
 
 
 class Cable:
-    """From ``interface`` in the host to ``port`` in the switch."""
+    """A cable from ``interface`` in the host to ``port`` in the switch."""
 
     def __init__(
         self, switch: NetworkNamespace, bridge: str, port: str, interface: str, mac: str, settings: list[str]
     ) -> None:
-        """``settings``: the ``ip`` commands, free to be repeated, that configure the interface once it is up."""
+        """``settings``: idempotent ``ip`` commands that configure the interface once it is up."""
         self.switch, self.bridge, self.port = switch, bridge, port
         self.interface, self.mac, self.settings = interface, mac, settings
         self.inside = NetworkNamespace(-1)
@@ -24,7 +24,7 @@ class Cable:
         self._relay: subprocess.Popen[bytes] | None = None
 
     def plug(self, inside: NetworkNamespace, pid: int) -> None:
-        """Plug it in, at the host whose network namespace this is and ``pid`` lives in."""
+        """Plug it into the host with this network namespace, in which ``pid`` runs."""
         self.switch.ip(
             f"link add {self.port} type veth peer name {self.interface} address {self.mac} netns {pid}",
             f"link set {self.port} master {self.bridge} up",
@@ -33,13 +33,13 @@ class Cable:
         inside.ip(f"link set {self.interface} up", *self.settings)
 
     def pull(self) -> None:
-        """Pull the cable: the interface is gone, and the faults of the cable too."""
+        """Pull the cable: this removes the interface, and the faults of the cable."""
         self._stop_relay()
         if self.inside.fd >= 0:
             self.switch.ip(f"link del {self.port}")
 
     def close(self) -> None:
-        """End the process that belongs to it. The kernel removes the rest with the network namespaces."""
+        """End its relay process. The kernel removes the rest with the network namespaces."""
         if self._relay is not None:
             self._relay.kill()
             self._relay.wait()
@@ -58,7 +58,7 @@ class Cable:
         self.inside.ip(f"link set {self.interface} down")
 
     def narrow(self, rate: str) -> None:
-        """Let no more through than this ("10mbit"), each way; the rest waits, and what has to wait long is lost."""
+        """Limit the rate ("10mbit") in each direction; packets that wait longer than 400 ms are lost."""
         self._queue(*f"tbf rate {rate} burst 32kb latency 400ms".split())
 
     def heal(self) -> None:
@@ -69,33 +69,33 @@ class Cable:
         self.inside.ip(f"link set {self.interface} up", *self.settings)
 
     def _queue(self, *discipline: str) -> None:
-        """Choose how packets wait at both ends."""
+        """Set the queueing discipline of both ends."""
         for namespace, device in ((self.inside, self.interface), (self.switch, self.port)):
             namespace.call("tc", "qdisc", "replace", "dev", device, "root", *discipline)
 
     def delay(self, milliseconds: float) -> None:
-        """Let everything take that much longer, each way.
+        """Delay all packets in each direction.
 
-        The cable leads through a relay: port, a bridge of its own, a TAP; the relay; a TAP in the switch's bridge.
+        The cable gets a relay: port, a bridge of its own, a TAP; the relay; a TAP in the switch's bridge.
         """
         self._stop_relay()
         near, far = f"{self.port}-near", f"{self.port}-far"
 
         def start() -> subprocess.Popen[bytes]:
             setns(self.switch.fd, NET)
-            us = os.pidfd_open(os.getpid())
-            words = [sys.executable, "-IS", str(_RELAY), str(milliseconds), near, far, str(us)]
+            test_process = os.pidfd_open(os.getpid())
+            words = [sys.executable, "-IS", str(_RELAY), str(milliseconds), near, far, str(test_process)]
             try:
                 return subprocess.Popen(
                     words,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    pass_fds=[us],
+                    pass_fds=[test_process],
                     start_new_session=True,
                 )
             finally:
-                os.close(us)
+                os.close(test_process)
 
         self._relay = in_thread(start)
         wait_for_ready(self._relay, "the relay")

@@ -11,13 +11,13 @@ C = TypeVar("C", bound="Cluster")
 
 
 class ClusterError(Exception):
-    """A scheduler does not do what was requested."""
+    """A scheduler did not do what was requested."""
 
 
 class Cluster:
-    """A scheduler's daemons: n0 of the network controls it, where users log in too; the others compute.
+    """A scheduler's daemons: n0 of the network is controller and login node, the others are compute nodes.
 
-    A context manager, or to be closed.
+    A context manager; without ``with``, call ``close``.
     """
 
     def __init__(self, network: Network) -> None:
@@ -31,7 +31,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Switch its hosts off, and so kill all daemons and jobs and remove their files; may be called again."""
+        """Switch off its hosts, which kills all daemons and jobs and removes their files; may be called again."""
         for host in self.network.hosts:
             host.kill_all()
 
@@ -46,4 +46,4 @@ class Cluster:
             if time.monotonic() > began + scaled_timeout(timeout):
                 raise ClusterError(f"waited {time.monotonic() - began:.0f} s for {what}\n{self.describe_state()}")
             time.sleep(pause)
-            pause = min(pause * 1.2, 0.2)  # a scheduler's command takes more time of a CPU than most jobs here
+            pause = min(pause * 1.2, 0.2)  # a scheduler's command takes more CPU time than most jobs here

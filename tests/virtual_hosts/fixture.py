@@ -11,7 +11,7 @@ from tests.virtual_hosts.network import Network, unsupported
 
 @pytest.fixture
 def network() -> Iterator[Callable[..., Network]]:
-    """Make networks of virtual hosts, as ``network(2)``, which end with the test; skip where there can be none."""
+    """Make networks of virtual hosts, as ``network(2)``, for one test; skip the test if the machine cannot have any."""
     if reason := unsupported():
         pytest.skip(f"NO VIRTUAL HOSTS HERE: {reason}")
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
-"""A slow cable: forwards Ethernet frames between two TAP devices after a delay.
+"""A slow cable: forwards Ethernet frames between two TAP devices after a delay, as many kernels have no netem.
 
-Many kernels have no netem. Run as ``frame_delay.py MILLISECONDS TAP TAP PIDFD`` in the network namespace of the
-switch; it prints "ready" when the devices are there, and ends, and they with it, when the process of the pidfd does.
+Run as ``frame_delay.py MILLISECONDS TAP TAP PIDFD`` in the network namespace of the switch; it prints "ready" when the
+devices exist, and ends, which removes them, when the process of the pidfd ends.
 """
 
 import fcntl
@@ -16,18 +16,18 @@ TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 
 
 def open_tap(name: str) -> int:
-    """Make a TAP device, which is there as long as it is open."""
+    """Make a TAP device, which exists as long as it is open."""
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
     return fd
 
 
-def carry(one: int, other: int, delay: float, until: int) -> None:
-    """Carry frames both ways until the process ends that ``until`` is a pidfd of."""
+def forward_frames(one: int, other: int, delay: float, pidfd: int) -> None:
+    """Forward frames in both directions until the process of the pidfd ends."""
     across = {one: other, other: one}
     waiting: deque[tuple[float, int, bytes]] = deque()
     poll = select.poll()
-    for fd in (one, other, until):
+    for fd in (one, other, pidfd):
         poll.register(fd, select.POLLIN)
     while True:
         while waiting and waiting[0][0] <= time.monotonic():
@@ -38,7 +38,7 @@ def carry(one: int, other: int, delay: float, until: int) -> None:
                 pass  # the device is down or full: the frame is lost, as on a cable
         timeout = max(0.0, waiting[0][0] - time.monotonic()) * 1000 if waiting else None
         for fd, _ in poll.poll(timeout):
-            if fd == until:
+            if fd == pidfd:
                 return
             try:
                 frame = os.read(fd, 65536)
@@ -48,10 +48,10 @@ def carry(one: int, other: int, delay: float, until: int) -> None:
 
 
 def main() -> None:
-    milliseconds, one, other, until = sys.argv[1:]
+    milliseconds, one, other, pidfd = sys.argv[1:]
     taps = open_tap(one), open_tap(other)
     os.write(1, b"ready\n")
-    carry(*taps, float(milliseconds) / 1000, int(until))
+    forward_frames(*taps, float(milliseconds) / 1000, int(pidfd))
 
 
 if __name__ == "__main__":

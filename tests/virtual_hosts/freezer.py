@@ -1,4 +1,4 @@
-"""Freezes all processes of a host at one moment."""
+"""Freezes all processes of a host."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ def freeze(processes: Callable[[], list[int]]) -> None:
         send_signal(signal.SIGSTOP, new)
         frozen |= new
     while any(map(_runs, frozen)):
-        time.sleep(0.001)  # each thread stops when it gets to it, without a notice
+        time.sleep(0.001)  # each thread stops when it is scheduled, and nothing reports that
 
 
 def send_signal(number: int, pids: Iterable[int]) -> None:
@@ -25,7 +25,7 @@ def send_signal(number: int, pids: Iterable[int]) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether any of its threads is neither stopped nor at its end."""
+    """Whether any of its threads is neither stopped nor ended."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         states = [(thread / "stat").read_bytes().rpartition(b")")[2].split()[0] for thread in threads]

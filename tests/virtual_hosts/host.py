@@ -30,7 +30,7 @@ _INIT = Path(__file__).with_name("init.py")
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
-    """Wait for the end of a command, assert its exit code, and return its stdout and stderr."""
+    """Wait for a command, assert its exit code, and return its stdout and stderr."""
     out, err = process.communicate(timeout=scaled_timeout(120))
     assert process.returncode == code, f"{out}{err}"
     return out, err
@@ -47,14 +47,14 @@ class Host:
         cables: Sequence[Cable],
         ipv6: bool,
     ) -> None:
-        """``addresses``: IPv4, IPv6 and that of the second interface; ``files``: what lies in its /etc instead."""
+        """``addresses``: IPv4, IPv6 and that of the second interface. ``files``: replace those of /etc, by path."""
         self.name = name
         self.address, self.address6, _ = addresses
         self._addresses, self._files, self._cables, self._ipv6 = addresses, files, cables, ipv6
         self.cable = cables[0]
-        """That of eth0."""
+        """The cable of eth0."""
         self._init: subprocess.Popen[bytes] | None = None
-        self._network = NetworkNamespace(-1)  # that of the last boot
+        self._network = NetworkNamespace(-1)  # of the last boot
         self._started: list[subprocess.Popen[Any]] = []
 
     def __repr__(self) -> str:
@@ -63,18 +63,18 @@ class Host:
     # Processes
 
     def start(self, words: Sequence[str | Path], **popen: Any) -> subprocess.Popen[Any]:
-        """Start a command on the host, as ``subprocess.Popen`` does: our child, with our environment, cwd and terminal.
+        """Start a command on the host, as ``subprocess.Popen`` does: a child with this environment, cwd and terminal.
 
-        It has our process group too, so a Ctrl-C is for both, and it dies with the host, the host with us. Unless told
-        otherwise, temporary files go where they vanish with the host: nobody else removes them when its power is cut,
-        and in our folder the same name and pid would be those of many hosts.
+        It has the process group of the test too, so both get a Ctrl-C, and it ends with the host, which ends with the
+        test process. By default its temporary files are removed with the host: power_off gives it no time to do that,
+        and in a shared folder several hosts would have the same names and pids.
         """
-        init = self._running()
+        init = self._require_init()
         popen["env"] = environ = dict(popen.get("env") or os.environ)
         if environ.get("TMPDIR") == os.environ.get("TMPDIR"):
             environ["TMPDIR"] = "/dev/shm"
         if environ.get("XDG_RUNTIME_DIR") == os.environ.get("XDG_RUNTIME_DIR"):
-            environ["XDG_RUNTIME_DIR"] = "/dev/shm"  # the jobs of another host or of ours are not visible there
+            environ["XDG_RUNTIME_DIR"] = "/dev/shm"  # where the jobs of other hosts are not visible
         popen["cwd"] = Path(popen.get("cwd") or ".").absolute()
 
         def begin() -> subprocess.Popen[Any]:
@@ -119,7 +119,7 @@ class Host:
         return found
 
     def find(self, pattern: str) -> list[int]:
-        """Those of its processes whose command line, joined by blanks, has a match of the regular expression."""
+        """List its processes whose command line, joined by spaces, matches a regular expression."""
         found = []
         for pid in self.processes():
             try:
@@ -134,24 +134,24 @@ class Host:
 
     @property
     def alive(self) -> bool:
-        """Whether it is up: whether its init lives."""
+        """Whether it is up: whether its init runs."""
         return self._init is not None and self._init.poll() is None
 
     def boot(self) -> None:
-        """Switch it on, with all cables as new."""
+        """Switch it on, without faults of its cables."""
         self.begin_boot()
         self.finish_boot()
 
     def begin_boot(self) -> None:
-        """The part of :meth:`boot` that need not wait, so that several hosts boot at once."""
+        """The part of :meth:`boot` that does not wait, so that several hosts boot at the same time."""
         if self.alive:
             raise HostError(f"{self.name} is up already")
-        # First the cables: the kernel removes a network without holders at any time, and the cables' ends with it.
+        # First the cables: the kernel may remove a network without holders, with its ends of the cables, at any time.
         for cable in self._cables:
             cable.pull()
         self._network.close()
         self._init, self._network = in_thread(self._start_init)
-        # Without the detection of duplicates the hosts' link-local addresses can be used at once.
+        # Without duplicate address detection the hosts' link-local addresses can be used at once.
         setting, value = ("accept_dad", "0") if self._ipv6 else ("disable_ipv6", "1")
         for devices in ("all", "default"):
             self._network.sysctl(f"ipv6/conf/{devices}/{setting}", value)
@@ -165,34 +165,34 @@ class Host:
         wait_for_ready(self._init, f"the init of {self.name}")
 
     def _start_init(self) -> tuple[subprocess.Popen[bytes], NetworkNamespace]:
-        us = os.pidfd_open(os.getpid())
+        test_process = os.pidfd_open(os.getpid())
         unshare(HOST)
         network = NetworkNamespace(current_network())
-        settings = {"hostname": self.name, "files": self._files, "test_process": us}
+        settings = {"hostname": self.name, "files": self._files, "test_process": test_process}
         try:
             init = subprocess.Popen(
                 [sys.executable, "-IS", str(_INIT), json.dumps(settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[us],
+                pass_fds=[test_process],
                 start_new_session=True,
             )
         except BaseException:
             network.close()
             raise
         finally:
-            os.close(us)
+            os.close(test_process)
         return init, network
 
     def power_off(self) -> None:
-        """Cut the cables, then kill everything: the others receive nothing more of it."""
+        """Cut the cables, then kill all processes: the other hosts receive nothing more from it."""
         for cable in self._cables:
             cable.cut()
         self.kill_all()
 
     def kill_all(self) -> None:
-        """Kill every process, by killing init. The network stays, and the kernel ends the connections."""
+        """Kill all processes, by killing init. The network stays, and the kernel closes the connections."""
         if self._init is not None:
             self._init.kill()
             for process in self._started:
@@ -208,15 +208,15 @@ class Host:
         self._network.close()
 
     def freeze(self) -> None:
-        """Stop all its processes, so that only the kernel of the host answers."""
-        self._running()
+        """Stop all its processes, so that only the kernel of the host responds."""
+        self._require_init()
         freeze(self.processes)
 
     def thaw(self) -> None:
         """Let its processes run again."""
         send_signal(signal.SIGCONT, self.processes())
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _require_init(self) -> subprocess.Popen[bytes]:
         if not self.alive or self._init is None:
             raise HostError(f"{self.name} is not up")
         return self._init
@@ -224,12 +224,12 @@ class Host:
     # Faults in the switch and the firewall; those of the first interface are its cable's
 
     def loss(self, percent: float) -> None:
-        """Lose this share of the frames in each direction, at random."""
+        """Drop a percentage of the frames in each direction, at random."""
         lost = f"numgen random mod 10000 < {round(percent * 100)} drop"
         self._filter([f"{way} {self.cable.port} {lost}" for way in ("iifname", "oifname")])
 
     def drop(self, peer: Host | None = None) -> None:
-        """Let the switch drop all IP packets to and from it, or those that it exchanges with one peer."""
+        """Drop all IP packets to and from it in the switch, or those that it exchanges with one peer."""
         if peer is None:
             kinds = {"iifname": ["meta protocol { ip, ip6 }"], "oifname": ["meta protocol { ip, ip6 }"]}
         else:
@@ -241,29 +241,29 @@ class Host:
         self._drop((way, what) for way, whats in kinds.items() for what in whats)
 
     def drop_port(self, port: int) -> None:
-        """Let the switch drop what is to or from that TCP port, on either side."""
+        """Drop packets from or to a TCP port, on either side, in the switch."""
         ends = [f"tcp {end} {port}" for end in ("sport", "dport")]
         self._drop((way, end) for way in ("iifname", "oifname") for end in ends)
 
     def drop_large(self, peer: Host, length: int = 1400) -> None:
-        """Let the switch drop IP packets of more than ``length`` bytes from it to one peer, without an answer."""
+        """Drop IP packets of more than ``length`` bytes from it to one peer in the switch, without an ICMP error."""
         to = ["ip6 daddr" if ":" in address else "ip daddr" for address in peer._addresses if address]
         ends = zip(to, filter(None, peer._addresses), strict=True)
         self._filter([f"iifname {self.cable.port} {end} {it} meta length > {length} drop" for end, it in ends])
 
     def slow(self, rate: str) -> None:
-        """Let the switch drop what is beyond a rate ("500 kbytes/second") of what it sends and gets."""
+        """Drop packets above a rate ("500 kbytes/second"), in each direction, in the switch."""
         port = self.cable.port
         self._filter([f"{way} {port} limit rate over {rate} burst 1 mbytes drop" for way in ("iifname", "oifname")])
 
     def _drop(self, rules: Iterable[tuple[str, str]]) -> None:
-        # Neighbours are still found, so that IPv6 is silent just like IPv4, where ARP is no IP packet.
+        # Neighbour discovery still works, as ARP does for IPv4, which is not IP: both fail silently.
         neighbours = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"
         ports = "{ " + ", ".join(cable.port for cable in self._cables) + " }"
         self._filter([neighbours, *(f"{way} {ports} {what} drop" for way, what in rules)])
 
     def _filter(self, rules: Sequence[str]) -> None:
-        """Add rules for what passes the switch."""
+        """Add firewall rules to the switch."""
         chain = f"bridge faults-{self.name} forward"
         self.cable.switch.nft(
             f"add table bridge faults-{self.name}\n"
@@ -272,8 +272,8 @@ class Host:
         )
 
     def reject(self) -> None:
-        """Let the host's own firewall answer every TCP packet, in both directions, with a reset."""
-        # Not a reset itself: the one for a peer has to get out.
+        """Answer all TCP packets, in both directions, with a reset, in the host's own firewall."""
+        # Except resets, as those for a peer have to leave the host.
         self._network.nft(
             "table inet faults {\n"
             "chain in { type filter hook input priority -300; }\n"
@@ -284,14 +284,14 @@ class Host:
         )
 
     def drop_loopback(self) -> None:
-        """Let the host's own firewall drop what it sends to itself."""
+        """Drop what it sends to itself, in the host's own firewall."""
         self._network.nft(
             "table inet faults { chain in { type filter hook input priority -300; iifname lo drop; }; }\n"
         )
 
     def heal(self) -> None:
         """Undo all faults of the network."""
-        # "add" first, since only what is there can be deleted.
+        # "add" first, since only a table that exists can be deleted.
         table = f"bridge faults-{self.name}"
         self.cable.switch.nft(f"add table {table}\ndelete table {table}\n")
         self._network.nft("add table inet faults\ndelete table inet faults\n")

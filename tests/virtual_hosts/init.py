@@ -1,7 +1,7 @@
 """PID 1 of a virtual host: sets the host up, reaps its orphans, and ends it with the test process.
 
-Its argument is its settings (JSON). It begins in the host's namespaces, and prints "ready" when the host is.
-As PID 1, it takes every process of the host along when it is killed.
+Its argument is its settings (JSON). It is started in the host's namespaces, and prints "ready" when the host is. As it
+is PID 1, the kernel kills all processes of the host with it.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def set_up(hostname: str, files: "dict[str, str]") -> None:
     socket.sethostname(hostname)
     mount("none", "/", flags=RECURSIVE | PRIVATE)
     mount("proc", "/proc", "proc")
-    # What is mounted elsewhere from this file system stays when it is detached, so no file of ours lies anywhere.
+    # A bind mount from this file system stays when the file system is detached, so no file is visible elsewhere.
     mount("tmpfs", SHM, "tmpfs")
     for number, (path, text) in enumerate(files.items()):
         source = f"{SHM}/{number}"
@@ -43,7 +43,7 @@ def set_up(hostname: str, files: "dict[str, str]") -> None:
 
 
 def show_network_in_sys(stage: str) -> None:
-    """A /sys that shows the host's interfaces, with the control groups that the old one has."""
+    """Mount a /sys with the host's interfaces, and with the control groups of the former one."""
     os.mkdir(stage)
     try:
         mount("sysfs", stage, "sysfs")
@@ -54,7 +54,7 @@ def show_network_in_sys(stage: str) -> None:
 
 
 def wait_for_end(fd: int) -> None:
-    """Wait until the process ends that the pidfd is of."""
+    """Wait until the process of a pidfd ends."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     poll.poll()
@@ -62,7 +62,7 @@ def wait_for_end(fd: int) -> None:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # like all signals from within, ignored by PID 1 if not handled
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # PID 1 ignores signals from its namespace that it does not handle
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for a parent that ignores this
     os.chdir("/")
     set_up(settings["hostname"], settings["files"])
@@ -73,7 +73,7 @@ def main() -> None:
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # we are the only process
+        pass  # there is no other process
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Enters Linux namespaces in a thread that ends afterwards.
 
 Namespaces belong to threads, so a thread may enter a host, start a process there and end: the process is a direct
-child of ours, with its own exit status and its own pid, and nothing stands in between that signals have to get past.
+child, with its own exit status and pid, and no other process is in between that would have to forward signals.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ FS, MOUNT, UTS, IPC, PID, NET = 0x200, 0x20000, 0x4000000, 0x8000000, 0x20000000
 """The CLONE_* flags. FS is not a namespace: only a thread with a cwd of its own may enter a MOUNT namespace."""
 
 HOST = MOUNT | UTS | IPC | PID | NET
-"""All that a host has of its own."""
+"""The namespaces of a host."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,11 +23,11 @@ Result = TypeVar("Result")
 
 
 class HostError(Exception):
-    """A virtual host or its network cannot do what was requested."""
+    """A virtual host or its network could not do what was requested."""
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread namespaces of its own (PID: its next child)."""
+    """Move the calling thread into new namespaces (PID: its next child)."""
     if _libc.unshare(flags):
         raise OSError(ctypes.get_errno(), f"unshare({flags:#x}): {os.strerror(ctypes.get_errno())}")
 
@@ -45,14 +45,14 @@ def in_thread(action: Callable[[], Result]) -> Result:
 
 
 class NetworkNamespace:
-    """A network namespace, held by an open file."""
+    """A network namespace, kept by an open file."""
 
     def __init__(self, fd: int | None = None) -> None:
-        """A new one, or the one that ``fd`` is."""
+        """Make a new one, or take that of ``fd``."""
         self.fd = in_thread(_new_network) if fd is None else fd
 
     def call(self, *words: str, stdin: str = "") -> None:
-        """Run a command in it that must succeed."""
+        """Run a command in it; HostError if it fails."""
 
         def run() -> subprocess.CompletedProcess[str]:
             setns(self.fd, NET)
@@ -63,7 +63,7 @@ class NetworkNamespace:
             raise HostError(f"{' '.join(words)}: exit status {done.returncode}: {done.stdout.strip()}\n{stdin}")
 
     def ip(self, *lines: str) -> None:
-        """Run ``ip LINE`` for each."""
+        """Run ``ip LINE`` for each line."""
         self.call("ip", "-batch", "-", stdin="\n".join(lines) + "\n")
 
     def nft(self, text: str) -> None:
@@ -71,18 +71,18 @@ class NetworkNamespace:
         self.call("nft", "-f", "-", stdin=text)
 
     def sysctl(self, name: str, value: str) -> None:
-        """Set a setting below ``net``."""
+        """Change a kernel setting below ``net``."""
         self.call("tee", f"/proc/sys/net/{name}", stdin=value)
 
     def close(self) -> None:
-        """Close the file; the kernel removes the namespace when no process is in it."""
+        """Close the file; the kernel removes the namespace when it has no process."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def current_network() -> int:
-    """An open file of the calling thread's network namespace."""
+    """Open a file of the calling thread's network namespace."""
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
 
 

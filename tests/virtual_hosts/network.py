@@ -15,17 +15,17 @@ from tests.virtual_hosts.host import Host
 from tests.virtual_hosts.namespaces import HostError, NetworkNamespace
 
 _SWITCH = "10.77.0.1"
-"""The gateway of the hosts, which forwards nothing: what goes elsewhere vanishes."""
+"""The gateway of the hosts, which forwards nothing: packets to other networks are lost."""
 _NAME_SERVER = "10.77.0.2"
-"""No host has this address, but the hosts believe to know its place on the switch, so that they really wait."""
+"""No host has this address, but the hosts have a permanent ARP entry for it, so that they wait for an answer."""
 
 
 class Network:
-    """``count`` hosts n0, n1, … on a switch, up when this returns; a context manager, or to be closed.
+    """``count`` hosts n0, n1, … on a switch, which are up when this returns; a context manager.
 
-    ``debian_hosts``: /etc/hosts begins with the host's own name at 127.0.1.1, as Debian's installer leaves it.
-    ``dns``: "files" has names from /etc/hosts only, "dead" also asks a name server that never answers.
-    ``ipv6``: whether the kernel of the hosts has it switched on. ``second``: whether each host also has an eth1.
+    ``debian_hosts``: /etc/hosts begins with the host's own name at 127.0.1.1, as Debian's installer writes it.
+    ``dns``: "files" resolves names from /etc/hosts only, "dead" also asks a name server that never answers.
+    ``ipv6``: whether it is enabled on the hosts. ``second``: whether each host also has an eth1.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Network:
                     Host(
                         f"n{i}",
                         (f"10.77.0.{10 + i}", f"fd77::{10 + i}" if ipv6 else "", f"10.78.0.{10 + i}" if second else ""),
-                        _files(i, count, debian_hosts, dns, ipv6),
-                        _cables(self._switch, i, ipv6, second),
+                        _make_files(i, count, debian_hosts, dns, ipv6),
+                        _make_cables(self._switch, i, ipv6, second),
                         ipv6,
                     )
                 )
@@ -71,14 +71,14 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Kill and remove everything; may be called again."""
+        """Kill and remove all hosts; may be called again."""
         for host in self.hosts:
             host.close()
         self._switch.close()
 
 
-def _cables(switch: NetworkNamespace, number: int, ipv6: bool, second: bool) -> list[Cable]:
-    """The cables of a host. It has the same MAC addresses after each boot, for the neighbours remember them."""
+def _make_cables(switch: NetworkNamespace, number: int, ipv6: bool, second: bool) -> list[Cable]:
+    """Make the cables of a host, whose MAC addresses are the same after each boot, as neighbours cache them."""
     settings = [
         f"address replace 10.77.0.{10 + number}/24 dev eth0",
         f"route replace default via {_SWITCH} dev eth0",
@@ -93,8 +93,8 @@ def _cables(switch: NetworkNamespace, number: int, ipv6: bool, second: bool) -> 
     return cables
 
 
-def _files(number: int, count: int, debian_hosts: bool, dns: str, ipv6: bool) -> dict[str, str]:
-    """Return the files that a host has in /etc."""
+def _make_files(number: int, count: int, debian_hosts: bool, dns: str, ipv6: bool) -> dict[str, str]:
+    """Make the files of a host's /etc."""
     lines = ["127.0.0.1 localhost"]
     if debian_hosts:
         lines.append(f"127.0.1.1 n{number}.example n{number}")
@@ -117,7 +117,7 @@ def _files(number: int, count: int, debian_hosts: bool, dns: str, ipv6: bool) ->
 
 @functools.cache
 def unsupported() -> str | None:
-    """Return why this machine cannot have virtual hosts, or None; tried once."""
+    """Return why this machine cannot have virtual hosts, or None; tested once."""
     if sys.platform != "linux":
         return "they need Linux namespaces"
     if os.geteuid() != 0:

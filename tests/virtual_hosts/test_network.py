@@ -1,4 +1,4 @@
-"""Tests that nothing is left of virtual hosts, whatever way they end. Their faults are tested by those who use them."""
+"""Tests that virtual hosts leave nothing behind. Their faults are tested by the tests that use them."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def init_of(host: Host) -> int:
 
 
 def leftovers() -> tuple[list[str], str]:
-    """What could be left: interfaces and named namespaces."""
+    """List interfaces and named namespaces, which could be left."""
     return (
         sorted(os.listdir("/sys/class/net")),
         subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout,
@@ -50,7 +50,7 @@ def test_nothing_is_left_after_close(network):
 
 
 def test_nothing_is_left_when_the_test_process_is_killed(network):
-    network(1)  # skips where there can be none
+    network(1)  # skips if the machine cannot have any
     program = """if True:
         import os, signal
         from tests.virtual_hosts.network import Network

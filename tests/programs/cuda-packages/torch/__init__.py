@@ -1,4 +1,4 @@
-"""Plays a torch for CUDA to ``--oom-report``: a GPU of 79 GiB, an allocator with a history."""
+"""A fake torch with CUDA for ``--oom-report``: a GPU of 79 GiB, an allocator with a history."""
 
 import pickle  # noqa: F401, as torch does
 

@@ -33,7 +33,7 @@ memory = SimpleNamespace(_record_memory_history=_record_memory_history, _snapsho
 
 
 def allocate(size, *, python=True):
-    """Take memory; without ``python`` as a thread of autograd's does, which has no frames of Python."""
+    """Allocate memory; without ``python`` as a thread of autograd does, which has no frames of Python."""
     free = TOTAL - sum(block["size"] for block in _blocks)
     if size > free:
         for observer in sys.modules["torch"]._C.__dict__.get("observers", ()):
@@ -47,7 +47,7 @@ def allocate(size, *, python=True):
 
 
 def backward(size):
-    """As autograd does: in a thread that has no frame of the program's, while the caller waits."""
+    """Allocate as autograd does: in a thread that has no frame of the program, while the caller waits."""
     failed = []
 
     def run():
