@@ -335,6 +335,16 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
             "send stop request SIGQUIT",
         ),
     ),
+    "Ctrl-C in a terminal": (
+        *BEGIN,
+        step(
+            5,
+            SIGNAL(SIGINT, from_terminal=True),
+            "show: stopping 2 ranks; Ctrl-C again kills them now",
+            "SIGINT to all",
+            "send stop request SIGINT",
+        ),
+    ),
     "SIGQUIT without a terminal stops at once": (
         *BEGIN,
         step(5, SIGNAL(SIGQUIT), "show: SIGQUIT: stopping 2 ranks", "SIGQUIT to all", "send stop request SIGQUIT"),
