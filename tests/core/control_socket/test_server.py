@@ -226,6 +226,19 @@ def test_a_killed_launcher_leaves_a_socket_that_the_next_one_removes(run):
     assert os.listdir(os.path.dirname(other.path)) == [os.path.basename(other.path)]
 
 
+def test_a_launcher_removes_what_killed_ones_have_left(runtime):
+    """It does so itself: there may never be a client."""
+    folder = runtime / "ddplaunch"
+    folder.mkdir(0o700)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(folder / "killed.999999999"))
+    sock, path = socket_dir.listen_in_dir("mine")
+    assert sock
+    sock.close()
+    assert os.listdir(folder) == [os.path.basename(path)]
+    socket_dir.remove_socket(path)
+
+
 def test_a_process_that_has_a_killed_launchers_pid_now_does_not_keep_its_socket(run, runtime):
     """For example the pid 2 of a launcher in another PID namespace."""
     job = run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 from types import SimpleNamespace
@@ -231,6 +232,8 @@ def test_why_node_0_is_not_reached(make, monkeypatch, kind, delay_s, why):
     world.let_expire(FIRST_NOTICE_S)
     (notice,) = world.take()
     assert notice.reason == f"127.0.0.1:{world.port}{why}"
+    for fd in world.loop._selector.get_map():
+        os.fstat(fd)  # none of them is closed
 
 
 def test_a_node_connects_from_its_interface(make, monkeypatch):

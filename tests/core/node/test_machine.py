@@ -302,18 +302,18 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "a signal for ranks: node 0 decides, each gets it once": (
         *BEGIN,
         step(5, ev.ForwardableSignalArrived(SIGUSR2)),
-        step(5.4, None, "send forward request SIGUSR2"),
-        step(6, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
-        step(6, None, "forward SIGUSR2 to handlers"),
+        step(6.1, None, "send forward request SIGUSR2"),
+        step(7, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
+        step(7, None, "forward SIGUSR2 to handlers"),
     ),
     "a signal that the ranks have got too is not forwarded, the next one is": (
         *BEGIN,
         step(5, ev.ForwardableSignalArrived(SIGUSR2)),
         step(5.1, ev.ZygoteSignalled(SIGUSR2)),
-        step(5.4, None, "send forward request SIGUSR2 sent to group"),
-        step(5.5, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
-        step(8, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
-        step(8, None, "forward SIGUSR2 to handlers"),
+        step(6.1, None, "send forward request SIGUSR2 sent to group"),
+        step(6.2, ev.MessageReceived(messages.ForwardSignal(SIGUSR2, sent_to_group=True))),
+        step(9, ev.MessageReceived(messages.ForwardSignal(SIGUSR2))),
+        step(9, None, "forward SIGUSR2 to handlers"),
     ),
     "a signal that this node's ranks get a little later than those of the others is not forwarded": (
         *BEGIN,
@@ -333,6 +333,16 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
             "show: SIGQUIT: stopping 2 ranks",
             "SIGQUIT to all",
             "send stop request SIGQUIT",
+        ),
+    ),
+    "Ctrl-C in a terminal": (
+        *BEGIN,
+        step(
+            5,
+            SIGNAL(SIGINT, from_terminal=True),
+            "show: stopping 2 ranks; Ctrl-C again kills them now",
+            "SIGINT to all",
+            "send stop request SIGINT",
         ),
     ),
     "SIGQUIT without a terminal stops at once": (
@@ -368,7 +378,7 @@ PREEMPTED = (
     *BEGIN,
     step(5, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
     step(5, preempt(), "CreatePreemptionFile"),
-    step(5.4, None, "forward SIGUSR1 to handlers"),
+    step(6.1, None, "forward SIGUSR1 to handlers"),
 )
 
 OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
@@ -492,12 +502,12 @@ OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
         {"preempt_signal": SIGUSR1},
         *PREEMPTED[:-1],
         step(5.1, ev.ZygoteSignalled(SIGUSR1)),
-        step(6, None),
+        step(7, None),
     ),
     "Ctrl-C after the notice stops the ranks": (
         {"preempt_signal": SIGUSR1},
         *PREEMPTED,
-        step(6, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
+        step(7, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
         step(9, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
     ),
     "SIGTERM as the notice is one only the first time": (
@@ -505,7 +515,7 @@ OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
         *BEGIN,
         step(5, SIGNAL(SIGTERM), "send preemption notice SIGTERM"),
         step(5, preempt(), "CreatePreemptionFile"),
-        step(5.4, None, "forward SIGUSR2", "forward SIGTERM to handlers"),
+        step(6.1, None, "forward SIGUSR2", "forward SIGTERM to handlers"),
         step(9, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
     ),
 }

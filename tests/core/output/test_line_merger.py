@@ -118,10 +118,10 @@ def test_a_line_printed_by_all_ranks_is_not_held():
 
 
 def test_no_line_is_held_while_many_are_printed():
-    equal, held = LineMerger(2), []
+    equal, held = LineMerger(3), []
     for rank in (0, 1):
         equal.add(rank, 1, b"", 10.0)
-    for now, lines in ((10.0, b"a\n" * 3), (10.1, b"b\n"), (10.25, b"c\n"), (20.0, b"d\n"), (20.1, b"x" * 999 + b"\n")):
+    for now, lines in ((10.0, b"a\n" * 4), (10.1, b"b\n"), (10.25, b"c\n"), (20.0, b"d\n"), (20.1, b"x" * 999 + b"\n")):
         equal.add(0, 1, lines, now)
         held.append(not equal.take_output())
     assert held == [False, False, False, True, False], "until the hold is over, and then for as long again"
