@@ -114,7 +114,7 @@ def test_a_sample_has_the_rates_between_two_snapshots(most, late):
 
 def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):
     """The query's process may have been killed with the ranks of the last attempt."""
-    queries, samples = [], []
+    queries, samples, published = [], [], []
 
     def query(loop, on_usage):
         queries.append(SimpleNamespace(usage=(), closed=0, query=lambda: on_usage() or True))
@@ -125,6 +125,7 @@ def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):
     monkeypatch.setattr(node, "EARLY_INTERVALS_S", (0.0, 60.0))
     loop = EventLoop()
     collector = SampleCollector(loop, None, lambda event: None)
+    collector.add_listener(lambda: published.append(len(samples)))
     collector.subscribe(lambda snapshot, sample: sample and samples.append((sample.attempt, len(sample.ranks))))
     one = plan(ranks=1)
     one = replace(one, ranks=(replace(one.ranks[0], device="cuda:0"),))
@@ -132,4 +133,5 @@ def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):
         collector.observe(AttemptPlanned(one, attempt))
         collector.observe(RankStarted(0, os.getpid(), attempt))
         loop.run_once()
+    assert published == [0, 1, 2], "with the first plan, and after each sample"
     assert (samples, [each.closed for each in queries]) == ([(0, 1), (1, 1)], [1, 0])
