@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.events import AttemptPlanned, RankStarted
+from ddplaunch.core.events import AttemptPlanned, JobEnded, RankStarted
 from ddplaunch.features.inspect.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.samples import node
 from ddplaunch.features.samples.node import MAX_COMPARABLE_RATE, CounterSnapshot, SampleCollector, compute_sample
@@ -53,6 +53,16 @@ def test_downsampling_keeps_totals_and_maxima(seed):
         assert highest[0] == highest[1]
         busy = [sum(each.seconds * each.gpus[0].busy for each in all_) for all_ in (before, after)]
         assert busy[0] == pytest.approx(busy[1])
+
+
+def test_two_samples_become_one_with_means_and_the_most_memory():
+    gpus = GpuSample(0, 1, 40.0, 9.0, 100.0, 0.0), GpuSample(0, 1, 80.0, 5.0, 300.0, 1.0)
+    first = NodeSample(10.0, 1.0, 2, (RankSample(0, 1.0, 5.0, 8.0, None, 4.0, 0.0),), gpus[:1])
+    new = RankSample(1, 9.0, 9.0, 9.0, 9.0, 9.0, 0.0)
+    last = NodeSample(13.0, 3.0, 2, (RankSample(0, 3.0, 2.0, 0.0, 2.0, 8.0, 1.0), new), gpus[1:])
+    ranks = (RankSample(0, 2.5, 5.0, 2.0, 2.0, 7.0, 0.75), new)
+    merged = NodeSample(13.0, 4.0, 2, ranks, (GpuSample(0, 1, 70.0, 9.0, 250.0, 0.75),))
+    assert downsample([first, last], 1) == [merged]
 
 
 def test_downsampling_keeps_the_last_of_many_attempts():
@@ -133,5 +143,6 @@ def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):
         collector.observe(AttemptPlanned(one, attempt))
         collector.observe(RankStarted(0, os.getpid(), attempt))
         loop.run_once()
+    collector.observe(JobEnded(0, None))
     assert published == [0, 1, 2], "with the first plan, and after each sample"
-    assert (samples, [each.closed for each in queries]) == ([(0, 1), (1, 1)], [1, 0])
+    assert (samples, [each.closed for each in queries]) == ([(0, 1), (1, 1)], [1, 1])
