@@ -721,6 +721,21 @@ def test_a_stop_signal_after_a_preemption_notice_sets_the_exit_code():
     assert job.outcome(0).outcome.code == 143
 
 
+def test_a_zygote_that_was_lost_in_a_job_of_one_node():
+    job = Job()
+    job.drain(0, broken=messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", time.time()))
+    assert job.outcome(0).outcome.remark == "the zygote (pid 7) was ended by SIGKILL", "without a host"
+
+
+def test_a_node_that_has_drained_may_still_send_what_is_not_about_its_ranks():
+    """Its report may overtake nothing: a message of a feature may come after it."""
+    job = joined(1)
+    job.send(1, messages.RanksFinished(0))
+    job.drain(1)
+    job.send(1, messages.ProgressResumed(0))
+    assert not job.disconnected
+
+
 def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
     job = joined(1)
     failure = job.fail(0, 0, message="ValueError: mine")
@@ -966,7 +981,8 @@ def test_sigterm_takes_one_node_out_of_an_elastic_job():
     assert notes_of(job) == [LEAVES]
     assert [stop.signal for stop in job.take(messages.StopAttempt)] == [signal.SIGTERM] * 3
     job.drain(1, job.fail(1, 2, exit_code=None, signal=signal.SIGTERM))
-    assert job.outcome(1).outcome.code == 143, "it need not wait for the others"
+    outcome = job.outcome(1).outcome  # it need not wait for the others
+    assert (outcome.code, outcome.remark) == (143, "SIGTERM: this node has left the job, which continues without it")
     terminate(job, 1)
     job.lose(1)
     job.drain(0)

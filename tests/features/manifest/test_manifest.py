@@ -229,6 +229,14 @@ TRAINJOBS = {
         (f"{ASKED} --env A=1 --env-secret A=b:c train.py", ("--env-secret A=b:c: --env also sets A",)),
         (f"{ASKED} --container-mounts emptydir/x:/b train.py", ("emptydir/x is neither ",)),
         (f"{ASKED} train.py --lr 1 --namespace x", ("--namespace could be", "-- --lr 1 --namespace x")),
+        *((f"{ASKED} {option} '{value}' train.py", (f"{value}: expected {expected}",)) for option, value, expected in (
+            ("--nodes", "2:", "a number of nodes"), ("--gpus-per-node", "x", "a number of GPUs, like 8"),
+            ("--job-name", "3d", "small letters, digits and dashes, a letter first"), ("--job-name", "a-", "small"),
+            ("--label", "a=b c", "KEY=VALUE"), ("--toleration", "a:Never", "KEY[=VALUE][:EFFECT]"),
+            ("--resource", "a/b=0", "NAME=N"), ("--env-secret", "A_B", "SECRET"), ("--env", "=x", "NAME=VALUE"),
+            ("--container-mounts", "a:/b:z", "SRC:DST"), ("--container-mounts", "a:/b:ro:c", "SRC:DST"),
+            ("--ttl", "unlimited", "a time above 0"),
+        )),
     ],
 )  # fmt: skip
 def test_refused(manifest, line, expected):

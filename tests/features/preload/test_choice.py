@@ -60,6 +60,12 @@ def test_options_choose_what_is_preloaded(preload, tmp_path, words, modules):
     assert preload(f"--nproc 2 {words}")["modules"] == modules
 
 
+@pytest.mark.parametrize("name", ["TMPDIR", "USER", "LOGNAME", "TORCHINDUCTOR_CACHE_DIR"])
+def test_dynamo_is_not_preloaded_if_the_program_sets_a_variable_that_it_reads(preload, tmp_path, name):
+    write_program(tmp_path, "train.py", f"import os\nos.environ[{name!r}] = '/tmp'\nimport torch, yaml\ntorch.optim\n")
+    assert preload("--nproc 2")["modules"] == ["torch", "yaml"]
+
+
 @pytest.mark.parametrize(
     ("source", "words", "modules"),
     [

@@ -37,6 +37,8 @@ def changes(found: ProgramSource) -> set[str]:
     ("source", "dynamo"),
     [
         ("from torch.nn.parallel import DistributedDataParallel as DDP\n", True),
+        ("from torch.distributed.fsdp import fully_shard\n", True),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n", True),
         ("import torch\nmodel = torch.compile(model)\n", True),
         ("model.compile()\n", True),
         ("import lightning as L\n", True),

@@ -85,6 +85,7 @@ BAD_FILES = [
     ("a slots=2 slots=2\n", "hosts:1: cannot read 'slots=2'"),
     ("a slots=4 max_slots=2\n", "hosts:1: slots=4 is more than max_slots=2"),
     ("a max_slots=2 max-slots=2\n", "hosts:1: cannot read 'max-slots=2'"),
+    ("a cpus=4\n", "hosts:1: cannot read 'cpus=4'"),
     ("a 4 all.q@a UNDEFINED\na slots=4\n", "hosts:2: a is named twice, and before at .*hosts:1"),
     ("a four all.q@a UNDEFINED\n", "hosts:1: cannot read 'four'"),
     ("a 4 all.q@a\n", "hosts:1: cannot read '4'"),

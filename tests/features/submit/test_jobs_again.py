@@ -171,7 +171,12 @@ def test_an_array(login, tmp_path):
     assert fate == f"{short}_1{dot}{server}: failed with exit code 3"
 
 
-def test_a_job_that_waits(login):
+def test_a_job_that_waits(login, tmp_path):
+    number = login.submit("--partition", "full", "--no-history")
+    follow, cancel = login.submit_output[-2:]
+    assert follow.startswith(f"follow: tail -n +1 -F {tmp_path}/")
+    assert cancel == f"cancel: {PROGRAMS_OF[login.scheduler][2]} {number}"
+    assert not (tmp_path / "state").exists()
     number = login.submit("--partition", "full")
     assert login.shown(number)["state"] == WHY[login.scheduler]
     waiting = login.type("stacks", number)
