@@ -2,15 +2,20 @@
 
 import re
 import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.tty import BACKSPACE, ENTER, ESCAPE
 from ddplaunch.core.control_socket.job_status import JobState, RankState, RankStatus, Status
 from ddplaunch.features.inspect.diagnosis.inspection import (
     ActiveCall,
     Collective,
+    Detail,
     Frame,
     GroupState,
     Inspection,
@@ -18,7 +23,8 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     RankInspection,
     Thread,
 )
-from ddplaunch.features.inspect.request import last_output_line
+from ddplaunch.features.inspect.request import JobInspection, last_output_line
+from ddplaunch.features.live import live_view
 from ddplaunch.features.live.frame import (
     MAX_FOOTER_ROWS,
     build_table_rows,
@@ -26,7 +32,7 @@ from ddplaunch.features.live.frame import (
     render_footer,
     render_full_screen,
 )
-from ddplaunch.features.live.live_view import LiveView
+from ddplaunch.features.live.live_view import DOWN, UP, LiveView
 from ddplaunch.features.live.rank_table import SORT_KEYS
 from ddplaunch.features.live.styled_rows import (
     StyledText,
@@ -426,3 +432,75 @@ def test_a_view_starts_with_recorded_samples():
     view.seed_trends([NodeSample(1e9, 15.0, 0, rows, (GpuSample(0, 0, 80.0, 1.0, 1.0, 0.0),))] * 4)
     assert [len(each.means) for each in view._trends.values()] == [60] * 3
     assert [each.means[-1] for each in view._trends.values()] == [13.0, 100.0, 80.0]
+
+
+class Terminal:
+    """A live view of four ranks at a screen and a job that note what is requested."""
+
+    is_full_screen = False
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.requests: list[object] = []
+        query = SimpleNamespace(query=lambda: None, close=lambda: None, usage=())
+        monkeypatch.setattr(live_view, "GpuUsageQuery", lambda loop: query)
+        loop = SimpleNamespace(call_later=lambda seconds, callback: SimpleNamespace(cancel=lambda: None))
+        job = SimpleNamespace(
+            inspect=lambda detail, on_reply, lines=False: self.requests.append((detail, lines)),
+            stop=lambda: self.requests.append("stop"),
+            log=lambda rank, on_reply: on_reply(f"log of {rank}"),
+            failures=lambda on_reply: on_reply("failures"),
+            advice_to_continue=str,
+        )
+        quits, commands = (lambda: self.requests.append("quit")), (lambda *words: self.requests.append(words))
+        view: Any = LiveView
+        self.view = view(loop, self, job, on_quit=quits, run_command=commands)
+        self.view.start(keys=True)
+        now = snapshot(*map(rank, range(4))).current
+        self.view.on_inspection(JobInspection(now.status, now.inspection, ()))
+        assert self.take() == [(Detail.STATE, False)]
+
+    def begin(self, render: object, on_key: Callable[[str], object]) -> None:
+        self._on_key = on_key
+
+    def refresh(self) -> None: ...
+
+    def set_full_screen(self, on: bool) -> None:
+        self.is_full_screen = on
+
+    def print_text(self, text: str) -> None:
+        self.requests.append(text)
+
+    def take(self, *keys: str) -> list[object]:
+        """Type keys; return what was requested since."""
+        for key in keys:
+            self._on_key(key)
+        requests, self.requests = self.requests, []
+        return requests
+
+    def rows(self, columns: int, rows: int) -> list[str]:
+        return ["".join(part.text for part in row) for row in self.view._render(columns, rows, self.is_full_screen)]
+
+
+def test_keys_request_what_they_say(monkeypatch):
+    each = Terminal(monkeypatch)
+    assert each.take("l", "1", "2", BACKSPACE, ENTER, "f", "s", "p", "x", "n", "x", "y", "q") == [
+        *("log of 1", "failures", (Detail.WAITS, False), ("profile", "--seconds", "5"), "stop", "quit")
+    ]
+    assert each.take("l", "x", ENTER, "l", ENTER, "l", "3", ESCAPE, "d", ENTER, "o", DOWN[0], ENTER) == []
+    each.take("/", *"2-3")
+    assert each.rows(24, 9)[-1] == "filter: 0,3-5, or a wo…"
+    each.take(ENTER, "z", DOWN[0])
+    assert each.take(DOWN[0], UP[0], DOWN[0], DOWN[0], "d", ENTER) == [("debug", "--rank", "3"), (Detail.STACKS, False)]
+    each.take("l", ENTER)
+    assert each.rows(30, 4) == ["log of 3", "", "", "Esc back  Up, Down"]
+    each.take("?", *DOWN[:1] * 99)
+    assert max(map(len, last := each.rows(30, 6))) <= 29
+    assert last[-2].split()[-1] == live_view.help_text().split()[-1]
+    each.take(UP[0])
+    assert each.rows(30, 6)[1:5] == last[:4]
+    each.take(*UP[:1] * 99)
+    assert each.rows(30, 6)[0].startswith("  s  stacks")
+    each.take(ESCAPE)
+    assert (each.is_full_screen, "rank" in "".join(each.rows(60, 12))) == (True, True)
+    each.take(ESCAPE)
+    assert not each.is_full_screen

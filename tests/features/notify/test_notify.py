@@ -8,10 +8,16 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace as Namespace
+from typing import Any, cast
 
 import pytest
 
+from ddplaunch.base.errors import UsageError
 from ddplaunch.features.notify import node
+from ddplaunch.features.notify.feature import FEATURE
+from ddplaunch.features.notify.options import Notifications
 from ddplaunch.features.notify.rank import notifier
 from tests.conftest import is_alive, wait_until, write_program
 from tests.start_modes import LIGHT
@@ -32,6 +38,22 @@ def read_notified(tmp_path):
 
 def python(tmp_path, text):
     return shlex.join([sys.executable, str(write_program(tmp_path, "command.py", text))])
+
+
+@pytest.mark.parametrize("node_rank", [0, 1])
+def test_only_node_0_runs_the_commands(node_rank):
+    """On other nodes they need not exist."""
+    options, plan = (
+        cast("Any", {Notifications: Notifications(("nosuch -x",))}),
+        cast("Any", Namespace(node_rank=node_rank)),
+    )
+    with pytest.raises(UsageError, match="program nosuch not found") if node_rank == 0 else nullcontext():
+        FEATURE.check(options, plan)
+    context = cast("Any", Namespace(options={Notifications: Notifications(("true",))}, plan=plan))
+    described = FEATURE.describe(context.options, plan, is_remote=False)
+    assert described == ["notified of events: true"] * (node_rank == 0)
+    if node_rank:
+        assert FEATURE.make_node_side(context) is None
 
 
 @pytest.mark.smoke

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.events import AttemptPlanned, RankStarted
+from ddplaunch.core.events import AttemptPlanned, JobEnded, RankStarted
 from ddplaunch.features.inspect.diagnosis.inspection import GroupState, Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.samples import node
 from ddplaunch.features.samples.node import MAX_COMPARABLE_RATE, CounterSnapshot, SampleCollector, compute_sample
@@ -53,6 +53,16 @@ def test_downsampling_keeps_totals_and_maxima(seed):
         assert highest[0] == highest[1]
         busy = [sum(each.seconds * each.gpus[0].busy for each in all_) for all_ in (before, after)]
         assert busy[0] == pytest.approx(busy[1])
+
+
+def test_two_samples_become_one_with_means_and_the_most_memory():
+    gpus = GpuSample(0, 1, 40.0, 9.0, 100.0, 0.0), GpuSample(0, 1, 80.0, 5.0, 300.0, 1.0)
+    first = NodeSample(10.0, 1.0, 2, (RankSample(0, 1.0, 5.0, 8.0, None, 4.0, 0.0),), gpus[:1])
+    new = RankSample(1, 9.0, 9.0, 9.0, 9.0, 9.0, 0.0)
+    last = NodeSample(13.0, 3.0, 2, (RankSample(0, 3.0, 2.0, 0.0, 2.0, 8.0, 1.0), new), gpus[1:])
+    ranks = (RankSample(0, 2.5, 5.0, 2.0, 2.0, 7.0, 0.75), new)
+    merged = NodeSample(13.0, 4.0, 2, ranks, (GpuSample(0, 1, 70.0, 9.0, 250.0, 0.75),))
+    assert downsample([first, last], 1) == [merged]
 
 
 def test_downsampling_keeps_the_last_of_many_attempts():
@@ -114,7 +124,7 @@ def test_a_sample_has_the_rates_between_two_snapshots(most, late):
 
 def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):
     """The query's process may have been killed with the ranks of the last attempt."""
-    queries, samples = [], []
+    queries, samples, published = [], [], []
 
     def query(loop, on_usage):
         queries.append(SimpleNamespace(usage=(), closed=0, query=lambda: on_usage() or True))
@@ -125,6 +135,7 @@ def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):
     monkeypatch.setattr(node, "EARLY_INTERVALS_S", (0.0, 60.0))
     loop = EventLoop()
     collector = SampleCollector(loop, None, lambda event: None)
+    collector.add_listener(lambda: published.append(len(samples)))
     collector.subscribe(lambda snapshot, sample: sample and samples.append((sample.attempt, len(sample.ranks))))
     one = plan(ranks=1)
     one = replace(one, ranks=(replace(one.ranks[0], device="cuda:0"),))
@@ -132,4 +143,6 @@ def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):
         collector.observe(AttemptPlanned(one, attempt))
         collector.observe(RankStarted(0, os.getpid(), attempt))
         loop.run_once()
-    assert (samples, [each.closed for each in queries]) == ([(0, 1), (1, 1)], [1, 0])
+    collector.observe(JobEnded(0, None))
+    assert published == [0, 1, 2], "with the first plan, and after each sample"
+    assert (samples, [each.closed for each in queries]) == ([(0, 1), (1, 1)], [1, 1])

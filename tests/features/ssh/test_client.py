@@ -86,6 +86,7 @@ def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start_
     assert job.wait() == 130
     assert time.monotonic() - began < scaled_timeout(2)
     assert job.stderr().strip() == ""
+    job.assert_nothing_left()
 
 
 PROBLEMS = [
