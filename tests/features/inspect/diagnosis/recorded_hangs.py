@@ -13,11 +13,15 @@ from ddplaunch.features.inspect.diagnosis.waits import ranks_to_query
 from ddplaunch.features.inspect.node.rank_inspector import RankReply, apply_group_states, apply_last_collectives
 
 SAMPLES = Path(__file__).parent / "samples"
-# Of torch. A rank of 2.4 replies without a flight recorder, one of 2.9 with an empty one; their samples are otherwise
-# equal. So 2.4 has one sample for each way to do without a recorder: by stacks (absent), and by counts (ddp).
-VERSIONS = ("2.4", "2.9", "2.13", "2.15")
+VERSIONS = ("2.4", "2.9", "2.13", "2.15")  # of torch
 RECORDING = ("2.13", "2.15")  # those whose flight recorder has gloo's collectives
 NEWEST = VERSIONS[-1]
+_SAME = {"2.4": ("2.9", "2.13"), "2.9": ("2.13",), "2.13": (), "2.15": ("2.13",)}
+"""The versions whose hangs are equal but for the flight recorder: one of them has the sample."""
+
+_EMPTY_RECORDER = '{"comm_lib_version": "", "nccl_comm_state": {}, "pg_config": {}, "pg_status": {}, "version": "2.10"}'
+_RECORDERS = {"2.4": [], "2.9": [_EMPTY_RECORDER, _EMPTY_RECORDER]}
+"""What ranks of these versions reply in place of a flight recorder."""
 
 C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -60,7 +64,14 @@ def stack(*frames: str) -> tuple[Thread, ...]:
 
 
 def _sample(kind: str, version: str) -> list[Any]:
-    return json.loads((SAMPLES / version / f"{kind}.json").read_text())  # type: ignore[no-any-return]
+    """Read a hang as this version of torch shows it."""
+    paths = (SAMPLES / each / f"{kind}.json" for each in (version, *_SAME[version]))
+    path = next(each for each in paths if each.exists())
+    ranks: list[Any] = json.loads(path.read_text())
+    if path.parent.name != version and version in _RECORDERS:
+        for reply in (rank[query] for rank in ranks if rank for query in ("states", "entries") if query in rank):
+            reply[3:] = _RECORDERS[version]
+    return ranks
 
 
 def _parse_reply(fields: list[str]) -> RankReply:
