@@ -66,5 +66,5 @@ def test_what_goes_to_all_is_in_memory_once():
 
 
 def test_the_exponent_of_a_power_law_is_fitted():
-    assert scale.exponent([(n, 5 * n**2) for n in (4, 16, 64)]) == pytest.approx(2)
-    assert scale.exponent([(4, 0.0), (16, 1.0)]) is None
+    assert scale.fit_exponent([(n, 5 * n**2) for n in (4, 16, 64)]) == pytest.approx(2)
+    assert scale.fit_exponent([(4, 0.0), (16, 1.0)]) is None

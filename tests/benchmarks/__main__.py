@@ -16,7 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from tests.benchmarks import experiments
-from tests.benchmarks.harness import OURS, QUICK, Experiment, Size, table
+from tests.benchmarks.harness import DDPLAUNCH, QUICK, Experiment, Size, render_table
 
 
 def main() -> int:
@@ -49,8 +49,8 @@ def main() -> int:
             continue
         measured[name] = module.experiment(size)
         measured[name].measure(name, size)
-    print(f"{machine}; {size.rounds} round{'s' * (size.rounds != 1)}, medians.\n\n{table(measured)}")
-    return int(any(experiment.failures(OURS) for experiment in measured.values()))
+    print(f"{machine}; {size.rounds} round{'s' * (size.rounds != 1)}, medians.\n\n{render_table(measured)}")
+    return int(any(experiment.failures(DDPLAUNCH) for experiment in measured.values()))
 
 
 def _modules() -> list[pkgutil.ModuleInfo]:

@@ -1,6 +1,6 @@
-"""Simulated nodes: each sends what a launcher would send, and runs no rank; all live in this process.
+"""Simulated nodes: each sends what a launcher would send, and runs no rank; all are in this process.
 
-They read no more of a message than its name, so that the time goes into node 0, which is real.
+They read only the names of messages, so that the CPU time is left to node 0, which is real.
 """
 
 import json
@@ -30,7 +30,7 @@ from ddplaunch.system.plan.node_spec import NodeSpec
 from ddplaunch.system.target.versions import Versions
 
 RETRY_S = 0.5
-"""After which a node that node 0 has dropped calls again."""
+"""After which a node that node 0 has dropped connects again."""
 
 HEARTBEAT_INTERVAL_S = 15.0 / 4
 
@@ -40,10 +40,10 @@ class SimulatedNode:
         """``received`` counts the messages of all nodes by their names, "bytes", and "dropped" connections."""
         self._loop, self._hello, self._received = loop, hello, received
         self._stopped = 1
-        self._drained = self._over = self.joined = False
+        self._has_reported = self._is_job_over = self.joined = False
         self._socket: socket.socket | None = None
 
-    def call(self, port: int) -> None:
+    def connect(self, port: int) -> None:
         self._buffer = bytearray()
         self._socket = socket.socket()
         self._socket.setblocking(False)
@@ -57,13 +57,13 @@ class SimulatedNode:
             self._socket = None
 
     def send(self, message: Message) -> None:
-        """Send a message: small enough that the kernel takes all of it, or the connection is lost."""
+        """Send a message, which is small enough for the socket's buffer, unless the connection is lost."""
         with suppress(OSError):
             if self._socket is not None:
                 self._socket.send(encode(message))
 
     def fail(self) -> None:
-        """Report what a launcher does when its rank is killed."""
+        """Report what a launcher reports when its rank is killed."""
         spec = self._hello.node_spec
         failure = RankFailure(spec.node_rank, 0, spec.host, 1, 0, None, 9, None, None, time.time(), None)
         self._stopped = 0
@@ -86,9 +86,9 @@ class SimulatedNode:
             data = b""
         if not data:
             self.close()
-            if not self._over:
+            if not self._is_job_over:
                 self._received["dropped"] += 1
-                self._loop.call_later(RETRY_S, partial(self.call, port))
+                self._loop.call_later(RETRY_S, partial(self.connect, port))
             return
         self._received["bytes"] += len(data)
         self._buffer += data
@@ -110,11 +110,11 @@ class SimulatedNode:
                 self.joined = True
             case "RpcRequest":
                 self.send(self._inspect(json.loads(body)["serial"]))
-            case "StopAttempt" if not self._drained:
-                self._drained = True
+            case "StopAttempt" if not self._has_reported:
+                self._has_reported = True
                 self.send(AttemptReport(0, self._stopped, time.time()))
             case "EndJob" | "JoinRefused":
-                self._over = True
+                self._is_job_over = True
 
 
 class SimulatedNodes:
@@ -130,30 +130,30 @@ class SimulatedNodes:
             hello = NodeHello(spec, str(count), None, "/bin/sh", None, 0, python, (), "0" * 32)
             self.nodes.append(SimulatedNode(self._loop, hello, self.received))
         self._loop.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
-        self._wake()
+        self._schedule_wake_up()
 
-    def call(self, port: int) -> None:
-        """All call node 0's control port at once, as a cluster's nodes do that were all started."""
+    def connect(self, port: int) -> None:
+        """Connect all nodes to node 0's control port at once."""
         for node in self.nodes:
-            node.call(port)
+            node.connect(port)
 
     def close(self) -> None:
         for node in self.nodes:
             node.close()
 
     def run_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Run until a condition is true, at most this long; return whether it was."""
+        """Run until a condition is true, or the timeout; return whether it was."""
         deadline = time.monotonic() + timeout_s
         while not (holds := condition()) and time.monotonic() < deadline:
             self._loop.run_once()
         return holds
 
-    def _wake(self) -> None:
-        """Let ``run_until`` look at the clock."""
-        self._loop.call_later(0.02, self._wake)
+    def _schedule_wake_up(self) -> None:
+        """Let ``run_until`` check its deadline."""
+        self._loop.call_later(0.02, self._schedule_wake_up)
 
     def _send_heartbeats(self) -> None:
         self._loop.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeats)
         for node in self.nodes:
-            if node.joined:  # node 0 drops what speaks before
+            if node.joined:  # node 0 drops a node that sends one before
                 node.send(HeartbeatMessage(time.time()))

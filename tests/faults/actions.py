@@ -1,4 +1,4 @@
-"""What a row of the fault matrix consists of: the actions that bring a job to a moment, and the faults."""
+"""The actions of the fault matrix: they bring a job to a moment, or cause a fault."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ P = ParamSpec("P")
 
 
 def action(method: Callable[Concatenate[Trial, P], object]) -> Callable[P, Action]:
-    """Return what makes an action of the arguments of a trial's method."""
+    """Return a function that makes an action of a trial's method and its arguments."""
     return lambda *args, **named: lambda trial: method(trial, *args, **named)
 
 
-begin = action(Trial.begin)
+start = action(Trial.start)
 wait = action(Trial.wait_seconds)
 wait_for_output = action(Trial.wait_for_output)
 wait_for_end = action(Trial.wait_for_end)
 signal_launcher = action(Trial.signal_launcher)
 signal_rank = action(Trial.signal_rank)
-order_rank = action(Trial.order)
+order_rank = action(Trial.order_rank)
 wait_for_ranks = action(Trial.wait_for_ranks)()
-mark = action(Trial.mark)()
-"""The fault is now, and not when it began."""
+mark_fault = action(Trial.mark_fault)()
+"""Make this the moment of the fault, instead of the start of its action."""
 
 
-def in_turn(*actions: Action) -> Action:
+def sequence(*actions: Action) -> Action:
     def run_all(trial: Trial) -> None:
         for action in actions:
             action(trial)
@@ -45,9 +45,9 @@ def in_turn(*actions: Action) -> Action:
     return run_all
 
 
-def ours(*actions: Action) -> Action:
-    """Actions that only ddplaunch has a counterpart of."""
-    return lambda trial: in_turn(*actions)(trial) if trial.launcher == "ddplaunch" else None
+def only_ddplaunch(*actions: Action) -> Action:
+    """Actions for ddplaunch only, as torchrun has nothing like it."""
+    return lambda trial: sequence(*actions)(trial) if trial.launcher == "ddplaunch" else None
 
 
 def on_host(node: int, what: Callable[[Host], object]) -> Action:
@@ -55,7 +55,7 @@ def on_host(node: int, what: Callable[[Host], object]) -> Action:
 
 
 def until_noticed(node: int, start: Action, stop: Action) -> Action:
-    """Start a fault on a node, and stop it once the other node has ended: its own time runs from there."""
+    """Start a fault on a node, and stop it once the other launcher has ended: the node's own time counts from there."""
 
     def fault(trial: Trial) -> None:
         start(trial)
@@ -63,19 +63,19 @@ def until_noticed(node: int, start: Action, stop: Action) -> Action:
             trial.wait_for_end(1 - node)
         finally:
             stop(trial)
-            trial.mark(node)
+            trial.mark_fault(node)
 
     return fault
 
 
 def leave_grandchild(trial: Trial) -> None:
-    trial.order("leave")
-    trial.until(lambda: "left a grandchild" in trial.runs[1].stdout(), "the grandchild")
-    trial.mark()
+    trial.order_rank("leave")
+    trial.wait_until(lambda: "left a grandchild" in trial.runs[1].stdout(), "the grandchild")
+    trial.mark_fault()
 
 
 def take_port(port: int) -> Action:
-    """Another process on node 0 listens there."""
+    """Start another process on node 0 that listens on the port."""
 
     def take(trial: Trial) -> None:
         holder = trial.hosts[0].start([sys.executable, "-IS", "-c", LISTEN, str(port)], stdout=-1)
@@ -87,26 +87,26 @@ def take_port(port: int) -> Action:
 
 
 def joining(trial: Trial) -> None:
-    """Two of three nodes have joined."""
+    """Start two of three nodes, and wait until they have joined."""
     for number in (0, 1):
-        trial.begin(number, nnodes=3)
+        trial.start(number, nnodes=3)
     if trial.launcher == "torchrun":
         wanted = ("state", "established", f"( sport = :{PORT} or dport = :{PORT} )")
-        return trial.until(lambda: trial.hosts[1].run("ss", "-tnH", *wanted), "a connection")
+        return trial.wait_until(lambda: trial.hosts[1].run("ss", "-tnH", *wanted), "a connection")
     for number in (0, 1):
         trial.wait_for_output(number, "2/3 nodes joined")
 
 
 def starting(trial: Trial) -> None:
-    """The job has been started on both nodes, and torch is still being imported."""
+    """Start the job on both nodes, and wait until torch is being imported."""
     for number in (0, 1):
-        trial.begin(number, more=("--log-dir", str(trial.folder / f"logs{number}")))
+        trial.start(number, more=("--log-dir", str(trial.folder / f"logs{number}")))
     if trial.launcher == "torchrun":
-        return trial.until(lambda: all(host.find(r"python\S* -u .*program\.py") for host in trial.hosts), "ranks")
+        return trial.wait_until(lambda: all(host.find(r"python\S* -u .*program\.py") for host in trial.hosts), "ranks")
     for number in (0, 1):
-        trial.until(lambda number=number: list(trial.folder.glob(f"logs{number}/**/plan.json")), "the start")  # type: ignore[misc]
+        trial.wait_until(lambda number=number: list(trial.folder.glob(f"logs{number}/**/plan.json")), "the start")  # type: ignore[misc]
 
 
-started = in_turn(begin(0), begin(1))
-running = in_turn(started, wait_for_ranks)
-"""The four ranks are under way."""
+start_both = sequence(start(0), start(1))
+running = sequence(start_both, wait_for_ranks)
+"""Start the job on both nodes, and wait until its four ranks run."""

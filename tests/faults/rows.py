@@ -1,4 +1,4 @@
-"""A row of the fault matrix, what is expected of it on each node, and its result."""
+"""Rows of the fault matrix: the fault, the expected outcome on each node, and the result."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 Action = Callable[["Trial"], object]
 
 HEARTBEAT = 2.0
-"""The --heartbeat-timeout of all rows, in seconds: the least that there is."""
+"""The --heartbeat-timeout of all rows, in seconds: the smallest allowed."""
 
 SOCKET = 1.0
-"""Seconds from the fault to the report where a closed connection shows it."""
+"""Seconds from the fault to the report if a closed connection shows it."""
 
 SILENCE = HEARTBEAT + 1.0
-"""Seconds where only missing heartbeats show it."""
+"""Seconds from the fault to the report if only missing heartbeats show it."""
 
 LOST = 69
-"""The exit code where a node was lost or never came."""
+"""The exit code if a node was lost or never joined."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Expect:
     Attributes:
         code: its exit code, as ``subprocess`` has it: -9 is one that the fault itself killed.
         text: a regular expression that its stderr must match.
-        within: seconds from the fault, or from its end where this node was stopped by it, to the verdict.
+        within: seconds from the fault, or from its end if it stopped this node, to the report.
     """
 
     code: int
@@ -41,10 +41,10 @@ class Expect:
 
 
 DEAD = Expect(-9)
-"""The fault was its end."""
+"""The fault kills it."""
 
 WELL = Expect(0)
-"""It survives, and ends when the test stops the job."""
+"""It survives the fault, and exits with 0 when the test ends the job."""
 
 
 def lost(number: int, within: float = SOCKET) -> Expect:
@@ -62,14 +62,14 @@ class Row:
     """One fault.
 
     Attributes:
-        fault: makes it happen; None: the start itself is the fault.
-        when: brings the job to where the fault happens.
-        expect: one for each launcher, in the order in which they are started; normally those of node 0 and node 1.
-        mode: what the ranks do, as ``program`` has it; those that do not "talk" start sooner, without torch.
-        options: for every launcher, beyond those that say who is who.
+        fault: causes it; None: the start itself is the fault.
+        when: brings the job to the moment of the fault.
+        expect: one for each launcher, in the order of their start; normally those of node 0 and node 1.
+        mode: of ``program``; ranks that do not "talk" start sooner, without torch.
+        options: for every launcher, except those of its node.
         restarts: whether --max-restarts 1 leads to a second attempt, which trains and ends with 0.
-        survives: whether the job must live through it; it is stopped then by the test.
-        torchrun: whether there is such a thing with torchrun.
+        survives: whether the job must survive it, until the test ends it.
+        torchrun: whether the row is possible with torchrun.
     """
 
     name: str
@@ -84,102 +84,104 @@ class Row:
 
     @property
     def restarts_that_matter(self) -> tuple[int, ...]:
-        """The values of --max-restarts that lead to different ends, and so are tested.
+        """The values of --max-restarts to test.
 
-        Where there is to be no second attempt, the end has to be the same although a restart would be allowed, and
-        where none is allowed that says less.
+        Without a second attempt the outcome has to be the same for both, and the test with 1 shows more.
         """
         return (0, 1) if self.restarts else (1,)
 
 
 END_TIMEOUT_S = {"ddplaunch": 30.0, "torchrun": 60.0}
-"""Seconds that any wait of ours takes at most: how long a launcher is watched after the fault. All of these are
-those of a quiet machine."""
+"""Seconds, on a quiet machine, after which no event of the job is waited for any more."""
 
 HEAD = "| Fault | restarts | launcher | node 0 | node 1 | left running | |\n|---|---|---|---|---|---|---|"
 
 
 @dataclass
-class Seen:
+class LauncherOutcome:
     """How one launcher ended.
 
     Attributes:
-        code: its exit code; None: it still ran.
-        seconds: from the fault to its verdict; None: there was none.
-        left: the command lines of what still ran on its host, if that is up. files: temporary ones.
+        code: its exit code; None: it still runs.
+        seconds: from the fault to its report; None: there was none.
+        leftovers: the command lines of processes that still run on its host, if that is up.
+        files: its temporary files that are left.
     """
 
     code: int | None
     seconds: float | None
     stderr: str
-    left: list[str]
+    leftovers: list[str]
     files: list[str]
 
 
 @dataclass
 class Result:
-    """How a row ended; ``stuck`` is what the row waited for in vain."""
+    """The outcome of a row; ``stuck`` is what the row waited for in vain."""
 
     row: Row
     launcher: str
     restarts: int
-    seen: list[Seen] = field(default_factory=list)
+    outcomes: list[LauncherOutcome] = field(default_factory=list)
     stuck: str = ""
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the job must survive the fault."""
+    def must_continue(self) -> bool:
+        """Whether the job must continue after the fault."""
         return self.row.survives or (self.row.restarts and self.restarts > 0)
 
-    def complaints(self, allowance: float = 0.0) -> list[str]:
+    def list_errors(self, allowance: float = 0.0) -> list[str]:
         """List what is wrong, with ``allowance`` seconds added to the time limits.
 
-        Codes, words, bounds and temporary files are our own contract: torchrun need only end as well or badly as the
-        job did, on every node, while it is watched, and leave nothing running.
+        torchrun need only succeed or fail as the job did, on every node and in time, and leave nothing running. Codes,
+        messages, time limits and temporary files are checked for ddplaunch alone.
         """
         found = [self.stuck] if self.stuck else []
-        for number, (seen, expect) in enumerate(zip(self.seen, self.row.expect, strict=False)):
+        for number, (outcome, expect) in enumerate(zip(self.outcomes, self.row.expect, strict=False)):
             where = f"launcher {number}: "
-            code = 0 if self.goes_on and expect.code != 2 else expect.code
-            if seen.code is None:
+            code = 0 if self.must_continue and expect.code != 2 else expect.code
+            if outcome.code is None:
                 found.append(where + "still running")
-            elif bool(seen.code) != bool(code) or (self.launcher == "ddplaunch" and seen.code != code):
-                found.append(where + f"exit code {seen.code}, not {code}")
-            if seen.left:
-                found.append(where + f"left {len(seen.left)} running")
+            elif bool(outcome.code) != bool(code) or (self.launcher == "ddplaunch" and outcome.code != code):
+                found.append(where + f"exit code {outcome.code}, not {code}")
+            if outcome.leftovers:
+                found.append(where + f"left {len(outcome.leftovers)} running")
             if self.launcher == "ddplaunch":
-                found += [where + each for each in self._broken(seen, expect, allowance)]
+                found += [where + each for each in self._list_detail_errors(outcome, expect, allowance)]
         return found
 
-    def _broken(self, seen: Seen, expect: Expect, allowance: float) -> list[str]:
-        """Find what of our contract beyond exit codes was not kept."""
+    def _list_detail_errors(self, outcome: LauncherOutcome, expect: Expect, allowance: float) -> list[str]:
+        """List what is wrong with messages, time limits and temporary files."""
         found = []
-        if not re.search(expect.text, seen.stderr):
+        if not re.search(expect.text, outcome.stderr):
             found.append(f"no {expect.text!r} in its stderr")
-        if "restart 1 of" in seen.stderr and not (self.row.restarts and self.restarts):
+        if "restart 1 of" in outcome.stderr and not (self.row.restarts and self.restarts):
             found.append("the ranks were started again")
-        judged = expect.code > 0 or (self.row.restarts and self.restarts > 0)
-        if judged and seen.seconds is None:
+        must_report = expect.code > 0 or (self.row.restarts and self.restarts > 0)
+        if must_report and outcome.seconds is None:
             found.append("no verdict")
-        elif judged and seen.seconds is not None and seen.seconds > expect.within + allowance:
-            found.append(f"{seen.seconds:.2f} s, where {expect.within:g} s are the bound")
-        if seen.files:
-            found.append(f"left the files {', '.join(seen.files)}")
+        elif must_report and outcome.seconds is not None and outcome.seconds > expect.within + allowance:
+            found.append(f"{outcome.seconds:.2f} s, where {expect.within:g} s are the bound")
+        if outcome.files:
+            found.append(f"left the files {', '.join(outcome.files)}")
         return found
 
-    def line(self) -> str:
-        """One row of the table in Markdown."""
-        nodes = [*map(self._ending, self.seen[:2]), *["–"] * (2 - len(self.seen))]
-        left = ", ".join(dict.fromkeys(each.split(" -")[0] for seen in self.seen for each in seen.left)) or "nothing"
-        verdict = "; ".join(self.complaints())
+    def render_row(self) -> str:
+        """Render the row of the Markdown table."""
+        nodes = [*map(self._format_outcome, self.outcomes[:2]), *["–"] * (2 - len(self.outcomes))]
+        left = (
+            ", ".join(dict.fromkeys(each.split(" -")[0] for outcome in self.outcomes for each in outcome.leftovers))
+            or "nothing"
+        )
+        verdict = "; ".join(self.list_errors())
         cells = [self.row.name, str(self.restarts), self.launcher, *nodes, left, f"✗ {verdict}" if verdict else "✓"]
         return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
 
-    def _ending(self, seen: Seen) -> str:
-        """Exit code and time, as ``137 · 0.21 s``; without a time where the job just had to live on."""
-        if seen.code is None:
+    def _format_outcome(self, outcome: LauncherOutcome) -> str:
+        """Format exit code and time, as ``137 · 0.21 s``; without a time if the job just had to continue."""
+        if outcome.code is None:
             return f"> {END_TIMEOUT_S[self.launcher]:g} s"
-        code = "killed" if seen.code == -9 else str(seen.code)
-        if seen.code == -9 or self.row.survives or seen.seconds is None:
+        code = "killed" if outcome.code == -9 else str(outcome.code)
+        if outcome.code == -9 or self.row.survives or outcome.seconds is None:
             return code
-        return f"{code} · {seen.seconds:.2f} s" + (" (restart)" if self.goes_on else "")
+        return f"{code} · {outcome.seconds:.2f} s" + (" (restart)" if self.must_continue else "")

@@ -17,7 +17,9 @@ MATRIX = [
 
 @pytest.mark.parametrize(("row", "restarts"), MATRIX)
 def test_a_fault_has_the_documented_outcome(row, restarts, network, tmp_path):
-    result = Trial(row, restarts, "ddplaunch", network(2), tmp_path).play()  # type: ignore[arg-type]
-    print(result.line())
-    output = "\n".join(f"stderr of launcher {number}:\n{seen.stderr}" for number, seen in enumerate(result.seen))
-    assert result.complaints(scaled_timeout(ALLOWANCE)) == [], output
+    result = Trial(row, restarts, "ddplaunch", network(2), tmp_path).run()  # type: ignore[arg-type]
+    print(result.render_row())
+    output = "\n".join(
+        f"stderr of launcher {number}:\n{outcome.stderr}" for number, outcome in enumerate(result.outcomes)
+    )
+    assert result.list_errors(scaled_timeout(ALLOWANCE)) == [], output

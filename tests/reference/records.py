@@ -1,4 +1,4 @@
-"""The fields of all JSON that ddplaunch writes, as the code has them."""
+"""Lists the fields of all JSON that ddplaunch writes, from the code."""
 
 import json
 from collections.abc import Iterator
@@ -23,53 +23,53 @@ from ddplaunch.system.plan.rank_layout import DeviceSlot
 from ddplaunch.system.target.target import Target, TargetKind
 
 
-def _plan() -> dict[str, Any]:
+def _make_plan() -> dict[str, Any]:
     machine = MachineInfo(host="n0", allowed_cpus=(0,), physical_cpus=1, slots=(DeviceSlot("cpu"),), slots_source="")
     target = Target(TargetKind.SCRIPT, "train.py", (), path="train.py")
     plan: Plan = make_plan(PlanSpec(nproc="1"), target, machine, {}, "id")
     return plan.to_json()
 
 
-def plan_fields() -> list[str]:
-    """The fields of a plan as JSON, lists as ``name[]``."""
+def list_plan_fields() -> list[str]:
+    """List the fields of a plan as JSON, with ``name[]`` for lists."""
     proven = ZygotePlan(True, ("torch",), fallback=("torch",), excluded=(("", ""),))
-    return list(_paths({**_plan(), "preload": proven.to_json()}, ""))
+    return list(_list_paths({**_make_plan(), "preload": proven.to_json()}, ""))
 
 
-def devices_fields() -> list[str]:
-    """Return the fields of ``ddplaunch devices --json``."""
+def list_devices_fields() -> list[str]:
+    """List the fields of ``ddplaunch devices --json``."""
     user = GpuProcess(pid=1, name=None, user=None, memory=None)
     gpu = Gpu("nvidia", 0, "", mig=(MigInstance("", "", None),), processes=(user,))
     cpu = Cpu(None, logical=1, physical=1, allowed=(0,), numa=(NumaNode(0, (0,)),))
     visible = VisibleGpus((VisibleGpu(gpu, None, "0"),), "", devices=("cuda:0",))
-    return list(_paths(devices_json(Hardware(cpu, (gpu,)), visible), ""))
+    return list(_list_paths(devices_json(Hardware(cpu, (gpu,)), visible), ""))
 
 
-def runs_fields() -> list[str]:
-    """Those of ``ddplaunch ps --json``, alike for jobs that run and that have ended."""
+def list_runs_fields() -> list[str]:
+    """List the fields of ``ddplaunch ps --json``, which are the same for running and ended jobs."""
     running = running_to_json(ObservedJob("", RunningJob("", "", 1), None, None))
-    assert running.keys() == ended_to_json(_record()).keys()
+    assert running.keys() == ended_to_json(_make_record()).keys()
     return list(running)
 
 
-def record_fields() -> list[str]:
-    """Return the fields of ``ddplaunch report --json``."""
-    return list(_paths(json.loads(record_to_json(_record(), [], _record().spent)), ""))
+def list_record_fields() -> list[str]:
+    """List the fields of ``ddplaunch report --json``."""
+    return list(_list_paths(json.loads(record_to_json(_make_record(), [], _make_record().spent)), ""))
 
 
-def inspection_fields() -> list[str]:
-    """Return the fields of stacks.json."""
-    return list(_paths(json.loads(json.dumps(_inspection().to_json())), ""))
+def list_inspection_fields() -> list[str]:
+    """List the fields of stacks.json."""
+    return list(_list_paths(json.loads(json.dumps(_make_inspection().to_json())), ""))
 
 
-def stacks_fields() -> list[str]:
-    """What ``ddplaunch stacks --json`` has in addition."""
-    found = json.loads(json.dumps(stacks_json(_inspection())))
-    return [path for path in _paths(found, "") if path.partition("[")[0] not in _inspection().to_json()]
+def list_stacks_fields() -> list[str]:
+    """List the fields of ``ddplaunch stacks --json`` that stacks.json does not have."""
+    found = json.loads(json.dumps(stacks_json(_make_inspection())))
+    return [path for path in _list_paths(found, "") if path.partition("[")[0] not in _make_inspection().to_json()]
 
 
-def _inspection() -> hangs.Inspection:
-    """Two ranks, of which the first waits for the second."""
+def _make_inspection() -> hangs.Inspection:
+    """Make an inspection of two ranks: the first waits for the second."""
     alive = hangs.ProcessCondition.ALIVE
     frames = (Frame("load", "train.py", 1, True),)
     waiting = hangs.RankInspection(
@@ -81,37 +81,37 @@ def _inspection() -> hangs.Inspection:
     return hangs.Inspection(1.0, (waiting, hangs.RankInspection(1, "", 2, alive, answers=True)), 2)
 
 
-def _record() -> RunRecord:
+def _make_record() -> RunRecord:
     attempt = AttemptRecord(0, 0.0, ranks=(RankRecord(0, ""),))
     return RunRecord("", "", "", (), "", "", 1, 0.0, attempts=(attempt,))
 
 
-def plan_environment() -> dict[str, str]:
-    """The variables of its rank."""
-    variables: dict[str, str] = _plan()["ranks"][0]["env"]
+def make_plan_environment() -> dict[str, str]:
+    """The environment variables of a plan's rank."""
+    variables: dict[str, str] = _make_plan()["ranks"][0]["env"]
     return variables
 
 
-def _paths(value: Any, path: str) -> Iterator[str]:
+def _list_paths(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, dict) and not path.endswith("env"):
         for name, inner in value.items():
-            yield from _paths(inner, f"{path}.{name}" if path else name)
+            yield from _list_paths(inner, f"{path}.{name}" if path else name)
     elif isinstance(value, list) and value and isinstance(value[0], dict):
-        yield from _paths(value[0], f"{path}[]")
+        yield from _list_paths(value[0], f"{path}[]")
     else:
         yield f"{path}[]" if path in ("notes", "argv") else path
 
 
-def events() -> dict[str, list[str]]:
-    """Each event that events.jsonl has, with its own fields."""
-    kept_alone = ("inspected", "left_out")  # in the history
+def list_event_fields() -> dict[str, list[str]]:
+    """By event of events.jsonl: its own fields."""
+    only_in_history = ("inspected", "left_out")
     of_features = {str(kind.__struct_config__.tag): kind for kind in (SidecarStarted, SidecarListening, SidecarExited)}
     kinds = {**EVENT_TYPES, **of_features}
-    return {name: list(kind.__struct_fields__) for name, kind in kinds.items() if name not in kept_alone}
+    return {name: list(kind.__struct_fields__) for name, kind in kinds.items() if name not in only_in_history}
 
 
-def failure_fields() -> tuple[list[str], list[str]]:
-    """The fields of a verdict, and of a failure in it, as failure.json has them."""
+def list_failure_fields() -> tuple[list[str], list[str]]:
+    """List the fields of failure.json, and of a failure in it."""
     blank: dict[str, Any] = dict.fromkeys(RankFailure.__struct_fields__) | {"exit_code": 1}
     first = RankFailure(**blank)
     verdict = FailureReport(first, (), (), 0, 1).to_json()

@@ -7,35 +7,34 @@ import pytest
 
 from ddplaunch.cli.click_commands import cli
 from ddplaunch.features.submit.slurm import OVERRIDE_VARIABLES
-from tests.reference import records
-from tests.reference.page import NAME, NO_VARIABLES, PACKAGE, PAGE, all_caps, page, section, tables
+from tests.reference import page, records
+from tests.reference.page import NAME, PACKAGE, PAGE, read_section, read_tables
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
 def test_the_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.reference writes it anew"
+    assert PAGE.read_text(encoding="utf-8") == page.render_page(), "python -m tests.reference writes it anew"
 
 
 def test_every_variable_of_ours_is_listed():
     found = {name for path in SOURCES for name in re.findall(r"_?DDPLAUNCH_[A-Z_]+", path.read_text(encoding="utf-8"))}
-    assert found == variables("ddplaunch's own")
+    assert found == read_variables("ddplaunch's own")
 
 
 @pytest.mark.slow
 def test_every_other_variable_in_the_source_is_listed():
-    listed = set(re.findall(r"`(\w+)`", section("### What is read of clusters")))
+    listed = set(re.findall(r"`(\w+)`", read_section("### What is read of clusters")))
     for heading in ("ddplaunch's own", "What every rank gets", "What ranks get in some jobs", "What ddplaunch reads"):
-        listed |= variables(heading)
-    found = {name for path in SOURCES for name in all_caps(path)} - set(
-        OVERRIDE_VARIABLES.values()
-    )  # only hidden from sbatch
-    assert found - listed - NO_VARIABLES == set()
+        listed |= read_variables(heading)
+    found = {name for path in SOURCES for name in page.list_upper_case_strings(path)}
+    found -= set(OVERRIDE_VARIABLES.values())  # only hidden from sbatch
+    assert found - listed - page.NO_VARIABLES == set()
     assert {name for name in listed if NAME.fullmatch(name)} - found == set()
 
 
-def variables(heading: str) -> set[str]:
-    (found,) = tables(f"### {heading}")
+def read_variables(heading: str) -> set[str]:
+    (found,) = read_tables(f"### {heading}")
     return {*found}
 
 
@@ -45,33 +44,34 @@ def test_every_exit_code_of_the_launcher_is_described():
     )
     assert codes
     for name, number in codes:
-        assert re.search(rf"^\| {number}( \+ N)? \| .*\(`{name}`\) \|$", section("## Exit codes"), re.MULTILINE), name
+        row = rf"^\| {number}( \+ N)? \| .*\(`{name}`\) \|$"
+        assert re.search(row, read_section("## Exit codes"), re.MULTILINE), name
 
 
 def test_every_rank_gets_what_the_page_says():
-    ranks_get = set(records.plan_environment()) | {"TORCHELASTIC_ERROR_FILE"}
-    assert ranks_get == {*variables("What every rank gets"), "DDPLAUNCH_DEVICE"}
+    ranks_get = set(records.make_plan_environment()) | {"TORCHELASTIC_ERROR_FILE"}
+    assert ranks_get == {*read_variables("What every rank gets"), "DDPLAUNCH_DEVICE"}
 
 
 @pytest.mark.parametrize(
     ("heading", "fields"),
     [
-        ("The dry run as JSON", records.plan_fields),
-        ("The devices as JSON", records.devices_fields),
-        ("The runs as JSON", records.runs_fields),
-        ("A run as JSON", records.record_fields),
-        ("The stacks as JSON", lambda: (records.inspection_fields(), records.stacks_fields())),
-        ("failure.json", records.failure_fields),
+        ("The dry run as JSON", records.list_plan_fields),
+        ("The devices as JSON", records.list_devices_fields),
+        ("The runs as JSON", records.list_runs_fields),
+        ("A run as JSON", records.list_record_fields),
+        ("The stacks as JSON", lambda: (records.list_inspection_fields(), records.list_stacks_fields())),
+        ("failure.json", records.list_failure_fields),
     ],
 )
 def test_every_field_is_described(heading, fields):
     found = fields() if isinstance(fields(), tuple) else (fields(),)
-    assert [list(each) for each in tables(f"## {heading}")][: len(found)] == list(found)
+    assert [list(each) for each in read_tables(f"## {heading}")][: len(found)] == list(found)
 
 
 def test_every_event_is_described():
-    (found,) = tables("## events.jsonl")
-    assert {name: re.findall(r"`(\w+)`", cell) for name, cell in found.items()} == records.events()
+    (found,) = read_tables("## events.jsonl")
+    assert {name: re.findall(r"`(\w+)`", cell) for name, cell in found.items()} == records.list_event_fields()
 
 
 def test_every_option_has_its_place():

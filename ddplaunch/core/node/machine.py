@@ -60,7 +60,7 @@ MAX_IN_FLIGHT = 8  # ranks requested and not spawned yet: each has up to six des
 SIGINT_TIMEOUT_S = 3.0  # between SIGINT and SIGTERM: a wait inside torch does not react to SIGINT
 STOP_ORDER_TIMEOUT_S = 1.5  # for node 0 to order a stop: it may ask all nodes for something before
 LEFTOVER_GRACE_S = 5.0  # at most between SIGTERM and SIGKILL for leftover processes of ranks that succeeded
-ZYGOTE_REPORT_DELAY_S = 0.3  # after a signal, until the zygote has reported whether it got it too
+ZYGOTE_REPORT_DELAY_S = 1.0  # after a signal, until the zygote has reported whether it got it too
 
 
 class NodeMachine:

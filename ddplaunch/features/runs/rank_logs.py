@@ -149,6 +149,7 @@ class _TailedFile:
             self._path, self._file = path, file
             if part and part.lines:
                 yield read_last_lines(file, part.lines)
+                return  # what has been appended meanwhile would be more lines
             if part and part.since is not None:
                 file.seek(_start_since(path, part.since))
             yield from self._read_new()

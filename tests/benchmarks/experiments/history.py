@@ -9,8 +9,8 @@ def experiment(size: bench.Size) -> bench.Experiment:
     what = f"{size.many} ranks, with inspection and history"
     return bench.Experiment(
         bench.compare(
-            lambda launcher: bench.run(launcher(size.many, "collective.py")),
-            bench.OURS,
+            lambda launcher: bench.measure_command(launcher(size.many, "collective.py")),
+            bench.DDPLAUNCH,
             **{other: bench.ddplaunch(*without)},
         ),
         (

@@ -11,21 +11,21 @@ _LINE = re.compile(rb"(?:\[(\d+)\] |\[default(\d+)\]:)rank (\d+) line (\d+) x{60
 
 
 def experiment(size: bench.Size) -> bench.Experiment:
-    def printed(launcher: bench.Launcher) -> bench.Values:
+    def measure_output(launcher: bench.Launcher) -> bench.Values:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "stdout"
             command = launcher(size.few, "lines.py")
             with bench.Job(command, variables={"BENCH_LINES": str(size.lines)}, hold=True, output=path) as job:
-                job.until("held", size.few)
+                job.wait_for_ranks("held", size.few)
                 job.release()
                 job.succeed()
-                assert job.ended is not None
-                seconds = job.ended - min(job.times("first"))
-                return {"seconds": seconds, "damaged": _damaged(path, size.few, size.lines)}
+                assert job.exited_at is not None
+                seconds = job.exited_at - min(job.times("first"))
+                return {"seconds": seconds, "damaged": _count_damaged(path, size.few, size.lines)}
 
     what = f"{size.few} ranks × {size.lines:,} lines with prefixes into a file"
     return bench.Experiment(
-        bench.compare(printed, **{bench.OURS: bench.ddplaunch(), TEE: bench.torchrun("--tee", "3")}),
+        bench.compare(measure_output, **{bench.DDPLAUNCH: bench.ddplaunch(), TEE: bench.torchrun("--tee", "3")}),
         (
             bench.Row(f"{what}: first line to exit", "seconds", "s", TEE),
             bench.Row(f"{what}: lines lost, torn, doubled or out of order", "damaged", ""),
@@ -33,7 +33,7 @@ def experiment(size: bench.Size) -> bench.Experiment:
     )
 
 
-def _damaged(path: Path, ranks: int, lines: int) -> int:
+def _count_damaged(path: Path, ranks: int, lines: int) -> int:
     """Count the lines that are not where they belong; an untouched line follows its rank's previous one."""
     expected = dict.fromkeys(range(ranks), 0)
     whole = wrong = 0

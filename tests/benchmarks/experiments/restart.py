@@ -11,19 +11,19 @@ RESTARTABLE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def experiment(size: bench.Size) -> bench.Experiment:
-    def restarted(launcher: bench.Launcher, variables: dict[str, str]) -> bench.Values:
+    def measure_restart(launcher: bench.Launcher, variables: dict[str, str]) -> bench.Values:
         with bench.Job(launcher(size.few, "collective.py"), variables=variables, hold=True) as job:
-            job.until("held", size.few)
+            job.wait_for_ranks("held", size.few)
             began = time.monotonic()
             os.kill(job.pids("held")[size.few - 1], signal.SIGKILL)
-            job.until("collective", size.few, attempt=1)
+            job.wait_for_ranks("collective", size.few, attempt=1)
             job.release()
             job.succeed()
             return {"torch": max(job.times("torch", 1)) - began}
 
     turns = {
-        bench.OURS: lambda: restarted(bench.ddplaunch("--max-restarts", "1"), {}),
-        bench.TORCHRUN: lambda: restarted(bench.torchrun("--max-restarts=1"), RESTARTABLE),
+        bench.DDPLAUNCH: lambda: measure_restart(bench.ddplaunch("--max-restarts", "1"), {}),
+        bench.TORCHRUN: lambda: measure_restart(bench.torchrun("--max-restarts=1"), RESTARTABLE),
     }
     what = f"restart: until all {size.few} ranks are past `import torch`"
     return bench.Experiment(turns, (bench.Row(what, "torch", "s", bench.TORCHRUN),))

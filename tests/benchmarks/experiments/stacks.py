@@ -9,15 +9,15 @@ from ddplaunch.features.inspect.request import InspectJobRequest
 from tests.benchmarks import harness as bench
 
 
-def _inspected(ranks: int) -> float:
+def _measure_inspection(ranks: int) -> float:
     with bench.Job(bench.ddplaunch()(ranks, "collective.py"), variables={"BENCH_ABSENT": "1"}, hold=True) as job:
-        job.until("held", ranks)
+        job.wait_for_ranks("held", ranks)
         (path,) = [path for path in list_sockets() if path.endswith(f".{job.launchers[0].pid}")]
         began = time.monotonic()
         found = client.send_request(path, InspectJobRequest(Detail.WAITS)).inspection
         seconds = time.monotonic() - began
         if not all(rank.threads for rank in found.ranks):
-            raise bench.Failed("a rank without a stack")
+            raise bench.BenchmarkError("a rank without a stack")
         job.release()
         job.finish()  # with the absent rank's end the others fail
         return seconds
@@ -26,8 +26,8 @@ def _inspected(ranks: int) -> float:
 def experiment(size: bench.Size) -> bench.Experiment:
     sizes = (size.many, 8 * size.many)
 
-    def inspected() -> bench.Values:
-        return {f"stacks_{ranks}": _inspected(ranks) for ranks in sizes}
+    def measure_all() -> bench.Values:
+        return {f"stacks_{ranks}": _measure_inspection(ranks) for ranks in sizes}
 
     rows = (bench.Row(f"stacks and collectives of {ranks} ranks", f"stacks_{ranks}", "s") for ranks in sizes)
-    return bench.Experiment({bench.OURS: inspected}, tuple(rows), rounds=3)
+    return bench.Experiment({bench.DDPLAUNCH: measure_all}, tuple(rows), rounds=3)

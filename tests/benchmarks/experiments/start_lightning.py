@@ -9,8 +9,8 @@ def experiment(size: bench.Size) -> bench.Experiment:
     what = f"{size.few} ranks, Lightning's Trainer, 4 steps: the whole command"
     return bench.Experiment(
         bench.compare(
-            lambda launcher: bench.run(launcher(size.few, "lightning_fit.py")),
-            *(bench.OURS, bench.TORCHRUN),
+            lambda launcher: bench.measure_command(launcher(size.few, "lightning_fit.py")),
+            *(bench.DDPLAUNCH, bench.TORCHRUN),
         ),
         (bench.Row(what, "wall", "s", bench.TORCHRUN),),
         rounds=3,

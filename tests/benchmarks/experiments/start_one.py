@@ -8,8 +8,8 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.
 def experiment(size: bench.Size) -> bench.Experiment:
     return bench.Experiment(
         {
-            bench.OURS: lambda: bench.run(bench.ddplaunch()(1, "collective.py")),
-            bench.PLAIN: lambda: bench.run(bench.plain("collective.py"), ALONE),
+            bench.DDPLAUNCH: lambda: bench.measure_command(bench.ddplaunch()(1, "collective.py")),
+            bench.PLAIN: lambda: bench.measure_command(bench.plain("collective.py"), ALONE),
         },
         (bench.Row("one rank, one all_reduce: the whole command", "wall", "s", bench.PLAIN),),
     )

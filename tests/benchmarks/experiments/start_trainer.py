@@ -6,15 +6,15 @@ REQUIRES = ("transformers",)
 
 
 def experiment(size: bench.Size) -> bench.Experiment:
-    def run(launcher: bench.Launcher) -> bench.Values:
+    def measure(launcher: bench.Launcher) -> bench.Values:
         command = launcher(size.many, "hf_trainer.py")
-        return {**bench.run(command), **bench.held(command, size.many)}
+        return {**bench.measure_command(command), **bench.measure_memory(command, size.many)}
 
     what = f"{size.many} ranks, Hugging Face's Trainer on a tiny BERT, 2 steps"
     return bench.Experiment(
         {
-            **bench.compare(run, bench.OURS, bench.TORCHRUN),
-            bench.PLAIN: lambda: bench.run(bench.plain("hf_trainer.py")),
+            **bench.compare(measure, bench.DDPLAUNCH, bench.TORCHRUN),
+            bench.PLAIN: lambda: bench.measure_command(bench.plain("hf_trainer.py")),
         },
         (
             bench.Row(f"{what}: CPU", "cpu", "CPU-s", bench.TORCHRUN),

@@ -11,31 +11,31 @@ REQUIRES = ("trl", "peft", "datasets")
 RANKS = 2
 
 
-def _reported(launcher: bench.Launcher) -> tuple[bench.Values, list[bytes]]:
+def _run_and_read_reports(launcher: bench.Launcher) -> tuple[bench.Values, list[bytes]]:
     with tempfile.TemporaryDirectory(prefix="benchmark-reports-") as folder:
         path = Path(folder) / "stdout"
         # Sums depend on the number of threads.
-        values = bench.run(launcher(RANKS, "trl_sft.py"), {"OMP_NUM_THREADS": "1"}, path)
+        values = bench.measure_command(launcher(RANKS, "trl_sft.py"), {"OMP_NUM_THREADS": "1"}, path)
         reports = sorted(re.findall(rb'\{"rank".*?\}', path.read_bytes()))
     if len(reports) != RANKS:
-        raise bench.Failed(f"{len(reports)} of {RANKS} ranks reported")
+        raise bench.BenchmarkError(f"{len(reports)} of {RANKS} ranks reported")
     return values, reports
 
 
 @cache
-def _expected() -> list[bytes]:
-    return _reported(bench.LAUNCHERS[bench.TORCHRUN])[1]
+def _expected_reports() -> list[bytes]:
+    return _run_and_read_reports(bench.LAUNCHERS[bench.TORCHRUN])[1]
 
 
-def _compared(launcher: bench.Launcher) -> bench.Values:
-    values, reports = _reported(launcher)
-    for ours, theirs in zip(reports, _expected(), strict=True):
+def _run_and_compare(launcher: bench.Launcher) -> bench.Values:
+    values, reports = _run_and_read_reports(launcher)
+    for ours, theirs in zip(reports, _expected_reports(), strict=True):
         if ours != theirs:
-            raise bench.Failed(f"reported {ours.decode()}, under torchrun {theirs.decode()}")
+            raise bench.BenchmarkError(f"reported {ours.decode()}, under torchrun {theirs.decode()}")
     return values
 
 
 def experiment(size: bench.Size) -> bench.Experiment:
     what = f"{RANKS} ranks of trl, peft and datasets, results as under torchrun to the last digit: CPU"
-    turns = bench.compare(_compared, bench.OURS, bench.TORCHRUN)
+    turns = bench.compare(_run_and_compare, bench.DDPLAUNCH, bench.TORCHRUN)
     return bench.Experiment(turns, (bench.Row(what, "cpu", "CPU-s", bench.TORCHRUN),), rounds=3)

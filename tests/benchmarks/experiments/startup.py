@@ -6,19 +6,19 @@ from tests.benchmarks import harness as bench
 
 
 def experiment(size: bench.Size) -> bench.Experiment:
-    def started(launcher: bench.Launcher) -> bench.Values:
+    def measure_start(launcher: bench.Launcher) -> bench.Values:
         with bench.Job(launcher(size.many, "collective.py")) as job:
-            reached = job.until("collective", size.many)
+            reached = job.wait_for_ranks("collective", size.many)
             job.succeed()
-            return {"reached": reached - job.began, "wall": job.lasted, "cpu": job.cpu}
+            return {"reached": reached - job.started_at, "wall": job.duration_s, "cpu": job.cpu_s}
 
-    def imported() -> bench.Values:
-        values = bench.run([sys.executable, "-c", "import torch"])
+    def measure_import() -> bench.Values:
+        values = bench.measure_command([sys.executable, "-c", "import torch"])
         return {**values, "reached": values["wall"]}
 
     ranks = f"{size.many} ranks"
     return bench.Experiment(
-        {**bench.compare(started, bench.OURS, bench.TORCHRUN, bench.SPAWN), bench.IMPORT: imported},
+        {**bench.compare(measure_start, bench.DDPLAUNCH, bench.TORCHRUN, bench.SPAWN), bench.IMPORT: measure_import},
         (
             bench.Row(f"{ranks}: command to last rank past its first all_reduce", "reached", "s", bench.IMPORT),
             bench.Row("the same, over torchrun", "reached", "s", bench.TORCHRUN),

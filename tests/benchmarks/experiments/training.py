@@ -6,7 +6,7 @@ from tests.benchmarks import harness as bench
 def experiment(size: bench.Size) -> bench.Experiment:
     what = f"{size.few} ranks, DDP and one AdamW step: command to exit"
     turns = bench.compare(
-        lambda launcher: bench.run(launcher(size.few, "ddp_step.py")),
-        *(bench.OURS, bench.TORCHRUN),
+        lambda launcher: bench.measure_command(launcher(size.few, "ddp_step.py")),
+        *(bench.DDPLAUNCH, bench.TORCHRUN),
     )
     return bench.Experiment(turns, (bench.Row(what, "wall", "s", bench.TORCHRUN),))

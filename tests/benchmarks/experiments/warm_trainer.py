@@ -9,19 +9,19 @@ REQUIRES = ("transformers",)
 
 
 def experiment(size: bench.Size) -> bench.Experiment:
-    kept = tempfile.TemporaryDirectory(prefix="benchmark-warm-")
+    warm_folder = tempfile.TemporaryDirectory(prefix="benchmark-warm-")
 
-    def stepped(launcher: bench.Launcher, folder: Path | None = None) -> bench.Values:
+    def measure_first_step(launcher: bench.Launcher, folder: Path | None = None) -> bench.Values:
         with bench.Job(launcher(size.many, "hf_trainer.py"), folder=folder) as job:
-            job.until("step", size.many)
+            job.wait_for_ranks("step", size.many)
             job.succeed()
-            return {"step": min(job.times("step")) - job.began}
+            return {"step": min(job.times("step")) - job.started_at}
 
     what = f"{size.many} ranks, Hugging Face's Trainer, --warm: from the command to the first step"
     return bench.Experiment(
         {
-            bench.OURS: lambda: stepped(bench.ddplaunch("--warm"), Path(kept.name)),
-            bench.TORCHRUN: lambda: stepped(bench.LAUNCHERS[bench.TORCHRUN]),
+            bench.DDPLAUNCH: lambda: measure_first_step(bench.ddplaunch("--warm"), Path(warm_folder.name)),
+            bench.TORCHRUN: lambda: measure_first_step(bench.LAUNCHERS[bench.TORCHRUN]),
         },
         (bench.Row(what, "step", "s", bench.TORCHRUN),),
         rounds=3,

@@ -22,7 +22,13 @@ from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket import server, socket_dir
 from ddplaunch.core.control_socket.job_status import JobState, RankState, Status
 from ddplaunch.core.control_socket.server import MAX_CLIENTS, MAX_REQUEST_BYTES, ControlSocket
-from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest, WaitRequest
+from ddplaunch.core.control_socket.status_request import (
+    JobEndReply,
+    StatusQuery,
+    StopJobRequest,
+    StopReply,
+    WaitRequest,
+)
 from tests.conftest import BackgroundJob, is_alive, wait_until
 from tests.constant_override import launcher_with_constant
 from tests.scaled_timeouts import scaled_timeout
@@ -304,9 +310,9 @@ def test_a_folder_that_another_launcher_removes_is_made_again(runtime, monkeypat
 
 
 @pytest.mark.parametrize(("size", "fits"), [(107, True), (108, False)])
-def test_the_longest_path_of_a_socket(tmp_path_factory, monkeypatch, size, fits):
+def test_the_longest_path_of_a_socket(runtime, monkeypatch, size, fits):
     """Linux has room for 107 bytes (unix(7))."""
-    path = str(tmp_path_factory.mktemp("r")).ljust(size - len(f"/mine.{os.getpid()}"), "x")
+    path = f"{runtime}/".ljust(size - len(f"/mine.{os.getpid()}"), "x")
     monkeypatch.setattr(socket_dir, "candidate_dirs", lambda: [path])
     sock, found = socket_dir.listen_in_dir("mine")
     assert bool(sock) is fits
@@ -340,6 +346,20 @@ def test_a_streaming_request_is_called_once_at_the_end_of_the_job_or_of_its_clie
         control.close(3)
         assert ended == [None, 3]
         assert staying.recv(1) == b""
+
+
+@pytest.mark.parametrize("code", [3, None])
+def test_a_client_that_waits_gets_the_exit_code(runtime, code):
+    """A launcher that has failed has none."""
+    loop, job = EventLoop(), SimpleNamespace(status=StopReply, report_bug=pytest.fail)
+    control = ControlSocket(loop, "mine", job)
+    with call(control.path) as sock:
+        sock.sendall(encode(WaitRequest()))
+        while not control._on_job_end:
+            loop.run_once()
+        control.close(code)
+        data = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert data == encode(StopReply()) + (encode(JobEndReply(code)) if code else b"")
 
 
 @pytest.mark.parametrize("reads", [True, False])

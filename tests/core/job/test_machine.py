@@ -721,6 +721,21 @@ def test_a_stop_signal_after_a_preemption_notice_sets_the_exit_code():
     assert job.outcome(0).outcome.code == 143
 
 
+def test_a_zygote_that_was_lost_in_a_job_of_one_node():
+    job = Job()
+    job.drain(0, broken=messages.LauncherFailure("the zygote (pid 7) was ended by SIGKILL", time.time()))
+    assert job.outcome(0).outcome.remark == "the zygote (pid 7) was ended by SIGKILL", "without a host"
+
+
+def test_a_node_that_has_drained_may_still_send_what_is_not_about_its_ranks():
+    """Its report may overtake nothing: a message of a feature may come after it."""
+    job = joined(1)
+    job.send(1, messages.RanksFinished(0))
+    job.drain(1)
+    job.send(1, messages.ProgressResumed(0))
+    assert not job.disconnected
+
+
 def test_a_zygote_that_was_lost_after_a_failure_is_not_the_cause():
     job = joined(1)
     failure = job.fail(0, 0, message="ValueError: mine")

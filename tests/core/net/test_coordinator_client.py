@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import ConnectingToNodeZero, CoordinatorLost, EndJob, StartAttempt, StopAttempt
 from ddplaunch.core.net import coordinator_client
 from ddplaunch.core.net.coordinator_client import (
+    CONNECT_TIMEOUT_S,
     DECLINE_TIMEOUT_S,
     FIRST_NOTICE_S,
     NEXT_ADDRESS_DELAY_S,
@@ -114,6 +116,7 @@ def make(monkeypatch):
     yield begin
     for world in worlds:
         world.client.close()
+        assert 15.0 not in world.set_timers(), "no heartbeat is waited for"
         world.server.close()
         for peer in world.accepted:
             peer.socket.close()
@@ -181,6 +184,7 @@ def test_the_addresses_of_node_0_are_tried_in_parallel(make, monkeypatch):
     world.start()
     world.accept()
     world.client._stop_connecting()
+    assert CONNECT_TIMEOUT_S not in world.set_timers()
 
     def connect(family, where):
         tried.append(where)
@@ -197,6 +201,43 @@ def test_the_addresses_of_node_0_are_tried_in_parallel(make, monkeypatch):
     world.let_expire(NEXT_ADDRESS_DELAY_S)
     assert tried == ["refused", "a", "b"], "the end of b tries the next one"
     world.client._connecting.clear()
+
+
+class UnreachableSocket(socket.socket):
+    def connect(self, address):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+
+class SilentSocket(socket.socket):
+    """A socket whose peer does not answer."""
+
+    def connect(self, address):
+        raise BlockingIOError
+
+
+@pytest.mark.parametrize(
+    ("kind", "delay_s", "why"),
+    [
+        (UnreachableSocket, RETRY_DELAYS_S[0], ": network is unreachable"),
+        (SilentSocket, CONNECT_TIMEOUT_S, " does not answer: does a firewall block it?"),
+    ],
+)
+def test_why_node_0_is_not_reached(make, monkeypatch, kind, delay_s, why):
+    world = make()
+    monkeypatch.setattr(coordinator_client.socket, "socket", kind)
+    world.start()
+    world.step_until(lambda: delay_s in world.set_timers())
+    world.let_expire(delay_s)
+    world.let_expire(FIRST_NOTICE_S)
+    (notice,) = world.take()
+    assert notice.reason == f"127.0.0.1:{world.port}{why}"
+
+
+def test_a_node_connects_from_its_interface(make, monkeypatch):
+    monkeypatch.setattr(coordinator_client.addresses, "find_address", lambda interface, family: "127.0.0.5")
+    world = make(interface="eth7")
+    world.start()
+    assert world.accept().socket.getpeername()[0] == "127.0.0.5"
 
 
 def test_a_connection_of_a_socket_to_itself_is_none(make):
@@ -277,7 +318,11 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     world.let_expire(WELCOME_TIMEOUT_S)
     world.client.send_heartbeats()
     assert world.receive(peer, "HeartbeatMessage"), "the connection stays"
-    world.clock.now += 10
+    world.clock.now += 3
+    peer.send("HeartbeatMessage", clock=1e9)
+    moments = world.client._heartbeat._last_received
+    world.step_until(lambda before=moments[0]: moments[0] > before)
+    world.clock.now += 7
     peer.socket.shutdown(socket.SHUT_WR)
     world.step_until(lambda: world.received)
     (notice,) = world.take()
@@ -291,7 +336,8 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     assert len(world.take()) == 1
 
 
-def test_ranks_are_stopped_when_node_0_is_lost(make):
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_ranks_are_stopped_when_node_0_is_lost(make, is_silent):
     for was_stopped in (False, True):
         world = make(grace=7.0)
         world.start()
@@ -300,10 +346,14 @@ def test_ranks_are_stopped_when_node_0_is_lost(make):
         world.step_until(lambda w=world: isinstance(w.received[-1], StartAttempt))
         start = world.take()[-1]
         assert (start.address, start.interface) == ("127.0.0.1", "lo")
-        peer.socket.shutdown(socket.SHUT_WR)
+        if is_silent:
+            world.client.on_silent_peer(0, 15.04)
+            assert peer.ended()
+        else:
+            peer.socket.shutdown(socket.SHUT_WR)
         world.step_until(lambda w=world: isinstance((w.received or [None])[-1], StopAttempt))
         lost, note, stop = world.take()
-        why = "node 0 (127.0.0.1) was lost: its connection closed"
+        why = f"node 0 (127.0.0.1) was lost: {'no heartbeat for 15.0 s' if is_silent else 'its connection closed'}"
         assert (type(lost), note.text, stop) == (
             CoordinatorLost, f"{why}; stopping the ranks here", StopAttempt(0, signal.SIGTERM, 7.0),
         )  # fmt: skip

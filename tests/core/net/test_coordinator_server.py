@@ -25,7 +25,7 @@ class World:
         self.loop, self.received, self.timers, self.peers = EventLoop(), [], [], []
         self.loop.call_later = self._call_later
         self.config = JobConfig(**{"inspect": False, "heartbeat_timeout": 20.0, **config, **changed})
-        hello = Job(min_nodes=2).hello(0, fingerprint=None)
+        hello = Job(min_nodes=2, max_nodes=self.config.max_nodes).hello(0, fingerprint=None)
         self.server = CoordinatorServer(self.loop, self.config, hello, "r", self.received.append, self.sock)
         self.server.start()
 
@@ -103,7 +103,16 @@ def test_a_silent_node_is_lost(make):
     lost, note, stop = world.received
     assert (lost, type(stop)) == (NodeLost("evil"), StopAttempt)
     assert note.text == "node 1 (evil) was lost: no heartbeat for 20.0 s; stopping the others"
+    assert world.server._heartbeat._last_received == {}, "it cannot be lost again"
     world.server.send_heartbeats()
+
+
+def test_a_node_that_leaves_is_disconnected(make):
+    world = make(max_nodes=3)
+    peer = world.join(nnodes="2:3")
+    assert peer.receive_soon(world.step, "JoinAccepted")
+    peer.send("StopRequested", signal=15)
+    assert world.is_closed_for(peer)
 
 
 def test_heartbeats_measure_the_clock_of_a_node(make):

@@ -6,13 +6,17 @@ import errno
 import signal
 import socket
 
+import pytest
+
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net import listener
 from ddplaunch.core.net.coordinator_client import CoordinatorClient
-from ddplaunch.core.net.link import make_link
+from ddplaunch.core.net.link import make_attempt_plan, make_link
+from ddplaunch.system.plan.node_spec import NodeSpec
+from ddplaunch.system.plan.rank_layout import NodeAssignment
 from tests.core.job.test_machine import Job
 from tests.core.net.fake_peer import FakePeer
 from tests.features.runs.recorded_events import plan
@@ -59,6 +63,32 @@ def test_a_node_that_is_stopped_before_the_welcome_does_not_join():
     peers[0].close()
 
 
+@pytest.mark.parametrize(
+    ("start", "interface", "environ", "variables"),
+    [
+        ({"address": "10.0.0.9", "interface": "eth0"}, None, {}, {"X": "1", "GLOO_SOCKET_IFNAME": "eth0"}),
+        (
+            {"interface": "eth0"}, "eth7", {"GLOO_SOCKET_IFNAME": "", "X": "mine"},
+            {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth7"},
+        ),
+        ({"interface": "eth0"}, None, {"GLOO_SOCKET_IFNAME": "mine"}, {"X": "1"}),
+        ({}, None, {}, {"X": "1"}),
+    ],
+)  # fmt: skip
+def test_the_plan_of_an_attempt(start, interface, environ, variables):
+    """Variables that the user has set stay; the address is that by which the node has reached node 0."""
+    config, before = JobConfig(max_nodes=2, interface=interface), plan(ranks=1)
+    assigned = NodeAssignment(1, 2, 1, 2)
+    order = messages.StartAttempt(0, "theirs", assigned, **start)
+    made = make_attempt_plan(before, order, config, environ, {"X": "1"})
+    assert (made.run_id, made.node_rank, made.world_size) == ("theirs", 1, 2)
+    assert (made.master_addr, made.variables) == (start.get("address", "127.0.0.1"), variables)
+    assert make_attempt_plan(before, messages.StartAttempt(0, "theirs"), config, environ, {"X": "1"}) is before
+    specs = (NodeSpec(0, "n0", ("cpu",)), NodeSpec(1, "n1", ("cpu",)))
+    first = messages.StartAttempt(0, "theirs", NodeAssignment(0, 2, 0, 2), node_specs=specs)
+    assert [node.host for node in make_attempt_plan(before, first, config, {}, {}).nodes] == ["here", "n1"]
+
+
 class Exhausted(socket.socket):
     """A socket that accepts nothing at first, as where no file descriptor is left."""
 
@@ -79,6 +109,9 @@ def test_connections_are_accepted_again_after_a_lack_of_descriptors(monkeypatch)
     listening = listener.Listener(loop, server, JobConfig(), 1, lambda *peer: None)
     with socket.create_connection(server.getsockname()) as peer:
         loop.watch_fd(peer.fileno(), lambda: welcomed.append(peer.recv(1 << 10)))
+        while server.refusals:
+            loop.run_once()
+        assert server.fileno() not in loop._selector.get_map(), "it would be readable without a pause"
         while not welcomed:
             loop.run_once()
         assert b"Welcome" in welcomed[0]

@@ -76,6 +76,7 @@ def test_a_program_that_writes_without_a_newline_is_not_read_any_more(world, mon
     world.receive(b"x")
     assert not world.channel.has_thread
     assert world.channel._buffer == b""
+    assert not world.channel._loop._selector.get_map(), "else the launcher would never sleep again"
 
 
 def test_a_rank_that_has_closed_its_end_has_no_thread(world):
@@ -83,7 +84,9 @@ def test_a_rank_that_has_closed_its_end_has_no_thread(world):
     world.rank_end.close()
     world.channel.write_line(b"s1")
     assert not world.channel.has_thread
+    assert world.channel._loop._selector.get_map()
     world.channel.read_pending()
+    assert not world.channel._loop._selector.get_map()
 
 
 @pytest.mark.parametrize("only_handlers", [True, False])
@@ -101,3 +104,37 @@ def test_a_forwarded_signal_spares_ranks_without_a_handler_or_in_which_ddplaunch
     assert not ranks.any_catches(signal.SIGUSR2)
     ranks.forward_signal(number, only_handlers=only_handlers)
     assert sent == [(100 + rank, number) for rank in range(4) if not only_handlers or rank in (0, 3)]
+
+
+def test_the_processes_of_an_attempt(monkeypatch):
+    closed, called, loop = [], [], EventLoop()
+    monkeypatch.setattr(node_ranks.os, "close", closed.append)
+    live = {0: SimpleNamespace(stop_requested=True), 1: SimpleNamespace(stop_requested=False)}
+    plan = SimpleNamespace(rank_of=lambda rank: SimpleNamespace(rank=rank))
+    ranks = NodeRanks(SimpleNamespace(number=3, live=live), plan, loop, SimpleNamespace(path="/run"))
+    assert [ranks.is_stop_requested(rank) for rank in range(3)] == [True, False, False]
+    assert ranks.rank_file_path(1, "json") == "/run/1.3.json"
+    for rank, pidfd in ((0, 40), (1, None), (2, 42)):
+        ranks.add_process(rank, 100 + rank, pidfd)
+    ranks.remove_process(0, 999, 0)
+    ranks.remove_process(7, 100, 0)
+    assert (ranks.exit_codes, closed) == ({}, []), "of an earlier attempt"
+    ranks.remove_process(0, 100, -9)
+    assert (ranks.exit_codes, [*ranks.ends], [*ranks.processes], closed) == ({0: -9}, [0], [1, 2], [40])
+    ranks.on_hold_changed = lambda: called.append(ranks.is_holding)
+    ranks.set_holding(True)
+    ranks.set_holding(False)
+    assert called == [True, False]
+    for end in (ranks.forget_processes, ranks.close):
+        ranks.timers.call_later(0.0, lambda: called.append("timer"))
+        end()
+        loop.call_soon(lambda: None)
+        loop.run_once()
+    assert (ranks.processes, closed, called) == ({}, [40, 42], [True, False])
+
+
+def test_a_signal_to_stop_continues_a_rank_that_is_stopped(monkeypatch):
+    sent = []
+    monkeypatch.setattr(node_ranks.proc_utils, "send_signal", lambda *arguments: sent.append(arguments))
+    RankProcess(SimpleNamespace(), 100, 40).stop(signal.SIGTERM)
+    assert sent == [(100, signal.SIGTERM, 40), (100, signal.SIGCONT, 40)]

@@ -29,7 +29,7 @@ from tests.conftest import (
     wait_until_idle,
     write_program,
 )
-from tests.constant_override import launcher_with_constant
+from tests.constant_override import launcher_with_constant, write_launcher
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC, FORKED, LIGHT
 
@@ -479,8 +479,18 @@ def test_a_signal_to_every_process_reaches_ranks_once(start_ddplaunch, tmp_path)
             time.sleep(0.01)
         """,
     )
+    launcher = write_launcher(  # a zygote without a core reports late that it got a signal too
+        tmp_path,
+        f"""
+        from ddplaunch.core.job import signal_forwarding
+        from ddplaunch.core.node import machine
+
+        machine.ZYGOTE_REPORT_DELAY_S = {scaled_timeout(1)}
+        signal_forwarding.DUPLICATE_WINDOW_S = 600.0  # a report is kept for three of these
+        """,
+    )
     words = ("--preload", "slow", "--nproc", "2", "--preempt-signal", "none", "t.py")
-    job = start_ddplaunch("run", *words, env={"PYTHONPATH": str(tmp_path)})
+    job = start_ddplaunch("run", *words, env={"PYTHONPATH": str(tmp_path)}, executable=launcher)
     wait_until((tmp_path / "here").exists, "the import")
     signal_all_processes(job, signal.SIGUSR1)
     (tmp_path / "go").touch()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
 
+from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.node.zygote_socket import ZygoteSocket
-from ddplaunch.core.rank.zygote_channel import receive_message
+from ddplaunch.core.rank.zygote_channel import encode_message, receive_message
 from ddplaunch.core.rank.zygote_messages import ToZygote
 
 
@@ -57,3 +59,100 @@ def test_a_message_that_the_kernel_has_no_memory_for_is_sent_later(has_descripto
         timers.pop()()
         assert not timers
         assert receive_message(far) == ({"op": "serve_store"}, [])
+
+
+class _Listener:
+    """What arrives from the zygote."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[object, int]] = []
+        self.closed = 0
+
+    def on_zygote_message(self, message: object, fds: list[int]) -> None:
+        self.messages.append((message, len(fds)))
+        for fd in fds:
+            os.close(fd)
+
+    def on_zygote_closed(self) -> None:
+        self.closed += 1
+
+
+def _step(loop: EventLoop) -> None:
+    loop.call_soon(lambda: None)  # so that it does not wait
+    loop.run_once()
+
+
+def test_messages_arrive_in_pieces_with_their_descriptors_and_the_end_once() -> None:
+    near, far = socket.socketpair()
+    loop, listener = EventLoop(), _Listener()
+    zygote = ZygoteSocket(loop, near, listener)
+    frame = encode_message({"op": "spawned", "rank": 1})
+    with far, open(os.devnull) as file:
+        socket.send_fds(far, [frame[:2]], [file.fileno()])
+        for place in range(2, len(frame)):
+            _step(loop)
+            assert not listener.messages
+            far.send(frame[place : place + 1])
+        far.send(frame * 2)
+        while len(listener.messages) < 3:
+            loop.run_once()
+    assert listener.messages == [({"op": "spawned", "rank": 1}, count) for count in (1, 0, 0)]
+    while not listener.closed:
+        loop.run_once()
+    _step(loop)
+    assert (listener.closed, zygote.is_closed) == (1, False)
+    zygote.close()
+    assert zygote.is_closed
+
+
+def test_a_message_that_cannot_be_built_is_reported_later_and_others_wait_for_that() -> None:
+    near, far = socket.socketpair()
+    loop, calls = EventLoop(), list[object]()
+    zygote = ZygoteSocket(loop, near, _Listener())
+    before = len(os.listdir("/proc/self/fd"))
+
+    def build(fds: list[int]) -> ToZygote:
+        fds.append(os.open(os.devnull, os.O_RDONLY))
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def on_failed(error: OSError) -> None:
+        calls.append(error.errno)
+        calls.append(zygote.withdraw_unsent())
+
+    zygote.send_built(build, on_failed, rank=0)
+    zygote.send_built(build, on_failed, rank=1)
+    zygote.send({"op": "remove_path", "path": "/x"})
+    assert calls == [], "not from within the call"
+    _step(loop)
+    assert calls == [errno.EMFILE, [1]]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert receive_message(far) == ({"op": "remove_path", "path": "/x"}, [])
+    zygote.close()
+    far.close()
+
+
+def test_requests_that_the_zygote_has_not_read_are_withdrawn() -> None:
+    """What is partly sent is not: the zygote would wait for the rest."""
+    near, far = socket.socketpair()
+    loop = EventLoop()
+    zygote = ZygoteSocket(loop, near, _Listener())
+    before = len(os.listdir("/proc/self/fd"))
+
+    def build(fds: list[int]) -> ToZygote:
+        fds.append(os.open(os.devnull, os.O_RDONLY))
+        return {"op": "spawn", "rank": 0, "job": {"path": "x" * (1 << 20)}, "fds": ["stdin"]}  # type: ignore[typeddict-item]
+
+    for rank in range(3):
+        zygote.send_built(build, rank=rank)
+    assert zygote.withdraw_unsent() == [1, 2]
+    assert len(os.listdir("/proc/self/fd")) == before, "the descriptors of the first one are sent"
+    zygote.send({"op": "remove_path", "path": "/x"})
+    received = list[object]()
+    reader = threading.Thread(target=lambda: received.extend(receive_message(far)[0]["op"] for _ in range(2)))
+    reader.start()
+    while len(received) < 2:
+        _step(loop)
+    reader.join()
+    assert received == ["spawn", "remove_path"]
+    zygote.close()
+    far.close()

@@ -11,10 +11,10 @@ import pytest
 from ddplaunch.core.output.log_message import MessageKind
 from ddplaunch.features.inspect.stacks_text import STACKS
 from tests.conftest import clean_environment, ddplaunch_command, free_port, write_program
-from tests.reference.page import tables
+from tests.reference.page import read_tables
 from tests.start_modes import LIGHT
 
-MESSAGE_FIELDS, MESSAGE_KINDS = tables("## What --log-json writes")
+MESSAGE_FIELDS, MESSAGE_KINDS = read_tables("## What --log-json writes")
 LOG_JSON = ("run", "--log-json", *LIGHT)
 PRINTS = """
     import os

@@ -12,6 +12,7 @@ from ddplaunch.core.failures import FailureReport, RankFailure
 from ddplaunch.core.node_config import ScreenOptions
 from ddplaunch.core.output import screen as screen_module
 from ddplaunch.core.output import wait_footer
+from ddplaunch.core.output.line_merger import HOLD_S
 from ddplaunch.core.output.screen import HIGH_WATER_BYTES, Screen, TerminalScreen
 from ddplaunch.core.output.wait_footer import LOG_REPEAT_S, WaitFooter
 
@@ -179,6 +180,25 @@ def test_the_prefix_of_torch_is_removed_if_there_is_one_of_ours(world):
     assert w.err.take() == b"[host] [rank1]: a\n"
 
 
+def test_held_lines_are_shown_after_a_moment_or_at_the_end(world, monkeypatch):
+    w, clock = world(Screen, terminals=(), merge=True), SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(screen_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for rank in (0, 1):
+        w.screen.show_lines(rank, 1, b"")
+    w.screen.show_lines(0, 1, b"a\n")
+    w.screen.show_lines(0, 1, b"b\n")
+    (timer,) = w.timers
+    assert (w.out.take(), timer[0]) == (b"", pytest.approx(HOLD_S))
+    clock.now += HOLD_S + 0.01
+    timer[1]()
+    assert w.out.take() == b"[0]  a\n[0]  b\n"
+    w.screen.show_lines(1, 1, b"c\n")
+    assert len(w.timers) == 2
+    for rank in (0, 1):
+        w.screen.show_lines(rank, 1, b"", last=True)
+    assert w.out.take() == b"[1]  c\n"
+
+
 def make_verdict(traceback: str) -> FailureReport:
     first = RankFailure(0, 0, "n0", 1, 0, 1, None, "ValueError: no", traceback, 1.0, None)
     return FailureReport(first, (1,), (), 0, 12)
@@ -192,9 +212,10 @@ def make_verdict(traceback: str) -> FailureReport:
         (JobEnded(1, make_verdict(TRACEBACK.decode()), None), False, [0, 1, 11]),
         (JobEnded(130, None, None), True, [0, 1, 11]),
         (Restarting(1, 0.0, "again", make_verdict(TRACEBACK.decode())), False, [0, 1, 11]),
+        (Restarting(1, 0.0, "again", make_verdict(TRACEBACK.decode())), True, [0, 1, 11]),
         (None, True, [0, 1, 11]),
     ],
-    ids=["in the report", "with a cause", "no report here", "no failure", "restart", "timeout"],
+    ids=["in the report", "with a cause", "no report here", "no failure", "elsewhere", "restart", "timeout"],
 )
 def test_a_traceback_that_the_report_has_is_not_shown_twice(world, event, reports_job, shown):
     w = world(Screen, terminals=())
@@ -206,9 +227,10 @@ def test_a_traceback_that_the_report_has_is_not_shown_twice(world, event, report
         w.timers[0][1]()
     else:
         w.screen.observe(event)
-    w.timers[1][1]()
     lines = w.err.take().splitlines()
-    assert lines.count(b"ddplaunch: again") == 0, "the restart is reported by node 0"
+    assert lines.count(b"ddplaunch: again") == (isinstance(event, Restarting) and reports_job)
+    w.timers[1][1]()
+    assert w.err.take() == b"", "each once"
     assert [line for line in lines if b"ValueError" in line] == [
         b"%s ValueError: no" % (b"[%d]" % rank).ljust(4) for rank in shown
     ]
@@ -238,3 +260,6 @@ def test_a_wait_is_shown_after_a_while_with_its_duration(monkeypatch, shows_seco
     assert (shown[2:], len(cancelled), len(timers)) == ([""], 3, 3)
     footer.set_text("node 3", waited=60.0)
     assert shown[3:] == ["node 3 (01:00)"]
+    footer.set_text("")
+    footer.set_text("node 4", waited=0.5)
+    assert timers[-1].when == 1004.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 
 import pytest
 
@@ -117,6 +118,26 @@ def test_a_reader_that_is_gone_is_not_waited_for(pipe):
     assert (sink.is_closed, sink.is_drained, sink.is_full, loop.due()) == (True, True, False, [])
     sink.write(LINES)
     assert loop.due() == []
+
+
+def test_a_stuck_reader_that_closes_is_not_watched_any_more(pipe):
+    loop = Loop()
+    sink = Sink(loop, pipe[1])
+    sink.write(LINES)
+    loop.let_expire(READER_TIMEOUT_S)
+    assert sink.stuck
+    os.close(pipe[0])
+    loop.run_once()
+    assert (sink.is_closed, sink.is_drained, loop.due()) == (True, True, [])
+    assert not loop._selector.get_map(), "it is always writable now"
+
+
+def test_a_socket_does_not_block_the_launcher():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sink = Sink(Loop(), ours.fileno())
+        sink.write(LINES * 1024)
+        assert not sink.is_drained
 
 
 def test_a_file_has_everything_once_the_disk_has_room(tmp_path, monkeypatch):

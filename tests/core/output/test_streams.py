@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES, REPORTED, Streams
+from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES, REPORTED, Streams, TailBuffer
 from ddplaunch.core.output.traceback_filter import EXIT_TIMEOUT_S
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n'
@@ -243,3 +243,27 @@ def test_a_program_is_shown_on_request_and_read_to_its_end(world, tmp_path):
     assert world.screen.take() == [("viewer", 2, b" 5%\nlast\n")]
     assert world.streams.tail("viewer") == log.read_bytes() == b"hidden\nshown\n\r 5%\nlast\n"
     assert len(called) == 3
+    for fd in fds.values():
+        world.end(fd)
+    world.streams.read_pending("viewer")
+    assert world.run() == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "offset"),
+    [
+        ((), 0),
+        ((b"abc",), 0),
+        ((b"abc\n",), 4),
+        ((b"abc\nde",), 4),
+        ((b"abc\r 5%",), 4),
+        ((b"a\n" * 8, b"b" * 9), 16),
+        ((b"x" * 30,), 30),  # the start is not in memory
+        ((b"\n" * 30, b"bc"), 30),
+    ],
+)
+def test_where_the_unfinished_line_begins(pieces, offset):
+    tail = TailBuffer(16)
+    for piece in pieces:
+        tail.add(piece)
+    assert tail.line_start_offset == offset

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.base import tty
+from ddplaunch.features.live import feature
 from tests.conftest import assert_refused, conflict, ddplaunch_command, wait_until, write_program
 from tests.start_modes import LIGHT
 from tests.terminal_emulator import FRAME, TerminalEmulator
@@ -104,6 +106,13 @@ def test_a_signal_restores_the_terminal(start_view, number):
     assert each.is_restored
     assert each.raw.count(b"\x1b[?1049h") == 1
     assert "0 ee" in each.rows
+
+
+@pytest.mark.parametrize(("terminals", "is_shown"), [([1], True), ([2], True), ([], False)])
+def test_one_of_stdout_and_stderr_is_enough(monkeypatch, terminals, is_shown):
+    monkeypatch.setattr(tty, "is_interactive", terminals.__contains__)
+    monkeypatch.setattr(tty, "can_move_cursor", lambda: True)
+    assert (feature._why_no_live_view() is None) == is_shown
 
 
 def test_ctrl_c_before_the_first_frame(start_view):

@@ -342,7 +342,20 @@ def test_loggers_that_may_be_configured_before_the_import_does(admitting, source
     assert admitting.modules(source) == modules
 
 
-@pytest.mark.parametrize("line", ["vars(functools).update(f=1)", "warnings.filters.insert(0, None)", "x.f = 1"])
-def test_an_unknown_package_that_changes_a_module_of_python(admitting, line):
-    admitting.add("changer", f"import functools, warnings\nimport functools as x\n{line}\n", known=False)
-    assert admitting.modules("import changer, free\n") == []
+@pytest.mark.parametrize(
+    ("line", "modules"),
+    [
+        ("vars(functools).update(f=1)", []),
+        ("warnings.filters.insert(0, None)", []),
+        ("x.f = 1", []),
+        ("for name in 'AB': os.environ[name] = '1'", []),
+        ("def f(name): os.environ[name] = '1'", ["free"]),
+        ("os.environ['OTHER'] = '1'", ["free"]),
+        ("os.environ['READ'] = '1'", []),
+        ("def f(): os.environ['READ'] = '1'", []),
+    ],
+)
+def test_an_unknown_package_that_changes_a_module_or_variables(admitting, line, modules):
+    admitting.add("reader", variables=["READ"])
+    admitting.add("changer", f"import functools, os, warnings\nimport functools as x\n{line}\n", known=False)
+    assert admitting.modules("import changer, free\n") == modules

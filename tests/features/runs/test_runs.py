@@ -20,11 +20,11 @@ from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
-from ddplaunch.features.runs import history_store, queued_jobs
+from ddplaunch.features.runs import history_store, queued_jobs, rank_logs
 from ddplaunch.features.runs import stop as stop_module
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.queued_jobs import QueuedJob
-from ddplaunch.features.runs.rank_logs import read_last_lines
+from ddplaunch.features.runs.rank_logs import Part, read_last_lines
 from ddplaunch.features.runs.stop import stop, wait
 from ddplaunch.system.processes.proc_utils import is_suspended
 from ddplaunch.system.schedulers.scheduler import BatchJobState, Deadline
@@ -473,11 +473,21 @@ def test_logs_of_a_run_that_succeeded(run_ddplaunch, run_in_fork, tmp_path):
     assert "have printed nothing" in done.stderr
 
 
-def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path):
+def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path, monkeypatch):
     running("--log-dir", "logs")
-    (tmp_path / "big").write_bytes(b"x" * 70_000 + b"\n" + b"line\n" * 30_000)
-    with open(tmp_path / "big", "rb") as file:
+    big = tmp_path / "big"
+    big.write_bytes(b"x" * 70_000 + b"\n" + b"line\n" * 30_000)
+    with big.open("rb") as file:
         assert read_last_lines(file, 20_000) == b"line\n" * 20_000
+
+    def read_while_it_grows(file, lines):
+        with big.open("ab") as more:
+            found = read_last_lines(file, lines)
+            more.write(b"more\n")
+        return found
+
+    monkeypatch.setattr(rank_logs, "read_last_lines", read_while_it_grows)
+    assert [*rank_logs.read_stored_output({0: [str(big)]}, [0], rank_logs.Part(1))] == [(0, b"line\n")]
     assert run_in_fork("logs", NAME, "--tail", "1", "--rank", "0").stdout.count("on") == 1
     following = subprocess.Popen(
         ddplaunch_command("logs", NAME, "--tail", "1", "--rank", "1", "-f"),
@@ -498,6 +508,19 @@ def test_the_last_lines_of_a_job_that_runs(running, run_in_fork, tmp_path):
 )  # fmt: skip
 def test_last_lines(data, count, last):
     assert last_lines(data, count) == last
+
+
+def test_last_lines_of_a_file_that_grows(tmp_path, monkeypatch):
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"a\nb\n")
+
+    def read_before_a_line_is_written(file, lines):
+        data = read_last_lines(file, lines)
+        path.write_bytes(b"a\nb\nc\n")
+        return data
+
+    monkeypatch.setattr(rank_logs, "read_last_lines", read_before_a_line_is_written)
+    assert list(rank_logs.read_stored_output({0: [str(path)]}, [0], Part(1, None))) == [(0, b"b\n")]
 
 
 @pytest.mark.slow

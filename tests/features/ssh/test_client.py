@@ -3,6 +3,7 @@
 import json
 import shlex
 import signal
+import subprocess
 import sys
 import time
 
@@ -14,7 +15,7 @@ import ddplaunch
 from ddplaunch.features.ssh.remote_launcher import HostJob
 from ddplaunch.features.ssh.ssh_command import REMOTE_STATEMENT
 from ddplaunch.system.plan.launch_command import python_command
-from tests.conftest import ddplaunch_command, run_command, wait_until, write_program
+from tests.conftest import ddplaunch_command, is_alive, run_command, wait_until, write_program
 from tests.features.doctor.findings import NO_REPLY
 from tests.features.ssh.job import refusal
 from tests.fork_server import CONSTANTS
@@ -259,3 +260,35 @@ def test_a_job_arrives_as_it_was_sent():
 def test_a_job_has_values_that_make_sense(wrong):
     with pytest.raises(msgspec.ValidationError):
         HostJob.read(replace(JOB, **wrong).line())
+
+
+SOONER = (
+    "from ddplaunch.features.ssh import remote_launcher as far; far.KILL_DELAY_S = 0.1; raise SystemExit(far.main())"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["end of stdin", "no heartbeat", "SIGTERM"])
+def test_a_host_that_loses_its_connection_kills_what_does_not_stop(tmp_path, how):
+    stubborn = "trap '' TERM\necho $$ > pid\nwhile :; do sleep 0.1; done\n"
+    argv = ("run", "--nproc", "1", "--grace", "600", "--no-python", "sh", str(write_program(tmp_path, "s", stubborn)))
+    job = replace(
+        JOB, environ={}, cwd=str(tmp_path), target="sh", no_python=True, address="", ports=(), argv=argv,
+        preempt_signal=None, heartbeat=0.5 if how == "no heartbeat" else 600.0,
+    )  # fmt: skip
+    pipe = subprocess.PIPE
+    with subprocess.Popen(python_command(sys.executable, SOONER), stdin=pipe, stdout=pipe, stderr=pipe) as far:
+        far.stdin.write(b"exec sh, of a login shell\n" + job.line() + b"..G")
+        far.stdin.flush()
+        if how != "no heartbeat":
+            wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the rank")
+        if how == "SIGTERM":
+            far.send_signal(signal.SIGTERM)
+        out, err = far.communicate() if how == "end of stdin" else (far.stdout.read(), far.stderr.read())
+        assert far.wait() in ((69, 143) if how == "no heartbeat" else (69,))  # the launcher may not have begun
+        hello, facts = out.splitlines()[1:]
+        assert hello == f"\x1eddplaunch here {ddplaunch.__version__}".encode()
+        assert json.loads(facts.removeprefix(b"\x1eddplaunch n "))["problems"] == []
+        assert b"\x1e" not in err, "no exit code: the other end is gone"
+    if (tmp_path / "pid").exists():
+        assert not is_alive(int((tmp_path / "pid").read_text()))

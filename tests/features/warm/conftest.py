@@ -60,19 +60,7 @@ class Shell:
         self.env = clean_environment(
             {"XDG_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": str(self.modules), "HOME": str(folder), **(env or {})}
         )
-        self.launcher = write_launcher(
-            folder / "bin",
-            f"""
-            from ddplaunch.base import local_sockets
-
-            candidates = local_sockets.socket_dir_candidates
-            local_sockets.socket_dir_candidates = lambda name: candidates(name)[:1]  # not those of this user in /tmp
-
-            from ddplaunch.features.warm import warm_client
-
-            warm_client.REPLY_TIMEOUT_S = {scaled_timeout(0.4)}
-            """,
-        )
+        self.launcher = self.set_reply_timeout(scaled_timeout(5))
         self._numbers = itertools.count()
         self.started: list[int] = []
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -86,6 +74,22 @@ class Shell:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline()
+
+    def set_reply_timeout(self, seconds: float) -> Path:
+        """Write the launcher, which waits ``seconds`` for a reply of a zygote: short where none comes."""
+        return write_launcher(
+            self.folder / "bin",
+            f"""
+            from ddplaunch.base import local_sockets
+
+            candidates = local_sockets.socket_dir_candidates
+            local_sockets.socket_dir_candidates = lambda name: candidates(name)[:1]  # not those of this user in /tmp
+
+            from ddplaunch.features.warm import warm_client
+
+            warm_client.REPLY_TIMEOUT_S = {seconds}
+            """,
+        )
 
     def torch_also(self, text: str) -> None:
         """Add code to the import of the stand-in for torch."""

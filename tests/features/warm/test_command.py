@@ -130,6 +130,7 @@ def test_a_socket_of_another_program_delays_no_run(shell: Shell):
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))
         silent.listen()
+        shell.set_reply_timeout(0.2)
         done = shell.run(shell.launch("--log-dir", "log", "shows.py"))
         assert done.code == 0
         assert done.made != made

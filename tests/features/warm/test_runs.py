@@ -180,6 +180,7 @@ def test_a_zygote_that_still_imports_delays_no_other_run(shell: Shell):
     import_slowly(shell)
     first, out = shell.begin("exec " + shell.launch("shows.py"))
     wait_for_text(shell.folder / "importing", "\n")
+    shell.set_reply_timeout(0.2)
     second, other = shell.begin("exec " + shell.launch("--log-dir", "log", "shows.py"))
     wait_for_text(shell.folder / "importing", "\n", 2)
     (shell.folder / "go").touch()

@@ -19,6 +19,7 @@ from tests.scaled_timeouts import scaled_timeout
 def test_a_pipe_does_not_wait_for_a_stopped_zygote(shell: Shell):
     made = shell.run().made
     os.kill(made, signal.SIGSTOP)
+    shell.set_reply_timeout(0.2)
     try:
         line = f"{shell.launch('--log-dir', 'log', 'shows.py')} | timeout {scaled_timeout(30):.0f} cat"
         done = shell.run(line)
@@ -28,6 +29,7 @@ def test_a_pipe_does_not_wait_for_a_stopped_zygote(shell: Shell):
         assert shell.reasons("log") == [BUSY]
     finally:
         os.kill(made, signal.SIGCONT)
+    shell.set_reply_timeout(scaled_timeout(5))
     assert shell.run().made == made, "it serves the next run"
 
 

@@ -153,7 +153,7 @@ def test_table_fits_its_terminal(fake_nvml: FakeNvml, tmp_path: Path, columns: i
     environ = fake_nvml.environ(4, mig={1: 2}, busy=[(0, os.getpid(), 2048)])
     text = run_in_terminal(ddplaunch_command("devices"), tmp_path, environ, columns)
     plain = COLOUR.sub("", text)
-    assert text != plain, "a terminal gets colours"
+    assert "\x1b[1;32mcuda:0" in text, "a terminal gets colours"
     assert all(len(line) <= columns for line in plain.splitlines())
     words = plain.split()
     assert {"GPU", "Device", "Name", "Memory", "cuda:0", "cuda:4", "1:1", "79.6"} <= set(words)
@@ -161,6 +161,13 @@ def test_table_fits_its_terminal(fake_nvml: FakeNvml, tmp_path: Path, columns: i
     assert plain.count(H100) == 4, "names are not cut"
     assert ("PCI" in words) == (columns == 200), plain
     assert "MIG-0101" in plain, "enough of an instance's UUID for --gpus"
+
+
+def test_what_a_job_does_not_see_is_dimmed(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    environ = {**fake_nvml.environ(2), "CUDA_VISIBLE_DEVICES": "1"}
+    text = run_in_terminal(ddplaunch_command("devices"), tmp_path, environ)
+    assert "\x1b[2mhidden" in text
+    assert "\x1b[1;32mcuda:0" in text
 
 
 def test_table_without_gpus_and_with_a_note(fake_nvml: FakeNvml, tmp_path: Path) -> None:
