@@ -160,6 +160,7 @@ def test_modules_of_the_program_are_scanned_and_installed_ones_are_not(tmp_path,
         ("import torch.nn", True),
         ("try: import torch\nexcept ImportError: torch = None", False),
         ("def main(): import torch", False),
+        ("import torchvision", False),
     ],
 )
 def test_whether_torch_is_surely_imported(tmp_path, source, surely):
