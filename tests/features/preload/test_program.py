@@ -242,6 +242,8 @@ def test_which_statements_have_an_effect(tmp_path):
         ("import builtins\nbuiltins.profile = len", "builtins.profile"),
         ("from transformers import Trainer\ndef f():\n  Trainer.log = print", "transformers.Trainer.log"),
         ("import a.b as c\nc.TABLE['x'] += 1", "a.b.TABLE"),
+        ("import a\nb = a.c\nb.d = 1", "a.c.d"),
+        ("import a\nb = a\nb.d = 1", "a.d"),
         ("import a\nx, a.b = 1, 2", "a.b"),
         ("import a\ndel a.b", "a.b"),
         ("import a\nsetattr(a.B, 'c', 1)", "a.B"),
