@@ -40,10 +40,12 @@ def test_unrelated_connections_leave_files_for_nodes_and_ranks(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as sock:
         accepting = listener.Listener(loop, sock, JobConfig(min_nodes=10, max_nodes=10), 2, None)
         peers = [socket.create_connection(sock.getsockname()) for _ in range(8)]
-        for _ in range(16):
+        for step in range(32):
             loop.call_soon(lambda: None)  # so that it does not wait
             loop.run_once()
-        assert accepting.rejected == {"sent nothing": 2}
+            if step == 16:
+                peers[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert accepting.rejected == {"sent nothing": 2, "spoke another protocol": 1}
         accepting.close()
     for peer in peers:
         peer.close()
@@ -65,7 +67,7 @@ def test_refused_connections_are_closed(start_ddplaunch, tmp_path):
     for each in (launcher, second):
         each.wait_for("up")
     assert "its token" not in second.stderr()
-    assert "40 it has no token" in launcher.stderr()
+    assert "connections to the control port did not belong to this job: 40 it has no token" in launcher.stderr()
     before = held(launcher)
     peers += refused(job, 40, make_hello(node_spec=make_node_spec(1)))
     wait_until(lambda: held(launcher) <= before, "the end of their connections")

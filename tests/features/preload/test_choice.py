@@ -67,6 +67,22 @@ def test_dynamo_is_not_preloaded_if_the_program_sets_a_variable_that_it_reads(pr
 
 
 @pytest.mark.parametrize(
+    ("line", "because"),
+    [
+        ("import sys; exec(sys.argv[1])", "calls exec"),
+        (
+            "import os; os.environ['OMP_NUM_THREADS'] = str(1 + 1)",
+            "sets OMP_NUM_THREADS to a value that its source does not show",
+        ),
+    ],
+)
+def test_a_statement_after_which_nothing_is_preloaded_is_named(preload, tmp_path, line, because):
+    write_program(tmp_path, "train.py", f"{line}\nimport torch, yaml\n")
+    found = preload("--nproc 2")
+    assert (found["modules"], found["because"]) == ([], f"train.py:1, which {because}")
+
+
+@pytest.mark.parametrize(
     ("source", "words", "modules"),
     [
         ("import torch\ntorch.optim.SGD\n", "", ["torch"]),

@@ -160,6 +160,7 @@ def test_modules_of_the_program_are_scanned_and_installed_ones_are_not(tmp_path,
         ("import torch.nn", True),
         ("try: import torch\nexcept ImportError: torch = None", False),
         ("def main(): import torch", False),
+        ("import torchvision", False),
     ],
 )
 def test_whether_torch_is_surely_imported(tmp_path, source, surely):
@@ -241,6 +242,8 @@ def test_which_statements_have_an_effect(tmp_path):
         ("import builtins\nbuiltins.profile = len", "builtins.profile"),
         ("from transformers import Trainer\ndef f():\n  Trainer.log = print", "transformers.Trainer.log"),
         ("import a.b as c\nc.TABLE['x'] += 1", "a.b.TABLE"),
+        ("import a\nb = a.c\nb.d = 1", "a.c.d"),
+        ("import a\nb = a\nb.d = 1", "a.d"),
         ("import a\nx, a.b = 1, 2", "a.b"),
         ("import a\ndel a.b", "a.b"),
         ("import a\nsetattr(a.B, 'c', 1)", "a.B"),
