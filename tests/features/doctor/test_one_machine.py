@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.features.doctor.checks import gpus
-from tests.conftest import ddplaunch_command, run_command, write_program
+from tests.conftest import ddplaunch_command, free_port, run_command, write_program
 from tests.features.doctor.facts import FACTS, describe_findings
 from tests.features.doctor.findings import NO_GPU_ANSWER
 
@@ -64,9 +64,11 @@ def test_gpus_with_errors_and_a_lost_gpu(monkeypatch, fake_nvml):
 
 
 def test_a_machine_where_nothing_can_be_written(tmp_path):
-    """The doctor needs no disk itself, and names the folders; a limit of file sizes stands in for full disks."""
+    """It names the folders, and a missing node; it needs no disk itself. A limit of file sizes plays full disks."""
     write_program(tmp_path, "torch.py", "raise ImportError('not today')\n")  # nothing is measured
-    command = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *ddplaunch_command("doctor", "--json")]
+    place = f"--nnodes 2 --node-rank {{}} --master-addr 127.0.0.1 --master-port {free_port() - 1}"
+    words = ddplaunch_command("doctor", "--json", *place.format(0).split(), "--join-timeout", "0")
+    command = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *words]
     done = run_command(command, "/", {"TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)})
     found = json.loads(done.stdout)
     (of_torch,) = [each for each in found["findings"] if "not today" in each["text"]]
@@ -75,6 +77,9 @@ def test_a_machine_where_nothing_can_be_written(tmp_path):
     assert (done.returncode, wrong["severity"]) == (1, "error")
     assert wrong["text"].startswith("cannot write to TMPDIR: ")
     assert wrong["hint"] == "choose another: export TMPDIR=FOLDER"
+    (absent,) = [each for each in found["findings"] if each["subject"] == "node 1"]
+    assert absent["text"] == "did not respond: no connection within 0 s (--join-timeout)"
+    assert absent["hint"] == "check whether this works: ddplaunch doctor " + place.format(1)
     (folder,) = [each for each in found["nodes"][0]["facts"]["folders"] if each["what"] == "TMPDIR"]
     assert not folder["free"], "the free space of another folder"
 
