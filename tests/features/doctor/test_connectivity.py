@@ -50,6 +50,9 @@ def test_a_path_carries_small_and_large_packets(monkeypatch):
         stream = measure_stream(way, nonce)
         assert (stream.large, stream.rate > 1e6) == (True, True)
         assert measure_stream((HERE, closed), nonce) is None
+        monkeypatch.setattr(connectivity, "LARGE_REPLY_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(connectivity, "_receive_stream", lambda connection: connection.recv(1, socket.MSG_WAITALL))
+        assert measure_stream(way, nonce).large is False
         listener.close()
         assert connectivity.test_paths([way], nonce)[0].outcome == "refused"
 
