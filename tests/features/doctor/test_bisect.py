@@ -48,6 +48,8 @@ def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_in_fork, tmp_
     assert (done.returncode, done.stdout) == (1, "--exclude=gpu10\n")
     assert "ddplaunch: the command has no {hosts}, so it must read DDPLAUNCH_HOSTS\n" in done.stderr
     assert "run 1: 4 hosts, gpu[08-11]: failed" in done.stderr
+    done = run_in_fork("doctor", env={**env, "SLURM_STEP_ID": "3"})
+    assert_refused(done, "Error: ddplaunch doctor starts a step on each node itself, but it already runs in a step")
 
 
 @pytest.mark.slow
