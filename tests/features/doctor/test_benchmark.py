@@ -14,7 +14,7 @@ from tests.conftest import free_port
 pytestmark = pytest.mark.slow
 
 
-def test_facts_a_device_and_each_collective_over_both_families_of_addresses(monkeypatch, tmp_path):
+def test_a_device_and_each_collective_over_both_families_of_addresses(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     handler = RequestHandler(by_hand=False)
     facts = handler.handle(DescribeNode(os.fsencode(tmp_path), "localhost", (), "nonce"))

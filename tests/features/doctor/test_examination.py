@@ -178,6 +178,7 @@ def test_thorough_measures_the_gpus_of_each_node_too(gpus, groups):
     assert {each for each in measured(found.together) if RAIL not in each[-1]} == all_measured(
         *groups, names=COLLECTIVES
     )
+    assert len(measured(found.together)) == len(found.together)
     assert nodes[0].sent_of(MeasureCollective)[-1 - (len(gpus) > 1)].count == 4
 
 
