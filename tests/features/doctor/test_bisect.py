@@ -1,10 +1,12 @@
 """Tests of ``ddplaunch doctor bisect`` with real commands on hosts of which some are bad."""
 
+import os
 import re
 import signal
 
 import pytest
 
+from ddplaunch.features.doctor.command_run import run_command
 from tests.conftest import assert_refused, conflict, wait_until, write_program
 
 CHECK = """
@@ -92,6 +94,12 @@ def test_ctrl_c_prints_the_bad_hosts_found_so_far_and_kills_the_command(start_dd
     assert job.stdout() == "--exclude=n0\n"
     assert "ddplaunch: n0 is bad: " in job.stderr()
     assert "ddplaunch: stopped: unknown whether the other hosts pass together\n" in job.stderr()
+
+
+def test_how_a_command_ends(tmp_path):
+    programs = [*(["sh", "-c", line] for line in ("exit 3", "kill -9 $$", "kill -9 $PPID")), ["/dev/null"]]
+    results = [run_command(words, os.environ, str(tmp_path / "log"), 60.0) for words in programs]
+    assert results == [3, -9, "the process that started it was killed", "/dev/null: Permission denied"]
 
 
 def test_a_run_takes_too_long(start_ddplaunch):
