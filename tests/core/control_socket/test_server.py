@@ -453,3 +453,16 @@ def test_only_clients_of_the_user_are_served_also_after_a_lack_of_descriptors(ru
         assert len(control._clients) == is_of_user
         control.close()
         assert sock.recv(1) == b""
+
+
+def test_a_request_that_fails_is_reported_and_its_client_closed(runtime, monkeypatch):
+    bugs, loop = [], EventLoop()
+    monkeypatch.setattr(WaitRequest, "handle", lambda request, context: 1 / 0)
+    control = ControlSocket(loop, "mine", SimpleNamespace(report_bug=bugs.append))
+    with call(control.path) as sock:
+        sock.sendall(encode(WaitRequest()))
+        while not bugs:
+            loop.run_once()
+        assert "the answer to WaitRequest failed" in bugs[0]
+        assert control._clients == {}
+        control.close()
