@@ -287,6 +287,19 @@ def test_a_node_that_cannot_start_reports_that_if_it_reaches_node_0(make):
         assert world.outcome().usage_error == ("no log", "another folder")
 
 
+def test_a_node_that_is_stopped_before_the_welcome_does_not_join(make):
+    world = make()
+    world.start()
+    peer = world.accept()
+    world.step_until(lambda: world.client._connection)
+    world.client.send(messages.StopRequested(signal.SIGINT))
+    peer.send("Welcome", ddplaunch=messages.PROTOCOL_VERSION, nonce="n")
+    peer.socket.shutdown(socket.SHUT_WR)
+    world.step_until(lambda: world.client.is_closed)
+    assert peer.ended(), "node 0 counts a node that has sent a hello as joined"
+    assert world.outcome() == JobResult(130)
+
+
 @pytest.mark.parametrize(
     ("message", "outcome"),
     [
