@@ -4,13 +4,13 @@ import os
 import socket
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from ddplaunch.features.ssh import fleet, remote_launcher
-from ddplaunch.features.ssh.connection_limiter import ConnectionLimiter
 from tests.features.ssh.test_client import JOB
 
 
@@ -24,17 +24,17 @@ class FakeLoop:
         self._timers.append((self.now + seconds, callback))
 
     def run_until(self, seconds: float) -> None:
-        while due := sorted((each for each in self._timers if each[0] <= 1000 + seconds), key=lambda each: each[0])[:1]:
-            self._timers.remove(due[0])
-            self.now = max(self.now, due[0][0])
-            due[0][1]()
+        while self._timers and (first := min(self._timers, key=itemgetter(0)))[0] <= 1000 + seconds:
+            self._timers.remove(first)
+            self.now, callback = first
+            callback()
         self.now = 1000 + seconds
 
 
 class FakeHost(SimpleNamespace):
     def __init__(self, name: str) -> None:
-        super().__init__(name=name, calls=[], has_ended=False, has_replied=True, facts=object(), began=1000.0)
-        self.code, self.last_output_at, self.last_error_line = None, 0.0, ""
+        super().__init__(name=name, calls=[], facts=object(), began=1000.0, code=None, last_output_at=0.0)
+        self.has_ended, self.has_replied = False, True
 
     def poll_exit(self) -> bool:
         return self.name == "a" and self.code is not None
@@ -53,7 +53,6 @@ def hosts(monkeypatch):
     monkeypatch.setattr(fleet, "EventLoop", lambda: loop)
     made = fleet.Fleet(15.0, 30.0, allow_mismatch=False, preempt_signal=None)
     made._hosts = [FakeHost(name) for name in "abc"]
-    made._limiter = ConnectionLimiter("abc")
     return SimpleNamespace(fleet=made, loop=loop, all=made._hosts, printed=printed, sink=sink)
 
 
