@@ -393,6 +393,8 @@ launch(wait, nproc=2, preload="threading")
 def test_keywords_are_the_options_of_run():
     typed = {each.name for each in OPTIONS if not each.is_argument}
     assert set(Keywords.__annotations__) == typed - set(launched_job._UNSUPPORTED_KEYWORDS)
+    environment = launched_job.launcher_environment(["A=1", "PATH", "NOSUCH"])
+    assert (environment["A"], environment["PATH"], "NOSUCH" in environment) == ("1", os.environ["PATH"], False)
 
 
 @pytest.mark.ci

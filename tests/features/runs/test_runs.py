@@ -22,9 +22,11 @@ from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.features.runs import history_store, queued_jobs, rank_logs
 from ddplaunch.features.runs import stop as stop_module
+from ddplaunch.features.runs.logs import _why_no_output
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.queued_jobs import QueuedJob
-from ddplaunch.features.runs.rank_logs import Part, read_last_lines
+from ddplaunch.features.runs.rank_logs import read_last_lines
+from ddplaunch.features.runs.run_record import RunState
 from ddplaunch.features.runs.stop import stop, wait
 from ddplaunch.system.processes.proc_utils import is_suspended
 from ddplaunch.system.schedulers.scheduler import BatchJobState, Deadline
@@ -510,19 +512,6 @@ def test_last_lines(data, count, last):
     assert last_lines(data, count) == last
 
 
-def test_last_lines_of_a_file_that_grows(tmp_path, monkeypatch):
-    path = tmp_path / "rank-0.log"
-    path.write_bytes(b"a\nb\n")
-
-    def read_before_a_line_is_written(file, lines):
-        data = read_last_lines(file, lines)
-        path.write_bytes(b"a\nb\nc\n")
-        return data
-
-    monkeypatch.setattr(rank_logs, "read_last_lines", read_before_a_line_is_written)
-    assert list(rank_logs.read_stored_output({0: [str(path)]}, [0], Part(1, None))) == [(0, b"b\n")]
-
-
 @pytest.mark.slow
 def test_stop_all(running, monkeypatch):
     """The jobs of tests that run beside this one are left out."""
@@ -547,6 +536,18 @@ def test_stop_all_reaches_the_other_jobs_if_one_has_just_ended(running, monkeypa
     assert isinstance(done.exception, JobNotResponding)
     assert done.stderr.endswith(f"{NAME} has ended\n")
     assert job.wait() == 130
+
+
+def test_why_a_run_has_no_output():
+    record = {"log_dir": None, "world_size": 2, "fate": RunState.LOST}
+    for changes, expected in (
+        ({}, "the launcher of r was killed, and the output in its memory is lost"),
+        ({"fate": RunState.FAILED}, "no output of r is kept here"),
+        ({"world_size": 1}, "the only rank of r printed straight to its terminal"),
+        ({"log_dir": "x"}, "x has no output of such a rank"),
+    ):
+        found = SimpleNamespace(run="r", record=SimpleNamespace(**{**record, **changes}))
+        assert _why_no_output(found)[0] == expected
 
 
 def test_a_run_on_another_machine_that_shares_the_home(run_in_fork):
@@ -580,6 +581,7 @@ def test_a_run_whose_control_socket_cannot_be_found_is_not_removed(run_in_fork):
         (("stop", "--all", "done"), "--all is for all jobs, not for done"),
         (("clean", "--older-than", "1d", "done"), "--older-than is for all runs, not for done"),
         (("logs", "done", "--failed"), "no rank of done has failed"),
+        (("logs", "done", "--tail", "1", "--since", "9m"), "--tail and --since contradict each other\n  leave one of"),
         (("logs", "done", "--rank", "2"), "--rank 2: done has ranks 0 to 1\n  --rank 1"),
         (("logs", "done", "--rank", "-1"), "--rank -1: done has ranks 0 to 1"),
         (("logs", "done", "--rank", "x,1"), "--rank x,1: expected ranks like 3 or 0,3"),

@@ -8,11 +8,12 @@ import sys
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.features.submit import gridengine
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.gridengine import GridEngine, describe_state, parse_qacct, parse_qstat
-from ddplaunch.system.schedulers.scheduler import JobId
+from ddplaunch.system.schedulers.scheduler import JobForgotten, JobId
 from tests.conftest import run_command, write_program
-from tests.features.submit.states import HELD
+from tests.features.submit.states import DELETED, HELD
 from tests.features.submit.test_scripts import JOBS
 
 
@@ -100,12 +101,8 @@ LISTED = """<?xml version='1.0'?>
 def test_states_are_parsed_from_one_qstat():
     """One qstat gives the states of all jobs; of an array, those of each index that waits or runs."""
     running, second, broken, *others = parse_qstat(LISTED)
-    assert (running.job, running.is_running, running.host, running.description) == (
-        JobId("7"),
-        True,
-        "n1",
-        "is running",
-    )
+    assert (running.job, running.is_running, running.host) == (JobId("7"), True, "n1")
+    assert running.description == "is running"
     assert (broken.is_pending, broken.is_running) == (True, False)
     array = [(each.number, each.is_pending) for each in (second, *others)]
     assert array == [("18_2", False), ("18_3", True), ("18_5", True), ("18_9", True)]
@@ -172,6 +169,29 @@ def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
     accounted = ACCOUNTED.format(task="2", failed="0", code="0")
     write_program(tmp_path, "qacct", f"#!/bin/sh\n/bin/cat << END\n{accounted}END\n").chmod(0o755)
     assert GridEngine().query_one(JobId("7")).description == "completed (exit code 0)"
+
+
+def test_a_job_that_is_deleted_while_it_waits(tmp_path, monkeypatch):
+    """qacct never lists it; of a job that has run, the exit status comes later."""
+    for name, text in (
+        ("qstat", f"cat {tmp_path}/listed"),
+        ("qacct", "echo"),
+        ("qdel", f"echo $* >> {tmp_path}/typed"),
+    ):
+        write_program(tmp_path, name, f"#!/bin/sh\n{text}\n").chmod(0o755)
+    write_program(tmp_path, "listed", LISTED)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    scheduler, jobs = GridEngine(), [JobId("7"), JobId("17"), JobId("18", index="3"), JobId("18", index="9")]
+    assert [scheduler.query_one(job).is_pending for job in jobs] == [False, True, True, True]
+    for job in jobs[:3]:
+        scheduler.cancel(job)
+    write_program(tmp_path, "listed", "")
+    unknown = "has ended; qacct does not show it yet"
+    assert [scheduler.query_one(job).description for job in jobs] == [unknown, DELETED, DELETED, unknown]
+    assert (tmp_path / "typed").read_text() == "7\n17\n18 -t 3\n"
+    monkeypatch.setattr(gridengine, "ACCOUNTING_DELAY_S", -1.0)
+    with pytest.raises(JobForgotten, match="no longer knows job 7; its exit status is unknown"):
+        scheduler.query_one(jobs[0])
 
 
 def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):
