@@ -1,4 +1,4 @@
-"""Tests of where ``ddplaunch debug`` connects to: a job of this machine, or a host over SSH or by srun."""
+"""Tests of where ``ddplaunch debug`` connects to, and of the note about the timeout of ranks that wait."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.cli import launcher_command
-from ddplaunch.features.debug import command
+from ddplaunch.features.debug import command, debug_server
 
 STACKS = {"n1": "not JSON", "n2": "{}", "ada@n2": json.dumps({"ranks": [{"rank": 3, "host": "n2.cluster"}]})}
 FOUND = SimpleNamespace(by_number={3: SimpleNamespace(host="n2"), 5: SimpleNamespace(host=command.host_name())})
@@ -51,3 +51,28 @@ def test_where_a_rank_is_debugged(monkeypatch, rank, hosts, environ, ran):
     with pytest.raises(LaunchError) as raised:
         command.debug.callback("demo", rank, hosts)
     assert raised.value.message == ran
+
+
+@pytest.mark.parametrize(
+    ("left", "timeout", "note", "checks"),
+    [
+        (600.0, 1800.0, "in 10m00s (torch's timeout); run --debug sets 24 hours", [540.0]),
+        (120.0, 1800.0, "in 2m00s (torch's timeout); run --debug sets 24 hours", []),
+        (59.0, 1800.0, "in 59s (torch's timeout)", []),
+        (0.0, 1800.0, None, []),
+        (86_000.0, 86_400.0, None, []),
+        (600.0, 0.0, None, []),
+    ],
+)
+def test_a_stopped_rank_and_the_timeout_of_the_others(left, timeout, note, checks):
+    notes, delays = [], []
+    loop = SimpleNamespace(call_later=lambda seconds, callback: delays.append(seconds))
+    server = debug_server.DebugServer(loop, None, 60.0, None, notes.append, None)
+    server._known[0] = SimpleNamespace(stopped="stopped")
+    calls = [(False, left), (False, left + 1), (True, left - 1)]
+    last = [SimpleNamespace(completed=done, timeout=timeout, entered=at, operation="send") for done, at in calls]
+    inspection = SimpleNamespace(moment=timeout, ranks=[SimpleNamespace(last=last)])
+    server._report_time_left("stopped", inspection)
+    assert (notes, delays) == ([f"send of the other ranks times out {note}"] * bool(note), checks)
+    server._report_time_left("resumed", inspection)
+    assert len(notes) == bool(note)
