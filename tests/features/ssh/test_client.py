@@ -103,6 +103,13 @@ PROBLEMS = [
     ("sys.stderr.write('x' * 10_000_000); sys.exit(255)", 69, "x" * 299 + "…"),
     ("sys.stdout.write('y' * 1000); sys.exit(255)", 69, "y" * 299 + "…"),
     ("sys.exit(255)", 69, "ssh ended without a message"),
+    ("sys.stderr.write('no route\\nkex_exchange_identification: x\\n'); sys.exit(255)", 69, "no route"),
+    ("sys.stderr.write('kex_exchange_identification: x\\n'); sys.exit(255)", 69, "kex_exchange_identification: x"),
+    (
+        "sys.exit(3)",
+        2,
+        "the login shell exited before ddplaunch started (exit code 3): does one of its start files call exit?",
+    ),
 ]
 
 
