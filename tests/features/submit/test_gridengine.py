@@ -159,26 +159,11 @@ def test_how_an_array_ended():
     assert [(each.number, each.code) for each in records] == [("3_1", 4)]
 
 
-def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
+def test_jobs_that_qstat_does_not_list_any_more(tmp_path, monkeypatch):
+    """qacct never lists one that was deleted while it waited; of a job that has run, the exit status comes later."""
     assert parse_qacct("no jobs running since startup\n", "7") == []
-    for program in ("qstat", "qacct"):
-        write_program(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    seen = GridEngine().query_one(JobId("7"))
-    assert (seen.description, seen.ended_unknown, seen.code) == ("has ended; qacct does not show it yet", True, None)
-    accounted = ACCOUNTED.format(task="2", failed="0", code="0")
-    write_program(tmp_path, "qacct", f"#!/bin/sh\n/bin/cat << END\n{accounted}END\n").chmod(0o755)
-    assert GridEngine().query_one(JobId("7")).description == "completed (exit code 0)"
-
-
-def test_a_job_that_is_deleted_while_it_waits(tmp_path, monkeypatch):
-    """qacct never lists it; of a job that has run, the exit status comes later."""
-    for name, text in (
-        ("qstat", f"cat {tmp_path}/listed"),
-        ("qacct", "echo"),
-        ("qdel", f"echo $* >> {tmp_path}/typed"),
-    ):
-        write_program(tmp_path, name, f"#!/bin/sh\n{text}\n").chmod(0o755)
+    for name, text in (("qstat", "cat listed"), ("qacct", "cat accounted"), ("qdel", "echo $* >> typed")):
+        write_program(tmp_path, name, f"#!/bin/sh\ncd {tmp_path}\n{text}\n").chmod(0o755)
     write_program(tmp_path, "listed", LISTED)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     scheduler, jobs = GridEngine(), [JobId("7"), JobId("17"), JobId("18", index="3"), JobId("18", index="9")]
@@ -188,10 +173,13 @@ def test_a_job_that_is_deleted_while_it_waits(tmp_path, monkeypatch):
     write_program(tmp_path, "listed", "")
     unknown = "has ended; qacct does not show it yet"
     assert [scheduler.query_one(job).description for job in jobs] == [unknown, DELETED, DELETED, unknown]
+    assert [scheduler.query_one(jobs[0]).ended_unknown, scheduler.query_one(jobs[0]).code] == [True, None]
     assert (tmp_path / "typed").read_text() == "7\n17\n18 -t 3\n"
     monkeypatch.setattr(gridengine, "ACCOUNTING_DELAY_S", -1.0)
     with pytest.raises(JobForgotten, match="no longer knows job 7; its exit status is unknown"):
         scheduler.query_one(jobs[0])
+    write_program(tmp_path, "accounted", ACCOUNTED.format(task="2", failed="0", code="0"))
+    assert scheduler.query_one(jobs[0]).description == "completed (exit code 0)"
 
 
 def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):
