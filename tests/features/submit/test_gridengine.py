@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -180,6 +181,20 @@ def test_jobs_that_qstat_does_not_list_any_more(tmp_path, monkeypatch):
         scheduler.query_one(jobs[0])
     write_program(tmp_path, "accounted", ACCOUNTED.format(task="2", failed="0", code="0"))
     assert scheduler.query_one(jobs[0]).description == "completed (exit code 0)"
+
+
+@pytest.mark.parametrize(("everywhere", "hosts"), [(True, ["n1", "n2"]), (False, ["n9"])])
+def test_a_command_on_the_hosts_of_a_job(tmp_path, monkeypatch, everywhere, hosts):
+    write_program(tmp_path, "listed", LISTED.replace(">18<", ">7<").replace("<tasks>2</tasks>", ""))
+    qrsh = 'shift 3; echo "$1 $JOB_ID $SGE_TASK_ID" >> typed; shift; sh -c "$*"'  # it joins words
+    for name, text in ("qstat", "cat listed"), ("qrsh", qrsh), ("python", 'echo "$OLDPWD $4"; exit 3'):
+        write_program(tmp_path, name, f"#!/bin/sh\ncd {tmp_path}\n{text}\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job, state = SimpleNamespace(cwd="/", python=f"{tmp_path}/python"), SimpleNamespace(job=JobId("7"), host="n9")
+    words, env = GridEngine().step_command(job, state, ["ps", "a  b"], everywhere=everywhere)
+    done = run_command(words, tmp_path, env)
+    assert (done.returncode, done.stdout) == (3, "/ a  b\n" * len(hosts))
+    assert sorted((tmp_path / "typed").read_text().splitlines()) == [f"{host} 7 undefined" for host in hosts]
 
 
 def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):
