@@ -179,13 +179,9 @@ def test_an_array_is_summed_up(answers, cluster, tmp_path):
     assert "job 77_1 failed (exit code 3)" in answers("stop", "77_1").stderr
     for page in (["--html", "page.html"], ["--serve"]):
         refused = answers("report", "77", *page)
-        assert (refused.returncode, refused.stderr.splitlines()) == (
-            2,
-            [
-                f"Error: {page[0]}: job 77 is an array of --array 0-3",
-                "  name one by its index: ddplaunch report 77_INDEX",
-            ],
-        )
+        message, hint = refused.stderr.splitlines()
+        assert (refused.returncode, message) == (2, f"Error: {page[0]}: job 77 is an array of --array 0-3")
+        assert hint == "  name one by its index: ddplaunch report 77_INDEX"
 
 
 STATES = ("completed (exit code 0)", "failed (exit code 3)", "running", "waits: Priority")
@@ -240,10 +236,8 @@ def test_the_end_of_a_followed_job_is_recorded(answers, cluster, tmp_path):
 def test_a_job_that_never_was(answers, cluster):
     cluster.plays("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     done = answers("attach", "999")
-    assert (done.returncode, done.stderr.splitlines()[0]) == (
-        2,
-        "Error: Slurm does not know job 999, and it was not submitted here",
-    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: Slurm does not know job 999, and it was not submitted here\n")
 
 
 def test_no_record_where_none_is_wanted(answers, tmp_path):
