@@ -102,9 +102,8 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
     job.signal(signal.SIGSTOP)
     try:
         done = run_in_fork("ps")
-        assert row(done.stdout, NAME)[1:2] + row(done.stdout, NAME)[3:] == [
-            *("suspended", "2", "-", str(job.process.pid), "waits.py"),
-        ]
+        shown = row(done.stdout, NAME)
+        assert [shown[1], *shown[3:]] == ["suspended", "2", "-", str(job.process.pid), "waits.py"]
         advice = f"continue it with fg in its terminal, or kill -CONT {job.process.pid}\n"
         assert done.stderr.endswith(f"run {NAME} is suspended (PID {job.process.pid}): {advice}")
         assert {each["run"]: each for each in json.loads(run_in_fork("ps", "--json").stdout)}[NAME]["world_size"] == 2
