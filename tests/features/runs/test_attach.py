@@ -51,6 +51,8 @@ def test_a_job_is_followed_again(answers, cluster, tmp_path):
     stopped = answers("stop", "77")
     assert stopped.returncode == 2
     assert "job 77 failed (exit code 3)" in stopped.stderr
+    for words, missing in (("report 77", "its record"), ("logs 77 --failed", "the output of its ranks")):
+        assert f"{missing} is not on this machine" in answers(*words.split()).stderr
     assert not (cluster.folder / "cancelled").exists()
 
 
@@ -257,17 +259,16 @@ def test_a_site_that_allows_no_step(answers, cluster):
     assert f"Slurm did not start a step in job 77: {reason}" in done.stderr
     assert "may not allow srun --overlap" in done.stderr
     write_program(cluster.folder, "jobs", "77 77 RUNNING None 0 0 n1\n")
-    shown = answers("ps")
-    assert shown.stdout.splitlines()[-1].split()[-3:] == ["-", "train.py", "running"]
+    assert answers("ps").stdout.splitlines()[-1].split()[-3:] == ["-", "train.py", "running"]
 
 
 def test_a_container_is_not_entered(answers, cluster):
     answers("submit", "--container-image", "img", "train.py")
-    cluster.plays("say RUNNING None 0:0")
+    cluster.plays(*["say RUNNING None 0:0"] * 2)
     done = answers("stacks", "77")
-    assert done.returncode == 2
-    assert "job 77 runs in a container" in done.stderr
+    assert (done.returncode, "job 77 runs in a container" in done.stderr) == (2, True)
     assert "ddplaunch attach 77" in done.stderr
+    assert "--html: the record of job 77 is on its node" in answers("report", "77", "--html", "a.html").stderr
 
 
 def test_attach_ends_at_once_if_slurm_does_not_answer(answers, run_in_fork, cluster, tmp_path):
