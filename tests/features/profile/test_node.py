@@ -5,7 +5,6 @@ import socket
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -92,8 +91,8 @@ def test_the_profiler_of_torch_runs_until_the_end_or_until_the_program_starts_it
     log, own_profile, result = list[str](), type("profile", (), {"kineto_results": None}), tmp_path / "p.torch"
 
     def make(activities: list[str]) -> SimpleNamespace:
-        start, stop = (partial(log.append, name) for name in (" ".join(activities), "stop"))
-        return SimpleNamespace(start=start, stop=stop, export_chrome_trace=lambda path: Path(path).touch())
+        calls = {"start": lambda: log.append(" ".join(activities)), "stop": lambda: log.append("stop")}
+        return SimpleNamespace(**calls, export_chrome_trace=lambda path: Path(path).touch())
 
     torch = SimpleNamespace(
         _C=SimpleNamespace(_autograd=SimpleNamespace(_profiler_enabled=lambda: "on" in log)),

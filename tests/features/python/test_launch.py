@@ -140,7 +140,7 @@ if __name__ == "__main__":
         print(session.run(partial(train, rank=7), 0.2)[1])
         print(session.run(Model().fit)[1], session.run(Model().fit, 5)[1])
         print(session.run(spawned)[1], session.run(spawned, "a", "b")[1])
-        print(session.run(given, 1)[1], session.run(max, 1, 2)[1], session.run(lambda rank, x=1: (rank, x))[1])
+        print(session.run(given, 1)[1], session.run(max, 1, 2)[1], session.run(lambda x=1, rank=0, /: (rank, x))[1])
 """
 
 

@@ -102,9 +102,8 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
     job.signal(signal.SIGSTOP)
     try:
         done = run_in_fork("ps")
-        assert row(done.stdout, NAME)[1:2] + row(done.stdout, NAME)[3:] == [
-            *("suspended", "2", "-", str(job.process.pid), "waits.py"),
-        ]
+        shown = row(done.stdout, NAME)
+        assert [shown[1], *shown[3:]] == ["suspended", "2", "-", str(job.process.pid), "waits.py"]
         advice = f"continue it with fg in its terminal, or kill -CONT {job.process.pid}\n"
         assert done.stderr.endswith(f"run {NAME} is suspended (PID {job.process.pid}): {advice}")
         assert {each["run"]: each for each in json.loads(run_in_fork("ps", "--json").stdout)}[NAME]["world_size"] == 2
@@ -142,10 +141,8 @@ def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_pat
         assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
     (tmp_path / "over").touch()
     assert [job.wait() for job in jobs] == [0, 0]
-    assert [[each.rank for each in share.attempts[0].ranks] for share in history_store.read_node_records(NAME)] == [
-        [0, 1],
-        [2, 3],
-    ]
+    records = history_store.read_node_records(NAME)
+    assert [[each.rank for each in share.attempts[0].ranks] for share in records] == [[0, 1], [2, 3]]
     out = run_in_fork("report", NAME).stdout
     assert "4 ranks on 2 nodes" in out
     assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
@@ -557,10 +554,8 @@ def test_a_run_on_another_machine_that_shares_the_home(run_in_fork):
     path.write_text("\n".join([json.dumps({**json.loads(head), "host": "n7"}), *lines[:-1], ""]))
     for command, code in (("wait", 69), ("logs", 1), ("clean", 2), ("stop", 2), ("stacks", 2), ("debug", 2)):
         done = run_in_fork(command, "far")
-        assert (done.returncode, done.stderr) == (
-            code,
-            "Error: far runs on n7, not on this machine\n  type the command on n7\n",
-        )
+        assert done.stderr == "Error: far runs on n7, not on this machine\n  type the command on n7\n"
+        assert done.returncode == code
     assert "far: running\n" in run_in_fork("report", "far").stdout
 
 
