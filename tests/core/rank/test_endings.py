@@ -499,6 +499,12 @@ def test_tracebacks_of_a_function_and_of_its_module_begin_with_it(start: str, fo
     assert done.returncode == 1
 
 
+def test_a_rank_that_cannot_be_set_up_shows_why(zygotes: dict[str, ZygoteDriver]) -> None:
+    rank = zygotes["forked"].run(cpus=[1 << 15])
+    error = "ddplaunch: cannot start rank 0: [Errno 22] Invalid argument\n"
+    assert (rank.stdout, rank.stderr, rank.returncode) == ("", error, 1)
+
+
 @forked_and_exec
 def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: str, folder: Path) -> None:
     write_program(folder, "train.py", "import os\nos.unlink(__file__)\nraise SystemExit(3)\n")

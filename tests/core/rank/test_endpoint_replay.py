@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,18 +93,3 @@ def test_the_thread_reads_requests_until_a_fork(world):
     at_fork()
     endpoint.report_signal("wake", 36)
     assert world.lines.readline() == b"g wake 36\n", "it has ended once"
-
-
-def test_a_module_is_called_back_with_once_it_has_its_attribute(monkeypatch):
-    called, module = [], ModuleType("late_module")
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    for number in (1, 2):
-        rank_side.call_after_import("late_module", "ready", lambda late, number=number: called.append((number, late)))
-    (hook,) = (each for each in sys.meta_path if isinstance(each, rank_side.PostImportHook))
-    monkeypatch.setitem(sys.modules, "late_module", module)
-    assert (hook.find_spec("json"), called) == (None, [])
-    module.ready = True
-    assert hook.find_spec("json").name == "json"
-    assert (called, hook in sys.meta_path) == ([(1, module), (2, module)], False)
-    rank_side.call_after_import("late_module", "ready", lambda late: called.append(late))
-    assert called[2:] == [module]
