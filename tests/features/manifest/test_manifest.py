@@ -98,6 +98,7 @@ def test_times_are_seconds(spec, text, seconds):
     ("options", "limits"),
     [
         ("", None), ("--gpus-per-node 8", {"nvidia.com/gpu": 8}), ("--gpus-per-node 0 --mem 0", None),
+        ("--cpus-per-task 1 --resource hugepages-2Mi=1G", {"cpu": 1, "hugepages-2Mi": "1Gi"}),
         ("--cpus-per-task 64 --mem 200G", {"cpu": 64, "memory": "200Gi"}), ("--mem 500", {"memory": "500Mi"}),
         ("--mem 500kb", {"memory": "500Ki"}), ("--mem 2TB", {"memory": "2Ti"}),
     ],

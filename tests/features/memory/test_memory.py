@@ -285,6 +285,10 @@ def test_version_2_with_a_limit_in_a_parent_group(rank_memory, tmp_path):
         "or ask for more memory (sbatch --mem)",
     ]
     assert memory.explain_kill(signal.SIGTERM, "", 1, NO_PID, 0) is None
+    (tmp_path / step / "memory.max").write_text(str(96 << 30))  # was not reached
+    events(tmp_path, f"{step}/memory.events", oom=0, oom_kill=3)
+    events(tmp_path, f"{job}/memory.events.local", oom=2, oom_kill=0)
+    assert "/slurm/job_42 had used its 64.0 GiB" in (memory.explain_kill(signal.SIGKILL, "", 1, NO_PID, 1) or "")
 
 
 def test_version_1_in_a_container(rank_memory, tmp_path):

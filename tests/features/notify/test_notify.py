@@ -43,10 +43,8 @@ def python(tmp_path, text):
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_only_node_0_runs_the_commands(node_rank):
     """On other nodes they need not exist."""
-    options, plan = (
-        cast("Any", {Notifications: Notifications(("nosuch -x",))}),
-        cast("Any", Namespace(node_rank=node_rank)),
-    )
+    options = cast("Any", {Notifications: Notifications(("nosuch -x",))})
+    plan = cast("Any", Namespace(node_rank=node_rank))
     with pytest.raises(UsageError, match="program nosuch not found") if node_rank == 0 else nullcontext():
         FEATURE.check(options, plan)
     context = cast("Any", Namespace(options={Notifications: Notifications(("true",))}, plan=plan))
@@ -54,6 +52,14 @@ def test_only_node_0_runs_the_commands(node_rank):
     assert described == ["notified of events: true"] * (node_rank == 0)
     if node_rank:
         assert FEATURE.make_node_side(context) is None
+
+
+def test_the_last_note_reaches_a_slow_terminal():
+    loop: Any = Namespace(drained=[False, False, True], call_later=lambda *_: Namespace(cancel=lambda: None))
+    loop.run_once = lambda: loop.drained.pop(0)
+    screen = type("Screen", (), {"is_drained": property(lambda self: loop.drained[0]), "show_note": None})()
+    node.NotifyObserver(cast("Any", Namespace(loop=loop, plan=None, tree=None, screen=screen)), ()).finish()
+    assert loop.drained == [True]
 
 
 @pytest.mark.smoke
@@ -118,10 +124,8 @@ def test_the_job_waits_for_a_command_for_a_bounded_time(run_ddplaunch, tmp_path)
     began = time.monotonic()
     job = run_ddplaunch("run", "--notify", python(tmp_path, IGNORES_SIGTERM), "t.py")
     assert job.returncode == 0
-    assert (
-        f"--notify: killed commands that were still running {node.FINAL_TIMEOUT_S:g} s after the end of the job"
-        in job.stderr
-    )
+    late = f"{node.FINAL_TIMEOUT_S:g} s after the end of the job"
+    assert f"--notify: killed commands that were still running {late}" in job.stderr
     assert time.monotonic() - began >= node.FINAL_TIMEOUT_S
     assert not is_alive(wait_for_pid(tmp_path))
 

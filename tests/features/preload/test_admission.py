@@ -272,9 +272,8 @@ def test_the_state_that_the_auditor_allows(admitting):
         "generators": ["loaded.g"],
     }
     target = find_target("train.py", (), as_module=False, as_program=False, cwd=str(admitting.folder))
-    assert preload_plan.make_preload_plan(target, "auto", {}, ("RANK",), is_single_process=False).environment_reads == (
-        "B",
-    )
+    plan = preload_plan.make_preload_plan(target, "auto", {}, ("RANK",), is_single_process=False)
+    assert plan.environment_reads == ("B",)
 
 
 def test_packages_that_torch_loads_are_allowed_though_not_in_the_table(admitting):

@@ -3,9 +3,12 @@
 import sys
 from collections.abc import Callable
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.core.events import ZygoteReady
+from ddplaunch.features.preload import node
 from tests.conftest import read_events, run_command, write_program
 from tests.features.preload.table import Installation
 
@@ -177,3 +180,13 @@ def test_dill_has_the_main_module_of_the_program(installed, run_two):
     write_program(installed.site, "dill/_dill.py", "import __main__ as _main_module")
     done = run_two("import sys, dill\nprint(dill._dill._main_module is sys.modules['__main__'])\n")
     assert sorted(done.stdout.splitlines()) == ["[0] True", "[1] True"], done.stderr
+
+
+def test_ranks_that_are_forked_or_may_not_be_import_no_torch_themselves(monkeypatch):
+    monkeypatch.setattr(node, "is_new", lambda *_: True)
+    notes = list[str]()
+    for forks, unsafe in ((True, None), (False, "b"), (False, None)):
+        event = ZygoteReady(forks, unsafe, 0.1, because="a")
+        node.SlowStartNotes(SimpleNamespace(explain=lambda _: ("a", ())), None, notes.append).observe(event)
+    assert [note.partition(": ")[2] for note in notes if "not forked" in note] == ["b"]
+    assert [note.partition(";")[0] for note in notes[1:]] == ["each rank imports torch itself because of a"]

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -83,3 +84,48 @@ def test_malformed_profiles_and_requests_are_refused():
         RankProfile(0, "n0", places=(1, 0))
     with pytest.raises(ValueError, match="a profile of"):
         ProfileRequest(1e6)
+
+
+def test_the_profiler_of_torch_runs_until_the_end_or_until_the_program_starts_its_own(tmp_path, monkeypatch):
+    module = load_private_module("features/profile/rank/profile_sampler")
+    log, own_profile, result = list[str](), type("profile", (), {"kineto_results": None}), tmp_path / "p.torch"
+
+    def make(activities: list[str]) -> SimpleNamespace:
+        calls = {"start": lambda: log.append(" ".join(activities)), "stop": lambda: log.append("stop")}
+        return SimpleNamespace(**calls, export_chrome_trace=lambda path: Path(path).touch())
+
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(_autograd=SimpleNamespace(_profiler_enabled=lambda: "on" in log)),
+        cuda=SimpleNamespace(is_initialized=lambda: "has cuda" in log),
+        profiler=SimpleNamespace(profile=make, ProfilerActivity=SimpleNamespace(CPU="cpu", CUDA="cuda")),
+    )
+    starts = SimpleNamespace(profile=own_profile, _prepare_profiler=log.append, _enable_profiler=log.append)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler", starts)
+
+    def begin(*before: str, seconds: int = 600) -> Any:
+        log[:] = before
+        trace = module.TorchTrace(str(tmp_path / "p"), time.monotonic_ns() + seconds * 10**9)
+        for _ in range(2):
+            trace.start()
+            trace.stop_if_due()
+        return trace
+
+    trace = begin()
+    assert (log, trace.is_running, result.exists()) == (["cpu"], True, False)
+    thread = threading.Thread(target=lambda: starts._enable_profiler("in a thread"))
+    thread.start()
+    thread.join()
+    starts._prepare_profiler("own")
+    starts._enable_profiler("own too")
+    assert (log[1:], trace.is_running, result.exists()) == (["in a thread", "stop", "own", "own too"], False, True)
+    begin("has cuda", seconds=0)
+    assert log == ["has cuda", "cpu cuda", "stop"]
+    begin("on")
+    assert log == ["on"]
+    own = own_profile()
+    begin()
+    assert log == [], "it would lose the results of the program's profiler"
+    own.kineto_results = "done"
+    begin()
+    assert log == ["cpu"]

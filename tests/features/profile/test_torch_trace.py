@@ -1,9 +1,11 @@
-"""Tests of reading torch profiler's traces, with made-up files, among which are hostile ones."""
+"""Tests of traces: of reading those of torch, with made-up files, among which are hostile ones, and of ours."""
 
 import json
 
 import pytest
 
+from ddplaunch.features.profile.profile_files import perfetto_trace
+from ddplaunch.features.profile.rank_profile import CollectiveKind, RankProfile
 from ddplaunch.features.profile.torch_trace import torch_events
 
 
@@ -52,3 +54,15 @@ def test_threads_and_streams_are_tracks_of_the_rank(tmp_path):
 )  # fmt: skip
 def test_malformed_files_have_no_events(tmp_path, content):
     assert events(tmp_path, content) == []
+
+
+def test_collectives_of_a_rank_that_overlap_are_in_lanes():
+    """One whose end is not recorded ends when its last rank enters it."""
+    kinds = (CollectiveKind("0", "", "all_reduce", "float32[6]"),)
+    calls = (0, 1, 0, 2000, 0, 2, 1000, 0, 0, 3, 4000, 5000), (0, 2, 3000, 0)
+    profiles = [RankProfile(rank, "", began=10.0, kinds=kinds, calls=each) for rank, each in enumerate(calls)]
+    slices = [each for each in perfetto_trace(profiles, {}) if each["ph"] == "X"]
+    found = [[each["pid"], each["tid"], round(each["ts"]), round(each["dur"])] for each in slices]
+    first = found[0][1]
+    assert found == [[0, first, 0, 2000], [0, first + 1, 1000, 2000], [0, first, 4000, 1000], [1, first, 3000, 0]]
+    assert [each["args"]["ends"] == "when it completed" for each in slices] == [True, False, True, False]

@@ -140,7 +140,7 @@ if __name__ == "__main__":
         print(session.run(partial(train, rank=7), 0.2)[1])
         print(session.run(Model().fit)[1], session.run(Model().fit, 5)[1])
         print(session.run(spawned)[1], session.run(spawned, "a", "b")[1])
-        print(session.run(given, 1)[1], session.run(max, 1, 2)[1], session.run(lambda rank, x=1: (rank, x))[1])
+        print(session.run(given, 1)[1], session.run(max, 1, 2)[1], session.run(lambda x=1, rank=0, /: (rank, x))[1])
 """
 
 
@@ -393,6 +393,8 @@ launch(wait, nproc=2, preload="threading")
 def test_keywords_are_the_options_of_run():
     typed = {each.name for each in OPTIONS if not each.is_argument}
     assert set(Keywords.__annotations__) == typed - set(launched_job._UNSUPPORTED_KEYWORDS)
+    environment = launched_job.launcher_environment(["A=1", "PATH", "NOSUCH"])
+    assert (environment["A"], environment["PATH"], "NOSUCH" in environment) == ("1", os.environ["PATH"], False)
 
 
 @pytest.mark.ci

@@ -299,18 +299,14 @@ def test_an_attempt_that_goes_on(monkeypatch):
 
 
 def test_nodes_are_put_together():
-    whole = record(16)
-    first, second = (
-        replace(
-            whole,
-            node_rank=node,
-            attempts=(replace(whole.attempts[0], ranks=whole.attempts[0].ranks[8 * node : 8 * node + 8]),),
-        )
-        for node in (0, 1)
-    )
-    assert Elements(render_page([first, second])).count("rect", "stopped") == 15
+    whole, attempt = record(16), record(16).attempts[0]
+    halves = [(replace(attempt, ranks=attempt.ranks[8 * node : 8 * node + 8]),) for node in (0, 1)]
+    first, second = (replace(whole, node_rank=node, attempts=half) for node, half in enumerate(halves))
+    both = Elements(render_page([first, second]))
+    assert both.count("rect", "stopped") == 15
     assert "of 1 of 2 nodes" in Elements(render_page([first])).text
-    assert "16 ranks on 2 nodes, " in Elements(render_page([first, second])).text
+    assert "16 ranks on 2 nodes, " in both.text
+    assert "the other records" not in both.text
     assert "8 ranks, " in Elements(render_page([record(8)])).text
 
 

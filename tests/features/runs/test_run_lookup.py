@@ -90,9 +90,8 @@ def test_a_run_id_that_was_there_before():
         name = "nightly" if number == 1 else f"nightly.{number}"
         os.utime(Path(history_store.history_dir() or "") / name, (10 - number, 10 - number))
     assert list(locate.index_runs().jobs) == ["nightly.1", "nightly.2", "nightly.3"]
-    assert [run_lookup.find_run(word).run for word in ("nightly", "night", "nightly.2", "nightly.1")] == [
-        *("nightly.3", "nightly.3", "nightly.2", "nightly.1")
-    ]
+    found = [run_lookup.find_run(word).run for word in ("nightly", "night", "nightly.2", "nightly.1")]
+    assert found == ["nightly.3", "nightly.3", "nightly.2", "nightly.1"]
     third = run_lookup.find_run("nightly").record.began
     history_store.remove_run("nightly.1")
     keep(run_id="nightly")  # takes the folder that is free

@@ -22,9 +22,11 @@ from ddplaunch.cli.text_table import short_target
 from ddplaunch.core.control_socket.status_request import StatusQuery, StopJobRequest
 from ddplaunch.features.runs import history_store, queued_jobs, rank_logs
 from ddplaunch.features.runs import stop as stop_module
+from ddplaunch.features.runs.logs import _why_no_output
 from ddplaunch.features.runs.output_request import last_lines
 from ddplaunch.features.runs.queued_jobs import QueuedJob
-from ddplaunch.features.runs.rank_logs import Part, read_last_lines
+from ddplaunch.features.runs.rank_logs import read_last_lines
+from ddplaunch.features.runs.run_record import RunState
 from ddplaunch.features.runs.stop import stop, wait
 from ddplaunch.system.processes.proc_utils import is_suspended
 from ddplaunch.system.schedulers.scheduler import BatchJobState, Deadline
@@ -100,9 +102,8 @@ def test_ps_and_a_suspended_launcher(running, run_in_fork):
     job.signal(signal.SIGSTOP)
     try:
         done = run_in_fork("ps")
-        assert row(done.stdout, NAME)[1:2] + row(done.stdout, NAME)[3:] == [
-            *("suspended", "2", "-", str(job.process.pid), "waits.py"),
-        ]
+        shown = row(done.stdout, NAME)
+        assert [shown[1], *shown[3:]] == ["suspended", "2", "-", str(job.process.pid), "waits.py"]
         advice = f"continue it with fg in its terminal, or kill -CONT {job.process.pid}\n"
         assert done.stderr.endswith(f"run {NAME} is suspended (PID {job.process.pid}): {advice}")
         assert {each["run"]: each for each in json.loads(run_in_fork("ps", "--json").stdout)}[NAME]["world_size"] == 2
@@ -140,10 +141,8 @@ def test_two_nodes_of_a_run_on_one_machine(start_ddplaunch, run_in_fork, tmp_pat
         assert [rank["rank"] for rank in json.loads(done.stdout)["ranks"]] == [0, 1, 2, 3]
     (tmp_path / "over").touch()
     assert [job.wait() for job in jobs] == [0, 0]
-    assert [[each.rank for each in share.attempts[0].ranks] for share in history_store.read_node_records(NAME)] == [
-        [0, 1],
-        [2, 3],
-    ]
+    records = history_store.read_node_records(NAME)
+    assert [[each.rank for each in share.attempts[0].ranks] for share in records] == [[0, 1], [2, 3]]
     out = run_in_fork("report", NAME).stdout
     assert "4 ranks on 2 nodes" in out
     assert [row(out.partition("RANK ")[2], str(rank))[0] for rank in range(4)] == ["0", "1", "2", "3"]
@@ -510,19 +509,6 @@ def test_last_lines(data, count, last):
     assert last_lines(data, count) == last
 
 
-def test_last_lines_of_a_file_that_grows(tmp_path, monkeypatch):
-    path = tmp_path / "rank-0.log"
-    path.write_bytes(b"a\nb\n")
-
-    def read_before_a_line_is_written(file, lines):
-        data = read_last_lines(file, lines)
-        path.write_bytes(b"a\nb\nc\n")
-        return data
-
-    monkeypatch.setattr(rank_logs, "read_last_lines", read_before_a_line_is_written)
-    assert list(rank_logs.read_stored_output({0: [str(path)]}, [0], Part(1, None))) == [(0, b"b\n")]
-
-
 @pytest.mark.slow
 def test_stop_all(running, monkeypatch):
     """The jobs of tests that run beside this one are left out."""
@@ -549,6 +535,18 @@ def test_stop_all_reaches_the_other_jobs_if_one_has_just_ended(running, monkeypa
     assert job.wait() == 130
 
 
+def test_why_a_run_has_no_output():
+    record = {"log_dir": None, "world_size": 2, "fate": RunState.LOST}
+    for changes, expected in (
+        ({}, "the launcher of r was killed, and the output in its memory is lost"),
+        ({"fate": RunState.FAILED}, "no output of r is kept here"),
+        ({"world_size": 1}, "the only rank of r printed straight to its terminal"),
+        ({"log_dir": "x"}, "x has no output of such a rank"),
+    ):
+        found = SimpleNamespace(run="r", record=SimpleNamespace(**{**record, **changes}))
+        assert _why_no_output(found)[0] == expected
+
+
 def test_a_run_on_another_machine_that_shares_the_home(run_in_fork):
     keep(run_id="far")
     path = Path(history_store.run_dir("far")) / "node-0.jsonl"
@@ -556,10 +554,8 @@ def test_a_run_on_another_machine_that_shares_the_home(run_in_fork):
     path.write_text("\n".join([json.dumps({**json.loads(head), "host": "n7"}), *lines[:-1], ""]))
     for command, code in (("wait", 69), ("logs", 1), ("clean", 2), ("stop", 2), ("stacks", 2), ("debug", 2)):
         done = run_in_fork(command, "far")
-        assert (done.returncode, done.stderr) == (
-            code,
-            "Error: far runs on n7, not on this machine\n  type the command on n7\n",
-        )
+        assert done.stderr == "Error: far runs on n7, not on this machine\n  type the command on n7\n"
+        assert done.returncode == code
     assert "far: running\n" in run_in_fork("report", "far").stdout
 
 
@@ -580,6 +576,7 @@ def test_a_run_whose_control_socket_cannot_be_found_is_not_removed(run_in_fork):
         (("stop", "--all", "done"), "--all is for all jobs, not for done"),
         (("clean", "--older-than", "1d", "done"), "--older-than is for all runs, not for done"),
         (("logs", "done", "--failed"), "no rank of done has failed"),
+        (("logs", "done", "--tail", "1", "--since", "9m"), "--tail and --since contradict each other\n  leave one of"),
         (("logs", "done", "--rank", "2"), "--rank 2: done has ranks 0 to 1\n  --rank 1"),
         (("logs", "done", "--rank", "-1"), "--rank -1: done has ranks 0 to 1"),
         (("logs", "done", "--rank", "x,1"), "--rank x,1: expected ranks like 3 or 0,3"),

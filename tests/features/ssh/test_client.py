@@ -89,6 +89,7 @@ def test_an_interrupt_does_not_wait_for_a_host_that_does_not_answer(play, start_
     job.assert_nothing_left()
 
 
+EXITED = "the login shell exited before ddplaunch started"
 PROBLEMS = [
     ("facts('no json'); time.sleep(600)", 2, NO_REPLY),
     ("facts('[' * 100000); time.sleep(600)", 2, NO_REPLY),
@@ -103,6 +104,9 @@ PROBLEMS = [
     ("sys.stderr.write('x' * 10_000_000); sys.exit(255)", 69, "x" * 299 + "…"),
     ("sys.stdout.write('y' * 1000); sys.exit(255)", 69, "y" * 299 + "…"),
     ("sys.exit(255)", 69, "ssh ended without a message"),
+    ("sys.stderr.write('no route\\nkex_exchange_identification: x\\n'); sys.exit(255)", 69, "no route"),
+    ("sys.stderr.write('kex_exchange_identification: x\\n'); sys.exit(255)", 69, "kex_exchange_identification: x"),
+    ("sys.exit(3)", 2, f"{EXITED} (exit code 3): does one of its start files call exit?"),
 ]
 
 

@@ -108,10 +108,7 @@ def test_a_host_that_can_keep_no_log(sshd, tmp_path):
     servers.network.hosts[2].run("mount", "-t", "tmpfs", "-o", "ro", "none", tmp_path / "logs")
     run = Job(servers, tmp_path, "--hosts", "n1:1,n2:1", "--log-dir", "logs/ours", "train.py")
     assert run.wait() == 2
-    assert run.stderr().splitlines() == [
-        refusal(1, 2),
-        f"  n2  --log-dir logs/ours: cannot write to {tmp_path}/logs",
-    ]
+    assert run.stderr().splitlines() == [refusal(1, 2), f"  n2  --log-dir logs/ours: cannot write to {tmp_path}/logs"]
     again = Job(servers, tmp_path, "--hosts", "n1", "--log-dir", "file/logs", "train.py")
     assert again.wait() == 2
     assert f"  n1  --log-dir file/logs: {tmp_path}/file is not a folder\n" in again.stderr()

@@ -4,15 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
+from ddplaunch.features.submit import gridengine
 from ddplaunch.features.submit.batch_job import BatchJob
 from ddplaunch.features.submit.gridengine import GridEngine, describe_state, parse_qacct, parse_qstat
-from ddplaunch.system.schedulers.scheduler import JobId
+from ddplaunch.system.schedulers.scheduler import JobForgotten, JobId
 from tests.conftest import run_command, write_program
-from tests.features.submit.states import HELD
+from tests.features.submit.states import DELETED, HELD
 from tests.features.submit.test_scripts import JOBS
 
 
@@ -100,12 +102,8 @@ LISTED = """<?xml version='1.0'?>
 def test_states_are_parsed_from_one_qstat():
     """One qstat gives the states of all jobs; of an array, those of each index that waits or runs."""
     running, second, broken, *others = parse_qstat(LISTED)
-    assert (running.job, running.is_running, running.host, running.description) == (
-        JobId("7"),
-        True,
-        "n1",
-        "is running",
-    )
+    assert (running.job, running.is_running, running.host) == (JobId("7"), True, "n1")
+    assert running.description == "is running"
     assert (broken.is_pending, broken.is_running) == (True, False)
     array = [(each.number, each.is_pending) for each in (second, *others)]
     assert array == [("18_2", False), ("18_3", True), ("18_5", True), ("18_9", True)]
@@ -162,16 +160,41 @@ def test_how_an_array_ended():
     assert [(each.number, each.code) for each in records] == [("3_1", 4)]
 
 
-def test_a_job_that_qacct_does_not_show(tmp_path, monkeypatch):
+def test_jobs_that_qstat_does_not_list_any_more(tmp_path, monkeypatch):
+    """qacct never lists one that was deleted while it waited; of a job that has run, the exit status comes later."""
     assert parse_qacct("no jobs running since startup\n", "7") == []
-    for program in ("qstat", "qacct"):
-        write_program(tmp_path, program, "#!/bin/sh\nexit 0\n").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    seen = GridEngine().query_one(JobId("7"))
-    assert (seen.description, seen.ended_unknown, seen.code) == ("has ended; qacct does not show it yet", True, None)
-    accounted = ACCOUNTED.format(task="2", failed="0", code="0")
-    write_program(tmp_path, "qacct", f"#!/bin/sh\n/bin/cat << END\n{accounted}END\n").chmod(0o755)
-    assert GridEngine().query_one(JobId("7")).description == "completed (exit code 0)"
+    for name, text in (("qstat", "cat listed"), ("qacct", "cat accounted"), ("qdel", "echo $* >> typed")):
+        write_program(tmp_path, name, f"#!/bin/sh\ncd {tmp_path}\n{text}\n").chmod(0o755)
+    write_program(tmp_path, "listed", LISTED)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    scheduler, jobs = GridEngine(), [JobId("7"), JobId("17"), JobId("18", index="3"), JobId("18", index="9")]
+    assert [scheduler.query_one(job).is_pending for job in jobs] == [False, True, True, True]
+    for job in jobs[:3]:
+        scheduler.cancel(job)
+    write_program(tmp_path, "listed", "")
+    unknown = "has ended; qacct does not show it yet"
+    assert [scheduler.query_one(job).description for job in jobs] == [unknown, DELETED, DELETED, unknown]
+    assert [scheduler.query_one(jobs[0]).ended_unknown, scheduler.query_one(jobs[0]).code] == [True, None]
+    assert (tmp_path / "typed").read_text() == "7\n17\n18 -t 3\n"
+    monkeypatch.setattr(gridengine, "ACCOUNTING_DELAY_S", -1.0)
+    with pytest.raises(JobForgotten, match="no longer knows job 7; its exit status is unknown"):
+        scheduler.query_one(jobs[0])
+    write_program(tmp_path, "accounted", ACCOUNTED.format(task="2", failed="0", code="0"))
+    assert scheduler.query_one(jobs[0]).description == "completed (exit code 0)"
+
+
+@pytest.mark.parametrize(("everywhere", "hosts"), [(True, ["n1", "n2"]), (False, ["n9"])])
+def test_a_command_on_the_hosts_of_a_job(tmp_path, monkeypatch, everywhere, hosts):
+    write_program(tmp_path, "listed", LISTED.replace(">18<", ">7<").replace("<tasks>2</tasks>", ""))
+    qrsh = 'shift 3; echo "$1 $JOB_ID $SGE_TASK_ID" >> typed; shift; sh -c "$*"'  # it joins words
+    for name, text in ("qstat", "cat listed"), ("qrsh", qrsh), ("python", 'echo "$OLDPWD $4"; exit 3'):
+        write_program(tmp_path, name, f"#!/bin/sh\ncd {tmp_path}\n{text}\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job, state = SimpleNamespace(cwd="/", python=f"{tmp_path}/python"), SimpleNamespace(job=JobId("7"), host="n9")
+    words, env = GridEngine().step_command(job, state, ["ps", "a  b"], everywhere=everywhere)
+    done = run_command(words, tmp_path, env)
+    assert (done.returncode, done.stdout) == (3, "/ a  b\n" * len(hosts))
+    assert sorted((tmp_path / "typed").read_text().splitlines()) == [f"{host} 7 undefined" for host in hosts]
 
 
 def test_a_token_that_everyone_can_read(run_in_fork, tmp_path):

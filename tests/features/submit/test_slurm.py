@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import sys
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -223,6 +224,14 @@ def test_the_description_of_a_job(state, reason, code, preempted, ended, expecte
 def test_a_job_that_was_requeued():
     text = RECORD.format(state="RUNNING", reason="None", code="0:0", preempted="None").replace("arts=0", "arts=2")
     assert getattr(parse_scontrol(text), "description", None) == "is running again (restart 2)"
+
+
+def test_a_step_of_a_job_is_on_one_node_or_on_all():
+    job = SimpleNamespace(image=None, nodes=2, cluster="c", cwd="/", python="py")
+    for everywhere, host, nodes in ((True, "n1", "2"), (False, "n1", "1 --nodelist=n1"), (False, None, "1")):
+        words, _ = Slurm().step_command(job, SimpleNamespace(number="7", host=host), ["ps"], everywhere=everywhere)
+        assert f"srun -M c --overlap --jobid=7 --nodes={nodes[0]} " in " ".join(words)
+        assert f" --ntasks-per-node={nodes.replace('2', '1')} --chdir=/ " in " ".join(words)
 
 
 def test_several_jobs_in_squeue():

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import launcher_command
-from tests.conftest import (
-    assert_refused,
-    conflict,
-    ddplaunch_command,
-    run_command,
-    write_program,
-)
+from tests.conftest import assert_refused, conflict, ddplaunch_command, run_command, write_program
 from tests.features.submit.states import REJECTED, SHORT_INTERVALS
 
 SBATCH = """

