@@ -370,6 +370,7 @@ def test_a_client_that_waits_gets_the_exit_code(runtime, code):
         sock.sendall(encode(WaitRequest()))
         while not control._on_job_end:
             loop.run_once()
+        assert WaitRequest().is_streaming, "their number is limited"
         control.close(code)
         data = b"".join(iter(lambda: sock.recv(1 << 16), b""))
     assert data == encode(StopReply()) + (encode(JobEndReply(code)) if code else b"")

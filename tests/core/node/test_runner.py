@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.core import messages
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node import process_tree
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.runner import NodeRunner
 from tests.constant_override import write_launcher
+from tests.features.runs.recorded_events import plan
 
 RECORD_CLOSING = """
     from ddplaunch.core.net.coordinator_server import CoordinatorServer
@@ -114,5 +116,11 @@ def test_which_processes_are_of_the_job(monkeypatch, shell_children):
     monkeypatch.setattr(process_tree.os, "getsid", lambda pid: sessions.get(pid) or os.kill(1 << 30, 0))
     unrelated = [pid for pid in (7, 10, 11, os.getpid(), 1 << 30) if tree._is_unrelated(pid)]
     assert unrelated == ([7, 10, 1 << 30] if shell_children else [7])
-    tree.temp_dir.path = None
-    assert tree._is_unrelated(os.getpid()) is bool(shell_children)
+
+
+def test_a_node_gets_its_rank_when_it_joins():
+    handled, received = [], []
+    runner = make_runner({}, handled, _plan=plan(ranks=1), sides=SimpleNamespace(on_message=received.append))
+    joined = messages.JoinAccepted("theirs", 15.0, node_rank=3)
+    runner._on_message(joined)
+    assert (runner._plan.node_rank, handled, received) == (3, [ev.MessageReceived(joined)], [joined])
