@@ -10,14 +10,12 @@ from ddplaunch.features.doctor.examination import (
     DoctorResults,
     ExaminedNode,
     PathResult,
-    Rail,
     round_robin_pairs,
 )
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.flows import Flow
 from ddplaunch.features.doctor.node_facts import RouteToNodeZero
-from ddplaunch.features.doctor.report import format_report
-from tests.features.doctor.facts import FACTS, describe_findings
+from tests.features.doctor.facts import FACTS
 from tests.features.doctor.findings import ITSELF
 
 FAST, SLOW = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1)
@@ -93,29 +91,3 @@ def test_all_of_few_nodes_meet_each_in_one_pair_at_a_time(count):
     found = round_robin_pairs(range(count), 7)
     assert sorted(pair for each in found for pair in each) == list(itertools.combinations(range(count), 2))
     assert all(len({node for pair in each for node in pair}) == 2 * len(each) for each in found)
-
-
-def test_collectives_that_are_slow_or_fail_on_all_nodes_at_once():
-    fast, slow = (1e-4, 1e-3, 1e-2), (1e-4, 1e-2, 1e-1, 0.4)
-    pairs = tuple(CollectiveResult(nodes, 2, "gloo", fast) for nodes in ((0, 1), (0, 2), (1, 2)))
-    all_of_them = (0, 1, 2)
-    together = (
-        CollectiveResult(all_of_them, 3, "gloo", slow),
-        CollectiveResult(all_of_them, 3, "gloo", (), "gloo timed out", "all_gather"),
-        CollectiveResult(all_of_them, 3, "gloo", (), "ProcessGroupGloo does not support it", "reduce_scatter"),
-    )
-    rail = Rail("10.8.0.0/24", {0: "eth1", 1: "eth1"}, {}, ((0, 1, "ok"), (1, 0, "silent")))
-    assert describe_findings(FACTS, FACTS, FACTS, speeds=pairs, together=together, rails=(rail,)) == [
-        "error all nodes at once: all_gather failed (gloo): gloo timed out",
-        "warning all nodes at once: all_reduce runs at 213 MiB/s; the slowest pair at 1.6 GiB/s",
-        "warning n1 to n0: a connection over 10.8.0.0/24 (eth1) gets no answer",
-    ]
-    nodes = tuple(ExaminedNode(f"n{each}") for each in range(3))
-    shown = format_report(DoctorResults(nodes, (), together=together), [], 1.0)
-    assert shown.endswith("""
-all nodes at once, 3 ranks
-                           4 B takes   bus bandwidth
-  all_reduce (gloo)           100 us   213 MiB/s at 64 MiB
-  all_gather (gloo)       failed: gloo timed out
-  reduce_scatter (gloo)   not with gloo of this torch
-""")

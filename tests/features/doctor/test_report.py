@@ -134,6 +134,7 @@ REPORT = """
       all_reduce (gloo)           100 us   853 MiB/s at 64 MiB
       n0, all_gather (nccl)       100 us   too slow
       all_to_all (gloo)       not with gloo of this torch
+      reduce_scatter (gloo)   failed: timed out
 """
 
 
@@ -151,7 +152,8 @@ def test_the_report_of_three_nodes():
               measured((1,), 2, error="broken pipe"))  # fmt: skip
     together = (measured((0, 1), 3, seconds=(1e-4, 1e-3, 1e-2, 1e-1)),
                 measured((0,), 3, backend="nccl", seconds=(1e-4,), name="all_gather"),
-                measured((0, 1), 3, error="gloo does not support it", name="all_to_all"))  # fmt: skip
+                measured((0, 1), 3, error="gloo does not support it", name="all_to_all"),
+                measured((0, 1), 3, error="timed out", name="reduce_scatter"))  # fmt: skip
     lost = ExaminedNode("n2", trouble="its connection closed")
     found = DoctorResults((*nodes, lost), (29500, 29501), ways, flows, (), speeds, together)
     long = "a text that is longer than one line of the report, which has 80 columns"
