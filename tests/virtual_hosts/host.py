@@ -251,11 +251,6 @@ class Host:
         ends = zip(to, filter(None, peer._addresses), strict=True)
         self._filter([f"iifname {self.cable.port} {end} {it} meta length > {length} drop" for end, it in ends])
 
-    def slow(self, rate: str) -> None:
-        """Drop packets above a rate ("500 kbytes/second"), in each direction, in the switch."""
-        port = self.cable.port
-        self._filter([f"{way} {port} limit rate over {rate} burst 1 mbytes drop" for way in ("iifname", "oifname")])
-
     def _drop(self, rules: Iterable[tuple[str, str]]) -> None:
         # Neighbour discovery still works, as ARP does for IPv4, which is not IP: both fail silently.
         neighbours = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"

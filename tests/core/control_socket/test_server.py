@@ -1,5 +1,6 @@
 """Tests of the control socket of a running job: requests of its user, of other users, and of attackers."""
 
+import errno
 import os
 import signal
 import socket
@@ -426,3 +427,42 @@ def test_requests_beyond_the_limit_wait(shared_job):
     for sock in others:
         sock.close()
     assert client.send_request(shared_job.path, StatusQuery()).world_size == 2
+
+
+@pytest.mark.parametrize("is_of_user", [True, False])
+def test_only_clients_of_the_user_are_served_also_after_a_lack_of_descriptors(runtime, monkeypatch, is_of_user):
+    monkeypatch.setattr(server, "ACCEPT_PAUSE_S", 0.01)
+    monkeypatch.setattr(server, "peer_uid", lambda sock: os.geteuid() + (not is_of_user))
+    loop, refused = EventLoop(), []
+
+    def accept():
+        refused.append(listening)
+        control._socket = listening
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    control = ControlSocket(loop, "mine", SimpleNamespace(report_bug=pytest.fail))
+    listening = control._socket
+    control._socket = SimpleNamespace(accept=accept, fileno=listening.fileno)
+    with call(control.path) as sock:
+        while not refused:
+            loop.run_once()
+        assert not loop._selector.get_map(), "it would be readable without a pause"
+        while not loop._selector.get_map():
+            loop.run_once()
+        loop.run_once()
+        assert len(control._clients) == is_of_user
+        control.close()
+        assert sock.recv(1) == b""
+
+
+def test_a_request_that_fails_is_reported_and_its_client_closed(runtime, monkeypatch):
+    bugs, loop = [], EventLoop()
+    monkeypatch.setattr(WaitRequest, "handle", lambda request, context: 1 / 0)
+    control = ControlSocket(loop, "mine", SimpleNamespace(report_bug=bugs.append))
+    with call(control.path) as sock:
+        sock.sendall(encode(WaitRequest()))
+        while not bugs:
+            loop.run_once()
+        assert "the answer to WaitRequest failed" in bugs[0]
+        assert control._clients == {}
+        control.close()

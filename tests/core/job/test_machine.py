@@ -14,6 +14,7 @@ from ddplaunch.core import messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature
+from ddplaunch.core.job import job_attempt
 from ddplaunch.core.job.job_events import (
     Accept,
     ConnectionLost,
@@ -1095,3 +1096,16 @@ def test_sigterm_on_one_node_is_for_the_whole_job(stage):
     job.drain(0)
     job.drain(1)
     assert job.outcome(1).outcome.code == 143
+
+
+def test_the_failures_of_many_ranks_do_not_fill_the_memory(monkeypatch):
+    """The texts of later ones are cut to one line."""
+    monkeypatch.setattr(job_attempt, "MAX_FAILURE_CHARS", 50)
+    job = joined(1)
+    failures = [job.fail(rank // 2, rank, message=f"E{rank}: one\ntwo", traceback="T" * 20) for rank in range(4)]
+    for number in (0, 1):
+        job.drain(number, *failures[number * 2 : number * 2 + 2])
+    verdict = job.outcome(0).outcome.verdict
+    assert [(each.message, each.traceback) for each in (verdict.first, *verdict.others)] == [
+        ("E0: one\ntwo", "T" * 20), ("E1: one", None), ("E2: one", None), ("E3: one", None),
+    ]  # fmt: skip

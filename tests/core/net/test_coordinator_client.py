@@ -287,6 +287,19 @@ def test_a_node_that_cannot_start_reports_that_if_it_reaches_node_0(make):
         assert world.outcome().usage_error == ("no log", "another folder")
 
 
+def test_a_node_that_is_stopped_before_the_welcome_does_not_join(make):
+    world = make()
+    world.start()
+    peer = world.accept()
+    world.step_until(lambda: world.client._connection)
+    world.client.send(messages.StopRequested(signal.SIGINT))
+    peer.send("Welcome", ddplaunch=messages.PROTOCOL_VERSION, nonce="n")
+    peer.socket.shutdown(socket.SHUT_WR)
+    world.step_until(lambda: world.client.is_closed)
+    assert peer.ended(), "node 0 counts a node that has sent a hello as joined"
+    assert world.outcome() == JobResult(130)
+
+
 @pytest.mark.parametrize(
     ("message", "outcome"),
     [
@@ -366,3 +379,37 @@ def test_ranks_are_stopped_when_node_0_is_lost(make, is_silent):
         assert world.take() == [], "of another attempt"
         world.client.send(messages.AttemptReport(0, 1, 1.0))
         assert world.outcome() == (JobResult(143) if was_stopped else JobResult(69, remark=why))
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (
+            {"op": "JoinStatus", "joined": 1, "min_nodes": 2, "max_nodes": 2, "missing": [1]},
+            "a JoinStatus after the start",
+        ),
+        ({"op": "StartAttempt", "attempt": 0, "run_id": "r", "assignment": make_assignment(1)}, "a start out of turn"),
+    ],
+)
+def test_node_0_that_is_lost_between_attempts_ends_the_node(make, sent, why):
+    world = make()
+    world.start()
+    peer = world.meet()
+    peer.send("StartAttempt", attempt=0, run_id="theirs", assignment=make_assignment(1))
+    world.step_until(lambda: isinstance(world.received[-1], StartAttempt))
+    world.client.send(messages.AttemptReport(0, 0, 1.0))
+    world.take()
+    peer.send(**sent)
+    assert world.outcome() == JobResult(69, remark=f"node 0 (127.0.0.1) was lost: it sent {why}")
+
+
+def test_a_node_that_declined_is_not_accepted(make):
+    world = make()
+    world.hello = messages.JoinDeclined(1, "n1", "no GPU", None, None)
+    world.start()
+    peer = world.greet()
+    assert world.receive(peer, "JoinDeclined")
+    peer.send("JoinAccepted", JOINED)
+    assert peer.receive_soon(world.step, "none of these") is None
+    world.let_expire(60.0)
+    assert "does not answer as node 0" in world.outcome().remark

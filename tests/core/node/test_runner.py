@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from pathlib import Path
 from signal import SIGHUP, SIGTERM
 from types import SimpleNamespace
 
+import pytest
+
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
+from ddplaunch.core.node import process_tree
+from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.runner import NodeRunner
 from tests.constant_override import write_launcher
 
@@ -82,3 +88,33 @@ def test_a_stop_spares_ranks_that_handle_an_exception_unless_all_are_meant():
     runner.post(ev.DeadlineDue())
     assert sent == [(0, SIGTERM), (1, SIGTERM), (0, SIGHUP), (1, SIGHUP)]
     assert handled[1:] == [ev.StopSent((0,)), ev.StopSent((0, 1))]
+
+
+def test_a_preemption_that_no_rank_can_be_notified_of_is_noted_once():
+    notes, seen = [], []
+    preemption_file = SimpleNamespace(create=lambda: "the disk is full", mark_seen=lambda: seen.append(True))
+    caught = SimpleNamespace(any_catches=lambda number: number == SIGTERM)
+    runner = make_runner(
+        {ev.DeadlineDue(): [do.CreatePreemptionFile(report_error=True), do.CreatePreemptionFile(report_error=False)],
+         ev.OutputDrained(): [do.NotePreemptionHandlers(SIGHUP), do.NotePreemptionHandlers(SIGTERM)]},
+        [], context=SimpleNamespace(preemption_file=preemption_file), _ranks=caught,
+        _screen=SimpleNamespace(show_note=notes.append),
+    )  # fmt: skip
+    runner.post(ev.DeadlineDue())
+    runner.post(ev.OutputDrained())
+    assert (notes, seen) == (["cannot notify the ranks of the preemption: the disk is full"], [True])
+
+
+@pytest.mark.parametrize("shell_children", [frozenset(), frozenset({10})])
+def test_which_processes_are_of_the_job(monkeypatch, shell_children):
+    """A shell that became the launcher may have left it children."""
+    tree = object.__new__(ProcessTree)
+    tree.other_zygotes, tree.unrelated_pids, tree._sessions = {7}, shell_children, {50}
+    marked = max(Path("/proc/self/environ").read_bytes().split(b"\0"), key=len)
+    tree.temp_dir = SimpleNamespace(path=os.fsdecode(marked))
+    sessions = {10: 50, 11: 50, os.getpid(): 60}
+    monkeypatch.setattr(process_tree.os, "getsid", lambda pid: sessions.get(pid) or os.kill(1 << 30, 0))
+    unrelated = [pid for pid in (7, 10, 11, os.getpid(), 1 << 30) if tree._is_unrelated(pid)]
+    assert unrelated == ([7, 10, 1 << 30] if shell_children else [7])
+    tree.temp_dir.path = None
+    assert tree._is_unrelated(os.getpid()) is bool(shell_children)

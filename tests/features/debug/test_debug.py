@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ddplaunch.base.errors import UsageError
+from ddplaunch.base.text import format_elapsed
 from ddplaunch.features.debug import options
 from tests.conftest import (
     assert_refused,
@@ -164,10 +165,11 @@ def test_without_a_terminal_a_breakpoint_fails_and_the_report_names_debug(run_dd
 
 def test_a_rank_resumes_after_the_debug_timeout(debug_job):
     """The rank resumes after --debug-timeout; until then neither --timeout nor --straggler-timeout counts."""
-    limits = ("--debug", "--debug-timeout", "4", "--timeout", "1.5", "--straggler-timeout", "1")
-    job = debug_job(STEPS, "1", options=limits)
+    seconds = round(scaled_timeout(2))
+    limits = ("--timeout", str(seconds), "--straggler-timeout", str(seconds))
+    job = debug_job(STEPS, "1", options=("--debug", "--debug-timeout", str(2 * seconds), *limits))
     assert job.wait() == 0, job.stderr()
-    assert "rank 1 resumes: no input for 4.0s (--debug-timeout)" in job.stderr()
+    assert f"rank 1 resumes: no input for {format_elapsed(2 * seconds)} (--debug-timeout)" in job.stderr()
     assert job.stderr().count("is at a breakpoint") == 1
 
 

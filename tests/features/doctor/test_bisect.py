@@ -1,10 +1,12 @@
 """Tests of ``ddplaunch doctor bisect`` with real commands on hosts of which some are bad."""
 
+import os
 import re
 import signal
 
 import pytest
 
+from ddplaunch.features.doctor.command_run import run_command
 from tests.conftest import assert_refused, conflict, wait_until, write_program
 
 CHECK = """
@@ -48,6 +50,8 @@ def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_in_fork, tmp_
     assert (done.returncode, done.stdout) == (1, "--exclude=gpu10\n")
     assert "ddplaunch: the command has no {hosts}, so it must read DDPLAUNCH_HOSTS\n" in done.stderr
     assert "run 1: 4 hosts, gpu[08-11]: failed" in done.stderr
+    done = run_in_fork("doctor", env={**env, "SLURM_STEP_ID": "3"})
+    assert_refused(done, "Error: ddplaunch doctor starts a step on each node itself, but it already runs in a step")
 
 
 @pytest.mark.slow
@@ -90,6 +94,12 @@ def test_ctrl_c_prints_the_bad_hosts_found_so_far_and_kills_the_command(start_dd
     assert job.stdout() == "--exclude=n0\n"
     assert "ddplaunch: n0 is bad: " in job.stderr()
     assert "ddplaunch: stopped: unknown whether the other hosts pass together\n" in job.stderr()
+
+
+def test_how_a_command_ends(tmp_path):
+    programs = [*(["sh", "-c", line] for line in ("exit 3", "kill -9 $$", "kill -9 $PPID")), ["/dev/null"]]
+    results = [run_command(words, os.environ, str(tmp_path / "log"), 60.0) for words in programs]
+    assert results == [3, -9, "the process that started it was killed", "/dev/null: Permission denied"]
 
 
 def test_a_run_takes_too_long(start_ddplaunch):

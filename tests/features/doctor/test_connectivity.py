@@ -1,15 +1,18 @@
 """Tests of what nodes measure between them, over the loopback, and of how nodes that a user starts join."""
 
 import json
+import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.base.errors import UsageError
+from ddplaunch.base.errors import LaunchError, UsageError, host_name
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.messages import JoinDeclined, NodeHello
-from ddplaunch.features.doctor import connectivity
+from ddplaunch.base.types import encode
+from ddplaunch.core.messages import PROTOCOL_VERSION, JoinAccepted, JoinDeclined, JoinRefused, NodeHello, Welcome
+from ddplaunch.features.doctor import connectivity, manual_rendezvous
 from ddplaunch.features.doctor.bisect_command import fold_hosts
 from ddplaunch.features.doctor.connectivity import (
     NONCE_BYTES,
@@ -50,6 +53,9 @@ def test_a_path_carries_small_and_large_packets(monkeypatch):
         stream = measure_stream(way, nonce)
         assert (stream.large, stream.rate > 1e6) == (True, True)
         assert measure_stream((HERE, closed), nonce) is None
+        monkeypatch.setattr(connectivity, "LARGE_REPLY_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(connectivity, "_receive_stream", lambda connection: connection.recv(1, socket.MSG_WAITALL))
+        assert measure_stream(way, nonce).large is False
         listener.close()
         assert connectivity.test_paths([way], nonce)[0].outcome == "refused"
 
@@ -76,6 +82,37 @@ def test_node_0_refuses_a_node_of_another_group():
     first, second = meeting.wait_for_nodes(0.0, lambda rank: f"check {rank}")
     assert (first.name, first.error, first.check_command) == ("n1", None, "check 1")
     assert (second.name, second.error) == ("node 2", "no connection within 0 s (--join-timeout)")
+
+
+WELCOME, OWN_NAME = Welcome(PROTOCOL_VERSION, "1"), NodeSpec(1, host_name(), ("cpu",)).name
+
+
+@pytest.mark.parametrize(
+    ("messages", "refusal"),
+    [
+        ((Welcome(7, "1"),), "node 0 runs another version of ddplaunch"),
+        ((WELCOME, JoinRefused(f"node 0 refuses {OWN_NAME}: no token")), "node 0 refuses this node: no token"),
+        ((WELCOME, JoinAccepted(RUN_ID, 15.0, "forged")), "node 0 does not know the token"),
+        ((), "cannot reach node 0 within 0 s (--join-timeout): {}: the connection is accepted, but not by ddplaunch "),
+        (None, "cannot reach node 0 within 0 s (--join-timeout): {}: connection refused"),
+    ],
+)
+def test_a_node_that_cannot_join_names_the_reason(monkeypatch, messages, refusal):
+    def reply():
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(b"".join(map(encode, messages)))
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
+
+    for name in ("GREETING_TIMEOUT_S", "_CONNECT_TIMEOUT_S"):
+        monkeypatch.setattr(manual_rendezvous, name, 60.0)
+    with socket.create_server((HERE, 0)) as listening, ThreadPoolExecutor() as pool:
+        port = listening.getsockname()[1]
+        _ = listening.close() if messages is None else pool.submit(reply)
+        with pytest.raises(LaunchError, match=re.escape(refusal.format(f"{HERE}:{port}"))):
+            manual_rendezvous.join(HERE, port, 1, 2, "secret", 0.0, pytest.fail)
 
 
 @pytest.mark.slow

@@ -109,6 +109,12 @@ def test_two_nodes_without_faults():
     assert "testing connectivity between the nodes" in progress
 
 
+def test_a_slow_stream_is_sent_again():
+    rates = iter([1e6, 2e6, 1e6])
+    found, _ = examine(Node(0), Node(1, SendStream=lambda _: messages.StreamReply(StreamResult(True, next(rates)))))
+    assert ([flow.rate for flow in found.flows], [*rates]) == ([8e8, 2e6], [])
+
+
 def test_one_machine_is_not_tested_for_connections():
     node = Node(0)
     found, progress = examine(node)
@@ -178,6 +184,7 @@ def test_thorough_measures_the_gpus_of_each_node_too(gpus, groups):
     assert {each for each in measured(found.together) if RAIL not in each[-1]} == all_measured(
         *groups, names=COLLECTIVES
     )
+    assert len(measured(found.together)) == len(found.together)
     assert nodes[0].sent_of(MeasureCollective)[-1 - (len(gpus) > 1)].count == 4
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.features.doctor.checks import network
-from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode
+from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode, Rail
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.node_facts import RouteToNodeZero, TorchInfo
 from ddplaunch.system.devices.gpu_health import GpuHealth
@@ -82,6 +82,42 @@ BY_LOOPBACK = replace(FACTS, link=RouteToNodeZero("127.0.0.1", "lo", 65536, ther
 )  # fmt: skip
 def test_findings_about_load_and_loopback_addresses(facts, measurements, findings):
     assert describe_findings(*facts, **measurements) == findings
+
+
+def test_findings_across_nodes():
+    link = FACTS.link
+    facts = [replace(FACTS, torch=TORCH, gpus=gpus(0)) for _ in range(7)]
+    facts[2] = replace(facts[2], python="3.12.1", link=replace(link, mtu=9000))
+    facts[3] = replace(facts[3], link_error="the name n0 does not resolve", torch=replace(TORCH, nccl="2.27"))
+    nodes = [ExaminedNode(f"n{node}", each) for node, each in enumerate(facts)]
+    nodes[0] = replace(nodes[0], taken={29500: "in use"})
+    nodes[1] = replace(nodes[1], clock=-1.5, taken={29501: "in use"})
+    nodes[2] = replace(nodes[2], clock=1.0)
+    nodes[4] = replace(nodes[4], clock=1.1, trouble="its connection closed", check="ssh n4 true")
+    together = [CollectiveResult((0, 1, 2), 3, "gloo", error=error) for error in ("broken", "gloo does not support it")]
+    together.append(CollectiveResult((0, 1, 2), 3, "gloo", (1e-4, 1e-1, 1)))
+    alone = CollectiveResult((5,), 2, "gloo", error="no memory")
+    speeds = (alone, *measured(set(), 3)["speeds"])
+    outcomes = [(a, b, "silent" if a == b + 1 else "ok") for a in range(7) for b in range(7) if a != b]
+    rail = Rail("10.1.0.0/24", {0: "eth1", 1: "eth2"}, {}, tuple(outcomes))
+    found = DoctorResults(tuple(nodes), (29500,), speeds=speeds, together=tuple(together), rails=(rail,))
+    over = "a connection over 10.1.0.0/24 (eth1, eth2) gets no answer"
+    assert [f"{each.severity.value} {each.subject}: {each.text}" for each in find_all(found)] == [
+        "error n4: stopped responding: its connection closed",
+        "error n5: all_reduce of its 2 devices failed (gloo): no memory",
+        "error all nodes at once: all_reduce failed (gloo): broken",
+        "error n2: Python differs: 3.11 on n0, n1, n3, n4, n5 and 1 more; 3.12 on n2",
+        "error n3: NCCL differs: 2.28 on n0, n1, n2, n4, n5 and 1 more; 2.27 on n3",
+        "error n3: the name n0 does not resolve",
+        "error n0: cannot listen on port 29500: in use",
+        "warning all nodes at once: all_reduce runs at 21 MiB/s; the slowest pair at 1.6 GiB/s",
+        "warning n1: its clock is 1.5 s behind that of n0",
+        "warning n4: its clock is 1.1 s ahead of that of n0",
+        "warning network: the MTU of the interfaces differs: 1500 on n0, n1, n3, n4, n5 and 1 more; 9000 on n2",
+        *(f"warning n{node + 1} to n{node}: {over}" for node in range(3)),
+        f"warning network: 3 more paths where {over}",
+        "note n1: cannot listen on port 29501: in use",
+    ]
 
 
 @pytest.mark.parametrize(("reported", "speed"), [(25_000, 25_000), (-1, None), (0, None), (None, None)])

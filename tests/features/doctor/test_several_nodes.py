@@ -2,14 +2,11 @@
 
 import json
 import signal
-import sys
 
 import pytest
 
-from tests.conftest import write_program
 from tests.features.doctor.doctor_command import DoctorCommand
-from tests.features.doctor.findings import LARGE_LOST, NO_REPLY
-from tests.scaled_timeouts import scaled_timeout
+from tests.features.doctor.findings import LARGE_LOST
 from tests.skewed_clock import skewed_environment
 
 pytestmark = [pytest.mark.ci, pytest.mark.slow]
@@ -65,57 +62,6 @@ def test_a_closed_port_and_ctrl_c_while_node_0_waits(doctor, hosts):
     first.process.send_signal(signal.SIGINT)
     assert first.end()[0] == 130
     assert other.end()[0] == 1
-
-
-STRANGERS = """
-import socket, sys
-from ddplaunch.core.messages import NodeHello, JoinAccepted, Welcome
-from ddplaunch.system.target.versions import Versions
-from ddplaunch.base.types import encode
-from ddplaunch.features.doctor.messages import DescribeNode, Ready
-from ddplaunch.system.plan.node_spec import NodeSpec
-
-def read(sock):
-    return sock.recv(int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big"), socket.MSG_WAITALL)
-
-silent = [socket.create_connection(("n0", 29501)) for _ in range(40)]
-loud = socket.create_connection(("n0", 29501))
-try:
-    loud.sendall(b"GET / HTTP/1.1\\r\\n" * 10000)
-except OSError:
-    pass
-guest = socket.create_connection(("n0", 29501))
-hello = NodeHello(NodeSpec(2, "n2", ("cpu",)), "4", "ddplaunch doctor", "", None, 0, Versions(""), ())
-print(read(guest), flush=True)
-guest.sendall(encode(hello))
-print(read(guest), flush=True)
-guest.sendall(encode(Ready(sys.argv[1])))
-print(read(guest), flush=True)
-answer = b'{"op":"NodeFacts","cpus":' + b"9" * 400 + b"}"
-guest.sendall(len(answer).to_bytes(4, "big") + answer)
-guest.recv(1)
-"""
-
-
-def test_a_false_node_and_a_node_that_does_not_come(doctor, hosts, tmp_path):
-    from ddplaunch import __version__
-
-    first = doctor(0, "--join-timeout", "8", nnodes=4)
-    first.wait_for_line("waiting for node 1, 2, 3 on port 29501 (up to 8 s)")
-    program = write_program(tmp_path, "strangers.py", STRANGERS)
-    stranger = hosts[2].start([sys.executable, program, __version__])
-    other = doctor(1, nnodes=4)
-    code, found, result = first.read_result()
-    assert code == 1
-    assert sorted(result) == [
-        f"n2: did not respond: {NO_REPLY}",
-        "node 3: did not respond: no connection within 8 s (--join-timeout)",
-    ]
-    (absent,) = [each for each in found["findings"] if each["subject"] == "node 3"]
-    assert absent["hint"].endswith("ddplaunch doctor --nnodes 4 --node-rank 3 --master-addr n0 --master-port 29500")
-    assert {tuple(each["nodes"]) for each in found["speeds"]} == {(0,), (1,), (0, 1)}
-    assert other.end()[0] == 1
-    assert stranger.wait(scaled_timeout(10)) == 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])

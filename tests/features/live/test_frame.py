@@ -487,7 +487,7 @@ def test_keys_request_what_they_say(monkeypatch):
         *("log of 1", "failures", (Detail.WAITS, False), ("profile", "--seconds", "5"), "stop", "quit")
     ]
     assert each.take("l", "x", ENTER, "l", ENTER, "l", "3", ESCAPE, "d", ENTER, "o", DOWN[0], ENTER) == []
-    each.take("/", *"2-3")
+    each.take("/", *"2\x01-3")
     assert each.rows(24, 9)[-1] == "filter: 0,3-5, or a wo…"
     each.take(ENTER, "z", DOWN[0])
     assert each.take(DOWN[0], UP[0], DOWN[0], DOWN[0], "d", ENTER) == [("debug", "--rank", "3"), (Detail.STACKS, False)]

@@ -53,6 +53,7 @@ def test_one_slow_rank():
         "rank 5 was last in 93 % of the last 2,000 collectives (median delay 38 ms); "
         "the others spent 10 % of the time waiting for it",
     )
+    assert [bool(measure_lateness(steps(8, count, {5: 0.038}))) for count in (9, 10)] == [False, True]
 
 
 def test_mean_lateness_of_each_rank():
