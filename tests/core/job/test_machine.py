@@ -17,6 +17,7 @@ from ddplaunch.core.feature import Feature
 from ddplaunch.core.job import job_attempt
 from ddplaunch.core.job.job_events import (
     Accept,
+    ClockMeasured,
     ConnectionLost,
     Disconnect,
     Event,
@@ -32,6 +33,7 @@ from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
 from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello
+from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.features.check.options import Checking
 from ddplaunch.system.plan.node_spec import NodeSpec
@@ -354,6 +356,13 @@ def test_moments_are_compared_on_one_clock():
     job.send(0, messages.AttemptReport(0, 0, time.time()))
     job.send(1, messages.AttemptReport(0, 0, behind))
     assert job.outcome(0).outcome.verdict.first.rank == 0
+
+
+def test_the_clock_offset_of_a_node_is_kept():
+    job, offset = joined(1), ClockOffset(3.0, 0.1)
+    for number in (1, 9):  # the other one has left
+        job.on(ClockMeasured(number, offset))
+    assert job.machine._nodes[1].clock_offset == offset
 
 
 def test_all_nodes_restart_together():

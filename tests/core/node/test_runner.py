@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.core import messages
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
 from ddplaunch.core.node import process_tree
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.runner import NodeRunner
 from tests.constant_override import write_launcher
+from tests.features.runs.recorded_events import plan
 
 RECORD_CLOSING = """
     from ddplaunch.core.net.coordinator_server import CoordinatorServer
@@ -73,10 +75,14 @@ def test_replies_come_before_other_events_and_none_from_within():
         assert handled == [ev.DeadlineDue()]
         return [3]
 
-    tree = SimpleNamespace(withdraw_spawns=withdraw_spawns, kill_remaining=list)
-    runner = make_runner({ev.DeadlineDue(): [do.WithdrawSpawns(), do.KillRemaining()]}, handled, tree=tree)
+    killed = []
+    tree = SimpleNamespace(withdraw_spawns=withdraw_spawns, kill_remaining=list, kill=lambda: killed.append(1))
+    tree.close = lambda: "killed" if killed else "alive"
+    commands = [do.WithdrawSpawns(), do.KillRemaining(), do.KillZygote()]
+    runner = make_runner({ev.DeadlineDue(): commands}, handled, tree=tree)
     runner.post(ev.DeadlineDue())
-    assert handled == [ev.DeadlineDue(), ev.SpawnsWithdrawn((3,)), ev.RemainingKilled(()), ev.OutputDrained()]
+    replies = [ev.SpawnsWithdrawn((3,)), ev.RemainingKilled(()), ev.ZygoteLost("killed")]
+    assert handled == [ev.DeadlineDue(), *replies, ev.OutputDrained()]
 
 
 def test_a_stop_spares_ranks_that_handle_an_exception_unless_all_are_meant():
@@ -91,18 +97,12 @@ def test_a_stop_spares_ranks_that_handle_an_exception_unless_all_are_meant():
 
 
 def test_a_preemption_that_no_rank_can_be_notified_of_is_noted_once():
-    notes, seen = [], []
-    preemption_file = SimpleNamespace(create=lambda: "the disk is full", mark_seen=lambda: seen.append(True))
-    caught = SimpleNamespace(any_catches=lambda number: number == SIGTERM)
-    runner = make_runner(
-        {ev.DeadlineDue(): [do.CreatePreemptionFile(report_error=True), do.CreatePreemptionFile(report_error=False)],
-         ev.OutputDrained(): [do.NotePreemptionHandlers(SIGHUP), do.NotePreemptionHandlers(SIGTERM)]},
-        [], context=SimpleNamespace(preemption_file=preemption_file), _ranks=caught,
-        _screen=SimpleNamespace(show_note=notes.append),
-    )  # fmt: skip
+    notes, commands = [], [do.CreatePreemptionFile(report_error=error) for error in (True, False)]
+    context = SimpleNamespace(preemption_file=SimpleNamespace(create=lambda: "the disk is full"))
+    runner = make_runner({ev.DeadlineDue(): commands}, [], context=context)
+    runner._screen = SimpleNamespace(show_note=notes.append)
     runner.post(ev.DeadlineDue())
-    runner.post(ev.OutputDrained())
-    assert (notes, seen) == (["cannot notify the ranks of the preemption: the disk is full"], [True])
+    assert notes == ["cannot notify the ranks of the preemption: the disk is full"]
 
 
 @pytest.mark.parametrize("shell_children", [frozenset(), frozenset({10})])
@@ -116,5 +116,11 @@ def test_which_processes_are_of_the_job(monkeypatch, shell_children):
     monkeypatch.setattr(process_tree.os, "getsid", lambda pid: sessions.get(pid) or os.kill(1 << 30, 0))
     unrelated = [pid for pid in (7, 10, 11, os.getpid(), 1 << 30) if tree._is_unrelated(pid)]
     assert unrelated == ([7, 10, 1 << 30] if shell_children else [7])
-    tree.temp_dir.path = None
-    assert tree._is_unrelated(os.getpid()) is bool(shell_children)
+
+
+def test_a_node_gets_its_rank_when_it_joins():
+    handled, received = [], []
+    runner = make_runner({}, handled, _plan=plan(ranks=1), sides=SimpleNamespace(on_message=received.append))
+    joined = messages.JoinAccepted("theirs", 15.0, node_rank=3)
+    runner._on_message(joined)
+    assert (runner._plan.node_rank, handled, received) == (3, [ev.MessageReceived(joined)], [joined])

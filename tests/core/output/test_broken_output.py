@@ -94,6 +94,17 @@ def test_a_full_disk_is_an_error_of_a_command(tmp_path, words):
     assert (done.returncode, done.stderr.replace("you have no running jobs on this machine\n", "")) == (74, error)
 
 
+def test_the_log_folders_of_nodes(tmp_path):
+    """A node that joins late uses the folder of the running job, in which node-1 may belong to the replaced node."""
+    made = []
+    for node_rank, late in ((1, True), (0, False), (0, False), (1, True), (1, True)):
+        log = RunLog(str(tmp_path), is_single_node=False)
+        for run_id in ("run", "opened once"):
+            log.open(run_id, node_rank, late=late)
+        made.append(log.path.removeprefix(f"{tmp_path}/"))
+    assert made == ["run/node-1", "run/node-0", "run.2/node-0", "run.2/node-1", "run.2/node-1.2"]
+
+
 def test_a_full_disk_leaves_no_part_of_an_event_in_the_log(tmp_path):
     log = RunLog(str(tmp_path), is_single_node=True)
     log.open("run", 0)

@@ -263,3 +263,9 @@ def test_a_wait_is_shown_after_a_while_with_its_duration(monkeypatch, shows_seco
     footer.set_text("")
     footer.set_text("node 4", waited=0.5)
     assert timers[-1].when == 1004.5
+
+
+def test_one_stream_on_a_terminal_is_enough_for_its_screen(monkeypatch):
+    for terminals, kind in (((), Screen), ((1,), TerminalScreen), ((2,), TerminalScreen)):
+        monkeypatch.setattr(screen_module, "is_interactive", terminals.__contains__)
+        assert type(screen_module.make_screen(EventLoop(), ScreenOptions("", 10.0, 0.0, colour=False))) is kind

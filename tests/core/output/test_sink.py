@@ -72,7 +72,7 @@ def test_a_slow_reader_gets_everything_in_order(pipe):
     assert seen + os.read(pipe[0], 4096) == LINES * 2
     assert (drained, loop.due()) == ([False] * (len(drained) - 1) + [True], [])
     sink.write(b"more\n")
-    assert os.read(pipe[0], 4096) == b"more\n"
+    assert (os.read(pipe[0], 4096), loop.due()) == (b"more\n", [])
 
 
 def test_a_reader_that_comes_back_reads_how_much_is_missing(pipe):

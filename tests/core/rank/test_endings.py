@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.core.rank.zygote_channel import send_message
 from tests.conftest import SLOW_START, clean_environment, ddplaunch_command, write_program
 from tests.core.rank.zygote_driver import ZygoteDriver
 from tests.scaled_timeouts import scaled_timeout
@@ -497,6 +498,19 @@ def test_tracebacks_of_a_function_and_of_its_module_begin_with_it(start: str, fo
         "    raise ValueError('boom')\nValueError: boom\n"
     )
     assert done.returncode == 1
+
+
+def test_a_rank_that_cannot_be_set_up_shows_why(zygotes: dict[str, ZygoteDriver]) -> None:
+    rank = zygotes["forked"].run(cpus=[1 << 15])
+    error = "ddplaunch: cannot start rank 0: [Errno 22] Invalid argument\n"
+    assert (rank.stdout, rank.stderr, rank.returncode) == ("", error, 1)
+
+
+def test_a_zygote_without_a_launcher_removes_its_files(tmp_path: Path) -> None:
+    with ZygoteDriver(tmp_path, FORKED, ENVIRON) as zygote:
+        (left := tmp_path / "left").mkdir()
+        send_message(zygote._socket, {"op": "remove_path", "path": str(left)})
+    assert not left.exists()
 
 
 @forked_and_exec

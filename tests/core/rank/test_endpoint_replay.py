@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,14 +35,12 @@ def world(monkeypatch):
     ours.close()
 
 
-def test_the_descriptor_is_out_of_the_programs_way(world, monkeypatch):
+def test_the_descriptor_is_out_of_the_programs_way(world):
     high = world.endpoint._fd
     assert high > world.fd
     assert fcntl.fcntl(high, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(world.fd)
-    monkeypatch.setattr(os, "sysconf", lambda name: high + 1)
-    assert rank_side.move_fd_high(high) == high, "no higher one is free"
 
 
 def test_what_the_rank_reports(world, monkeypatch):
@@ -93,18 +91,3 @@ def test_the_thread_reads_requests_until_a_fork(world):
     at_fork()
     endpoint.report_signal("wake", 36)
     assert world.lines.readline() == b"g wake 36\n", "it has ended once"
-
-
-def test_a_module_is_called_back_with_once_it_has_its_attribute(monkeypatch):
-    called, module = [], ModuleType("late_module")
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    for number in (1, 2):
-        rank_side.call_after_import("late_module", "ready", lambda late, number=number: called.append((number, late)))
-    (hook,) = (each for each in sys.meta_path if isinstance(each, rank_side.PostImportHook))
-    monkeypatch.setitem(sys.modules, "late_module", module)
-    assert (hook.find_spec("json"), called) == (None, [])
-    module.ready = True
-    assert hook.find_spec("json").name == "json"
-    assert (called, hook in sys.meta_path) == ([(1, module), (2, module)], False)
-    rank_side.call_after_import("late_module", "ready", lambda late: called.append(late))
-    assert called[2:] == [module]

@@ -66,14 +66,15 @@ class ZygoteDriver:
         self._socket.settimeout(scaled_timeout(90))
         self._receive("ready")
 
-    def run(self, stdout: IO[Any] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run ``train.py`` in a rank to its end; return what it printed, and its exit code or minus its signal."""
+    def run(self, stdout: IO[Any] | None = None, **changed: object) -> subprocess.CompletedProcess[str]:
+        """Run ``train.py`` in a rank, with these changes to its job; return output, and exit code or minus signal."""
         channel, rank_channel = socket.socketpair()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, channel, rank_channel:
             with open(os.devnull) as stdin:
                 given = {"stdin": stdin, "stdout": stdout or out, "stderr": err, "rank_channel": rank_channel}
                 fds = [file.fileno() for file in given.values()]
-                send_message(self._socket, {**self._request, "fds": list(given)}, fds)
+                job = {**self._request["job"], **changed}
+                send_message(self._socket, {**self._request, "job": job, "fds": list(given)}, fds)
             rank_channel.close()
             exited = self._receive("exited")
             texts = []

@@ -123,7 +123,16 @@ def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, f
     """The job hangs in another way in each attempt, until a rank is killed."""
     script, hangs = write_program(tmp_path, "train.py", HANG), [*SENTENCES][1:4]
     options = ("--max-restarts", "2", "--restart-on", "always", "--min-uptime", "0", "--grace", "0", "--nproc", "5")
-    job = start_ddplaunch("run", *options, script, *hangs)
+    launcher = write_launcher(  # ranks and workers on a loaded machine reply late
+        tmp_path,
+        """
+        from ddplaunch.features.inspect.node import dataloader_workers, rank_inspector
+
+        rank_inspector.READ_TIMEOUT_S, rank_inspector.SIGNAL_CHECK_TIMEOUT_S = 1.0, 0.5
+        dataloader_workers.TOTAL_TIMEOUT_S, dataloader_workers._WORKER_TIMEOUT_S = 1.2, 0.6
+        """,
+    )
+    job = start_ddplaunch("run", *options, script, *hangs, executable=launcher)
     for what in hangs:
         found(job, sentence(what))
         os.kill(job.ranks()[0], signal.SIGKILL)

@@ -108,6 +108,7 @@ def test_a_dry_run_shows_the_hosts_and_no_command_for_other_nodes(run_in_fork, t
     assert "ddplaunch run" not in shown, "SSH starts the nodes"
     unknown = dry_run("--json", "--hosts", "n1:2,n2")
     assert "n2: one rank per GPU; their number is not known here" in json.loads(unknown)["notes"]
+    assert "is not known here" not in dry_run("--json", "--hosts", "n1,n2", "--nproc", "2")
     assert hosts("--hosts", "n1:2,n2") == ["n1", "n1", "n2"]
     assert hosts("--hosts", "n[1-3]:2", "--spares", "1") == ["n1", "n1", "n2", "n2"]
     assert hosts("--hostfile", "hosts") == ["n1.x.org", "n1.x.org", "n2.x.org"]

@@ -211,3 +211,5 @@ def test_a_file_may_choose_grid_engine(run_in_fork, tmp_path):
     done = run_in_fork("submit", "--dry-run", "--nodes", "2", "--time", "1:30:00", "train.py")
     assert done.returncode == 0, done.stderr
     assert "#$ -pe mpi 2\n#$ -l h_rt=5400\n" in done.stdout
+    odd = run_in_fork("submit", "--dry-run", "--nodes", "2", "--output", "a'\"b", "train.py")
+    assert "does not fit in one line of a batch script\n  leave line breaks and quotes out\n" in odd.stderr
