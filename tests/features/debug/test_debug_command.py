@@ -3,12 +3,14 @@
 import json
 import os
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.cli import launcher_command
+from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.debug import command, debug_server
 
 STACKS = {"n1": "not JSON", "n2": "{}", "ada@n2": json.dumps({"ranks": [{"rank": 3, "host": "n2.cluster"}]})}
@@ -76,3 +78,11 @@ def test_a_stopped_rank_and_the_timeout_of_the_others(left, timeout, note, check
     assert (notes, delays) == ([f"send of the other ranks times out {note}"] * bool(note), checks)
     server._report_time_left("resumed", inspection)
     assert len(notes) == bool(note)
+
+
+def test_debug_sets_the_default_timeouts_of_groups_to_a_day():
+    hooks = load_private_module("features/debug/rank/breakpoint_hooks")
+    half_hour, day = timedelta(minutes=30), timedelta(days=1)
+    module = SimpleNamespace(timedelta=timedelta, default_pg_timeout=half_hour, default_pg_nccl_timeout=None)
+    hooks._set_long_timeouts(module)
+    assert (module.default_pg_timeout, module.default_pg_nccl_timeout) == (day, None)

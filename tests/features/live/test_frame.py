@@ -24,7 +24,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     Thread,
 )
 from ddplaunch.features.inspect.request import JobInspection, last_output_line
-from ddplaunch.features.live import live_view
+from ddplaunch.features.live import command, live_view
 from ddplaunch.features.live.frame import (
     MAX_FOOTER_ROWS,
     build_table_rows,
@@ -432,6 +432,17 @@ def test_a_view_starts_with_recorded_samples():
     view.seed_trends([NodeSample(1e9, 15.0, 0, rows, (GpuSample(0, 0, 80.0, 1.0, 1.0, 0.0),))] * 4)
     assert [len(each.means) for each in view._trends.values()] == [60] * 3
     assert [each.means[-1] for each in view._trends.values()] == [13.0, 100.0, 80.0]
+
+
+def test_the_trends_begin_with_the_samples_of_the_run(monkeypatch):
+    earlier = {"/runs/r/readings-1.jsonl": [NodeSample(0.0, 3.0, 0, ())]}
+    monkeypatch.setattr(command, "job_at", str)
+    monkeypatch.setattr(command, "_make_screen", lambda loop: None)
+    monkeypatch.setattr(command, "SocketJobSource", lambda *arguments: None)
+    monkeypatch.setattr(command.run_lookup, "read_job_record", lambda job: SimpleNamespace(node_rank=1, run="r"))
+    monkeypatch.setattr(command.history_store, "run_dir", lambda run: f"/runs/{run}")
+    monkeypatch.setattr(command.sample_file, "read_samples", earlier.get)
+    assert command.TopViewer("", "")._view._trends["CPU %"].means == [0.0] * 3
 
 
 class Terminal:
