@@ -153,6 +153,8 @@ def test_a_killed_client_and_a_killed_launcher(job, run_in_fork, tmp_path):
         "another to be taken",
     )
     assert len([*tmp_path.glob("*.json")]) == 2
+    begun.process.kill()
+    begun = job(*LIGHT)  # its ranks do not handle the signal of an earlier profile
     with profiling(tmp_path, begun, "30") as client:
         assert client.stderr.readline().startswith("taking a profile of ")
         wait_until(lambda: all(map(heeds, begun.ranks())), "the ranks to begin")
