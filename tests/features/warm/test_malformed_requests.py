@@ -85,7 +85,7 @@ def test_a_client_that_does_not_read_does_not_block_it(shell: Shell):
         file.write(b'{"fingerprint": {}}')
         file.flush()
         ask(path, frame(RUN), [file.fileno(), other.fileno(), full.fileno()])
-    assert shell.list_zygotes() == [made]
+    wait_until(lambda: shell.list_zygotes() == [made], "a reply of the zygote")
 
 
 def _children(pid: int) -> list[str]:

@@ -115,7 +115,8 @@ def test_the_descendants_of_a_process():
             assert (proc_utils.start_ticks(zombie), proc_utils.read_state(zombie)) == (-1, ("Z", process.pid))
             caught = [proc_utils.is_caught(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)]
             assert caught == [True, False]
-            assert proc_utils.describe_process(below) == f"sleep (pid {below})"
+            name = f"sleep (pid {below})"  # "sh" until the shell's fork has started sleep
+            wait_until(lambda: proc_utils.describe_process(below) == name, name)
             os.kill(below, signal.SIGSTOP)
             wait_until(lambda: proc_utils.is_suspended(below), "its stop")
             assert not proc_utils.is_suspended(shell)
