@@ -107,7 +107,8 @@ class Membership:
 
     def count_loss(self, node: JoinedNode) -> None:
         """Count the loss of a node between attempts; not that of a spare, without which the ranks are the same."""
-        self.changes += not self._config.spares or node in self._active
+        if not self._config.spares or node in self._active:
+            self.changes += 1
 
     def select_nodes(self) -> list[JoinedNode]:
         """Return the nodes that get ranks in the next attempt, in the order of their ranks."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import click
 
-from ddplaunch.base.errors import host_name
 from ddplaunch.base.text import format_count, format_elapsed, join_names
 from ddplaunch.base.tty import window_size
 from ddplaunch.cli import client, locate
@@ -76,13 +75,14 @@ def ps(show_all: bool, as_json: bool) -> None:
             pid = each.job.pid
             click.echo(f"run {each.run} is suspended (PID {pid}): {advice_to_continue(pid)}", err=True)
     listed = {*(job.run_id for job in far), *(each.job.number for each in jobs)}
-    if elsewhere := [
-        f"{each.run} ({each.host}, seen {format_elapsed(now - each.last_seen)} ago)"
-        for each in filter(None, records.values())
-        if (each.fate is RunState.RUNNING and each.host != host_name())
-        and (show_all or now - each.last_seen < RECENT_S)
-        and listed.isdisjoint((each.run_id, (each.job or "").partition("_")[0]))
-    ]:
+    others = (each for each in records.values() if each and (show_all or now - each.last_seen < RECENT_S))
+    elsewhere = [
+        f"{each.run} ({host}, seen {format_elapsed(now - each.last_seen)} ago)"
+        for each in others
+        if listed.isdisjoint((each.run_id, (each.job or "").partition("_")[0]))
+        for host in history_store.hosts_elsewhere([each])
+    ]
+    if elsewhere:
         click.echo(f"{format_count(len(elsewhere), 'run')} on other hosts: {join_names(elsewhere)}", err=True)
 
 

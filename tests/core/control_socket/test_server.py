@@ -307,13 +307,13 @@ def test_a_folder_that_another_launcher_removes_is_made_again(runtime, monkeypat
     """It is removed before this step: another launcher has ended since the folder was made or found."""
     calls, original = [], getattr(socket_dir, step)
 
-    def call_later(path):
+    def remove_folder_first(path):
         if not calls:
             os.rmdir(runtime / "ddplaunch")
         calls.append(path)
         return original(path)
 
-    monkeypatch.setattr(socket_dir, step, call_later)
+    monkeypatch.setattr(socket_dir, step, remove_folder_first)
     sock, path = socket_dir.listen_in_dir("mine")
     assert sock
     sock.close()

@@ -10,8 +10,33 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core.messages import PROTOCOL_VERSION
 from tests.scaled_timeouts import scaled_timeout
+
+
+class ManualLoop(EventLoop):
+    """An event loop whose timers expire when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers: list[tuple[float, Timer]] = []  # all of them, with their seconds
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        self.timers.append((round(seconds, 3), Timer(callback, 0.0)))
+        return self.timers[-1][1]
+
+    def step(self) -> None:
+        """Handle what is ready, without a wait."""
+        self.call_soon(lambda: None)
+        self.run_once()
+
+    def let_expire(self, seconds: float) -> None:
+        """Call the timers of this duration that are set."""
+        for at, timer in list(self.timers):
+            if at == seconds and timer.callback:
+                callback, timer.callback = timer.callback, None
+                callback()
 
 
 class FakePeer:

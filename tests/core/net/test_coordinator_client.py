@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult
 from ddplaunch.core.job_config import JobConfig
@@ -27,7 +26,7 @@ from ddplaunch.core.net.coordinator_client import (
     CoordinatorClient,
 )
 from tests.core.job.test_machine import Job
-from tests.core.net.fake_peer import FakePeer, make_assignment
+from tests.core.net.fake_peer import FakePeer, ManualLoop, make_assignment
 
 JOINED = {"run_id": "theirs", "heartbeat_timeout_s": 15.0}
 
@@ -38,41 +37,25 @@ class World:
     def __init__(self, monkeypatch, **changed) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port = self.server.getsockname()[1]
-        self.loop, self.received, self.timers, self.accepted = EventLoop(), [], [], []
+        self.loop, self.received, self.accepted = ManualLoop(), [], []
         self.clock = SimpleNamespace(now=1000.0)
         monkeypatch.setattr(coordinator_client.time, "monotonic", lambda: self.clock.now)
-        self.loop.call_later = self._call_later
         config = {"address": "127.0.0.1", "port": self.port, "join_timeout": 60.0, "min_nodes": 2, "max_nodes": 2}
         self.config = JobConfig(**{**config, **changed})
         self.hello = Job(min_nodes=2).hello(1)
         self.hello = replace(self.hello, node_spec=replace(self.hello.node_spec, devices=("cpu",)))
         self.loop.watch_fd(self.server.fileno(), lambda: self.accepted.append(FakePeer(self.server.accept()[0])))
 
-    def _call_later(self, seconds, callback):
-        self.timers.append((round(seconds, 3), Timer(callback, 0.0)))
-        return self.timers[-1][1]
-
     def start(self, **changed) -> None:
         self.client = CoordinatorClient(self.loop, self.config, replace(self.hello, **changed), self.received.append)
         self.client.start()
-
-    def step(self) -> None:
-        self.loop.call_soon(lambda: None)  # so that it does not wait
-        self.loop.run_once()
 
     def step_until(self, condition) -> None:
         while not condition():
             self.loop.run_once()
 
     def set_timers(self) -> list[float]:
-        return sorted(seconds for seconds, timer in self.timers if timer.callback)
-
-    def let_expire(self, seconds) -> None:
-        """Call the timers of this duration that are set."""
-        for at, timer in list(self.timers):
-            if at == seconds and timer.callback:
-                callback, timer.callback = timer.callback, None
-                callback()
+        return sorted(seconds for seconds, timer in self.loop.timers if timer.callback)
 
     def accept(self) -> FakePeer:
         self.step_until(lambda: self.accepted)
@@ -85,7 +68,7 @@ class World:
         return peer
 
     def receive(self, peer: FakePeer, op: str) -> dict:
-        return peer.receive_soon(self.step, op)
+        return peer.receive_soon(self.loop.step, op)
 
     def meet(self, **joined) -> FakePeer:
         peer = self.greet()
@@ -165,12 +148,12 @@ def test_a_port_of_another_program_is_tried_again(make, sent, why):
         peer = world.accept()
         peer.socket.sendall(sent)
         peer.socket.close()
-        retries = len(world.timers)
-        world.step_until(lambda before=retries: len(world.timers) > before)
-        assert world.timers[-1][0] == delay_s
-        world.let_expire(delay_s)
+        retries = len(world.loop.timers)
+        world.step_until(lambda before=retries: len(world.loop.timers) > before)
+        assert world.loop.timers[-1][0] == delay_s
+        world.loop.let_expire(delay_s)
     assert world.take() == [], "no notice so soon"
-    world.let_expire(FIRST_NOTICE_S)
+    world.loop.let_expire(FIRST_NOTICE_S)
     (notice,) = world.take()
     assert notice.reason.startswith(f"127.0.0.1:{world.port} {why}")
     world.clock.now += 10
@@ -196,10 +179,10 @@ def test_the_addresses_of_node_0_are_tried_in_parallel(make, monkeypatch):
     world.client._addresses = [(socket.AF_INET, each) for each in ("refused", "a", "b", "c")]
     world.client._connect_next()
     assert tried == ["refused", "a"]
-    world.let_expire(NEXT_ADDRESS_DELAY_S)
+    world.loop.let_expire(NEXT_ADDRESS_DELAY_S)
     assert tried == ["refused", "a", "b"]
     world.client._connecting.remove("b")
-    world.let_expire(NEXT_ADDRESS_DELAY_S)
+    world.loop.let_expire(NEXT_ADDRESS_DELAY_S)
     assert tried == ["refused", "a", "b"], "the end of b tries the next one"
     world.client._connecting.clear()
 
@@ -228,8 +211,8 @@ def test_why_node_0_is_not_reached(make, monkeypatch, kind, delay_s, why):
     monkeypatch.setattr(coordinator_client.socket, "socket", kind)
     world.start()
     world.step_until(lambda: delay_s in world.set_timers())
-    world.let_expire(delay_s)
-    world.let_expire(FIRST_NOTICE_S)
+    world.loop.let_expire(delay_s)
+    world.loop.let_expire(FIRST_NOTICE_S)
     (notice,) = world.take()
     assert notice.reason == f"127.0.0.1:{world.port}{why}"
     for fd in world.loop._selector.get_map():
@@ -256,7 +239,7 @@ def test_a_connection_of_a_socket_to_itself_is_none(make):
     world.client._connecting.append(sock)
     world.client._on_connected(sock)
     assert world.client._connection is None
-    world.let_expire(60.0)
+    world.loop.let_expire(60.0)
     assert f"127.0.0.1:{world.port}: connection refused" in world.outcome().remark
 
 
@@ -264,7 +247,7 @@ def test_a_connection_of_a_socket_to_itself_is_none(make):
 def test_node_0_that_is_not_reached_ends_the_node(make, has_node_rank):
     world = make()
     world.start(has_node_rank=has_node_rank)
-    world.let_expire(60.0)
+    world.loop.let_expire(60.0)
     what = f"node 0 was not reached in 60 s (--join-timeout): 127.0.0.1:{world.port} has not answered yet"
     rank = " with --node-rank 0" if has_node_rank else ""
     hint = f"is the same command running there{rank}, and is the port open from here?"
@@ -283,7 +266,7 @@ def test_a_node_that_cannot_start_reports_that_if_it_reaches_node_0(make):
             peer.send("JoinAccepted", JOINED)
             assert world.receive(peer, "NodeHello")
             assert world.receive(peer, "NodeStartError") == {"message": "no log", "hint": "another folder"}
-        world.let_expire(DECLINE_TIMEOUT_S)
+        world.loop.let_expire(DECLINE_TIMEOUT_S)
         assert world.outcome().usage_error == ("no log", "another folder")
 
 
@@ -318,7 +301,7 @@ def test_a_signal_before_node_0_is_reached(make, message, outcome):
     if outcome:
         assert world.outcome() == outcome
         world.client.send(message)
-        world.let_expire(60.0)
+        world.loop.let_expire(60.0)
     assert world.take() == []
 
 
@@ -327,11 +310,11 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     world = make()
     world.start(has_node_rank=False)
     peer = world.meet(node_rank=1)
-    world.let_expire(60.0)
+    world.loop.let_expire(60.0)
     (accepted,) = world.take()
     assert accepted.node_rank == 1
     assert world.set_timers() == [FIRST_NOTICE_S, 3.75, 15.0], "the heartbeat's interval and timeout"
-    world.let_expire(WELCOME_TIMEOUT_S)
+    world.loop.let_expire(WELCOME_TIMEOUT_S)
     world.client.send_heartbeats()
     assert world.receive(peer, "HeartbeatMessage"), "the connection stays"
     world.clock.now += 3
@@ -344,11 +327,11 @@ def test_node_0_that_is_lost_before_the_start_is_connected_to_again(make):
     (notice,) = world.take()
     assert world.set_timers() == [RETRY_DELAYS_S[0], FIRST_NOTICE_S, 60.0], "no heartbeat is waited for"
     assert notice.reason == f"node 0 at 127.0.0.1:{world.port} was lost: its connection closed"
-    world.let_expire(RETRY_DELAYS_S[0])
+    world.loop.let_expire(RETRY_DELAYS_S[0])
     world.meet(node_rank=1)
     assert world.hello_sent["node_spec"]["node_rank"] == 1
     assert not world.hello_sent["has_node_rank"]
-    world.let_expire(60.0)
+    world.loop.let_expire(60.0)
     assert len(world.take()) == 1
 
 

@@ -6,14 +6,13 @@ import socket
 
 import pytest
 
-from ddplaunch.base.event_loop import EventLoop, Timer
 from ddplaunch.core import messages
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import NodeLost, NoteMessage, StartAttempt, StopAttempt
 from ddplaunch.core.net.coordinator_server import LINGER_S, CoordinatorServer
 from ddplaunch.core.net.listener import HELLO_TIMEOUT_S
 from tests.core.job.test_machine import Job
-from tests.core.net.fake_peer import FakePeer, make_hello, make_node_spec
+from tests.core.net.fake_peer import FakePeer, ManualLoop, make_hello, make_node_spec
 
 
 class World:
@@ -22,30 +21,15 @@ class World:
     def __init__(self, **changed) -> None:
         self.sock = socket.create_server(("127.0.0.1", 0))
         config = {"address": "127.0.0.1", "port": self.sock.getsockname()[1], "min_nodes": 2, "max_nodes": 2}
-        self.loop, self.received, self.timers, self.peers = EventLoop(), [], [], []
-        self.loop.call_later = self._call_later
+        self.loop, self.received, self.peers = ManualLoop(), [], []
         self.config = JobConfig(**{"inspect": False, "heartbeat_timeout": 20.0, **config, **changed})
         hello = Job(min_nodes=2, max_nodes=self.config.max_nodes).hello(0, fingerprint=None)
         self.server = CoordinatorServer(self.loop, self.config, hello, "r", self.received.append, self.sock)
         self.server.start()
 
-    def _call_later(self, seconds, callback):
-        self.timers.append((round(seconds, 1), Timer(callback, 0.0)))
-        return self.timers[-1][1]
-
-    def step(self) -> None:
-        self.loop.call_soon(lambda: None)  # so that it does not wait
-        self.loop.run_once()
-
-    def let_expire(self, seconds) -> None:
-        for at, timer in list(self.timers):
-            if at == seconds and timer.callback:
-                callback, timer.callback = timer.callback, None
-                callback()
-
     def connect(self) -> FakePeer:
         self.peers.append(FakePeer(socket.create_connection(("127.0.0.1", self.config.port))))
-        assert self.peers[-1].receive_soon(self.step, "Welcome")
+        assert self.peers[-1].receive_soon(self.loop.step, "Welcome")
         return self.peers[-1]
 
     def join(self, number: int = 1, **changed) -> FakePeer:
@@ -56,7 +40,7 @@ class World:
     def joined(self) -> FakePeer:
         """Let node 1 join, and the ranks start."""
         peer = self.join()
-        assert peer.receive_soon(self.step, "StartAttempt")
+        assert peer.receive_soon(self.loop.step, "StartAttempt")
         return peer
 
     def take(self, kind) -> list:
@@ -65,7 +49,7 @@ class World:
         return found
 
     def is_closed_for(self, peer: FakePeer) -> bool:
-        return peer.receive_soon(self.step, "none of these") is None
+        return peer.receive_soon(self.loop.step, "none of these") is None
 
 
 @pytest.fixture
@@ -80,7 +64,7 @@ def make():
     for world in worlds:
         if world.sock.fileno() >= 0:
             world.server.close()
-        world.let_expire(LINGER_S)
+        world.loop.let_expire(LINGER_S)
         for peer in world.peers:
             peer.socket.close()
 
@@ -110,7 +94,7 @@ def test_a_silent_node_is_lost(make):
 def test_a_node_that_leaves_is_disconnected(make):
     world = make(max_nodes=3)
     peer = world.join(nnodes="2:3")
-    assert peer.receive_soon(world.step, "JoinAccepted")
+    assert peer.receive_soon(world.loop.step, "JoinAccepted")
     peer.send("StopRequested", signal=15)
     assert world.is_closed_for(peer)
 
@@ -119,11 +103,11 @@ def test_heartbeats_measure_the_clock_of_a_node(make):
     world = make()
     peer = world.joined()
     world.server.send_heartbeats()
-    sent = peer.receive_soon(world.step, "HeartbeatMessage")
+    sent = peer.receive_soon(world.loop.step, "HeartbeatMessage")
     peer.send("HeartbeatMessage", clock=sent["clock"] + 3600, last_received=sent["clock"])
     node = world.server._machine._nodes[1]
     while node.clock_offset.error_s == float("inf"):
-        world.step()
+        world.loop.step()
     assert node.clock_offset.offset_s == pytest.approx(3600, abs=60)
 
 
@@ -135,26 +119,26 @@ def test_connections_that_are_not_of_the_job_are_counted(make):
         peer.socket.shutdown(socket.SHUT_WR)
         assert world.is_closed_for(peer)
     silent = world.connect()
-    world.let_expire(HELLO_TIMEOUT_S)
+    world.loop.let_expire(HELLO_TIMEOUT_S)
     assert world.is_closed_for(silent)
     peer = world.joined()
     what = "did not belong to this job: 1 spoke another protocol, 1 disconnected, 1 sent nothing"
     assert [note.text for note in world.take(NoteMessage)] == [f"3 connections to the control port {what}"]
-    world.let_expire(HELLO_TIMEOUT_S)
+    world.loop.let_expire(HELLO_TIMEOUT_S)
     world.server.send(messages.StopRequested(2))
-    assert peer.receive_soon(world.step, "StopAttempt"), "a node of the job stays"
+    assert peer.receive_soon(world.loop.step, "StopAttempt"), "a node of the job stays"
     world.take(NoteMessage)
     for number, each in enumerate((world.server, peer)):
         report = {"attempt": 0, "stopped": 1, "clock": 1.0}
         each.send("AttemptReport", report) if number else each.send(messages.AttemptReport(0, 1, 1.0))
-    assert peer.receive_soon(world.step, "EndJob")
+    assert peer.receive_soon(world.loop.step, "EndJob")
     assert world.take(NoteMessage) == [], "no others since"
 
 
 def test_one_connection_that_is_not_of_the_job(make):
     world = make(token="s3cret")
     peer = world.join()
-    refusal = peer.receive_soon(world.step, "JoinRefused")
+    refusal = peer.receive_soon(world.loop.step, "JoinRefused")
     assert refusal["message"] == "node 0 refuses node 1 (evil): it has no token"
     world.server.send(messages.StopRequested(2))
     what = "1 connection to the control port did not belong to this job: 1 it has no token"
@@ -165,14 +149,14 @@ def test_the_end_is_delivered_before_the_connections_close(make):
     world = make()
     peer = world.join()
     other = world.join(node_spec=make_node_spec(1, "other"))
-    assert other.receive_soon(world.step, "JoinRefused")["message"].startswith("the job is running already")
+    assert other.receive_soon(world.loop.step, "JoinRefused")["message"].startswith("the job is running already")
     for again in (False, True, True):
         world.server.send(messages.StopRequested(2, again))
-    assert peer.receive_soon(world.step, "EndJob")
+    assert peer.receive_soon(world.loop.step, "EndJob")
     world.server.close()
     assert not world.server.is_closed
     for each in (peer, other):
         assert world.is_closed_for(each)
         each.socket.close()
     while not world.server.is_closed:
-        world.step()
+        world.loop.step()
