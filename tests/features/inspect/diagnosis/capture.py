@@ -32,15 +32,13 @@ PATHS = (
     (sysconfig.get_path("stdlib"), f"/usr/lib/python3.{sys.version_info[1]}"),
 )
 
-_OWN_THREAD = re.compile(r'(?m)^Thread .*\n(  File "/ddplaunch/.*\n)+\n')
-"""A thread that is ddplaunch's alone, and not the main one, which comes last."""
+# What of ddplaunch itself the samples leave out, as stack_parser.py does: threads, and frames below the program's.
+OWN_THREAD = re.compile(r'(?m)^Thread .*\n(  File "/ddplaunch/.*\n)+\n')  # the last one is the main thread
+OWN_FRAMES = re.compile(r'(?m)(^  File "/(?!ddplaunch/).*\n)(  File "/ddplaunch/.*\n)+\Z')
 
 
 def capture(kind: str) -> None:
-    """Run one hang and write its sample: for each rank its stacks and its two answers, or null where it has ended.
-
-    Of the stacks without those of ddplaunch's own threads, which stack_parser.py leaves out.
-    """
+    """Run one hang and write its sample: for each rank its stacks and its two answers, or null where it has ended."""
     ranks: list[dict[str, object] | None] = []
     with tempfile.TemporaryDirectory() as folder:
         done = run_command(ddplaunch_command("run", "--nproc", "3", "train.py", kind, folder), HANGS)
@@ -53,7 +51,7 @@ def capture(kind: str) -> None:
                 continue
             for here, there in PATHS:
                 stacks = stacks.replace(here, there)
-            stacks = _OWN_THREAD.sub("", stacks)
+            stacks = OWN_FRAMES.sub(r"\1", OWN_THREAD.sub("", stacks))
             lines = {name: path.with_suffix(f".{name}") for name in ("states", "entries")}
             fields = {name: _read_fields(line.read_bytes()) for name, line in lines.items() if line.exists()}
             ranks.append({"stacks": stacks.splitlines(), **fields})
