@@ -311,7 +311,8 @@ def test_a_host_that_loses_its_connection_or_launcher_kills_what_does_not_stop(t
             far.send_signal(signal.SIGUSR1)  # is for a launcher, and ends no process
             far.stdin.write(bytes([0x80 + signal.SIGUSR1]))
             far.stdin.flush()
-            wait_until((tmp_path / "seen").exists, "a signal for the rank")
+            wait_until(lambda: (tmp_path / "seen").exists() or far.poll() is not None, "a signal for the rank")
+            assert far.poll() is None
             far.send_signal(signal.SIGTERM)
         elif how == "killed launcher":
             psutil.Process(far.pid).children()[0].kill()
