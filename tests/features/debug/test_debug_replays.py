@@ -260,3 +260,17 @@ def test_the_terminal_of_a_rank(node):
     user.type("k\n")
     assert os.read(rank_end, 9) == b"k\n"
     os.close(rank_end)
+
+
+def test_a_stop_at_the_moment_its_user_leaves_is_reported_again(node):
+    """DetachUser arrives after the rank has read its messages, and before it prompts."""
+    node.stop(1)
+    node.server.detach_user(User(node).prompt)
+    node.send(RankResumed(1, is_stepping=True))
+    node.send(TerminalRequest(1))
+    attached, detached, terminal = node.received(1)
+    assert (attached, detached, os.path.dirname(terminal.path)) == (AttachUser(1), DetachUser(1), "/dev/pts")
+    node.stop(1, 4, tool="pudb")
+    assert node.received(1) == [DetachUser(1)]
+    node.send(RankResumed(1))
+    assert (len(node.notes), node.held) == (1, [True, False])
