@@ -291,6 +291,8 @@ def test_changes_to_own_objects_do_not_count(tmp_path, source):
         ("import runpy\nrunpy.run_path('x.py')", "train.py:2 runs another file"),
         ("from unittest import mock\nwith mock.patch('os.getpid'): pass", "train.py:2 calls mock.patch"),
         ("from unittest.mock import patch\n@patch.object(A, 'b')\ndef f(): pass", "train.py:2 calls mock.patch"),
+        ("import sys\nf(sys)", "train.py:2 passes on sys"),
+        ("import functools\nf(functools)", None),
         ("import broken", "broken.py:1 cannot be read"),
         (f"X = {' + '.join('1' * 1500)}", "train.py:1 cannot be read"),
         ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nsys.path.insert(0, '.')\nmodel.eval()", None),
