@@ -242,13 +242,16 @@ def test_nodes_to_leave_out(dry, submit):
         ("--time 0", ["time=0"]),
         ("--exclusive --comment 'a b'", ["exclusive", 'comment="a b"']),
         ("--sbatch-arg=--exclusive=user", ["exclusive=user"]),
+        ("--sbatch-arg=--cpus-per-gpu=4", ["cpus-per-gpu=4"]),
         ("--mail-type end,Time_Limit_90 --mail-user a@b", ["mail-type=end,Time_Limit_90", "mail-user=a@b"]),
     ],
 )
 def test_accepted_options_become_lines_of_sbatch(dry, line, lines):
-    script, _ = dry(f"{line} train.py")
+    script, notes = dry(f"{line} train.py")
     for each in lines:
         assert f"#SBATCH --{each}\n" in script
+    shares = not any(word in line for word in ("-c 8", "--cpus-per", "--exclusive"))
+    assert any("all ranks of a node share one CPU" in note for note in notes) == shares
 
 
 def test_memory_that_is_typed_is_not_that_of_a_file(dry, submit, cluster, tmp_path):
