@@ -59,7 +59,8 @@ def project(tmp_path: Path) -> Path:
     write_program(
         tmp_path, "package/loop.py", "import second\ndef run():\n    from .deep.step import step\n    import late\n"
     )
-    write_program(tmp_path, "package/deep/__init__.py", "")
+    write_program(tmp_path, "package/deep/__init__.py", "from ..side import x\n")
+    write_program(tmp_path, "package/side.py", "import aside\n")
     write_program(tmp_path, "package/deep/step.py", "import torch\nstep = torch.optim.SGD\n")
     write_program(tmp_path, "package/__main__.py", "from .loop import run\nimport third\n")
     write_program(tmp_path, "unrelated.py", "import torch.optim\n")
@@ -74,7 +75,7 @@ def project(tmp_path: Path) -> Path:
         ("train", True, ["before", "first", "second", "after"]),
         ("package", True, ["first", "second", "third"]),
         ("package.loop", True, ["first", "second"]),
-        ("package.deep.step", True, ["first", "torch"]),
+        ("package.deep.step", True, ["first", "aside", "torch"]),
     ],
 )
 def test_imports_come_in_the_order_in_which_they_would_run(project, typed, as_module, expected):
@@ -110,7 +111,7 @@ def test_which_statements_count(tmp_path):
         def main():
             import in_function
             if sys.argv:
-                import seldom
+                def inner(): import seldom
         import wandb
         __import__("by_call")
         if __name__ == "__main__":
