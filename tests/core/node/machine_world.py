@@ -132,17 +132,21 @@ def describe(command: do.Command) -> str | None:
         case do.Sweep(grace_s=grace_s):
             return f"sweep in {grace_s:g} s"
         case do.ShowNote(text=text) | do.ShowFooter(text=text):
-            return f"show: {text}"
+            return f"job: {text}" if command.of_job else f"show: {text}"
         case do.ExitNow(code=code):
             return f"exit now with {code}"
         case do.Emit(event=JobEnded(code=code)):
             return f"end with {code}"
         case do.Send(message=message):
             return f"send {_describe_message(message)}"
-        case do.KillZygote() | do.CloseZygote() | do.SuspendJob() | do.InspectRanks() | do.CreatePreemptionFile():
+        case do.CreatePreemptionFile():
+            return "CreatePreemptionFile" + " or report" * command.report_error
+        case do.KillZygote() | do.CloseZygote() | do.SuspendJob() | do.InspectRanks():
             return type(command).__name__
         case do.ReportJob() | do.OpenLog():
             return type(command).__name__
+        case do.NotePreemptionHandlers():
+            return "note handlers"
     return None
 
 
