@@ -564,7 +564,9 @@ def test_ranks_are_requested_a_few_at_a_time():
     world = World(range(20))
     world.on(start())
     assert [describe(each) for each in world.on(started())] == [None, *(f"spawn {rank}" for rank in range(8))]
+    assert world.machine.attempt.not_spawned == 20
     assert "spawn 8" in map(describe, world.on(spawned(0)))
+    assert world.machine.attempt.not_spawned == 19
 
 
 def test_after_a_rank_that_cannot_be_started_no_other_is():
