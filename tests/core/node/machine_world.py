@@ -112,7 +112,7 @@ class World:
                 return ev.RemainingKilled(())
             case do.CollectOutput():
                 failures = self.machine.attempt.failures
-                return ev.OutputCollected(tuple((each.rank, (f"last line of {each.rank}",)) for each in failures))
+                return ev.OutputCollected(tuple((each.rank, ("last line",)) for each in failures))
             case do.CloseZygote():
                 self.zygote_ready = False
         return None
@@ -157,7 +157,7 @@ def _describe_message(message: object) -> str:
             return f"failure of {failure.rank}: {what}"
         case messages.AttemptReport():
             words = [f"report {message.attempt}:"]
-            words += [f"{lines[0]}," for _, lines in message.tails]
+            words += [f"{lines[0]} of {rank}," for rank, lines in message.tails]
             words += [f"{message.stopped} stopped"] + ["preemption seen"] * message.preemption_seen
             return " ".join(words) + (f", {message.broken.reason}" if message.broken else "")
         case messages.StopRequested(signal=number):

@@ -5,7 +5,6 @@ A step's expected commands are those since the step before, in order; only obser
 
 from __future__ import annotations
 
-import signal
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2
 from typing import Any
 
@@ -621,11 +620,3 @@ def test_observers_see_each_event_once_and_in_order():
     ]
     assert [each.peak_bytes for each in done if isinstance(each, do.ExplainEnd)] == [0, 1 << 30]
     assert is_over(world)
-
-
-def test_the_last_lines_of_a_failed_rank_are_in_the_report():
-    world = World()
-    replay(world, (*BEGIN, step(5, exited(1, 3), "send failure of 1: 3")))
-    world.on(stop(signal.SIGKILL, grace_s=0))
-    sent = [each.message for each in world.on(ev.ProcessesSwept()) if isinstance(each, do.Send)]
-    assert sent[0].tails == ((1, ("last line of 1",)),)
