@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -196,6 +197,23 @@ def test_a_group_near_its_limit_raises_the_alarm(group, monkeypatch):
     child.kill()
     child.communicate()
     assert 0 not in woken
+
+
+def test_the_pauses_between_alarms_that_follow_at_once_grow(monkeypatch, tmp_path):
+    """Page caches fill any limit, and reach it all the time."""
+    now, watched, pauses, woken = [0.0], {}, [], []
+    monkeypatch.setattr(memory_alarm, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    loop = SimpleNamespace(watch_fd=watched.__setitem__, unwatch_fd=watched.pop)
+    loop.call_later = lambda seconds, enable: pauses.append((seconds, enable))
+    alarm = MemoryAlarm(loop, [], lambda: woken.append(True), str(tmp_path))
+    for quiet in (0.5, 1.9, 3.9, 7.9, 14.9, 15.0, 1.1):
+        now[0] += quiet
+        (ready,) = watched.values()
+        ready()
+        assert not watched, "it is off in the pause"
+        pauses[-1][1]()
+    alarm.close()
+    assert ([seconds for seconds, _ in pauses], len(woken)) == ([2.0, 4.0, 8.0, 15.0, 15.0, 1.0, 1.0], 7)
 
 
 @pytest.mark.skipif(not os.access(V2, os.W_OK), reason="needs a writable cgroup v2")
