@@ -27,6 +27,7 @@ from ddplaunch.features.runs.html_report.html import SCRIPT, SCRIPT_HASH, STYLE
 from ddplaunch.features.runs.html_report.output_section import MAX_BYTES
 from ddplaunch.features.runs.html_report.page_inputs import with_live_state
 from ddplaunch.features.runs.html_report.page_run import PageInputs, PageRun, time_of_day
+from ddplaunch.features.runs.html_report.timeline import axis
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord, RunState
 from ddplaunch.features.runs.sample_file import SavedPlan
@@ -127,9 +128,10 @@ def failed_page() -> str:
 def lost_page() -> str:
     """Return the page of a run of which not much is known."""
     run = record(3)
-    first, second, _ = run.attempts[0].ranks
-    ranks = (replace(first, ended=None, code=None), replace(second, code=0, host=""), RankRecord(2, "n0"))
-    begun = (replace(run.attempts[0], ranks=ranks, ended=None, why="", verdict=None),)
+    one, other, _ = run.attempts[0].ranks
+    ranks = (replace(one, ended=None, code=None), replace(other, code=0, host=""), RankRecord(2, "n0"))
+    first = replace(run.attempts[0], ranks=ranks, ended=None, why="", verdict=None)
+    begun = first, replace(first, number=1, ranks=(RankRecord(7, "", 9, BEGAN + 50, BEGAN + 60, -11, 2 << 30),))
     lost = {"attempts": begun, "verdict": None, "ended": None, "code": None, "fate": RunState.LOST, "signal": 15}
     steps = (5.0, 12.0, 30.0, 60.0)
     samples = [
@@ -156,6 +158,21 @@ def test_pages_equal_the_golden_files(file, monkeypatch):
     for name in ("CHART_STEPS", "HOVER_STRIPES", "SPARKLINE_STEPS"):
         monkeypatch.setattr(charts, name, None)  # restores it at the end
     assert golden_text(GOLDEN[file]) == file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("total", "labels"),
+    [
+        (1e-3, "0 s"),
+        (0.05, "0 s, 0.01 s, 0.02 s, 0.03 s, 0.04 s, 0.05 s"),
+        (300.0, "0 s, 1m00s, 2m00s, 3m00s, 4m00s, 5m00s"),
+        (301.0, "0 s, 2m00s, 4m00s"),
+        (216_000.0, "0 s, 12h00m, 1d00h, 1d12h, 2d00h, 2d12h"),
+        (500_000.0, "0 s, 2d00h, 4d00h"),
+    ],
+)
+def test_a_time_axis_has_at_most_six_labels(total, labels):
+    assert ", ".join(re.findall(">([^<]+)</text>", "".join(axis(total, 64)))) == labels
 
 
 def test_last_lines_of_an_earlier_attempt_say_so():
