@@ -268,7 +268,7 @@ def test_a_container_is_not_entered(answers, cluster):
     done = answers("stacks", "77")
     assert (done.returncode, "job 77 runs in a container" in done.stderr) == (2, True)
     assert "ddplaunch attach 77" in done.stderr
-    assert "--html: the record of job 77 is on its node" in answers("report", "77", "--html", "a.html").stderr
+    assert "--html: the record of job 77 is on its first node\n" in answers("report", "77", "--html", "a.html").stderr
 
 
 def test_attach_ends_at_once_if_slurm_does_not_answer(answers, run_in_fork, cluster, tmp_path):
