@@ -14,6 +14,7 @@ from ddplaunch.cli.run_command import run
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, OPTIONS, PARAMS, SECTIONS, arrange_groups
 from ddplaunch.cli.target_args import ParseNotes
 from ddplaunch.core.job_config import JobConfig
+from ddplaunch.core.output.log_message import FORMATTER
 from ddplaunch.features.ssh.options import SshHosts
 from ddplaunch.features.warm.options import Warming
 
@@ -26,8 +27,9 @@ def options(*words: str) -> Options:
 
 
 @pytest.fixture(autouse=True)
-def no_variables(monkeypatch):
+def no_side_effects(monkeypatch):
     monkeypatch.delenv("DDPLAUNCH_TOKEN", raising=False)
+    monkeypatch.setattr(FORMATTER, "as_json", False)  # set by parsing
 
 
 def test_every_option_has_one_name_and_one_heading():

@@ -45,8 +45,10 @@ def test_control_none_runs_the_ranks_of_one_node(run_ddplaunch, tmp_path):
     """Each node starts its ranks without a connection to the others."""
     write_program(tmp_path, "hello.py", "import os; print('rank', os.environ['RANK'])")
     where = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    job = run_ddplaunch("run", *where, "--control", "none", "--nproc", "1", "--start", "exec", "hello.py")
+    options = ("--control", "none", "--nproc", "1", "--start", "exec", "--log-dir", "logs", "--run-id", "r")
+    job = run_ddplaunch("run", *where, *options, "hello.py")
     assert (job.returncode, job.stdout) == (0, "[1] rank 1\n"), job.stderr
+    assert (tmp_path / "logs/r/rank-1.log").read_text() == "rank 1\n"
 
 
 @pytest.mark.ci

@@ -285,7 +285,7 @@ class NodeMachine:
             self._explain_end(rank, exited.pid, code, now, peak=exited.usage[0], stopped=was_stopped)
         self._continue(now)
 
-    def _explain_end(self, rank: int, pid: int, code: int, now: Now, *, peak: int = 0, stopped: bool = False) -> None:
+    def _explain_end(self, rank: int, pid: int, code: int, now: Now, *, peak: int = 0, stopped: bool) -> None:
         """Ask why a rank has ended. Of a stopped rank, an exception came first; the signal interrupted its cleanup."""
         self.attempt.explaining.add(rank)
         failure = self.attempt.make_failure(rank, pid, 1 if stopped else code, now.wall)
@@ -310,14 +310,12 @@ class NodeMachine:
             self._do(do.ShowNote(how))
 
     def _on_zygote_lost(self, how: str | None, now: Now) -> None:
-        self._zygote_ready = False
         attempt = self.attempt
         if self.phase in (AttemptPhase.LOADING, *RUNNING_PHASES, AttemptPhase.SWEEPING):
             if how is not None:
                 attempt.set_launcher_failure(how, now.wall)
             attempt.pending.clear()
             attempt.in_flight.clear()
-            attempt.deadlines.cancel()
             self._do(do.KillRemaining())
         # In other phases nothing is lost: the next attempt starts a zygote of its own.
 
@@ -374,7 +372,6 @@ class NodeMachine:
 
     def _end_loading(self, now: Now) -> None:
         """End a zygote that is still importing: it has no ranks yet, and there may be no further attempt."""
-        self._zygote_ready = False
         self.attempt.pending.clear()
         self._do(do.CloseZygote())
         self._drain((), (), now)

@@ -69,12 +69,13 @@ def read_node_range(ctx: click.Context, param: click.Parameter, text: str) -> st
 
 
 def read_gpus(ctx: click.Context, param: click.Parameter, text: str | None) -> int:
-    kind, _, number = (text or "0").rpartition(":")
+    text = text or "0"
+    kind, _, number = text.rpartition(":")
     if not re.fullmatch(r"[0-9]{1,9}", number):
-        raise invalid_value(ctx, param, text or "", "expected a number of GPUs, like 8")
+        raise invalid_value(ctx, param, text, "expected a number of GPUs, like 8")
     if kind:
         hint = f"--gpus-per-node {number} --constraint nvidia.com/gpu.product=NAME, a label of the nodes with such GPUs"
-        raise invalid_value(ctx, param, text or "", "Kubernetes does not distinguish types of GPUs", hint)
+        raise invalid_value(ctx, param, text, "Kubernetes does not distinguish types of GPUs", hint)
     return int(number)
 
 

@@ -197,6 +197,7 @@ def test_a_node_that_comes_late_fills_a_free_place(grow):
     job.wait(2)
     assert started(job) == [0, 1]
     job.join(2)
+    assert [reply.late for reply in job.replies] == [False, True]
     assert bool(job.take(messages.StopAttempt, 0)) == grow
     if grow:
         job.drain(0)

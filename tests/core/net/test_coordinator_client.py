@@ -25,6 +25,7 @@ from ddplaunch.core.net.coordinator_client import (
     WELCOME_TIMEOUT_S,
     CoordinatorClient,
 )
+from tests.conftest import wait_until
 from tests.core.job.test_machine import Job
 from tests.core.net.fake_peer import FakePeer, ManualLoop, make_assignment
 
@@ -51,8 +52,7 @@ class World:
         self.client.start()
 
     def step_until(self, condition) -> None:
-        while not condition():
-            self.loop.run_once()
+        wait_until(lambda: self.loop.step() or condition(), "what node 0 or the client does", 30)
 
     def set_timers(self) -> list[float]:
         return sorted(seconds for seconds, timer in self.loop.timers if timer.callback)

@@ -112,7 +112,7 @@ class World:
                 return ev.RemainingKilled(())
             case do.CollectOutput():
                 failures = self.machine.attempt.failures
-                return ev.OutputCollected(tuple((each.rank, (f"last line of {each.rank}",)) for each in failures))
+                return ev.OutputCollected(tuple((each.rank, ("last line",)) for each in failures))
             case do.CloseZygote():
                 self.zygote_ready = False
         return None
@@ -132,17 +132,21 @@ def describe(command: do.Command) -> str | None:
         case do.Sweep(grace_s=grace_s):
             return f"sweep in {grace_s:g} s"
         case do.ShowNote(text=text) | do.ShowFooter(text=text):
-            return f"show: {text}"
+            return f"job: {text}" if command.of_job else f"show: {text}"
         case do.ExitNow(code=code):
             return f"exit now with {code}"
         case do.Emit(event=JobEnded(code=code)):
             return f"end with {code}"
         case do.Send(message=message):
             return f"send {_describe_message(message)}"
-        case do.KillZygote() | do.CloseZygote() | do.SuspendJob() | do.InspectRanks() | do.CreatePreemptionFile():
+        case do.CreatePreemptionFile():
+            return "CreatePreemptionFile" + " or report" * command.report_error
+        case do.KillZygote() | do.CloseZygote() | do.SuspendJob() | do.InspectRanks():
             return type(command).__name__
         case do.ReportJob() | do.OpenLog():
             return type(command).__name__
+        case do.NotePreemptionHandlers():
+            return "note handlers"
     return None
 
 
@@ -153,7 +157,7 @@ def _describe_message(message: object) -> str:
             return f"failure of {failure.rank}: {what}"
         case messages.AttemptReport():
             words = [f"report {message.attempt}:"]
-            words += [f"{lines[0]}," for _, lines in message.tails]
+            words += [f"{lines[0]} of {rank}," for rank, lines in message.tails]
             words += [f"{message.stopped} stopped"] + ["preemption seen"] * message.preemption_seen
             return " ".join(words) + (f", {message.broken.reason}" if message.broken else "")
         case messages.StopRequested(signal=number):

@@ -5,7 +5,6 @@ A step's expected commands are those since the step before, in order; only obser
 
 from __future__ import annotations
 
-import signal
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2
 from typing import Any
 
@@ -113,7 +112,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     ),
     "Ctrl-C: SIGINT, SIGTERM 3 s later, SIGKILL after the grace": (
         *BEGIN,
-        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(5, SIGNAL(SIGINT), f"job: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
         step(5.1, stop(SIGINT)),
         step(8.1, None, "SIGTERM to all"),
         step(34.9, None),
@@ -133,33 +132,33 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     ),
     "Ctrl-C twice kills": (
         *BEGIN,
-        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(5, SIGNAL(SIGINT), f"job: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
         step(6, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT again"),
         step(7, SIGNAL(SIGINT), "sweep in 0 s", "send stop request SIGINT again"),
     ),
     "a second SIGTERM does not shorten the grace": (
         *BEGIN,
-        step(5, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
+        step(5, SIGNAL(SIGTERM), "job: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
         step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
         step(7, exited(0, -15)),
         step(7, exited(1, -15), "sweep in 0 s"),
     ),
     "a terminal that closes after Ctrl-C does not postpone SIGTERM": (
         *BEGIN,
-        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(5, SIGNAL(SIGINT), f"job: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
         step(7, SIGNAL(SIGHUP), "SIGHUP to all", "send stop request SIGHUP"),
         step(8.1, None, "SIGTERM to all"),
     ),
     "SIGTERM soon after Ctrl-C: the ranks get it once": (
         *BEGIN,
-        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(5, SIGNAL(SIGINT), f"job: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
         step(6, SIGNAL(SIGTERM), "SIGTERM to all", "send stop request SIGTERM"),
         step(34.9, None),
         step(35.1, None, "sweep in 0 s"),
     ),
     "Ctrl-C, then SIGTERM after the one of ddplaunch: the ranks get it once": (
         *BEGIN,
-        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(5, SIGNAL(SIGINT), f"job: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
         step(8.1, None, "SIGTERM to all"),
         step(9, SIGNAL(SIGTERM), "send stop request SIGTERM"),
     ),
@@ -168,7 +167,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(
             5,
             ev.StopCommanded(again=True, reason="`ddplaunch stop` was called"),
-            "show: `ddplaunch stop` was called: stopping 2 ranks",
+            "job: `ddplaunch stop` was called: stopping 2 ranks",
             "SIGINT to all",
             "send stop request SIGINT (`ddplaunch stop` was called)",
             "sweep in 0 s",
@@ -179,10 +178,10 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         *BEGIN,
         step(
             5,
-            ev.ZygoteSignalled(SIGTERM, 1),
-            "show: rank 1 sent SIGTERM to its parent process: stopping 2 ranks",
-            "SIGTERM to all",
-            "send stop request SIGTERM (rank 1 sent SIGTERM to its parent process)",
+            ev.ZygoteSignalled(SIGQUIT, 1),
+            "job: rank 1 sent SIGQUIT to its parent process: stopping 2 ranks",
+            "SIGQUIT to all",
+            "send stop request SIGQUIT (rank 1 sent SIGQUIT to its parent process)",
         ),
         step(6, ev.ZygoteSignalled(SIGTERM, 0)),
     ),
@@ -330,7 +329,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(
             10,
             SIGNAL(SIGQUIT, from_terminal=True),
-            "show: SIGQUIT: stopping 2 ranks",
+            "job: SIGQUIT: stopping 2 ranks",
             "SIGQUIT to all",
             "send stop request SIGQUIT",
         ),
@@ -340,14 +339,14 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
         step(
             5,
             SIGNAL(SIGINT, from_terminal=True),
-            "show: stopping 2 ranks; Ctrl-C again kills them now",
+            "job: stopping 2 ranks; Ctrl-C again kills them now",
             "SIGINT to all",
             "send stop request SIGINT",
         ),
     ),
     "SIGQUIT without a terminal stops at once": (
         *BEGIN,
-        step(5, SIGNAL(SIGQUIT), "show: SIGQUIT: stopping 2 ranks", "SIGQUIT to all", "send stop request SIGQUIT"),
+        step(5, SIGNAL(SIGQUIT), "job: SIGQUIT: stopping 2 ranks", "SIGQUIT to all", "send stop request SIGQUIT"),
     ),
     "Ctrl-Z": (*BEGIN, step(5, SIGNAL(SIGTSTP), "SuspendJob")),
     "a signal after the end": (
@@ -362,7 +361,7 @@ HISTORIES: dict[str, tuple[Step, ...]] = {
     "waiting for node 0": (
         step(0, ev.MessageReceived(messages.ConnectingToNodeZero("refused")), "show: waiting for node 0: refused"),
         step(1, ev.MessageReceived(messages.JoinAccepted("id", 15.0)), "OpenLog"),
-        step(1, ev.MessageReceived(messages.JoinStatus(1, 2, 2, (1,))), "show: 1/2 nodes joined, waiting for node 1"),
+        step(1, ev.MessageReceived(messages.JoinStatus(1, 2, 2, (1,))), "job: 1/2 nodes joined, waiting for node 1"),
         step(2, ev.MessageReceived(messages.CoordinatorLost()), "ReportJob"),
         step(2, end(69), "end with 69"),
     ),
@@ -377,8 +376,8 @@ def test_history(name):
 PREEMPTED = (
     *BEGIN,
     step(5, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
-    step(5, preempt(), "CreatePreemptionFile"),
-    step(6.1, None, "forward SIGUSR1 to handlers"),
+    step(5, preempt(), "CreatePreemptionFile or report"),
+    step(6.1, None, "note handlers", "forward SIGUSR1 to handlers"),
 )
 
 OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
@@ -391,24 +390,26 @@ OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
     "node 0 may inspect the ranks before a node stops them": (
         {"inspects_before_stop": True},
         *BEGIN,
-        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "send stop request SIGINT"),
+        step(5, SIGNAL(SIGINT), f"job: {BOTH}", "send stop request SIGINT"),
         step(6.4, None),
         step(6.6, None, "SIGINT to all"),
         step(6.7, stop(SIGINT)),
+        step(7, SIGNAL(SIGTERM), "SIGTERM to all", "send stop request SIGTERM"),
     ),
     "node 0 may be out of reach": (
         {"inspects_before_stop": True},
         *BEGIN,
-        step(5, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "send stop request SIGTERM"),
+        step(5, SIGNAL(SIGTERM), "job: SIGTERM: stopping 2 ranks", "send stop request SIGTERM"),
         step(6, SIGNAL(SIGTERM), "send stop request SIGTERM"),
+        step(6.2, ev.ZygoteSignalled(SIGINT, 1)),
         step(6.6, None, "SIGTERM to all"),
     ),
     "Ctrl-C before any rank is spawned is no success": (
         {"inspects_before_stop": True, "unsent": {0, 1}},
         step(0, start()),
         step(0, started(), "spawn 0", "spawn 1"),
-        step(5, SIGNAL(SIGINT), f"show: {BOTH}", "send stop request SIGINT", "sweep in 0 s"),
-        step(5, ev.ProcessesSwept(), "send report 0: 0 stopped"),
+        step(5, SIGNAL(SIGINT), f"job: {BOTH}", "send stop request SIGINT", "sweep in 0 s"),
+        step(7, ev.ProcessesSwept(), "send report 0: 0 stopped"),
     ),
     "output that never closes is waited for a second": (
         {"output_open": True},
@@ -477,7 +478,7 @@ OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
         step(0, start()),
         step(1, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
         step(1, preempt(), "CreatePreemptionFile"),
-        step(2, started(), "forward SIGUSR1 to handlers", "spawn 0", "spawn 1"),
+        step(2, started(), "note handlers", "forward SIGUSR1 to handlers", "spawn 0", "spawn 1"),
         step(2, spawned(0), "send RanksStarted", "CreatePreemptionFile"),
     ),
     "the ranks of the next attempt do not get the preemption signal": (
@@ -502,21 +503,21 @@ OTHER_WORLDS: dict[str, tuple[Any, ...]] = {
         {"preempt_signal": SIGUSR1},
         *PREEMPTED[:-1],
         step(5.1, ev.ZygoteSignalled(SIGUSR1)),
-        step(7, None),
+        step(7, None, "note handlers"),
     ),
     "Ctrl-C after the notice stops the ranks": (
         {"preempt_signal": SIGUSR1},
         *PREEMPTED,
         step(7, SIGNAL(SIGUSR1), "send preemption notice SIGUSR1"),
-        step(9, SIGNAL(SIGINT), f"show: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
+        step(9, SIGNAL(SIGINT), f"job: {BOTH}", "SIGINT to all", "send stop request SIGINT"),
     ),
     "SIGTERM as the notice is one only the first time": (
         {"preempt_signal": SIGTERM, "preempt_forward": SIGUSR2},
         *BEGIN,
         step(5, SIGNAL(SIGTERM), "send preemption notice SIGTERM"),
-        step(5, preempt(), "CreatePreemptionFile"),
-        step(6.1, None, "forward SIGUSR2", "forward SIGTERM to handlers"),
-        step(9, SIGNAL(SIGTERM), "show: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
+        step(5, preempt(), "CreatePreemptionFile or report"),
+        step(6.1, None, "note handlers", "forward SIGUSR2", "note handlers", "forward SIGTERM to handlers"),
+        step(9, SIGNAL(SIGTERM), "job: SIGTERM: stopping 2 ranks", "SIGTERM to all", "send stop request SIGTERM"),
     ),
 }
 """What is different in the world, and the steps of the history there."""
@@ -562,7 +563,9 @@ def test_ranks_are_requested_a_few_at_a_time():
     world = World(range(20))
     world.on(start())
     assert [describe(each) for each in world.on(started())] == [None, *(f"spawn {rank}" for rank in range(8))]
+    assert world.machine.attempt.not_spawned == 20
     assert "spawn 8" in map(describe, world.on(spawned(0)))
+    assert world.machine.attempt.not_spawned == 19
 
 
 def test_after_a_rank_that_cannot_be_started_no_other_is():
@@ -604,7 +607,7 @@ def test_observers_see_each_event_once_and_in_order():
     done = []
     note = ev.MessageReceived(messages.NoteMessage("slow"))
     begin = (note, start(), started(), spawned(0), ev.SpawnFailed(1, 11, "too many processes"), SIGNAL(SIGTERM))
-    for event in (*begin, exited(0), ev.ProcessesSwept(), end()):
+    for event in (*begin, ev.ProcessExited(0, 100, 3, (1 << 30, 2.0, 0.5)), ev.ProcessesSwept(), end()):
         done += world.on(event)
     assert [type(each.event) for each in done if isinstance(each, do.Emit)] == [
         events.NoteAdded,
@@ -615,12 +618,5 @@ def test_observers_see_each_event_once_and_in_order():
         events.AttemptSwept,
         events.JobEnded,
     ]
+    assert [each.peak_bytes for each in done if isinstance(each, do.ExplainEnd)] == [0, 1 << 30]
     assert is_over(world)
-
-
-def test_the_last_lines_of_a_failed_rank_are_in_the_report():
-    world = World()
-    replay(world, (*BEGIN, step(5, exited(1, 3), "send failure of 1: 3")))
-    world.on(stop(signal.SIGKILL, grace_s=0))
-    sent = [each.message for each in world.on(ev.ProcessesSwept()) if isinstance(each, do.Send)]
-    assert sent[0].tails == ((1, ("last line of 1",)),)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -36,6 +37,16 @@ class _FullSocket(socket.socket):
         assert self.tries < 200, "it tries without a pause"
         if not self.has_memory:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+class _SlowSocket(socket.socket):
+    """A socket from which at most three bytes can be read at once."""
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        return super().recv(min(size, 3), flags)
+
+    def recvmsg(self, size: int, *arguments: int) -> Any:
+        return super().recvmsg(min(size, 3), *arguments)
 
 
 @pytest.mark.parametrize("has_descriptor", [False, True])
@@ -126,9 +137,11 @@ def test_a_message_that_cannot_be_built_is_reported_later_and_others_wait_for_th
     _step(loop)
     assert calls == [errno.EMFILE, [1]]
     assert len(os.listdir("/proc/self/fd")) == before
-    assert receive_message(far) == ({"op": "remove_path", "path": "/x"}, [])
+    zygote.send({"op": "serve_store"})
+    with _SlowSocket(fileno=far.detach()) as slow:
+        assert receive_message(slow) == ({"op": "remove_path", "path": "/x"}, [])
+        assert receive_message(slow) == ({"op": "serve_store"}, [])
     zygote.close()
-    far.close()
 
 
 def test_requests_that_the_zygote_has_not_read_are_withdrawn() -> None:

@@ -1,6 +1,5 @@
 """Tests of ranks in their debugger: at the job's own terminal, and by ``ddplaunch debug``."""
 
-import fcntl
 import signal
 import subprocess
 import sys
@@ -341,25 +340,6 @@ def test_interact_and_what_has_no_end(debug_terminal, tmp_path):
     each.type("p 'x' * 100_000\rdetach\r")
     each.end()
     assert sum(row.count("x") for row in each.history) >= 100_000
-
-
-def test_a_rank_that_was_to_stop_runs_on_when_no_client_waits_for_it(debug_job, tmp_path):
-    with write_program(tmp_path, "lock", "").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        job = debug_job(
-            "import fcntl\nlock = open('lock')\nprint('up', flush=True)\n"
-            "fcntl.flock(lock, fcntl.LOCK_SH)\nfor n in range(3):\n    print('on', n, flush=True)\n"
-        )
-        job.wait_for("up", 2)
-        client = TerminalEmulator(ddplaunch_command("debug", "demo", "--rank", "1"), tmp_path)
-        client.until("rank 1 has not reached ")
-        client.close()
-        assert (
-            run_command(ddplaunch_command("stacks", "demo"), tmp_path).returncode == 0
-        )  # answered once the launcher knows
-    assert job.wait() == 0
-    assert job.stdout().count("on 2") == 2
-    assert "has stopped" not in job.stderr()
 
 
 def test_a_fork_while_stepping_is_left_alone(debug_job, tmp_path):

@@ -20,6 +20,7 @@ import pytest
 
 from ddplaunch.cli.client import send_request
 from ddplaunch.core.control_socket.status_request import StatusQuery
+from ddplaunch.features.debug.rank import rank_debugger
 from ddplaunch.features.debug.rank.rank_debugger import DebugConnection
 from tests.conftest import (
     clean_environment,
@@ -240,50 +241,19 @@ def test_a_program_that_looks_for_pdb_finds_the_real_one(debug_job, tmp_path):
     assert job.wait() == 0, job.stderr()
 
 
-IMITATES_A_RANK = """
-import json, os, socket, struct, sys
-
-def send(op, **fields):
-    body = json.dumps({"op": op, "rank": 1, **fields}).encode()
-    connection.sendall(struct.pack("!I", len(body)) + body)
-
-def receive():
-    size, = struct.unpack("!I", connection.recv(4, socket.MSG_WAITALL))
-    return json.loads(connection.recv(size, socket.MSG_WAITALL))
-
-if os.environ["RANK"] == "1":
-    connection = socket.socket(socket.AF_UNIX)
-    os.chdir(os.path.dirname(sys.breakpointhook.__self__._path))  # the path may be too long
-    connection.connect("debugger")
-    send("RankStopped", file="train.py", line=1, function="")
-    while receive()["op"] != "DetachUser":
-        pass
-    send("RankResumed", is_stepping=True)
-    send("TerminalRequest")
-    path = receive()["path"]
-    send("RankStopped", file="train.py", line=2, function="", tool="pudb")
-    print(receive()["op"], "of", os.path.basename(os.path.dirname(path)), flush=True)
-    send("RankResumed")
-"""
-
-
-def test_a_stop_at_the_moment_its_user_leaves_is_reported_again(debug_job):
-    """DetachUser arrives after the rank has read its messages, and before it prompts."""
-    job = debug_job(IMITATES_A_RANK)
-    wait_for_stops(job)
-    with attached():
-        pass
-    assert job.wait() == 0
-    assert "DetachUser of pts" in job.stdout()
-
-
-def test_a_rank_whose_user_leaves_as_it_requests_a_terminal_does_not_stop(tmp_path):
+def test_long_output_is_shown_while_it_is_written_and_a_rank_whose_user_leaves_gets_no_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_debugger, "_CHUNK", 10)
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.bind(str(tmp_path / "connection"))
         launcher.listen()
         connection = DebugConnection(str(tmp_path / "connection"), 1)
         assert connection.connect()
         with launcher.accept()[0] as accepted:
+            connection.write("0123456789")
+            with pytest.raises(BlockingIOError):
+                accepted.recv(1, socket.MSG_DONTWAIT)
+            connection.write("+")
+            assert b64encode(b"0123456789") in accepted.recv(1 << 16)
             accepted.sendall(frame({"op": "DetachUser", "rank": 1}))
             accepted.sendall(frame({"op": "TerminalRequest", "rank": 1, "path": "/dev/tty"}))
             assert connection.request_terminal() == ""

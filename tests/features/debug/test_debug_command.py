@@ -5,13 +5,16 @@ import os
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ddplaunch.base.errors import LaunchError
 from ddplaunch.cli import launcher_command
+from ddplaunch.cli.run_locator import RunningBatchJob
 from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.debug import command, debug_server
+from ddplaunch.system.schedulers.scheduler import BatchJobState
 
 STACKS = {"n1": "not JSON", "n2": "{}", "ada@n2": json.dumps({"ranks": [{"rank": 3, "host": "n2.cluster"}]})}
 FOUND = SimpleNamespace(by_number={3: SimpleNamespace(host="n2"), 5: SimpleNamespace(host=command.host_name())})
@@ -19,11 +22,12 @@ REPLIES = {
     "StatusQuery": SimpleNamespace(ranks=[SimpleNamespace(rank=0)], world_size=9),
     "InspectJobRequest": SimpleNamespace(inspection=FOUND),
 }
+BATCH = {"Slurm": "srun", "PBS": "pbsdsh"}
 SRUN = "srun --overlap --jobid=7 --nodes=1 --ntasks=1 --nodelist=n2 --input=all LAUNCHER debug demo --rank 3"
 
 
 @pytest.mark.parametrize(
-    ("rank", "hosts", "environ", "ran"),
+    ("rank", "hosts", "environ", "ran"),  # hosts: "in PBS" for a batch job
     [
         (None, "n1", {}, "on n1 LAUNCHER debug demo"),
         (3, "n1,ada@n2", {}, "on ada@n2 LAUNCHER debug demo --rank 3"),
@@ -35,6 +39,10 @@ SRUN = "srun --overlap --jobid=7 --nodes=1 --ntasks=1 --nodelist=n2 --input=all 
         (3, None, {}, "this machine, rank 3"),
         (5, None, {"SLURM_JOB_ID": "7"}, "this machine, rank 5"),
         (9, None, {"SLURM_JOB_ID": "7"}, "this machine, rank 9"),
+        (None, "in Slurm", {}, "srun n0 debug demo"),
+        (3, "in Slurm", {}, "srun n2 debug demo --rank 3"),
+        (4, "in Slurm", {}, "srun n0 debug demo --rank 4"),
+        (3, "in PBS", {}, "PBS cannot give a terminal on the nodes of job 7"),
     ],
 )
 def test_where_a_rank_is_debugged(monkeypatch, rank, hosts, environ, ran):
@@ -44,14 +52,20 @@ def test_where_a_rank_is_debugged(monkeypatch, rank, hosts, environ, ran):
     connector = SimpleNamespace(interactive_command=lambda host, words, terminal: ["on", host, *words])
     monkeypatch.setattr(command, "find_host_connector", lambda needed_by: connector)
     monkeypatch.setattr(command, "run_program", lambda on, host, *_, seconds: SimpleNamespace(stdout=STACKS[host]))
-    monkeypatch.setattr(command, "find_batch_job", lambda run, name: None)
+    name, state = (hosts or "").removeprefix("in "), BatchJobState("runs", number="7", host="n0")
+    batch_job = RunningBatchJob(cast("Any", name), state, "demo") if name in BATCH else None
+    monkeypatch.setattr(command, "find_batch_job", lambda run, command: batch_job)
+    replies = json.dumps({"ranks": [{"rank": 3, "host": "n2"}]})
+    monkeypatch.setattr(command, "query_node_zero", lambda job, state, words, seconds: replies)
+    step = lambda job, state, words, everywhere: ([BATCH[name], state.host, *words], {})  # noqa: E731
+    monkeypatch.setattr(command, "get_scheduler", lambda job: SimpleNamespace(title=job, step_command=step))
     monkeypatch.setattr(command, "find_running", lambda run: SimpleNamespace(path="", run_id="demo", pid=1))
     monkeypatch.setattr(command.psutil, "Process", lambda pid: SimpleNamespace(environ=lambda: environ))
     monkeypatch.setattr(command.client, "send_request", lambda path, request: REPLIES[type(request).__name__])
     monkeypatch.setattr(command, "DebugClient", lambda path, rank: run(["this machine, rank", str(rank)]))
     monkeypatch.setattr(os, "execvpe", lambda program, words, env: run(words))
     with pytest.raises(LaunchError) as raised:
-        command.debug.callback("demo", rank, hosts)
+        command.debug.callback("demo", rank, None if batch_job else hosts)
     assert raised.value.message == ran
 
 

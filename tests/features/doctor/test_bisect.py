@@ -67,6 +67,10 @@ def test_commands_that_pass_are_skipped_or_fail_on_all_hosts(run_in_fork, tmp_pa
         "ddplaunch: COMMAND failed 3 times on each of: a, b; no run on as many hosts passed: check COMMAND itself"
     )
     assert bisect(["false"]) == (1, "", everywhere)
+    once = ["sh", "-c", "! mkdir once"]
+    assert bisect(once) == (1, "", "ddplaunch: unknown whether the other hosts pass together"), (
+        "a failure is no success"
+    )
 
 
 SPREADS = """
@@ -138,6 +142,8 @@ def test_a_killed_bisection_leaves_no_process(start_ddplaunch, tmp_path):
          "--nnodes 2 requires --master-addr\n  on node 0: --nnodes 2 --node-rank 0 --master-addr 10.0.0.1"),
         ("--nnodes 2 --node-rank 2 --master-addr n0",
          "--node-rank 2 is out of range: 2 nodes are numbered 0 to 1\n  --nnodes 3 or more, if that was the intention"),
+        ("--nnodes 1 --node-rank 1", "--node-rank 1 is out of range: the one node is 0\n  --nnodes 2 or more, if"),
+        ("--nnodes 2 --hostfile h", f"{conflict('--nnodes 2', '--hostfile')}, which sets the number\n"),
         ("--nnodes 2 --node-rank 0 --hosts n0,n1",
          f"{conflict('--nnodes 2', '--hosts')}, which sets the number\n  leave one of them out"),
     ],

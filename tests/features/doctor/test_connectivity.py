@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from msgspec.structs import replace
@@ -68,6 +69,8 @@ def test_node_0_refuses_a_node_of_another_group():
     meeting = ManualRendezvous(loop, port, 3, None)
     with pytest.raises(UsageError, match=f"cannot use port {port}, the one after --master-port: Address already in"):
         ManualRendezvous(loop, port, 3, None)
+    with socket.create_connection((HERE, port)) as path:  # whose packets pass where those of full size are lost
+        assert path.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 1000
     refusals = {
         HELLO: None,
         JoinDeclined(1, "n1", "broken", None, "train"): "it belongs to a job, and node 0 runs ddplaunch doctor",
@@ -85,6 +88,7 @@ def test_node_0_refuses_a_node_of_another_group():
 
 
 WELCOME, OWN_NAME = Welcome(PROTOCOL_VERSION, "1"), NodeSpec(1, host_name(), ("cpu",)).name
+ACCEPTED, LATE = JoinAccepted(RUN_ID, 15.0), "cannot reach node 0 within 0 s (--join-timeout): {}: "
 
 
 @pytest.mark.parametrize(
@@ -92,13 +96,18 @@ WELCOME, OWN_NAME = Welcome(PROTOCOL_VERSION, "1"), NodeSpec(1, host_name(), ("c
     [
         ((Welcome(7, "1"),), "node 0 runs another version of ddplaunch"),
         ((WELCOME, JoinRefused(f"node 0 refuses {OWN_NAME}: no token")), "node 0 refuses this node: no token"),
-        ((WELCOME, JoinAccepted(RUN_ID, 15.0, "forged")), "node 0 does not know the token"),
-        ((), "cannot reach node 0 within 0 s (--join-timeout): {}: the connection is accepted, but not by ddplaunch "),
-        (None, "cannot reach node 0 within 0 s (--join-timeout): {}: connection refused"),
+        ((WELCOME, replace(ACCEPTED, proof="forged")), "node 0 does not know the token"),
+        ((), f"{LATE}the connection is accepted, but not by ddplaunch doctor"),
+        (None, f"{LATE}connection refused"),
+        ((WELCOME, ACCEPTED), "node 0 ({}) closed the connection before its report was complete"),
     ],
 )
 def test_a_node_that_cannot_join_names_the_reason(monkeypatch, messages, refusal):
-    def reply():
+    """Node 0 starts once the node has reported that it waits, or before where it does not wait."""
+    port, notes, waits = free_port(), [], LATE not in refusal
+    where, token = f"{HERE}:{port}", None if "closed" in refusal else "secret"
+
+    def reply(listening):
         connection, _ = listening.accept()
         with connection:
             connection.sendall(b"".join(map(encode, messages)))
@@ -106,20 +115,39 @@ def test_a_node_that_cannot_join_names_the_reason(monkeypatch, messages, refusal
             while connection.recv(4096):
                 pass
 
-    for name in ("GREETING_TIMEOUT_S", "_CONNECT_TIMEOUT_S"):
-        monkeypatch.setattr(manual_rendezvous, name, 60.0)
-    with socket.create_server((HERE, 0)) as listening, ThreadPoolExecutor() as pool:
-        port = listening.getsockname()[1]
-        _ = listening.close() if messages is None else pool.submit(reply)
-        with pytest.raises(LaunchError, match=re.escape(refusal.format(f"{HERE}:{port}"))):
-            manual_rendezvous.join(HERE, port, 1, 2, "secret", 0.0, pytest.fail)
+    def begin(note="no note"):
+        notes.append(note)
+        if len(notes) == 1 and messages is not None:
+            pool.submit(reply, stack.enter_context(socket.create_server((HERE, port))))
+
+    def respond(connection):
+        """A node 0 that loses power meanwhile is noticed within 30 s."""
+        with connection:
+            idle, interval, count = (
+                connection.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert (idle + interval * count <= 30, connection.gettimeout()) == (True, None)
+        return 69
+
+    monkeypatch.setattr(manual_rendezvous, "_run_responder", respond)
+    for name, seconds in (("GREETING_TIMEOUT_S", 60.0), ("_CONNECT_TIMEOUT_S", 60.0), ("RETRY_DELAY_S", 0.001)):
+        monkeypatch.setattr(manual_rendezvous, name, seconds)
+    with ThreadPoolExecutor() as pool, ExitStack() as stack:
+        _ = waits or begin()
+        with pytest.raises(LaunchError, match=re.escape(refusal.format(where))):
+            manual_rendezvous.join(HERE, port, 1, 2, token, 60.0 if waits else 0.0, begin)
+    waiting = f"waiting for node 0 (up to 60 s): {where}: connection refused" if waits else "no note"
+    joined = f"node 1 of 2 has joined node 0 at {where}, which prints the report"
+    assert notes == [waiting, *([joined] if "closed" in refusal else [])]
 
 
 @pytest.mark.slow
 def test_two_nodes_on_one_machine_that_a_user_starts(start_ddplaunch, tmp_path):
     write_program(tmp_path / "modules", "torch.py", "raise ImportError('not today')\n")  # nothing is measured
     words = ("--nnodes", "2", "--master-addr", HERE, "--master-port", str(free_port()), "--json")
-    env = {"PYTHONPATH": str(tmp_path / "modules")}
+    env = {"PYTHONPATH": str(tmp_path / "modules"), "DDPLAUNCH_TOKEN": "secret"}
     other, node_0 = (start_ddplaunch("doctor", *words, "--node-rank", rank, env=env) for rank in "10")
     assert (node_0.wait(), other.wait()) == (1, 1), node_0.stderr()
     found = json.loads(node_0.stdout())

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from ddplaunch.features.doctor.bisect_command import format_report
 from ddplaunch.features.doctor.fault_search import FAILURES_TO_BLAME, MAX_FAULTS, FaultSearch, HostFault, TrialResult
 
 
@@ -65,6 +66,12 @@ def test_a_host_that_fails_with_any_other_is_named_and_its_partner_kept(count):
         (fault,) = found.faults
         assert (fault.left_out, fault.with_others, len(fault.hosts)) == ((bad,), True, 2)
         assert len(found.good_hosts) == count - 1
+        line, rest = format_report(found, stopped=False)
+        assert line.startswith(f"{bad} is bad: it passes alone and fails with others; ")
+        assert rest == f"the other {count - 1} hosts pass together"
+
+
+LINKS = "n0,n1 failed together, 3 times, but pass without any one of them: check the links between them"
 
 
 def test_of_two_that_fail_together_alone_one_is_left_out():
@@ -73,6 +80,10 @@ def test_of_two_that_fail_together_alone_one_is_left_out():
     assert found.good_hosts == tuple(host for host in names(8) if host != "n5")
     found, _ = search(names(2), fails_with({"n0", "n1"}))
     assert found.faults == [HostFault(("n0", "n1"), ("n1",), False)]
+    assert [*format_report(found, stopped=False)] == [f"{LINKS}; excluding n1 is enough", "the last host passes alone"]
+    found = FaultSearch(names(2))  # it was stopped before hosts were readmitted
+    found.faults.append(HostFault(("n0", "n1")))
+    assert [*format_report(found, stopped=True)] == [LINKS, "stopped: unknown whether the other hosts pass together"]
 
 
 def test_bad_hosts_that_come_first_do_not_look_like_all():
@@ -85,6 +96,9 @@ def test_a_command_that_never_passes_is_given_up_soon(needs):
     found, tried = search(names(64), lambda hosts: TrialResult.FAILED if len(hosts) >= needs else TrialResult.PASSED)
     assert (found.fails_everywhere, len(found.faults), found.excluded_hosts) == (True, MAX_FAULTS, ())
     assert len(tried) < 60
+    failed = ", ".join(",".join(fault.hosts) for fault in found.faults)
+    reason = "no run on as many hosts passed: check COMMAND itself"
+    assert [*format_report(found, stopped=False)] == [f"COMMAND failed 3 times on each of: {failed}; {reason}"]
 
 
 def test_a_host_that_failed_once_is_flaky_and_not_excluded():
@@ -98,6 +112,8 @@ def test_a_host_that_failed_once_is_flaky_and_not_excluded():
 
     found, _ = search(names(6), gives)
     assert (found.faults, found.flaky, found.excluded_hosts) == ([], [("n3",)], ())
+    once = "n3 failed, but not in a second run: not counted as bad"
+    assert [*format_report(found, stopped=False)] == [once, "the other 5 hosts pass together"]
 
 
 def test_a_skipped_host_is_not_bad_and_others_are_found():

@@ -30,11 +30,13 @@ def flows(count, faulty):
     ("flow", "text"),
     [
         (SOUND, None),
-        (replace(SOUND, claimed=None, rate=2e7), None),
+        (replace(SOUND, claimed=None, rate=12.5e6), None),
         (replace(SOUND, sent=1000, lost=4), None),
         (replace(SOUND, sent=40, lost=2), None),
-        (replace(SOUND, seconds=0.004), None),
+        (replace(SOUND, seconds=0.005), None),
         (LOSSY, "error n0 to n1: packets are lost: 3.0 % (31 of 1020)"),
+        (replace(LOSSY, sent=300, lost=3), "error n0 to n1: packets are lost: 1.0 % (3 of 300)"),
+        (replace(LOSSY, sent=100, lost=10), "error n0 to n1: packets are lost: 10 % (10 of 100)"),
         (replace(LOSSY, seconds=None, sent=6, lost=6), "error n0 to n1: packets are lost: 100 % (6 of 6)"),
         (replace(LOSSY, large=False, seconds=0.1), "error n0 to n1: packets are lost: 3.0 % (31 of 1020)"),
         (replace(SOUND, large=False, rate=None), f"error n0 to n1: {LARGE_LOST}"),
@@ -46,7 +48,7 @@ def flows(count, faulty):
             "error n0 to n1: throughput is 9.6 Mbit/s; expected 1000 Mbit/s or more in a data center",
         ),
         (replace(SLOW, rate=6e7), "warning n0 to n1: throughput is 480 Mbit/s; the interface reports 10000 Mbit/s"),
-        (replace(SOUND, claimed=400_000, rate=1.5e8), None),
+        (replace(SOUND, claimed=400_000, rate=1.25e8), None),
     ],
 )
 def test_the_path_of_a_flow_is_described(flow, text):

@@ -8,6 +8,7 @@ from ddplaunch import __version__
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.types import encode
 from ddplaunch.cli.run_locator import NodeCommand
+from ddplaunch.features.doctor import peers
 from ddplaunch.features.doctor.messages import START_MARK, Exit, GetTime, Ready, TimeReply
 from ddplaunch.features.doctor.peers import UNREADABLE_REPLY_ERROR, CommandPeer
 
@@ -26,6 +27,7 @@ head -c {len(encode(GetTime()))} >sent; cat reply; cat >>sent"""
         ("cat output; exit 9", READY, "it exited without a message (exit code 9)"),
         ("cat output; cat >/dev/null", OTHER_VERSION, f"ddplaunch 9.9 there, {__version__} here"),
         ("cat output; cat >/dev/null", READY + encode(Ready("")), UNREADABLE_REPLY_ERROR),
+        ("exec sleep 600", b"", "no answer within 0.05 s"),
         (IN_PARTS, READY, None),
     ],
 )
@@ -33,6 +35,8 @@ def test_a_node_replies_or_why_it_does_not(tmp_path, monkeypatch, script, output
     monkeypatch.chdir(tmp_path)
     (tmp_path / "output").write_bytes(output)
     (tmp_path / "reply").write_bytes(encode(TimeReply(5.0)))
+    if "sleep" in script:
+        monkeypatch.setattr(peers, "START_TIMEOUT_S", 0.05)
     loop = EventLoop()
     peer = CommandPeer(loop, NodeCommand("n1", "", ["sh", "-c", script], "ssh n1 true"))
     peer.send_request(GetTime(), TimeReply)
@@ -42,7 +46,7 @@ def test_a_node_replies_or_why_it_does_not(tmp_path, monkeypatch, script, output
         if peer._tail:
             (tmp_path / "go").touch()
     peer.send_exit(1)
-    peer.wait_for_exit(time.monotonic() + 60)
+    peer.wait_for_exit(time.monotonic() + (0 if "sleep" in script else 60))
     assert peer.error == error
     if error is None:
         assert (peer.answer, 0 < peer.took < 60) == (TimeReply(5.0), True)

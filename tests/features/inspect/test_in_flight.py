@@ -112,8 +112,8 @@ SOURCE = textwrap.dedent(
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [("caught()", False), ("save()", True), ("clean()", True), ("with writer", True), ("profiler", True),
-     ("close()", True), ("pass", False)],
+    [("caught()", False), ("save()", True), ("raise", True), ("clean()", True), ("with writer", True),
+     ("profiler", True), ("close()", True), ("pass", False)],
 )  # fmt: skip
 def test_whether_a_line_propagates_its_exception(code, expected):
     (line,) = (number for number, text in enumerate(SOURCE.splitlines(), 1) if code in text)

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Worker
 from ddplaunch.features.inspect.node import dataloader_workers
 from ddplaunch.features.inspect.rank import torch_state
 
+Named = lambda name: SimpleNamespace(__name__=name)  # noqa: E731
 WORLD = {"world": 10, "pair": 20}  # the first global rank of each group
 
 
@@ -54,6 +56,33 @@ def test_workers_that_cannot_be_asked(monkeypatch, of_loader, found):
     assert dataloader_workers.DataLoaderWorkers(process, cast("Any", None), of_loader=of_loader).found == found
 
 
+def test_no_worker_is_asked_after_one_that_gives_no_reply(monkeypatch):
+    """Its late dump would be taken for that of the next one; the others are asked again at the next inspection."""
+    asked, dumps, now = list[int](), {1: None, 2: b"", 3: None}, iter(range(99))
+
+    class Dump:
+        def __init__(self, process, *_):
+            asked.append(process.pid)
+            self.text, self.give_up = dumps[process.pid], lambda: None
+
+        def poll(self) -> bool:
+            return self.text is None
+
+    monkeypatch.setattr(dataloader_workers, "RankStackDump", Dump)
+    monkeypatch.setattr(dataloader_workers, "time", SimpleNamespace(monotonic=lambda: next(now) / 9))
+    monkeypatch.setattr(dataloader_workers, "_list_children", lambda pid: [2, 1, 3])
+    monkeypatch.setattr(dataloader_workers, "_read_stat", lambda pid, parent: ("pt_data_worker", None, False))
+    monkeypatch.setattr(dataloader_workers, "open_pidfd", lambda pid: None)
+    channel = SimpleNamespace(stack_signals=(1, 2), stacks_fd=3)
+    process = cast("Any", SimpleNamespace(pid=10, rank=None))
+    workers = dataloader_workers.DataLoaderWorkers(process, cast("Any", channel), of_loader=True)
+    assert workers.poll()
+    assert asked == [2, 2, 1], "a dump without its frames may be a second one of the rank"
+    while workers.poll():
+        pass
+    assert asked == [2, 2, 1]
+
+
 def test_the_processes_that_a_rank_has_started():
     """Its own children only: a process id may have been given to another process."""
     alive, stopped, ended = (
@@ -72,6 +101,46 @@ def test_the_processes_that_a_rank_has_started():
             each.send_signal(signal.SIGKILL)
             each.wait()
     assert dataloader_workers._read_stat(alive.pid, os.getpid()) is None
+
+
+class Group:
+    def __init__(self, name: str, count: int | None) -> None:
+        self.group_desc, self._count = name, count
+
+    def _get_sequence_number_for_group(self) -> int:
+        return int(cast("int", self._count))
+
+
+def test_the_process_groups_of_a_rank():
+    first, second = Group("default_pg", 7), Group('my "mesh"\n', None)
+    world = SimpleNamespace(pg_names={first: "0", second: "1"}, pg_group_ranks={first: {2: 0, 1: 1}})
+    module = cast("Any", SimpleNamespace(_world=world))
+    assert torch_state._groups(module, members=True) == b'[["0","default_pg",[1,2],7],["1","my _mesh__",[],-1]]'
+    assert torch_state._groups(module, members=False) == b'[["0","default_pg",[],7],["1","my _mesh__",[],-1]]'
+    assert torch_state._groups(cast("Any", SimpleNamespace()), members=True) == b"[]", "another version of torch"
+
+
+class Work:
+    def __init__(self, kind: int, module: Any) -> None:
+        self._get_op_type = lambda: kind
+        self.wait = lambda: torch_state._work_wait(module, sys._getframe(1))
+        self.is_completed = self.wait
+
+
+def test_the_wait_for_a_send_or_recv_that_a_rank_is_in():
+    """The peer is that of the only operation of this kind in the frame."""
+    isend, irecv = (Named(name) for name in ("isend", "irecv"))
+    module = SimpleNamespace(Work=Work, P2POp=SimpleNamespace)
+    sent, received = Work(12, module), Work(13, module)
+    ops = [SimpleNamespace(op=isend, peer=3), SimpleNamespace(op=irecv, peer=5)]
+
+    def wait(work: Any, of: list[Any]) -> str:
+        return cast("str", work.wait())
+
+    assert [wait(work, ops) for work in (sent, received, Work(0, module))] == [
+        "wait isend 3", "wait irecv 5", "wait wait -1"]  # fmt: skip
+    assert wait(sent, ops[1:]) == wait(sent, [*ops, SimpleNamespace(op=isend, peer=4)]) == "wait isend -1"
+    assert sent.is_completed() == "", "it is in another method"
 
 
 DISTRIBUTED = """

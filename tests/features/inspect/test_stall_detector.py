@@ -175,15 +175,18 @@ def test_a_delayed_inspection_is_discarded(node, monkeypatch):
 
 def test_a_rank_waits_since_it_entered_its_last_collective_unless_the_clock_was_set(node, monkeypatch):
     node.fields = {"last": (Collective("0", 5, "all_reduce", "", 0.0, node.now + 1e9 - 100, False, True),)}
+    node.wait(7)
     waits = list[float]()
 
     def add_idle_times(inspection: Inspection) -> None:
-        waits.append(node.clock.add_idle_times(inspection, node.ranks).ranks[0].standstill)
+        first = node.clock.add_idle_times(inspection, node.ranks).ranks[0]
+        waits.append(first.standstill)
+        assert first.quiet == 7
 
     for ahead in (0.0, 0.9, 2.0):
         monkeypatch.setattr(stall_detector.time, "time", lambda ahead=ahead: node.now + 1e9 + ahead)
         node.inspect(node.ranks, add_idle_times)
-    assert waits == [pytest.approx(100), pytest.approx(100.9), 0.0]
+    assert waits == [pytest.approx(107), pytest.approx(107.9), 0.0]
 
 
 def test_before_init_process_group_ranks_are_not_inspected(node):

@@ -115,4 +115,4 @@ def test_eight_ranks_that_failed_and_still_run_are_listed(nnodes, where):
     node.expire(FAILED_S)
     hows = ["raised ValueError", *["called sys.exit(3)"] * 7]
     notes = (f"{n}{where} (pid {100 + n}) has {how}, but is still running: no stack" for n, how in enumerate(hows))
-    assert node.notes == [*(f"rank {note}" for note in notes), "1 more rank failed and are still running"]
+    assert node.notes == [*(f"rank {note}" for note in notes), "1 more rank failed, but did not exit"]

@@ -46,15 +46,17 @@ def spec(manifest):
 
 
 def test_only_the_manifest_is_printed_and_a_dry_run_shows_more(manifest):
-    done = manifest(f"{ASKED} --nodes 2 train.py")
+    line = f"{ASKED} --nodes 2 --container-mounts a:/b,c:/d:ro train.py"
+    done = manifest(line)
     assert (done.returncode, done.stderr) == (0, "")
     assert [each["kind"] for each in yaml.safe_load_all(done.stdout)] == ["Service", "Job"]
-    dry = manifest(f"{ASKED} --dry-run --nodes 2 train.py")
+    dry = manifest(f"--dry-run {line}")
     assert dry.stdout == done.stdout
     assert dry.stderr.splitlines() == [
         "nodes: 2 (--nodes)",
         "job-name: train (the target)",
         "container-image: img:1 (--container-image)",
+        "container-mounts: a:/b, c:/d:ro (--container-mounts)",
     ]
 
 
@@ -197,6 +199,7 @@ TRAINJOBS = {
         (f"{ASKED} --resource a/b=1 --resource a/b=2 train.py", ("duplicate a/b", "leave one out")),
         (f"{ASKED} --resource hugepages-2Mi=1G train.py", ("only with a limit on memory or CPUs", "--mem SIZE")),
         (f"{ASKED} --request rdma/hca=1 train.py", ("--request rdma/hca=1: expected cpu=N", "equals the limit")),
+        (f"{ASKED} --request cpu=1 --request cpu=2 train.py", ("duplicate cpu", "leave one out")),
         (f"{ASKED} --request cpu=x train.py", ("--request cpu=x: expected cpu=32 or cpu=500m",)),
         (f"{ASKED} --request cpu=9 --cpus-per-task 8 train.py", ("cpu=9 is more than the limit of 8", "--cpus-per")),
         (f"{ASKED} --request memory=2T --mem 9G train.py", ("memory=2Ti is more than ", "--mem")),

@@ -352,9 +352,11 @@ def test_loggers_that_may_be_configured_before_the_import_does(admitting, source
         ("os.environ['OTHER'] = '1'", ["free"]),
         ("os.environ['READ'] = '1'", []),
         ("def f(): os.environ['READ'] = '1'", []),
+        ("def f(): sys.meta_path.append(f)", []),
+        ("def f(): exec(sys.modules['x'])", ["free"]),
     ],
 )
 def test_an_unknown_package_that_changes_a_module_or_variables(admitting, line, modules):
     admitting.add("reader", variables=["READ"])
-    admitting.add("changer", f"import functools, os, warnings\nimport functools as x\n{line}\n", known=False)
+    admitting.add("changer", f"import functools, os, sys, warnings\nimport functools as x\n{line}\n", known=False)
     assert admitting.modules("import changer, free\n") == modules

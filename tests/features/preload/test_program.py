@@ -59,7 +59,8 @@ def project(tmp_path: Path) -> Path:
     write_program(
         tmp_path, "package/loop.py", "import second\ndef run():\n    from .deep.step import step\n    import late\n"
     )
-    write_program(tmp_path, "package/deep/__init__.py", "")
+    write_program(tmp_path, "package/deep/__init__.py", "from ..side import x\n")
+    write_program(tmp_path, "package/side.py", "import aside\n")
     write_program(tmp_path, "package/deep/step.py", "import torch\nstep = torch.optim.SGD\n")
     write_program(tmp_path, "package/__main__.py", "from .loop import run\nimport third\n")
     write_program(tmp_path, "unrelated.py", "import torch.optim\n")
@@ -74,7 +75,7 @@ def project(tmp_path: Path) -> Path:
         ("train", True, ["before", "first", "second", "after"]),
         ("package", True, ["first", "second", "third"]),
         ("package.loop", True, ["first", "second"]),
-        ("package.deep.step", True, ["first", "torch"]),
+        ("package.deep.step", True, ["first", "aside", "torch"]),
     ],
 )
 def test_imports_come_in_the_order_in_which_they_would_run(project, typed, as_module, expected):
@@ -110,7 +111,7 @@ def test_which_statements_count(tmp_path):
         def main():
             import in_function
             if sys.argv:
-                import seldom
+                def inner(): import seldom
         import wandb
         __import__("by_call")
         if __name__ == "__main__":
@@ -291,6 +292,8 @@ def test_changes_to_own_objects_do_not_count(tmp_path, source):
         ("import runpy\nrunpy.run_path('x.py')", "train.py:2 runs another file"),
         ("from unittest import mock\nwith mock.patch('os.getpid'): pass", "train.py:2 calls mock.patch"),
         ("from unittest.mock import patch\n@patch.object(A, 'b')\ndef f(): pass", "train.py:2 calls mock.patch"),
+        ("import sys\nf(sys)", "train.py:2 passes on sys"),
+        ("import functools\nf(functools)", None),
         ("import broken", "broken.py:1 cannot be read"),
         (f"X = {' + '.join('1' * 1500)}", "train.py:1 cannot be read"),
         ("import sys\nsys.path.append('lib')\nsys.path += ['x']\nsys.path.insert(0, '.')\nmodel.eval()", None),

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     found = launch(double, 2, Point(10), nproc=3)
     assert all(type(each) is Point for each in found)  # also where the class is the program's own
     print([each.x for each in found])
-    print(launch(partial(double, point=Point(1)), 3, nproc=1)[0].x, launch(lambda: 5))
+    print(launch(partial(double, point=Point(1)), 3, nproc=1)[0].x, launch(lambda: print("on", end=" ") or 5))
 """
 
 
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 @pytest.mark.smoke
 def test_results_are_in_order_of_ranks(python: Python):
     lines = python(RETURNS).splitlines()
-    assert sorted(lines) == sorted([*(f"[{rank}] at {rank}" for rank in range(3)), "[20, 21, 22]", "at 0", "3 [5]"])
+    assert sorted(lines) == sorted([*(f"[{rank}] at {rank}" for rank in range(3)), "[20, 21, 22]", "at 0", "on 3 [5]"])
 
 
 @pytest.mark.slow

@@ -16,24 +16,26 @@ from tests.scaled_timeouts import scaled_timeout
 from tests.test_readme import CTRL_C, ROOT, blocks, not_printed
 
 
-def test_another_number_of_ranks_ends_the_session(monkeypatch):
+def test_another_number_of_ranks_ends_the_session(monkeypatch, capsys):
+    """Each cell prints the value of its last expression, unless that is None."""
     calls: list[str] = []
 
     class Session:
         def __init__(self, nproc: str, **_: bool) -> None:
-            self.run = lambda *_: calls.append(f"run {nproc}")
+            self.run = lambda run_cell, *words: (calls.append(f"run {nproc}"), run_cell(*words))
             self.close = lambda: calls.append(f"close {nproc}")
 
     monkeypatch.setattr(notebook_magic, "Session", Session)
     cells = notebook_magic.CellRanks()
     with pytest.raises(UsageError, match="no ranks have been started yet"):
         cells.run("", "1")
-    for line in ("--nproc 2", "", "--nproc=2", "--nproc 4"):
-        cells.run(line, "1")
+    for line, cell in {"--nproc 2": "x = 'a'\nx", "": "", "--nproc=2": "None", "--nproc 4": "x += 'b'"}.items():
+        cells.run(line, cell)
     for line in ("--nproc two", "--nodes 2", "--nproc 2 2"):
         with pytest.raises(UsageError):
             cells.run(line, "1")
     assert calls == ["run 2", "run 2", "run 2", "close 2", "run 4"]
+    assert capsys.readouterr().out == "'a'\n"
 
 
 POISON = """

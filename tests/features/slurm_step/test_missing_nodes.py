@@ -8,7 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.core.messages import EndJob, JoinStatus
+from ddplaunch.base.options import Options
+from ddplaunch.cli.core_options import Elastic, Nodes
+from ddplaunch.cli.option_values import AUTO
+from ddplaunch.core.messages import ConnectingToNodeZero, EndJob, JoinStatus
 from ddplaunch.features.slurm_step import node
 from ddplaunch.features.slurm_step.feature import FEATURE
 from ddplaunch.features.slurm_step.node import JoinWatcher, parse_listpids
@@ -83,6 +86,7 @@ def gone(what: str) -> str:
         (JoinStatus(1, 3, 3, (1, 2)), f"0: {NONE}1: {NONE}", {}, gone("nodes 1 (n2), 2 (n3) have"), "n2,n3"),
         (MISSING_2, f"0: {NONE}1: {NONE}2: {NONE}", OF_MORE_TASKS, gone("task 2 has"), "n1,n2,n3"),
         (JoinStatus(2, 3, 3, (0,)), f"0: {NONE}", OF_MORE_TASKS, gone("task 0 has"), "n1"),
+        (ConnectingToNodeZero("no answer"), f"0: {NONE}", {"node_rank": 1}, gone("node 0 (n1) has"), "n1"),
     ],
 )
 def test_missing_nodes_are_reported_after_two_checks(check, tmp_path, message, listed, others, error, hosts):
@@ -109,6 +113,7 @@ def test_a_node_that_is_alive_or_unknown_is_not_reported(check, listed):
     [
         (JoinStatus(2, 2, 3, (2,)), {}),  # an elastic job may begin without it
         (MISSING_2, {"node_rank": 1}),  # node 0 checks it
+        (JoinStatus(3, 3, 3, ()), {}),
         (MISSING_2, {"environ": {"SLURM_DISTRIBUTION": "arbitrary"}}),
         (MISSING_2, {"nodes": "n[1-65]", **OF_MORE_TASKS}),
     ],
@@ -126,3 +131,22 @@ def test_outside_a_step_of_the_job_nothing_is_checked(monkeypatch):
     for change in ({"cluster": "openmpi"}, {"is_batch_script": True}):
         other = SimpleNamespace(**{**vars(cluster_env), **change})
         assert not node.is_step_of_job(cast("Any", None), cast("Any", other), 0)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "nnodes", "spares", "typed", "is_one"),
+    [
+        ("1(x3)", 3, 0, AUTO, True),
+        ("1(x3)", 2, 1, AUTO, True),
+        ("1(x3)", 2, 0, AUTO, False),  # a task may be anything else
+        ("1(x3)", 3, 0, 1, True),
+        ("1(x3)", 3, 0, 2, False),  # the nodes are not in the order of the tasks
+        ("2,1,1", 4, 0, AUTO, True),
+        ("2,1,1", 4, 0, 1, False),
+    ],
+)
+def test_tasks_that_are_the_nodes_of_a_job(monkeypatch, tasks, nnodes, spares, typed, is_one):
+    for name, value in slurm_step(tasks, "n[1-3]", 3, 3 if tasks == "1(x3)" else 4, 1, 0, 1).items():
+        monkeypatch.setenv(name, value)
+    options = Options({Nodes: Nodes(nnodes=(nnodes, nnodes), node_rank=typed), Elastic: Elastic(spares=spares)}, {})
+    assert node.is_step_of_job(options, None, 0 if typed == AUTO else typed) is is_one

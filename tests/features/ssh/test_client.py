@@ -1,13 +1,16 @@
 """Tests of the ssh client, with a program that plays ssh and its host."""
 
 import json
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import msgspec
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -208,13 +211,26 @@ def test_a_line_break_on_the_way_to_a_shell(run_in_fork, play, tmp_path, variabl
     assert not (tmp_path / "typed").exists()
 
 
-def test_odd_folders_and_variables_reach_the_far_end_whole(play, tmp_path):
+def test_each_host_gets_its_part_of_the_job_whole(run_in_fork, play, tmp_path):
     """Folders and variables arrive unchanged; their contents become neither a command nor another line."""
-    part = "open('settings', 'w').write(here()); sys.exit(255)"
+    write_program(tmp_path, "part", "open(host, 'w').write(here()); sys.exit(255)")
     odd = "a\n$(touch ran)\x1b[2J\udcff'"
-    play(part, NCCL_DEBUG=odd)
-    settings = json.loads((tmp_path / "settings").read_text())
-    assert settings["environ"]["NCCL_DEBUG"] == odd
+    words = "--hosts a:2,b --master-port 30000 --heartbeat-timeout 7 --log-dir logs --env X=1 --sidecar true --run-id r"
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "NCCL_DEBUG": odd}
+    run_in_fork("run", *words.split(), "train.py", "--", "--lr", env=env)
+    first, second = (json.loads((tmp_path / host).read_text()) for host in "ab")
+    assert {**first, "argv": (), "ports": []} == {**second, "argv": ()}
+    assert [" ".join(each["argv"]) for each in (first, second)] == [
+        f"run --nnodes 2 --node-rank {rank} --master-addr a --master-port 30000 {nproc}--no-config --run-id r "
+        f"--heartbeat-timeout 7 {sidecar}--log-dir logs -- train.py --lr"
+        for rank, nproc, sidecar in ((0, "--nproc 2 ", "--sidecar true "), (1, "", ""))
+    ]
+    assert len(first.pop("nonce")) == len(first["environ"].pop("DDPLAUNCH_TOKEN")) == 32
+    assert {**first, "argv": ()} == {
+        "environ": {"NCCL_DEBUG": odd, "X": "1", "DDPLAUNCH_OVER_SSH": "1"}, "cwd": str(tmp_path), "target": "train.py",
+        "module": False, "no_python": False, "log_dir": "logs", "address": "a", "ports": [30000, 30001], "argv": (),
+        "preempt_signal": signal.SIGUSR2, "heartbeat": 7.0, "grace": 30.0,
+    }  # fmt: skip
     assert not (tmp_path / "ran").exists()
 
 
@@ -237,16 +253,9 @@ def test_hosts_for_which_there_are_too_few_open_files(play, tmp_path, limit):
 
 
 def test_an_internal_error_on_a_host_is_one_line():
-    words = python_command(sys.executable, REMOTE_STATEMENT)
-    for line, expected in (
-        ("{nonsense", "JSONDecodeError: "),
-        ("{}", "ValidationError: Object missing required field `nonce`"),
-        ('{"nonce": 1}', "ValidationError: Expected `str`, got `int` - at `$.nonce`"),
-    ):
-        done = run_command(words, input=f"{line}\n")
-        assert done.returncode == 70
-        assert done.stderr.startswith(f"a bug in ddplaunch on this host: {expected}")
-        assert len(done.stderr.splitlines()) == 1
+    done = run_command(python_command(sys.executable, REMOTE_STATEMENT), input="exec sh\n{nonsense\n")
+    assert done.returncode == 70
+    assert re.fullmatch("a bug in ddplaunch on this host: JSONDecodeError: .*\n", done.stderr)
 
 
 JOB = HostJob(
@@ -261,9 +270,9 @@ def test_a_job_arrives_as_it_was_sent():
     assert HostJob.read(JOB.line()) == JOB
 
 
-@pytest.mark.parametrize("wrong", [{"ports": (70000,)}, {"heartbeat": 0.0}, {"grace": -1.0}])
+@pytest.mark.parametrize("wrong", [{"nonce": 1}, {"ports": (70000,)}, {"heartbeat": 0.0}, {"grace": -1.0}])
 def test_a_job_has_values_that_make_sense(wrong):
-    with pytest.raises(msgspec.ValidationError):
+    with pytest.raises(msgspec.ValidationError, match=f"Expected .* - at `\\$.{next(iter(wrong))}"):
         HostJob.read(replace(JOB, **wrong).line())
 
 
@@ -272,28 +281,50 @@ SOONER = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["end of stdin", "no heartbeat", "SIGTERM"])
-def test_a_host_that_loses_its_connection_kills_what_does_not_stop(tmp_path, how):
-    stubborn = "trap '' TERM\necho $$ > pid\nwhile :; do sleep 0.1; done\n"
-    argv = ("run", "--nproc", "1", "--grace", "600", "--no-python", "sh", str(write_program(tmp_path, "s", stubborn)))
-    job = replace(
-        JOB, environ={}, cwd=str(tmp_path), target="sh", no_python=True, address="", ports=(), argv=argv,
-        preempt_signal=None, heartbeat=0.5 if how == "no heartbeat" else 600.0,
-    )  # fmt: skip
+@contextmanager
+def far_end(folder, script, *options, **changes):
+    """A host's side of a job that runs a script of sh, after a line that a login shell left, and its first lines."""
+    argv = ("run", "--nproc", "1", *options, "--no-python", "sh", str(write_program(folder, "s", script)))
+    usual = {"environ": {}, "cwd": str(folder), "target": "sh", "no_python": True, "address": "", "ports": ()}
+    job = replace(JOB, **{**usual, "argv": argv, "preempt_signal": None, "heartbeat": 600.0, **changes})
     pipe = subprocess.PIPE
     with subprocess.Popen(python_command(sys.executable, SOONER), stdin=pipe, stdout=pipe, stderr=pipe) as far:
-        far.stdin.write(b"exec sh, of a login shell\n" + job.line() + b"..G")
+        far.stdin.write(b"exec sh, of a login shell\n" + job.line() + b"..")
+        far.stdin.flush()
+        hello, facts = [far.stdout.readline() for _ in range(3)][1:]
+        assert hello == f"\x1eddplaunch here {ddplaunch.__version__}\n".encode()
+        yield far, json.loads(facts.removeprefix(b"\x1eddplaunch n "))["problems"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["end of stdin", "no heartbeat", "SIGTERM", "killed launcher"])
+def test_a_host_that_loses_its_connection_or_launcher_kills_what_does_not_stop(tmp_path, how):
+    stubborn = "trap '' TERM\ntrap 'touch seen' USR1\necho $$ > pid\nwhile :; do sleep 0.1; done\n"
+    heartbeat, code = 0.5 if how == "no heartbeat" else 600.0, 137 if how == "killed launcher" else 69
+    with far_end(tmp_path, stubborn, "--grace", "600", heartbeat=heartbeat) as (far, problems):
+        assert problems == []
+        far.stdin.write(b"G")
         far.stdin.flush()
         if how != "no heartbeat":
             wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the rank")
         if how == "SIGTERM":
+            far.send_signal(signal.SIGUSR1)  # is for a launcher, and ends no process
+            far.stdin.write(bytes([0x80 + signal.SIGUSR1]))
+            far.stdin.flush()
+            wait_until(lambda: (tmp_path / "seen").exists() or far.poll() is not None, "a signal for the rank")
+            assert far.poll() is None
             far.send_signal(signal.SIGTERM)
-        out, err = far.communicate() if how == "end of stdin" else (far.stdout.read(), far.stderr.read())
-        assert far.wait() in ((69, 143) if how == "no heartbeat" else (69,))  # the launcher may not have begun
-        hello, facts = out.splitlines()[1:]
-        assert hello == f"\x1eddplaunch here {ddplaunch.__version__}".encode()
-        assert json.loads(facts.removeprefix(b"\x1eddplaunch n "))["problems"] == []
-        assert b"\x1e" not in err, "no exit code: the other end is gone"
+        elif how == "killed launcher":
+            psutil.Process(far.pid).children()[0].kill()
+        err = far.communicate()[1] if how == "end of stdin" else far.stderr.read()
+        assert far.wait() in ((69, 143) if how == "no heartbeat" else (code,))  # the launcher may not have begun
+        assert err.partition(b"\x1e")[2] == b"ddplaunch n 137\n" * (code == 137), "else the other end is gone"
     if (tmp_path / "pid").exists():
         assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize(("cwd", "code"), [("/", 69), ("/none", 2)])
+def test_a_host_whose_job_is_not_started(tmp_path, cwd, code):
+    with far_end(tmp_path, "", cwd=cwd) as (far, problems):
+        assert problems == ["/none: No such file or directory"] * (code == 2)
+        assert (far.communicate(), far.wait()) == ((b"", b""), code)

@@ -62,17 +62,22 @@ def test_invalid_host_options_are_refused(run_in_fork, tmp_path, scheduler, word
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "passed", "name", "shows"),
     [
-        ("sge --pe mpi --qsub-arg=-js=7", "qsub-arg: -js=7 (--qsub-arg)"),
-        ("pbs --qsub-arg=-Pwine", "qsub-arg: -Pwine (--qsub-arg)"),
-        ("lsf --bsub-arg=-N --bsub-arg=-B", "bsub-arg: -N, -B (--bsub-arg)"),
+        ("sge --pe mpi --qsub-arg=-js=7", "qsub-arg: -js=7 (--qsub-arg)", '#$ -N "my train.py"', "qstat -j"),
+        ("pbs --qsub-arg=-Pwine", "qsub-arg: -Pwine (--qsub-arg)", "#PBS -N my_train.py", "qstat -f"),
+        ("lsf --bsub-arg=-N --bsub-arg=-B", "bsub-arg: -N, -B (--bsub-arg)", "#BSUB -J my_train.py", "bjobs -env"),
     ],
 )
-def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, expected):
-    write_program(tmp_path, "train.py", "")
-    done = run_in_fork("submit", "--dry-run", "--scheduler", *words.split(), "train.py")
-    assert expected in done.stderr.splitlines()
+def test_a_dry_run_shows_what_is_passed_on(run_in_fork, tmp_path, words, passed, name, shows):
+    """It also shows the job name, which the scheduler must accept, and a note on a token that others can read."""
+    write_program(tmp_path, "my train.py", "")
+    line = ("submit", "--dry-run", "--scheduler", *words.split(), "my train.py")
+    done = run_in_fork(*line, env={"DDPLAUNCH_TOKEN": "s3cret"})
+    assert passed in done.stderr.splitlines()
+    assert name in done.stdout.splitlines()
+    assert f"note: DDPLAUNCH_TOKEN is not secret in this job: {shows} shows" in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
 
 
 PROGRAM = """

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from ddplaunch.features.submit.pbs import Pbs, parse_qstat
 from ddplaunch.system.schedulers.scheduler import JobId
-from tests.conftest import write_program
 from tests.features.submit.states import DELETED, HELD, OUT_OF_MEMORY
 from tests.features.submit.test_scripts import SMALLEST
 
@@ -72,9 +71,3 @@ def test_states_are_parsed_from_one_qstat():
 def test_an_answer_of_something_else():
     assert not list(parse_qstat("Hello\n"))
     assert [each.description for each in parse_qstat(SHOWN.format(state="Z", more=""))] == ["is in state Z"]
-
-
-def test_a_name_that_pbs_takes(run_in_fork, tmp_path):
-    write_program(tmp_path, "my train.py", "")
-    done = run_in_fork("submit", "--scheduler", "pbs", "--dry-run", "my train.py")
-    assert "#PBS -N my_train.py\n" in done.stdout

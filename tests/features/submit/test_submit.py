@@ -242,13 +242,16 @@ def test_nodes_to_leave_out(dry, submit):
         ("--time 0", ["time=0"]),
         ("--exclusive --comment 'a b'", ["exclusive", 'comment="a b"']),
         ("--sbatch-arg=--exclusive=user", ["exclusive=user"]),
+        ("--sbatch-arg=--cpus-per-gpu=4", ["cpus-per-gpu=4"]),
         ("--mail-type end,Time_Limit_90 --mail-user a@b", ["mail-type=end,Time_Limit_90", "mail-user=a@b"]),
     ],
 )
 def test_accepted_options_become_lines_of_sbatch(dry, line, lines):
-    script, _ = dry(f"{line} train.py")
+    script, notes = dry(f"{line} train.py")
     for each in lines:
         assert f"#SBATCH --{each}\n" in script
+    shares = not any(word in line for word in ("-c 8", "--cpus-per", "--exclusive"))
+    assert any("all ranks of a node share one CPU" in note for note in notes) == shares
 
 
 def test_memory_that_is_typed_is_not_that_of_a_file(dry, submit, cluster, tmp_path):
@@ -317,15 +320,9 @@ def test_flags_over_project_over_user(dry, files, tmp_path):
     script, lines = dry(
         "--nodes 2 --time 5m ../train.py", cwd=tmp_path / "deep", env={"SBATCH_QOS": "low", "SBATCH_ACCOUNT": "x"}
     )
-    for line in (
-        "nodes=2",
-        "partition=general",
-        "account=me",
-        "time=0:05:00",
-        f"chdir={tmp_path}/deep",
-        "job-name=train.py",
-    ):
+    for line in ("nodes=2", "partition=general", "account=me", "time=0:05:00", "job-name=train.py"):
         assert f"#SBATCH --{line}\n" in script
+    assert f"#SBATCH --chdir={tmp_path}/deep\n" in script
     assert f"source {tmp_path}/env.sh || exit\nmodule load cuda/12 || exit\n" in script, (
         "a file is looked for beside the one that names it"
     )

@@ -1,12 +1,12 @@
 """Tests of when a warm zygote ends: its time, its session, lack of memory; nothing is left."""
 
+import fcntl
 import itertools
 import os
 import shlex
 import signal
 import socket
 import subprocess
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -97,24 +97,26 @@ def test_a_folder_removed_between_two_looks_is_created_again(tmp_path, monkeypat
     assert warm_sockets.warm_socket_dir() == folder
 
 
-@pytest.mark.slow
-def test_a_removed_folder_does_not_disturb_a_launcher(tmp_path, monkeypatch):
+def test_a_folder_removed_while_a_socket_is_created(tmp_path, monkeypatch):
+    """Only the lock of the folder that is there now counts: another launcher may have created it."""
     tmp_path.chmod(0o700)
     monkeypatch.setattr(warm_sockets, "socket_dir_candidates", lambda name: [str(tmp_path / name)])
-    over = threading.Event()
-    remover = threading.Thread(target=lambda: [warm_sockets.remove_empty_dirs() for _ in iter(over.is_set, True)])
-    remover.start()
-    try:
-        for number in range(2000):
-            path = os.path.join(warm_sockets.warm_socket_dir(), str(number))
-            with warm_sockets.listen_at(path):
-                there = warm_sockets.connect(path)
-                there.close()
-            warm_sockets.remove_stale(path)
-    finally:
-        over.set()
-        remover.join()
-    warm_sockets.remove_empty_dirs()
+    path, others = str(tmp_path / "ddplaunch-warm/socket"), []
+
+    def lock_before_another(fd, how, flock=fcntl.flock):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        flock(fd, how)
+        warm_sockets.remove_empty_dirs()
+        others.append(os.open(warm_sockets.warm_socket_dir(), os.O_RDONLY))
+        flock(others[0], fcntl.LOCK_EX)
+
+    monkeypatch.setattr(fcntl, "flock", lock_before_another)
+    with pytest.raises(BlockingIOError):
+        warm_sockets.listen_at(path)
+    os.close(others[0])
+    with warm_sockets.listen_at(path):
+        warm_sockets.connect(path).close()
+    warm_sockets.remove_stale(path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -125,13 +125,13 @@ def test_variables_that_an_import_reads_change_the_fingerprint(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_descriptor_above_the_limit_of_open_files_starts_cold(shared: Shell):
-    """A descriptor with this number can be inherited, but not received."""
-    beyond = python("os.dup2(0, 700); import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 4096))")
-    done = shared.run(f"{beyond} {shared.launch('--log-dir', 'beyond', 'shows.py')}")
+def test_a_descriptor_near_the_limit_of_open_files_starts_cold(shared: Shell):
+    """Beside a descriptor with this number the zygote could not receive all descriptors of the ranks."""
+    near = python("os.dup2(0, 595); import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 4096))")
+    done = shared.run(f"{near} {shared.launch('--log-dir', 'near', 'shows.py')}")
     assert done.code == 0, done.stderr
-    reason = "ranks inherit descriptor 700, too close to the limit of open files (ulimit -n)"
-    assert shared.reasons("beyond") == [reason]
+    reason = "ranks inherit descriptor 595, too close to the limit of open files (ulimit -n)"
+    assert shared.reasons("near") == [reason]
 
 
 @pytest.mark.slow

@@ -41,25 +41,20 @@ def lines_of(text: str, start: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(start)]
 
 
-def test_one_line_a_gpu_in_a_pipe(say: Answer, fake_nvml: FakeNvml) -> None:
-    text = say(fake_nvml.environ(4))
-    first, *others = lines_of(text, "gpu ")
+def test_one_line_a_gpu_in_aligned_columns_in_a_pipe(say: Answer, fake_nvml: FakeNvml) -> None:
+    text = say(fake_nvml.environ([H100, "NVIDIA T400", H100, H100]))
+    first, *others = gpus = lines_of(text, "gpu ")
     assert re.fullmatch(
         rf"gpu 0  cuda:0  {H100}  0\.0 of 79\.6 GiB  numa 0  cpus [\d,-]+ +0000:10:00\.0  "
         r"GPU-fa4e0000-0000-0000-0000-000000000000",
         first,
     )
     assert len(others) == 3
+    assert len({(line.index(" numa "), line.index("GPU-fa4e")) for line in gpus}) == 1
     assert "A job sees 4 GPUs (source: NVML).\n" in text
     assert text.startswith("cpu    ")
     assert "\x1b" not in text
     assert text.isascii()
-
-
-def test_columns_of_the_plain_text_are_aligned(say: Answer, fake_nvml: FakeNvml) -> None:
-    gpus = lines_of(say(fake_nvml.environ([H100, "NVIDIA T400"])), "gpu ")
-    assert len({line.index(" numa ") for line in gpus}) == 1
-    assert len({line.index("GPU-fa4e") for line in gpus}) == 1
 
 
 def test_what_a_job_does_not_see_is_hidden(say: Answer, fake_nvml: FakeNvml) -> None:
@@ -79,13 +74,8 @@ def test_gpus_in_use_are_shown_with_their_process(say: Answer, fake_nvml: FakeNv
 
 
 def test_mig_instances_have_lines_of_their_own(say: Answer, fake_nvml: FakeNvml) -> None:
-    text = say(fake_nvml.environ(2, mig={0: 2}))
-    assert [line.split()[1:3] for line in lines_of(text, "gpu ")] == [
-        ["0", "MIG"],
-        ["0:0", "cuda:0"],
-        ["0:1", "cuda:1"],
-        ["1", "cuda:2"],
-    ]
+    gpus = [line.split()[1:3] for line in lines_of(say(fake_nvml.environ(2, mig={0: 2})), "gpu ")]
+    assert gpus == [["0", "MIG"], ["0:0", "cuda:0"], ["0:1", "cuda:1"], ["1", "cuda:2"]]
 
 
 @pytest.mark.parametrize(("error", "notes"), [(0, 0), (DRIVER_NOT_LOADED, 1)])
@@ -100,16 +90,7 @@ def test_json(say: Answer, fake_nvml: FakeNvml) -> None:
     environ = fake_nvml.environ(2, busy=[(1, os.getpid(), 1024)], mig={0: 1}, memory_mb=81920)
     result = json.loads(say({**environ, "CUDA_VISIBLE_DEVICES": "1"}, "--json"))
     assert list(result) == ["cpu", "gpus", "visible", "notes"]
-    assert list(result["cpu"]) == [
-        "name",
-        "logical",
-        "physical",
-        "allowed",
-        "quota",
-        "memory_total",
-        "memory_available",
-        "numa",
-    ]
+    assert " ".join(result["cpu"]) == "name logical physical allowed quota memory_total memory_available numa"
     sliced, used = result["gpus"]
     assert used == {
         "vendor": "nvidia",

@@ -216,7 +216,7 @@ class _InspectionView:
         here = {
             r: e for r, e in stuck.items() if (e.first_incomplete == number if e.is_certain else e.entered >= number)
         }
-        exact = [each.collective for each in here.values() if each.collective and each.collective.number == number]
+        exact = [each.collective for each in here.values() if each.collective]
         calls = {call.function for rank in here if (call := distributed_call_of(self.ranks[rank]))}
         operation = exact[0].operation if exact else calls.pop() if len(calls) == 1 else ""
         default = self.description(group) == DEFAULT_GROUP
@@ -293,7 +293,7 @@ class _InspectionView:
         kinds: dict[tuple[object, ...], list[int]] = {}
         examples: dict[tuple[object, ...], Collective] = {}
         stacks: dict[object, tuple[object, ...]] = {}
-        exact = {rank: one for rank, each in sorted(here.items()) if (one := each.collective) and one.number == number}
+        exact = {rank: one for rank, each in sorted(here.items()) if (one := each.collective)}
         roots = {rank: root_of(self.ranks[rank], one) for rank, one in exact.items()}
         rooted = None not in roots.values()
         for rank, one in exact.items():

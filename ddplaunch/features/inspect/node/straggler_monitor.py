@@ -111,7 +111,7 @@ class StragglerMonitor:
                 f"rank {rank}{on} (pid {each.pid}) has {how}, but is still running" + (f": {place}" if place else "")
             )
         if (more := len(stragglers) - MAX_LISTED_NAMES) > 0:
-            self._notify(f"{format_count(more, 'more rank')} failed and are still running")
+            self._notify(f"{format_count(more, 'more rank')} failed, but did not exit")
 
     def _format_note(self, stragglers: Sequence[RankProcess], inspection: Inspection) -> str:
         places = {rank.rank: describe_locations([rank]) for rank in inspection.ranks}

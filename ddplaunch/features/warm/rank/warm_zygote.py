@@ -244,8 +244,8 @@ class WarmZygoteServer:
             return f"{shadow} has the name of a module that is imported already"
         try:
             now = {**inherited_state.read_inherited_state(), "SigIgn": self.inherited["SigIgn"]}
-        except OSError as error:
-            now = {"folder": error.strerror or ""}
+        except OSError:  # its folder was deleted, say
+            now = {"folder": ""}
         differs = sorted(name for name, value in now.items() if self.fingerprint.get(f"inherited {name}") != value)
         what = ", ".join(differs) or self.origins.find_changed()
         why = f"changed since the warm zygote started: {what}" if what else None

@@ -6,6 +6,7 @@ Paths of this machine do not stay in the samples.
 """
 
 import json
+import re
 import sys
 import sysconfig
 import tempfile
@@ -31,6 +32,10 @@ PATHS = (
     (sysconfig.get_path("stdlib"), f"/usr/lib/python3.{sys.version_info[1]}"),
 )
 
+# What of ddplaunch itself the samples leave out, as stack_parser.py does: threads, and frames below the program's.
+OWN_THREAD = re.compile(r'(?m)^Thread .*\n(  File "/ddplaunch/.*\n)+\n')  # the last one is the main thread
+OWN_FRAMES = re.compile(r'(?m)(^  File "/(?!ddplaunch/).*\n)(  File "/ddplaunch/.*\n)+\Z')
+
 
 def capture(kind: str) -> None:
     """Run one hang and write its sample: for each rank its stacks and its two answers, or null where it has ended."""
@@ -46,6 +51,7 @@ def capture(kind: str) -> None:
                 continue
             for here, there in PATHS:
                 stacks = stacks.replace(here, there)
+            stacks = OWN_FRAMES.sub(r"\1", OWN_THREAD.sub("", stacks))
             lines = {name: path.with_suffix(f".{name}") for name in ("states", "entries")}
             fields = {name: _read_fields(line.read_bytes()) for name, line in lines.items() if line.exists()}
             ranks.append({"stacks": stacks.splitlines(), **fields})

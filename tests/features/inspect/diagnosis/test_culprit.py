@@ -178,6 +178,10 @@ STILL_WAITING = {
         with_rank_changed(full_inspection("ran_longer"), 0, **STOPPED), False,
         "ranks 0, 1 did not enter all_reduce #5, which 1 rank waited for: rank 0 was stopped (SIGSTOP), "
         "rank 1 ended (exit code 0)"),
+    "four for different reasons": (
+        together(rank(0, 8, 7, *WAITING), *(rank(n, 7, 7, f"f at a.py:{n}") for n in range(1, 5))), False,
+        "ranks 1 to 4 did not enter all_reduce #8, which 1 rank waited for: rank 1 f at a.py:1, rank 2 f at a.py:2, "
+        "rank 3 f at a.py:3 and others"),
     "of a recv": (
         together(RECEIVES, WORKS), False, "rank 1 did not communicate, while 1 rank waited in recv: f at a.py:1"),
     "of a recv from any of two": (together(RECEIVES, WORKS, replace(WORKS, rank=2)), False, ""),

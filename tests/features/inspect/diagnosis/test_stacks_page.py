@@ -137,6 +137,12 @@ def test_ranks_without_a_stack(fields, line):
     assert line in page(changed_one).splitlines()
 
 
+def test_hosts_are_named_if_a_group_is_on_two_at_most():
+    ranks = [rank(n, 1, 1, "f at a.py:1", host=f"n{n}") for n in range(3)]
+    for found, where in ((ranks[:2], "ranks 0, 1 (on n0, n1)"), (ranks, "ranks 0 to 2")):
+        assert page(together(*found)).splitlines()[2] == f"{where}: f at a.py:1 (running)"
+
+
 def test_notes_on_what_is_not_shown():
     hang = full_inspection("absent")
     old = [replace(each, answers=None, groups=(), last=()) for each in hang.ranks]

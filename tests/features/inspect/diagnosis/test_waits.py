@@ -235,6 +235,10 @@ SENTENCES = {
         f"ranks 0, 1 wait in {STEP}; {NOT_INSPECTED}"),
     "a rank that was not asked has not ended": (
         Inspection(0.0, (), 3, silent=("node 0",)), "the state of the ranks is unknown"),
+    "a rank that has completed what others wait in": (
+        together(rank(0, 8, 7, *WAITING), rank(1, 8, 8, "save at a.py:2"), rank(2, 7, 7, "load at data.py:2")),
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; "
+        "rank 2 has not entered it: load at data.py:2"),
     "all have ended": (
         together(RankInspection(0, "here", 1, ProcessCondition.EXITED, code=0)), "all ranks have ended"),
     "on gloo, whose threads write it, what is completed may be late": (
@@ -491,7 +495,8 @@ def test_waits_outside_process_groups(called, state):
 
 
 def test_ranks_with_equal_stacks_are_one_group():
-    found = group_ranks(full_inspection("absent"))
+    done = replace(collective(4, completed=True), entered=9.0)
+    found = group_ranks(absent(2, last=(done,)))
     assert [(each.ranks, each.state) for each in found] == [((2,), "running"), ((0, 1), "waits in all_reduce #5")]
     assert found[0].waited_s is None
     assert found[1].waited_s > 0
