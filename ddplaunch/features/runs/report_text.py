@@ -52,7 +52,7 @@ def render_report(
     yield total.line
     if len(total.runs) > 1:
         heads, rows = ("RUN", "BEGAN", "LASTED", "GOODPUT", "ENDED"), [_run_row(each) for each in total.runs]
-        yield from (*format_table(heads, rows, (), across, heads[1:4]), "")
+        yield from (*format_table(heads, rows, (), across, heads[1:4], wrap=True), "")
     yield click.style(f"{record.run}: {_format_state(record)}", bold=True)
     yield f"  {sanitize_line(shlex.join(record.argv), MAX_COMMAND)}"
     yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
@@ -99,7 +99,7 @@ def _format_attempts(record: RunRecord, across: int | None) -> Iterator[str]:
         return
     yield ""
     rows = [_attempt_row(each) for each in record.attempts[-MAX_ATTEMPTS:]]
-    yield from format_table(("ATTEMPT", "BEGAN", "LASTED", "ENDED"), rows, (), across, ("BEGAN",))
+    yield from format_table(("ATTEMPT", "BEGAN", "LASTED", "ENDED"), rows, (), across, ("BEGAN",), wrap=True)
     more = len(record.attempts) - len(rows) + record.left_out
     if more:
         yield f"  and {more} before"

@@ -230,9 +230,14 @@ def test_a_controller_that_is_down(answers, cluster, tmp_path):
 
 
 def test_the_end_of_a_followed_job_is_recorded(answers, cluster, tmp_path):
+    """So it is if Slurm has requeued the job since."""
     cluster.plays("say FAILED NonZeroExitCode 3:0")
     assert answers("submit", "--follow", "train.py").returncode == 3
     assert (kept(tmp_path)["code"], kept(tmp_path)["ended"]) == (3, "failed (exit code 3)")
+    write_program(tmp_path, "slurm-77.out", "before\n")
+    cluster.plays("say RUNNING None 0:0", 'echo two > "$STATE/log"; say RUNNING None 0:0', "say COMPLETED None 0:0")
+    assert answers("logs", "77", "--follow").stdout == "two\n"
+    assert kept(tmp_path)["code"] == 0
 
 
 def test_a_job_that_never_was(answers, cluster):

@@ -66,10 +66,15 @@ output: ddplaunch logs a
 """
 NARROW = """\
 RUN                   ENDED
-a                     lost: its…
-20261122-155025-f409  failed with exit…
+a                     lost: its launcher
+                      was killed, or the
+                      machine went down
+20261122-155025-f409  failed with exit
+                      code 1
 ATTEMPT  LASTED  ENDED
-1        1m00s   rank 2 failed with…
+1        1m00s   rank 2 failed with
+                 ValueError: no labels
+                 (exit code 1)
 2        -       -
 RANK  HOST  PEAK MEMORY  ENDED WITH
 0     n0    1.0 GiB      SIGTERM
