@@ -68,7 +68,6 @@ class RankProfiler:
         channel.used_signals.add("profile")
         times = int(self._began * 1e9), int(TICK_INTERVAL_S * 1e9), self._ticks
         numbers = (tick, *times, max_places(self._ranks.plan.world_size), self._request.torch)
-        profiled.remove_file()
         channel.write_line(b"p %d %d %d %d %d %d " % numbers + os.fsencode(path))
         if not channel.has_thread:
             profiled.send_signal(channel.stack_signals[0])

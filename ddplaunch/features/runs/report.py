@@ -163,7 +163,8 @@ def _report_of_job(
         raise LaunchError(what, f"its report is at the end of {seen.log_path}")
     there = require_running(job, which)
     if page:
-        raise LaunchError(f"{page}: the record of job {which.text} is on its node {there.host}", f"leave {page} out")
+        where = f"its node {there.host}" if there.host else "its first node"
+        raise LaunchError(f"{page}: the record of job {which.text} is on {where}", f"leave {page} out")
     return run_on_nodes(job, there, ["report", run_name(job, there), *(["--json"] if as_json else [])])
 
 

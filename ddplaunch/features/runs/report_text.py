@@ -51,8 +51,8 @@ def render_report(
     lasted = "" if record.ended is None else f", lasted {format_elapsed(record.ended - record.began)}"
     yield total.line
     if len(total.runs) > 1:
-        rows = [_run_row(each) for each in total.runs]
-        yield from (*format_table(("RUN", "BEGAN", "LASTED", "GOODPUT", "ENDED"), rows), "")
+        heads, rows = ("RUN", "BEGAN", "LASTED", "GOODPUT", "ENDED"), [_run_row(each) for each in total.runs]
+        yield from (*format_table(heads, rows, (), across, heads[1:4], wrap=True), "")
     yield click.style(f"{record.run}: {_format_state(record)}", bold=True)
     yield f"  {sanitize_line(shlex.join(record.argv), MAX_COMMAND)}"
     yield f"  in {record.cwd} on {record.host}, {format_count(record.world_size, 'rank')}{nodes}"
@@ -64,7 +64,7 @@ def render_report(
         yield render_verdict(record.verdict, record.nnodes).rstrip("\n")
     if record.remark:
         yield from ("", record.remark)
-    yield from _format_attempts(record)
+    yield from _format_attempts(record, across)
     last = [share.attempts[-1] for share in shares if share.attempts]
     latest = max((each.number for each in last), default=-1)  # without nodes that were lost earlier
     yield from _format_ranks([rank for each in last if each.number == latest for rank in each.ranks], across)
@@ -94,12 +94,12 @@ def _format_state(record: RunRecord) -> str:
     return f"failed with exit code {record.code}"
 
 
-def _format_attempts(record: RunRecord) -> Iterator[str]:
+def _format_attempts(record: RunRecord, across: int | None) -> Iterator[str]:
     if len(record.attempts) < 2:
         return
     yield ""
     rows = [_attempt_row(each) for each in record.attempts[-MAX_ATTEMPTS:]]
-    yield from format_table(("ATTEMPT", "BEGAN", "LASTED", "ENDED"), rows)
+    yield from format_table(("ATTEMPT", "BEGAN", "LASTED", "ENDED"), rows, (), across, ("BEGAN",), wrap=True)
     more = len(record.attempts) - len(rows) + record.left_out
     if more:
         yield f"  and {more} before"

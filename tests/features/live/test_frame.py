@@ -33,7 +33,7 @@ from ddplaunch.features.live.frame import (
     render_full_screen,
 )
 from ddplaunch.features.live.live_view import DOWN, UP, LiveView
-from ddplaunch.features.live.rank_table import SORT_KEYS
+from ddplaunch.features.live.rank_table import COLUMNS, SORT_KEYS
 from ddplaunch.features.live.styled_rows import (
     StyledText,
     display_width,
@@ -210,6 +210,33 @@ def test_the_view_fits_a_terminal_of_any_size(count, across, down):
     assert all(row_width(row) <= max(1, across - 1) for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("down", "kept"), [(2, "s"), (3, "sl"), (4, "slc"), (5, "s1lc"), (6, "s12lc"), (7, "s12lc"), (24, "s12lc")]
+)
+def test_the_rows_that_a_small_terminal_keeps(down, kept):
+    told = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg (float32[6]), entered at train.py:88; rank 2 has …"
+    rows = {
+        "s": "running 1:02:31 | 3 of 4 ranks wait",
+        "1": "ranks 0, 1, 3 wait in all_reduce #11 of default_pg" + " …" * (down == 5),
+        "2": "  (float32[6]), entered at train.py:88; rank 2 has …",
+        "l": ". running: rank 2   w waiting: 3 ranks   ? help",
+        "c": "0 ww.w",
+    }
+    assert shown(hanging(4, sentences=(told,), hint="keys"), 60, down) == [rows[each] for each in kept]
+
+
+@pytest.mark.parametrize(
+    ("column", "texts"),
+    [
+        ("late", {0.0004: "0", 0.0006: "1ms", 0.9994: "999ms", 0.9996: "1.0s"}),
+        ("coll/s", {0.0: "0", 0.04: "0.0", 9.94: "9.9", 9.96: "10", 99_999: "99999", 100_000: "100k"}),
+        ("mem", {999 << 20: "999M", 1000 << 20: "1.0G", 10 * GIB: "10G", 1000 * GIB: "1.0T", 1 << 60: "1024P"}),
+    ],
+)
+def test_figures_of_the_table(column, texts):
+    assert {figure: COLUMNS[column].format(figure) for figure in texts} == texts
+
+
 def test_rates():
     before = Inspection(10.0, (rank(0, 5, 5, cpu=1.0), rank(1, 5, 5, cpu=1.0)), 2)
     now = Inspection(12.0, (rank(0, 25, 25, cpu=2.0), rank(1, 24, 24, cpu=4.0)), 2)
@@ -224,6 +251,7 @@ def test_rates():
         later(one, usage={0: ProcessUsage(9.0, GIB)}), previous=replace(earlier, usage={0: ProcessUsage(1.0, GIB)})
     )
     assert busy_cpus_by_rank(used) == {0: 4.0, 1: 1.5}
+    assert busy_cpus_by_rank(replace(used, previous=earlier)) == {0: 0.5, 1: 1.5}
     again = replace(now, ranks=(replace(now.ranks[0], pid=7, groups=()), replace(now.ranks[1], pid=8)))
     assert collectives_per_second(later(one, inspection=again)) is None
     assert busy_cpus_by_rank(later(one, inspection=again)) == {}
@@ -452,23 +480,43 @@ class Terminal:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.requests: list[object] = []
+        self._on_reply: dict[Detail, Callable[[JobInspection], None]] = {}
         query = SimpleNamespace(query=lambda: None, close=lambda: None, usage=())
         monkeypatch.setattr(live_view, "GpuUsageQuery", lambda loop: query)
-        loop = SimpleNamespace(call_later=lambda seconds, callback: SimpleNamespace(cancel=lambda: None))
+        self.now, self.advice = 100.0, ""
+        monkeypatch.setattr(live_view, "time", SimpleNamespace(monotonic=lambda: self.now))
         job = SimpleNamespace(
-            inspect=lambda detail, on_reply, lines=False: self.requests.append((detail, lines)),
+            inspect=self._inspect,
             stop=lambda: self.requests.append("stop"),
             log=lambda rank, on_reply: on_reply(f"log of {rank}"),
             failures=lambda on_reply: on_reply("failures"),
-            advice_to_continue=str,
+            advice_to_continue=lambda: self.advice,
         )
         quits, commands = (lambda: self.requests.append("quit")), (lambda *words: self.requests.append(words))
         view: Any = LiveView
-        self.view = view(loop, self, job, on_quit=quits, run_command=commands)
+        self.view = view(self, self, job, on_quit=quits, run_command=commands)
         self.view.start(keys=True)
-        now = snapshot(*map(rank, range(4))).current
-        self.view.on_inspection(JobInspection(now.status, now.inspection, ()))
+        self.reply(snapshot(*map(rank, range(4))))
         assert self.take() == [(Detail.STATE, False)]
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> SimpleNamespace:
+        self._on_timer = callback
+        return SimpleNamespace(cancel=lambda: None)
+
+    def _inspect(self, detail: Detail, on_reply: Callable[[JobInspection], None], *, lines: bool = False) -> None:
+        self.requests.append((detail, lines))
+        self._on_reply[detail] = on_reply
+
+    def reply(self, now: ViewState, detail: Detail = Detail.STATE) -> list[str]:
+        """Answer the last request for this detail; return the rows."""
+        self._on_reply[detail](JobInspection(now.current.status, now.current.inspection, ()))
+        return self.rows(80, 24)
+
+    def take_at(self, now: float) -> list[object]:
+        """Let the timer expire at a moment; return what was requested since."""
+        self.now = now
+        self._on_timer()
+        return self.take()
 
     def begin(self, render: object, on_key: Callable[[str], object]) -> None:
         self._on_key = on_key
@@ -515,3 +563,43 @@ def test_keys_request_what_they_say(monkeypatch):
     assert (each.is_full_screen, "rank" in "".join(each.rows(60, 12))) == (True, True)
     each.take(ESCAPE)
     assert not each.is_full_screen
+
+
+def test_the_view_is_refreshed_once_a_second(monkeypatch):
+    each, free, state = Terminal(monkeypatch), snapshot(*map(rank, range(4))), (Detail.STATE, False)
+    assert (each.take_at(101), each.take_at(102), each.take_at(103)) == ([state], [], [])
+    assert each.rows(80, 24)[-1] == "0 ...."
+    assert (each.take_at(104), each.rows(80, 24)[-1]) == ([], "no answer for 3 s")
+    each.advice = "continue it"
+    assert (each.take_at(105), each.rows(80, 24)[-1]) == ([], "suspended: continue it")
+    assert each.rows(80, 24)[0].startswith("suspended 1:02:31")
+    each.advice = ""
+    assert each.reply(free)[-1] == "0 ...."
+
+    # Lateness is measured after 10 s, and every 30 s; not while ranks wait.
+    assert each.take_at(110) == [state]
+    each.reply(free)
+    assert each.take_at(111) == [(Detail.LATENESS, False), state]
+    slow = later(free, inspection=replace(free.current.inspection, pace=("rank 1 was last",)))
+    each.reply(slow, Detail.LATENESS)
+    assert "rank 1 was last" in each.reply(free)
+
+    # Stacks are requested while ranks wait, every 5 s.
+    stacks = (Thread((Frame("all_reduce", C10D, 1, own=False),)),), (Thread((Frame("load", "data.py", 3, own=True),)),)
+    waits = snapshot(*(rank(number, 11 - (number == 2), 10) for number in range(4)))
+    whole = snapshot(*(replace(one, threads=stacks[one.rank == 2]) for one in waits.current.inspection.ranks))
+    for moment in (112, 113):
+        assert each.take_at(moment) == [state]
+        each.reply(waits)
+    assert each.take_at(114) == [(Detail.WAITS, False)]
+    told = "ranks 0, 1, 3 wait in all_reduce #11 of default_pg; rank 2 has not entered it: load at data.py:3"
+    assert told in " ".join(row.strip() for row in each.reply(whole, Detail.WAITS))
+    for moment, detail in ((118, Detail.STATE), (119, Detail.WAITS), (142, Detail.WAITS), (143, Detail.STATE)):
+        assert each.take_at(moment) == [(detail, False)]
+        each.reply(whole, detail)
+    each.take_at(144)
+    assert "load at data.py:3" not in "".join(each.reply(free))
+    assert each.take_at(145) == [(Detail.LATENESS, False), state]
+    each.reply(free)
+    each.take("z")
+    assert each.take_at(150) == [(Detail.WAITS, True)], "a line of code and of output for each rank"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -196,6 +197,23 @@ def test_a_group_near_its_limit_raises_the_alarm(group, monkeypatch):
     child.kill()
     child.communicate()
     assert 0 not in woken
+
+
+def test_the_pauses_between_alarms_that_follow_at_once_grow(monkeypatch, tmp_path):
+    """Page caches fill any limit, and reach it all the time."""
+    now, watched, pauses, woken = [0.0], {}, [], []
+    monkeypatch.setattr(memory_alarm, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    loop = SimpleNamespace(watch_fd=watched.__setitem__, unwatch_fd=watched.pop)
+    loop.call_later = lambda seconds, enable: pauses.append((seconds, enable))
+    alarm = MemoryAlarm(loop, [], lambda: woken.append(True), str(tmp_path))
+    for quiet in (0.5, 1.9, 3.9, 7.9, 14.9, 15.0, 1.1):
+        now[0] += quiet
+        (ready,) = watched.values()
+        ready()
+        assert not watched, "it is off in the pause"
+        pauses[-1][1]()
+    alarm.close()
+    assert ([seconds for seconds, _ in pauses], len(woken)) == ([2.0, 4.0, 8.0, 15.0, 15.0, 1.0, 1.0], 7)
 
 
 @pytest.mark.skipif(not os.access(V2, os.W_OK), reason="needs a writable cgroup v2")
@@ -433,6 +451,7 @@ def point(moment, own, children=0, shared=0, cache=0):
         ([point(0, 2, 60), point(30, 3, 60)], NO_GROWTH, "fewer DataLoader"),
         ([point(0, 90), point(700, 1, 1), point(900, 1, 5)], "in the last 3m20s its child", "fewer DataLoader"),
         ([point(0, 2, 40)], None, "fewer DataLoader"),
+        ([point(0, 90), point(900, 1, 5)], None, "fewer DataLoader"),
         ([], None, "reduce host"),
     ],
 )
@@ -446,16 +465,17 @@ def test_the_report_shows_growth_and_advice(points, grew, advice):
 
 def test_older_points_show_growth_over_minutes():
     """They are used only if they show growth: pages that forks copy appear in the growth of the children alone."""
-    shortage = OutOfMemory(3, MemoryLimit(64 << 30), 0, 1)
+    shortage = OutOfMemory(3, MemoryLimit(64 << 30), 0, 1, others=2, held=3 << 30)
     near = [point(590, 1, 20), point(600, 1, 22)]
     found = explain_oom(shortage, near, [point(60, 1, 4), point(600, 1, 30)])
-    assert found[1] == "rank 3 had 1.0 GiB, its child processes 22.0 GiB"
+    assert found[1] == "rank 3 had 1.0 GiB, its child processes 22.0 GiB, 2 other ranks 3.0 GiB"
     assert found[2] == "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB"
-    found = explain_oom(shortage, near, [point(60, 1, 30), point(600, 1, 30)])
-    assert found[2] == "in the last 10s its child processes grew from 20.0 GiB to 22.0 GiB"
+    for longer in ([point(60, 1, 30), point(600, 1, 30)], [point(565, 1, 4), point(600, 1, 30)]):
+        found = explain_oom(shortage, near, longer)
+        assert found[2] == "in the last 10s its child processes grew from 20.0 GiB to 22.0 GiB"
     found = explain_oom(shortage, [point(600, 1)], [point(60, 1, 4), point(600, 1, 30)])
     assert found[1:3] == (
-        "rank 3 had 1.0 GiB, its child processes 30.0 GiB",
+        "rank 3 had 1.0 GiB, its child processes 30.0 GiB, 2 other ranks 3.0 GiB",
         "in the last 9m00s its child processes grew from 4.0 GiB to 30.0 GiB",
     )
 

@@ -10,15 +10,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
+from ddplaunch.features.profile.hot_spots import NATIVE_FRAME, find_hot_spots, find_outliers, late_ranks
 from ddplaunch.features.profile.node import RankProfiler
-from ddplaunch.features.profile.rank_profile import STARTING, RankProfile
+from ddplaunch.features.profile.rank_profile import STARTING, CollectiveKind, RankProfile
 from ddplaunch.features.profile.rpc import KIND, ProfileRequest
 
 
@@ -78,10 +81,51 @@ def test_all_ticks_without_a_signal_are_at_the_place_of_the_main_thread(tmp_path
     assert not [*tmp_path.iterdir()], "a program that has taken the signal is not profiled"
 
 
+@pytest.mark.parametrize(
+    ("loads", "late", "outliers"),
+    [
+        ((10, 10, 90, 20), (), [(2, 0.9, 0.1)]),
+        ((10, 10, 90, 50), (), []),  # rank 3 differs too
+        ((10, 10, 14, 10), (), []),  # by less than 5 %
+        ((10, 40, 90, 50), (1, 1, 7), [(1, 0.6, 0.5)]),  # in the other line
+        ((10, 10, 90, 10), (1,), []),
+        ((90,), (), []),
+        ((), (), []),
+    ],
+)
+def test_the_rank_whose_time_is_in_another_line(loads, late, outliers):
+    frames = Frame("train", "train.py", 9, own=True), Frame("load", "data.py", 3, own=True)
+    profiles = [
+        RankProfile(rank, "n0", frames=frames, places=(0, 0, 0, 1), ticks=(1, 100 - load, 2, load))
+        for rank, load in enumerate(loads)
+    ]
+    found = find_outliers(find_hot_spots(profiles), late)
+    assert [(each.rank, each.share, each.others) for each in found] == outliers
+
+
+def test_the_rank_that_enters_collectives_last():
+    """Of collectives of several operations the first counts; clocks of hosts must have been compared."""
+    kinds = (CollectiveKind("0", "default_pg", "all_reduce", ""),)
+    profiles = []
+    for rank, late in enumerate((0, 30_000, 0)):
+        begins = [(number, number * 100_000 + late + more) for number in range(40) for more in (0, 50)]
+        calls = tuple(figure for number, begin in begins for figure in (0, number, begin, 0))
+        profiles.append(RankProfile(rank, f"n{rank}", "", 10.0, 0.001, kinds=kinds, calls=calls))
+    (sentence,), ranks = late_ranks(profiles)
+    assert (ranks, sentence.partition(" of ")[0]) == ([1], "rank 1 was last in 100 %")
+    (sentence,), ranks = late_ranks(replace(each, error=None) for each in profiles)
+    assert (ranks, sentence.rpartition(": ")[2]) == ([], "their clocks have not been compared yet")
+
+
 def test_malformed_profiles_and_requests_are_refused():
     assert KIND.busy_error == "this job is being profiled already"
-    with pytest.raises(ValueError, match="contradicts"):
-        RankProfile(0, "n0", places=(1, 0))
+    for what in (
+        *({"places": rows} for rows in ((0,), (0, 1), (1, 0), (0, 0, 2, 0))),
+        *({"places": (0, 0), "ticks": rows} for rows in ((1,), (2, 5))),
+        *({"calls": rows} for rows in ((0, 1, 0), (1, 1, 0, 0))),
+    ):
+        with pytest.raises(ValueError, match="contradicts"):
+            RankProfile(0, "n0", frames=(NATIVE_FRAME,), kinds=(CollectiveKind("0", "", "all_reduce", ""),), **what)
     with pytest.raises(ValueError, match="a profile of"):
         ProfileRequest(1e6)
 

@@ -65,4 +65,5 @@ def test_collectives_of_a_rank_that_overlap_are_in_lanes():
     found = [[each["pid"], each["tid"], round(each["ts"]), round(each["dur"])] for each in slices]
     first = found[0][1]
     assert found == [[0, first, 0, 2000], [0, first + 1, 1000, 2000], [0, first, 4000, 1000], [1, first, 3000, 0]]
+    assert {each["args"]["group"] for each in slices} == {"0"}
     assert [each["args"]["ends"] == "when it completed" for each in slices] == [True, False, True, False]

@@ -230,9 +230,14 @@ def test_a_controller_that_is_down(answers, cluster, tmp_path):
 
 
 def test_the_end_of_a_followed_job_is_recorded(answers, cluster, tmp_path):
+    """So it is if Slurm has requeued the job since."""
     cluster.plays("say FAILED NonZeroExitCode 3:0")
     assert answers("submit", "--follow", "train.py").returncode == 3
     assert (kept(tmp_path)["code"], kept(tmp_path)["ended"]) == (3, "failed (exit code 3)")
+    write_program(tmp_path, "slurm-77.out", "before\n")
+    cluster.plays("say RUNNING None 0:0", 'echo two > "$STATE/log"; say RUNNING None 0:0', "say COMPLETED None 0:0")
+    assert answers("logs", "77", "--follow").stdout == "two\n"
+    assert kept(tmp_path)["code"] == 0
 
 
 def test_a_job_that_never_was(answers, cluster):
@@ -268,7 +273,7 @@ def test_a_container_is_not_entered(answers, cluster):
     done = answers("stacks", "77")
     assert (done.returncode, "job 77 runs in a container" in done.stderr) == (2, True)
     assert "ddplaunch attach 77" in done.stderr
-    assert "--html: the record of job 77 is on its node" in answers("report", "77", "--html", "a.html").stderr
+    assert "--html: the record of job 77 is on its first node\n" in answers("report", "77", "--html", "a.html").stderr
 
 
 def test_attach_ends_at_once_if_slurm_does_not_answer(answers, run_in_fork, cluster, tmp_path):

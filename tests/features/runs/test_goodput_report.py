@@ -4,14 +4,19 @@ import json
 import re
 import time
 
+import click
 import pytest
 from msgspec.structs import replace
 
 from ddplaunch.core import events
+from ddplaunch.features.runs import report_text
 from ddplaunch.features.runs.history_recorder import HistoryRecorder
+from ddplaunch.features.runs.run_record import RunState
+from ddplaunch.features.runs.time_breakdown import TimeBreakdown
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from tests.conftest import write_program
+from tests.core.output.sample_records import BEGAN, record
 from tests.features.runs.recorded_events import plan
 from tests.features.runs.test_goodput import failed
 from tests.features.runs.test_history import keep
@@ -20,6 +25,83 @@ pytestmark = pytest.mark.usefixtures("state")
 
 JOB = "4711"
 MINE = "mine"
+
+
+REPORT = """\
+goodput 75 %: 9.0 s of 12 s; lost: 3.0 s in 2 restarts
+RUN                   BEGAN                LASTED  GOODPUT  ENDED
+a                     [0]  0.0s    -        lost: its launcher was killed, or the machine went down
+20261122-155025-f409  [0]  12s     75 %     failed with exit code 1
+
+20261122-155025-f409: failed with exit code 1
+  ddplaunch run --nproc 9 train.py --lr 0.1
+  in /home/ada/nets on n0, 9 ranks on 2 nodes
+  began [0], lasted 3m04s
+  node 1 (n1): preempted, exit code 75
+
+ddplaunch: rank 2 failed with ValueError: no labels (exit code 1) (on n0)
+  Traceback (most recent call last):
+    File "train.py", line 88, in train
+      check(batch)
+  ValueError: no labels
+  8 other ranks were stopped
+
+stopped because
+
+ATTEMPT  BEGAN                LASTED  ENDED
+1        [1]  1m00s   rank 2 failed with ValueError: no labels (exit code 1)
+2        [2]  -       -
+  and 4 before
+
+RANK  HOST  LASTED  PEAK MEMORY  CPU    ENDED WITH
+0     n0    1m00s   1.0 GiB      50s    SIGTERM
+1     n0    59s     1.5 GiB      1m01s  SIGTERM
+2     n0    57s     1.2 GiB      1m12s  exit code 1
+3     n0    -       -            -      -
+  and 5 more ranks; --json has all
+
+note: no restarts left (--max-restarts 2)
+
+output: ddplaunch logs a
+"""
+NARROW = """\
+RUN                   ENDED
+a                     lost: its launcher
+                      was killed, or the
+                      machine went down
+20261122-155025-f409  failed with exit
+                      code 1
+ATTEMPT  LASTED  ENDED
+1        1m00s   rank 2 failed with
+                 ValueError: no labels
+                 (exit code 1)
+2        -       -
+RANK  HOST  PEAK MEMORY  ENDED WITH
+0     n0    1.0 GiB      SIGTERM
+"""
+
+
+def test_the_report_of_a_job_of_two_runs(monkeypatch):
+    """In a terminal its tables are as wide as that."""
+    monkeypatch.setattr(report_text, "MAX_RANKS", 4)
+    monkeypatch.setattr(report_text, "MAX_ATTEMPTS", 2)
+    spent = TimeBreakdown(steady=9.0, restarting=3.0, restarts=2)
+    run = replace(record(9, 3), left_out=3, remark="stopped because", spent=spent)
+    *earlier, last = run.attempts
+    ranks = (*last.ranks[:3], replace(last.ranks[3], ended=None, code=None, peak_memory=0), *last.ranks[4:])
+    run = replace(run, attempts=(*earlier, replace(last, ranks=ranks, ended=None, why="")))
+    lost_earlier = replace(record(9), node_rank=1, host="n1", fate=RunState.PREEMPTED, code=75)
+    total = report_text.TimeOfRuns([replace(record(1, 0), run="a", fate=RunState.LOST), run], spent)
+
+    def lines(across: int | None) -> str:
+        text = "\n".join(report_text.render_report([run, lost_earlier], total, "output: ddplaunch logs a", across))
+        for attempt in range(3):
+            began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(BEGAN + 62 * attempt))
+            text = text.replace(began, f"[{attempt}]")
+        return click.unstyle(text) + "\n"
+
+    assert lines(None) == REPORT
+    assert [line for line in lines(40).splitlines() if line in NARROW.splitlines()] == NARROW.splitlines()
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from ddplaunch.features.runs.history_recorder import HistoryRecorder
 from ddplaunch.features.runs.history_store import MAX_RUNS
 from ddplaunch.features.runs.run_record import RunState
 from tests.conftest import run_command, write_program
+from tests.core.output.sample_records import record
 from tests.features.runs.recorded_events import plan
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import FORKED, LIGHT
@@ -214,6 +215,41 @@ def test_the_nodes_of_a_job_on_one_file_system(state):
     assert history_store.list_runs() == ["r"]
     assert [each.node_rank for each in history_store.read_node_records("r")] == [0, 1, 2, 3]
     assert history_store.read_run_record("r").node_rank == 0
+
+
+LOST, RUNNING, FAILED = RunState.LOST, RunState.RUNNING, RunState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("of_first", "of_second", "fates"),
+    [
+        ({}, {}, (RUNNING, RUNNING)),
+        ({}, {"attempts": 1}, (RUNNING, RUNNING)),  # it has not written its second attempt yet
+        ({"lost": ("n1",)}, {}, (RUNNING, RUNNING)),  # it has joined again
+        ({"lost": ("n1",)}, {"attempts": 1}, (RUNNING, LOST)),
+        ({"lost": ("n1",)}, {"attempts": 0}, (RUNNING, LOST)),
+        ({"lost": ("n1",)}, {"attempts": 1, "code": 1, "ended": 60}, (RUNNING, FAILED)),
+        ({"code": 1, "ended": 60}, {}, (FAILED, LOST)),
+        ({"code": 1, "ended": 0}, {}, (FAILED, RUNNING)),  # it is about to write its end
+        ({"fate": LOST}, {}, (LOST, LOST)),
+        ({}, {"code": 69, "ended": 60}, (LOST, FAILED)),
+        ({}, {"code": 69, "ended": 0}, (RUNNING, FAILED)),
+        ({}, {"code": 1, "ended": 60}, (RUNNING, FAILED)),
+        ({"attempts": 0, "lost": ("n1",)}, {"attempts": 0}, (RUNNING, RUNNING)),
+        ({"node_rank": 2, "fate": LOST}, {}, (LOST, RUNNING)),  # the record of node 0 is elsewhere
+    ],
+)
+def test_nodes_that_the_records_of_others_show_as_lost(of_first, of_second, fates):
+    """Each is on another machine, where its launcher cannot be looked up."""
+
+    def node(number: int, attempts: int = 2, ended: int | None = None, **changes: object) -> run_record.RunRecord:
+        moment = None if ended is None else time.time() - ended
+        fate = RUNNING if ended is None else FAILED
+        known = {"node_rank": number, "host": f"n{number}", "fate": fate, "code": None, "ended": moment, **changes}
+        return replace(record(2, attempts), **known)
+
+    assert history_store.mark_lost([]) == []
+    assert tuple(each.fate for each in history_store.mark_lost([node(0, **of_first), node(1, **of_second)])) == fates
 
 
 def keep(what: str = "", node: int = 0, run_id: str = "r", code: int = 0, printed: bytes = b"") -> HistoryRecorder:

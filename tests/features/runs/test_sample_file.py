@@ -147,6 +147,10 @@ def test_intervals_between_samples(monkeypatch):
     assert clock.waits[-1] == LATER
     assert len(received) == 10
     assert received[0] is None
+    for rank in (0, 1):
+        taking.observe(events.RankExited(rank, os.getpid(), 0, 0))
+    clock.pass_on()
+    assert received[-1] is None, "no rank runs"
     taking.observe(events.Restarting(1, 0.0, "again", None))
     taking.observe(events.AttemptPlanned(plan(), 1))
     clock.pass_on()
@@ -188,8 +192,9 @@ def test_when_the_first_collective_was(entered, arrived, moment):
     for rank in (0, 1):
         taking.observe(events.RankStarted(rank, os.getpid(), 0))
     before = time.time()
-    clock.pass_on()
-    clock.pass_on()
+    for _ in range(3):
+        clock.pass_on()
+    assert clock.waits == [15, 1, 1, *([2, 4] if moment is None else [13, 15])], "until it is known"
     assert asked.count(Detail.LATENESS) == (max(entered) < 100 and moment is not None)
     moments = [each.moment for each in samples]
     if moment == "now":

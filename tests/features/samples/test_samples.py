@@ -13,6 +13,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import GroupState, Inspecti
 from ddplaunch.features.samples import node
 from ddplaunch.features.samples.node import MAX_COMPARABLE_RATE, CounterSnapshot, SampleCollector, compute_sample
 from ddplaunch.features.samples.sample import GpuSample, NodeSample, RankSample, downsample, ranks_behind
+from ddplaunch.system.devices.gpu_usage import GpuUsage
 from ddplaunch.system.devices.process_usage import ProcessUsage
 from tests.features.runs.recorded_events import plan
 
@@ -112,7 +113,8 @@ def test_a_sample_has_the_rates_between_two_snapshots(most, late):
     used = {0: ProcessUsage(6.0, 700, 1000, 40), 1: ProcessUsage(2.0, 300, 80, 20), 2: ProcessUsage(8.0, 100)}
     before = CounterSnapshot(plan(), 1e9, 50.0, usage={0: ProcessUsage(2.0, 1, 200, 0), 1: ProcessUsage(9.0)})
     groups = {0: {"0": most}, 1: {"0": 2, "new": 2}}
-    now = CounterSnapshot(plan(), 1e9 + 4, 54.0, usage=used, groups=groups, behind_ranks=frozenset({1}))
+    gpus = GpuUsage(0, 50, 9, None, (7, 11), 310.5, True), GpuUsage(1, None, None, None)
+    now = CounterSnapshot(plan(), 1e9 + 4, 54.0, {1: 11}, used, groups, frozenset({1}), gpus)
     sample = compute_sample(replace(before, groups={0: {"0": 0}, 1: {"0": 9}}), now, 3)
     assert (sample.time, sample.seconds, sample.attempt) == (1e9 + 4, 4.0, 3)
     assert sample.ranks == (
@@ -120,6 +122,7 @@ def test_a_sample_has_the_rates_between_two_snapshots(most, late):
         RankSample(1, 0.0, 300.0, 20.0, 5.0, 0.5, late),
         RankSample(2, 2.0, 100.0, 0.0, 0.0, None, None),
     )
+    assert sample.gpus == (GpuSample(0, 1, 50.0, 9.0, 310.5, 1.0), GpuSample(1, -1, None, None, None, None))
 
 
 def test_each_attempt_is_sampled_with_a_gpu_query_of_its_own(monkeypatch):

@@ -14,8 +14,8 @@ from ddplaunch.features.runs.html_report.timeline import LABELS, axis, mark
 from ddplaunch.features.samples.sample import GpuSample, RankSample
 
 CHART_STEPS = 200
-_HOVER_STRIPES = 50  # of a chart, each with a tooltip
-_SPARKLINE_STEPS = 40
+HOVER_STRIPES = 50  # of a chart, each with a tooltip
+SPARKLINE_STEPS = 40
 _HEIGHT, _TITLE, _GAP = 52, 18, 10  # pixels of a panel, of its title, between two
 
 
@@ -154,11 +154,11 @@ def _draw_stall(run: PageRun, began: float, ended: float, height: int) -> Markup
 
 def _build_tooltips(panels: Sequence[_Panel], total: float, height: int) -> Iterator[Markup]:
     """Yield transparent stripes whose tooltips have the values at their middles."""
-    for place in range(_HOVER_STRIPES):
-        step = CHART_STEPS * (2 * place + 1) // (2 * _HOVER_STRIPES)
+    for place in range(HOVER_STRIPES):
+        step = CHART_STEPS * (2 * place + 1) // (2 * HOVER_STRIPES)
         texts = [text for panel in panels if (text := panel.describe(step))]
         if texts:
-            width = 100 / _HOVER_STRIPES
+            width = 100 / HOVER_STRIPES
             rect = element("rect", x=f"{place * width:.2f}%", width=f"{width:.2f}%", y=0, height=height, class_="hover")
             when = f"after {format_elapsed(total * (step + 0.5) / CHART_STEPS)}"
             yield element("g", rect, element("title", "\n".join([when, *texts])))
@@ -172,7 +172,7 @@ def sparkline(values: Sequence[float | None], top: float) -> Markup:
 
 def sparklines(run: PageRun, field: str) -> Mapping[int, Markup]:
     """Build a small chart of a metric for each rank that has samples, all on one scale."""
-    found = metric_over_time(run, field, _SPARKLINE_STEPS)
+    found = metric_over_time(run, field, SPARKLINE_STEPS)
     top = max((each for values in found.values() for each in values if each is not None), default=0.0)
     return {rank: sparkline(values, top) for rank, values in found.items() if top}
 

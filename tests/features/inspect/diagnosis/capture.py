@@ -32,8 +32,8 @@ PATHS = (
     (sysconfig.get_path("stdlib"), f"/usr/lib/python3.{sys.version_info[1]}"),
 )
 
-# What of ddplaunch itself the samples leave out, as stack_parser.py does: threads, and frames below the program's.
-OWN_THREAD = re.compile(r'(?m)^Thread .*\n(  File "/ddplaunch/.*\n)+\n')  # the last one is the main thread
+# What the samples leave out, as stack_parser.py does: threads without other frames, and frames below the program's.
+OWN_THREAD = re.compile(r'(?m)^Thread .*\n(  (File "/ddplaunch/|<no Python frame>).*\n)+\n')  # the main one is last
 OWN_FRAMES = re.compile(r'(?m)(^  File "/(?!ddplaunch/).*\n)(  File "/ddplaunch/.*\n)+\Z')
 
 
