@@ -126,6 +126,7 @@ def decorated(rank: int, steps: int):
 
 made = functools.partial(decorated)
 value = max((1, 2))
+kind = type(value)
 """
 
 
@@ -148,6 +149,7 @@ def test_functions_that_are_not_defined_in_the_file_are_called(run_ddplaunch, ou
         (FORKED, "fn.py:renamed --steps x", "fn.py:renamed cannot take --steps: 'x' is not a valid integer"),
         (FORKED, "fn.py:nowhere", "fn.py has no function nowhere"),
         (EXEC, "fn.py:value", "fn.py:value is not a function: it is 2"),
+        (FORKED, "fn.py:kind", "fn.py:kind is not a function: it is <class 'int'>"),
     ],
 )
 def test_errors_found_in_the_ranks_are_reported_once(run_ddplaunch, out_of_sight, mode, words, message):

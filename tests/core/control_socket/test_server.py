@@ -358,6 +358,7 @@ def test_a_streaming_request_is_called_once_at_the_end_of_the_job_or_of_its_clie
         assert ended == [None]
         control.close(3)
         assert ended == [None, 3]
+        assert not loop._selector.get_map(), "nor is a closed descriptor watched"
         assert staying.recv(1) == b""
 
 

@@ -869,6 +869,8 @@ def test_an_elastic_job_leaves_out_a_node_with_a_failed_check():
     job.take(CheckNode)
     job.join(1)
     assert not job.take(CheckNode), "it is asked at the next start"
+    job.send(2, messages.NodeStartError("no log", None))
+    assert job.outcome(0).outcome.usage_error == ("node 2 (n2): no log", None), "its check was before"
 
 
 def test_too_few_nodes_pass_their_checks():

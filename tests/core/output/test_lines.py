@@ -55,8 +55,9 @@ def test_the_progress_bar_is_the_last_drawn_line():
     assert assembler.progress_bar == b" 10%"
     assembler.feed(b"\r 20%")
     assert assembler.progress_bar == b" 20%"
-    assert assembler.feed(b"\nordinary\n") == b" 20%\nordinary\n"
-    assert assembler.progress_bar == b""
+    assert (assembler.feed(b"\nordinary\n"), assembler.progress_bar) == (b" 20%\nordinary\n", b"")
+    assert (assembler.feed(b"dos\r"), assembler.progress_bar) == (b"", b"dos")
+    assert (assembler.feed(b"\n"), assembler.progress_bar) == (b"dos\r\n", b"")
     assert assembler.feed(b"\r first 1\r first 2\n\r second 1") == b""
     assert assembler.feed(b"\r second 2") == b" first 2\n", "the bar above is not drawn again"
 

@@ -20,6 +20,7 @@ SHARED = """
     atexit.register(drop, folders[1])
     atexit.register(functools.partial(shutil.rmtree, folders[2]))
     weakref.finalize(owner, shutil.rmtree, folders[3])
+    weakref.finalize(owner, lambda: print("flushed too by", os.environ.get("RANK"), flush=True))
     held = tempfile.TemporaryDirectory(prefix="shared-")            # wandb
     atexit.register(held.cleanup)
     file = folders[4] + "/file"
@@ -59,10 +60,8 @@ def test_shared_folders_live_as_long_as_the_job(run_ddplaunch, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "[0] all there: True\n" in done.stdout
     assert "[0] its own doing: False\n" in done.stdout
-    assert sorted(line for line in done.stdout.splitlines() if "flushed" in line) == [
-        "[0] flushed by 0",
-        "[1] flushed by 1",
-    ]
+    flushed = sorted(line for line in done.stdout.splitlines() if "flushed" in line)
+    assert flushed == [f"[{rank}] flushed {how} {rank}" for rank in (0, 1) for how in ("by", "too by")]
     assert not list((tmp_path / "tmp").iterdir())
 
 
