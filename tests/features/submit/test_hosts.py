@@ -65,7 +65,7 @@ def test_invalid_host_options_are_refused(run_in_fork, tmp_path, scheduler, word
     ("words", "passed", "name", "shows"),
     [
         ("sge --pe mpi --qsub-arg=-js=7", "qsub-arg: -js=7 (--qsub-arg)", '#$ -N "my train.py"', "qstat -j"),
-        ("pbs --qsub-arg=-Pwine", "qsub-arg: -Pwine (--qsub-arg)", "#PBS -N my_train.py", "qstat -f"),
+        ("pbs --output wine.log --qsub-arg=-Pwine", "qsub-arg: -Pwine (--qsub-arg)", "#PBS -N my_train.py", "qstat -f"),
         ("lsf --bsub-arg=-N --bsub-arg=-B", "bsub-arg: -N, -B (--bsub-arg)", "#BSUB -J my_train.py", "bjobs -env"),
     ],
 )
