@@ -114,8 +114,10 @@ def test_a_torch_without_an_observer_is_named_as_cuda_starts(cuda, tmp_path):
 
 def test_oom_report_is_refused_without_cuda(run_in_fork, tmp_path):
     program = write_program(tmp_path, "train.py", "")
-    done = run_in_fork("run", "--oom-report", program)
-    assert_refused(done, "--oom-report needs a torch for CUDA or ROCm; this is torch 2", "for CPUs only")
+    write_program(tmp_path / "modules/torch", "__init__.py", "")
+    write_program(tmp_path / "modules/torch", "version.py", "__version__ = '2.13.0+cpu'\ncuda = None\n")
+    done = run_in_fork("run", "--oom-report", program, env={"PYTHONPATH": str(tmp_path / "modules")})
+    assert_refused(done, "--oom-report needs a torch for CUDA or ROCm; this is torch 2.13.0+cpu, for CPUs only")
     assert_refused(run_in_fork("run", "--oom-report", "--no-python", "true"), "--oom-report works only with Python")
 
 

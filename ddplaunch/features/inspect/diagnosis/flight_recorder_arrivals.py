@@ -26,11 +26,11 @@ def operations_per_rank(world_size: int) -> int:
 def parse_arrivals(rank: int, trace: bytes, most: int = MAX_RECORDED_OPERATIONS) -> tuple[CollectiveArrivals, ...]:
     """Parse the arrivals in a trace, of the last ``most`` operations; several of a group if its numbers have a gap.
 
+    torch leaves out the entries of a recorder without operations, as that of NCCL where a job uses gloo.
+
     Raises ValueError if it is not such a trace.
     """
-    entries = decode_dump(trace, RecordedOperations).entries
-    if entries is None:
-        raise ValueError("not a trace of collectives")
+    entries = decode_dump(trace, RecordedOperations).entries or []
     runs: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}
     for entry in entries[-most:]:
         if entry.is_p2p:

@@ -46,7 +46,8 @@ def capture(kind: str) -> None:
             path = Path(folder) / str(rank)
             if not path.with_suffix(".stacks").exists():
                 sys.exit(f"{kind}: rank {rank} has not begun:\n{done.stderr}")
-            if not (stacks := path.with_suffix(".stacks").read_text()):
+            # The first line is that of a timer, which dumps of ddplaunch do not have.
+            if not (stacks := path.with_suffix(".stacks").read_text().partition("\n")[2]):
                 ranks.append(None)
                 continue
             for here, there in PATHS:

@@ -19,8 +19,8 @@ NEWEST = VERSIONS[-1]
 _SAME = {"2.4": ("2.9", "2.13"), "2.9": ("2.13",), "2.13": (), "2.15": ("2.13",)}
 """The versions whose hangs are equal but for the flight recorder: one of them has the sample."""
 
-_EMPTY_RECORDER = '{"comm_lib_version": "", "nccl_comm_state": {}, "pg_config": {}, "pg_status": {}, "version": "2.10"}'
-_RECORDERS = {"2.4": [], "2.9": [_EMPTY_RECORDER, _EMPTY_RECORDER]}
+EMPTY_RECORDER = '{"comm_lib_version": "", "nccl_comm_state": {}, "pg_config": {}, "pg_status": {}, "version": "2.10"}'
+_RECORDERS = {"2.4": [], "2.9": [EMPTY_RECORDER, EMPTY_RECORDER]}
 """What ranks of these versions reply in place of a flight recorder."""
 
 C10D = "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py"

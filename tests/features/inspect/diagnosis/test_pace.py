@@ -17,6 +17,7 @@ from ddplaunch.features.inspect.diagnosis.slow_ranks import (
     measure_lateness,
     typical_gap,
 )
+from tests.features.inspect.diagnosis.recorded_hangs import EMPTY_RECORDER
 
 UNDECIDED = "cannot determine which node is slow: their clocks"
 
@@ -230,7 +231,7 @@ def test_collectives_of_a_recreated_group():
 @pytest.mark.parametrize(
     "hostile",
     [
-        b"", b"\xff", b"[]", b"{}", b"null", b'{"entries": 3}', b'{"entries": {}}', b'{"entries": [1]}',
+        b"", b"\xff", b"[]", b"null", b'{"entries": 3}', b'{"entries": {}}', b'{"entries": [1]}',
         b'{"entries": "abc"}', b"[" * 100_000, b'{"entries": ' + b"[" * 100_000,
         b'{"entries": [{"is_p2p": false, "collective_seq_id": 1' + b"0" * 5000 + b"}]}",
         *(
@@ -248,6 +249,11 @@ def test_collectives_of_a_recreated_group():
 def test_malformed_traces_are_refused(hostile):
     with pytest.raises(ValueError, match=r"."):
         parse_arrivals(0, hostile)
+
+
+def test_a_recorder_without_operations_has_no_arrivals():
+    """torch for CUDA has two recorders, and one of them is empty in a job of one backend."""
+    assert parse_arrivals(0, EMPTY_RECORDER.encode()) == ()
 
 
 def test_names_of_groups_are_escaped_and_bounded():
