@@ -246,6 +246,17 @@ def test_the_last_user_has_control(node):
     assert node.received(0) == [DetachUser(0)]
 
 
+def test_output_of_a_rank_is_held_until_it_is_selected(node):
+    node.stop(0)
+    user = User(node)
+    node.stop(1)
+    user.shown()
+    node.prompt(1, "late\n")
+    assert user.shown() == ""
+    user.type("@1\n")
+    assert user.shown() == "(rank 0) @1\nlate\n"
+
+
 def test_the_terminal_of_a_rank(node):
     node.stop(0)
     user = User(node, 70)

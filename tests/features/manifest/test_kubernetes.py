@@ -35,7 +35,7 @@ JOBS = {
     "everything": f"""--container-image nvcr.io/nvidia/pytorch:25.01-py3 --job-name wine-16 --namespace vision
         --nodes 16 --gpus-per-node 4 --label team=vision --label kueue.x-k8s.io/queue-name=1e3 --label a/b=
         --constraint nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3,on=yes
-        --env NCCL_DEBUG=INFO --env 'PRICE=$(cat x) is 5$' --env EMPTY= --env A=1=2 --env HERE
+        --env NCCL_DEBUG=INFO --env 'PRICE=$(cat x) is 5$' --env EMPTY= --env A=1=€ --env HERE
         --container-mounts sets:/sets:ro,more:/more:rw --container-mounts '/scratch:/scratch dir'
         --nproc 4 --grace 90.5 -m wine.train -- {MANY} 'a\nb'""",
     "rdma": f"""{IMAGE} --nodes 4 --namespace vision --gpus-per-node 8 --cpus-per-task 180 --mem 1800G --shm-size 256G

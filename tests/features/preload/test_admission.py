@@ -136,6 +136,15 @@ def test_two_versions_in_one_folder(admitting):
     assert admitting.reasons("import free\n") == {"free": "? has not been audited"}
 
 
+def test_another_folder_has_the_second_module_of_a_package(admitting, tmp_path, monkeypatch):
+    """A second module that is not installed may be optional."""
+    admitting.add("two", top=["two", "second"])
+    assert admitting.modules("import two\n") == ["two"]
+    write_program(tmp_path / "other/site-packages", "second.py", "")
+    monkeypatch.syspath_prepend(str(tmp_path / "other/site-packages"))
+    assert admitting.modules("import two\n") == []
+
+
 def test_an_editable_install_is_not_preloaded(admitting, tmp_path, monkeypatch):
     (admitting.installation.site / "free.py").unlink()
     write_program(tmp_path / "elsewhere", "free.py", "")
