@@ -218,7 +218,7 @@ def test_a_rank_is_stopped_at_its_next_line(node):
     assert (user.shown(), user.codes, user.has_left) == ("ddplaunch: rank 0 is at train.py:3\n", [0], True)
 
 
-def test_a_rank_whose_stop_nobody_awaits_any_more_goes_on(node):
+def test_a_rank_runs_on_when_its_stop_is_no_longer_awaited(node):
     user = User(node)
     node.stop(1)
     node.server.pause_rank(0)
