@@ -57,7 +57,8 @@ def test_the_hosts_of_a_slurm_job_and_a_script_that_reads_them(run_in_fork, tmp_
 @pytest.mark.slow
 def test_commands_that_pass_are_skipped_or_fail_on_all_hosts(run_in_fork, tmp_path):
     def bisect(program):
-        words = ("doctor", "bisect", "--hosts", "a,b", "--", *program, "{hosts}")
+        (tmp_path / "hosts").write_text("a\nb\n")
+        words = ("doctor", "bisect", "--hostfile", "hosts", "--", *program, "{hosts}")
         done = run_in_fork(*words, env={"TMPDIR": str(tmp_path)})
         return done.returncode, done.stdout, done.stderr.splitlines()[-2]
 

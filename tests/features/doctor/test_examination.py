@@ -32,7 +32,7 @@ class Node:
 
     is_waiting, check_command, took = False, "", 0.001
 
-    def __init__(self, number: int, gpus: int = 0, skew_s: float = 0.0, **replies: Any) -> None:
+    def __init__(self, number: int, gpus: int = 0, skew_s: float = 0.0, has_route: bool = True, **replies: Any):
         self.number, self.name, self.error, self.answer = number, f"n{number}", None, None
         self.sent, self.requests = 1000.0 + number, []
         networks = (
@@ -40,7 +40,7 @@ class Node:
             NetworkAddress("eth1", f"192.168.0.{number}", RAIL),
             NetworkAddress("docker0", "172.17.0.1", DOCKER),
         )
-        link = RouteToNodeZero(f"10.0.0.{number}", "eth0", 1500, (number + 1) * 1000, "10.0.0.0")
+        link = RouteToNodeZero(f"10.0.0.{number}", "eth0", 1500, (number + 1) * 1000, "10.0.0.0") if has_route else None
         torch = replace(FACTS.torch, devices=gpus)
         self._replies = {
             "DescribeNode": replace(FACTS, host=self.name, link=link, networks=networks, torch=torch),
@@ -155,7 +155,7 @@ def test_the_route_of_node_0_to_its_own_loopback_is_replaced():
 
 
 def test_thorough_measures_all_nodes_at_once_and_each_rail():
-    nodes = [Node(number) for number in range(3)]
+    nodes = [Node(number, has_route=number < 2) for number in range(3)]
     found, progress = examine(*nodes, kind=ThoroughExaminer)
     everywhere = {(0, 1, 2, name) for name in (*COLLECTIVES, f"all_reduce over {RAIL}")}
     assert measured(found.together) == everywhere

@@ -69,13 +69,15 @@ def test_a_machine_where_nothing_can_be_written(tmp_path):
     place = f"--nnodes 2 --node-rank {{}} --master-addr 127.0.0.1 --master-port {free_port() - 1}"
     words = ddplaunch_command("doctor", "--json", *place.format(0).split(), "--join-timeout", "0")
     command = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *words]
-    done = run_command(command, "/", {"TMPDIR": "/proc", "PYTHONPATH": str(tmp_path)})
+    environ = {"TMPDIR": "/proc", "HOME": str(tmp_path), "XDG_CACHE_HOME": "", "PYTHONPATH": str(tmp_path)}
+    done = run_command(command, "/", environ)
     found = json.loads(done.stdout)
     (of_torch,) = [each for each in found["findings"] if "not today" in each["text"]]
     assert of_torch["hint"] == "see: python -c 'import torch'"
     (wrong,) = [each for each in found["findings"] if "TMPDIR" in each["text"]]
     assert (done.returncode, wrong["severity"]) == (1, "error")
     assert wrong["text"].startswith("cannot write to TMPDIR: ")
+    assert "cannot write to the cache folder: File too large" in [each["text"] for each in found["findings"]]
     assert wrong["hint"] == "choose another: export TMPDIR=FOLDER"
     (absent,) = [each for each in found["findings"] if each["subject"] == "node 1"]
     assert absent["text"] == "did not respond: no connection within 0 s (--join-timeout)"

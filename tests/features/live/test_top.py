@@ -260,6 +260,8 @@ def test_the_list_of_jobs(job, top, run_in_fork):
     each = top()
     each.until(lambda each: each.rows and each.rows[-1].startswith("Up, Down"))
     assert each.rows[0].split() == ["RUN", "STATE", "AGE", "RANKS", "TARGET"]
+    job("third", WAITS, 1, "--no-history")
+    each.until("third")
     running = [row.split()[0] for row in each.rows[1:-1] if row]
     assert running.index("second") < running.index("first"), "the latest first"
     each.type("\x1b[B" * running.index("first") + "\r")

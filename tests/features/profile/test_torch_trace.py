@@ -27,21 +27,21 @@ def test_threads_and_streams_are_tracks_of_the_rank(tmp_path):
                 named("process_name", 4711, 0, {"name": "python"}),
                 named("process_labels", 4711, 0, {"labels": "CPU"}),
                 named("process_labels", 1, 0, {"labels": "GPU 1"}),
-                named("thread_name", 4711, 4711, {"name": "thread 4711 (python)"}),
+                named("thread_name", 4711, 7, {"name": "thread 7 (python)"}),
                 named("thread_name", 1, 7, {"name": "stream 7"}),
-                {"ph": "X", "name": "aten::add", "pid": 4711, "tid": 4711, "ts": 1_500_000.5, "dur": 2.0},
+                {"ph": "X", "name": "aten::add", "pid": 4711, "tid": 7, "ts": 1_500_000.5, "dur": 2.0},
                 {"ph": "X", "name": "add_kernel", "pid": 1, "tid": 7, "ts": 1_500_003.0, "dur": 1.0},
-                {"ph": "s", "name": "ac2g", "cat": "ac2g", "id": 5, "pid": 4711, "tid": 4711, "ts": 1_500_000.5},
+                {"ph": "s", "name": "ac2g", "cat": "ac2g", "id": 5, "pid": 4711, "tid": 7, "ts": 1_500_000.5},
                 {"ph": "X", "name": "PyTorch Profiler", "pid": "Spans", "tid": "PyTorch Profiler", "ts": 0, "dur": 9},
             ],
         },
     )
     assert {each["pid"] for each in output} == {3}
     threads = {each["tid"]: each["args"]["name"] for each in output if each["ph"] == "M"}
-    assert sorted(threads.values()) == ["torch: CPU thread 4711 (python)", "torch: GPU 1 stream 7"]
+    assert sorted(threads.values()) == ["torch: CPU thread 7 (python)", "torch: GPU 1 stream 7"]
     slices = {each["name"]: (each["ts"], threads[each["tid"]]) for each in output if each["ph"] == "X"}
     assert slices == {
-        "aten::add": (500_000.5, "torch: CPU thread 4711 (python)"),
+        "aten::add": (500_000.5, "torch: CPU thread 7 (python)"),
         "add_kernel": (500_003.0, "torch: GPU 1 stream 7"),
     }
     assert [each["id"] for each in output if each["ph"] == "s"] == ["3.5"]

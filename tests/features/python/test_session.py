@@ -38,6 +38,10 @@ if __name__ == "__main__":
             sys.exit()  # the ranks are not its own
         assert os.waitpid(child, 0)[1] == 0
         print(session.run(add, 0)[1][:2])
+        try:
+            session.run(add, "x")
+        except RankFailed as error:
+            print(type(error).__name__)
         print(sorted(name.partition(".")[0] for name in os.listdir(session._ranks._job.folder)))
 """
 
@@ -48,6 +52,7 @@ def test_ranks_keep_their_state(python: Python):
         "[[(3.0, 1), (3.0, 1)], [(5.0, 2), (5.0, 2)]]",
         "argument 1 (lock) cannot be sent to the ranks: cannot pickle '_thread.lock' object",
         "(1.0, 3)",
+        "RankFailed",
         "['__pycache__', 'calls', 'launch', 'path']",
     ]
 

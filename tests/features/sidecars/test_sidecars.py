@@ -133,9 +133,13 @@ def test_it_ends_with_a_job_that_is_stopped(begin):
     assert "did not end" not in job.stderr()
 
 
-def test_a_sidecar_that_ends_by_a_signal_to_all_processes_is_not_reported(begin):
+@pytest.mark.parametrize("notice", [None, "TERM"])
+def test_a_sidecar_that_ends_by_a_signal_to_all_processes_is_not_reported(begin, notice):
     """A sidecar that ends before the ranks by a signal to all processes, as scancel sends it, is not reported."""
-    job, pid = begin((), SLEEPER, "deaf")
+    job, pid = begin((), *(("--preempt-signal", notice) if notice else ()), SLEEPER, "deaf")
+    if notice:
+        job.signal(signal.SIGTERM)
+        wait_until(lambda: "preempt" in job.stderr(), "the notice")
     job.signal(signal.SIGTERM)
     wait_until(lambda: "stopping 2 ranks" in job.stderr(), "the signal")
     os.kill(pid, signal.SIGTERM)

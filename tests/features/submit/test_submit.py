@@ -190,7 +190,7 @@ def test_dry_run_after_the_target_submits_nothing(submit, cluster, tmp_path, lin
         ("--srun-arg cpu-bind=none train.py", ("expected an option of srun", "--srun-arg=--cpu-bind=none")),
         ("--srun-arg='--label -N1 --nodes 2' train.py", ("the script sets --nodes itself", "--dry-run")),
         ("--teardown bye.sh train.py", ("--teardown bye.sh: no such file in ",)),
-        ("--teardown 'rm -f x \\' train.py", ("--teardown rm -f x \\: the backslash at its end joins the next line",)),
+        ("--teardown 'rm x \\\\\\' train.py", ("--teardown rm x \\\\\\: the backslash at its end joins the next",)),
         ("--error train.py/%j.err train.py", ("cannot write the log: ", "--error DIR/%j.err")),
         ("--requeue often train.py", ("--requeue often: expected a number of times, like 3",)),
         ("--requeue 2 --time 2:0 train.py",

@@ -108,6 +108,14 @@ def test_a_rank_has_replied_if_it_has_a_group_and_a_recorder(initialised, traces
     assert found.answers is answers
 
 
+def test_counts_of_a_destroyed_group_whose_name_another_has():
+    """Which operations of the new one are complete is unknown: all but the last."""
+    counts = states(last_enqueued_collective="6", last_completed_collective="6")
+    reply = RankReply.parse(b"\t".join([b"1", b'[["0","default_pg",[0,1],3]]', b"", counts]))
+    found = apply_group_states(RankInspection(0, "here", 100, ProcessCondition.ALIVE), reply)
+    assert found.groups == (GroupState("0", 3, 2),)
+
+
 @pytest.mark.parametrize(
     ("types", "sizes", "expected"),
     [

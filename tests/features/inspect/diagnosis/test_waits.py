@@ -233,6 +233,10 @@ SENTENCES = {
     "a rank that cannot be asked may have entered it": (
         absent(2, threads=(), groups=(), last=(), answers=None, no_stack=NO_SIGNAL),
         f"ranks 0, 1 wait in {STEP}; {NOT_INSPECTED}"),
+    "one that waits in a call, and reports no progress, may have entered it": (
+        absent(2, threads=stack(*WAITING), groups=(), last=(), answers=None),
+        f"ranks 0, 1 wait in {STEP}; {NOT_INSPECTED}",
+        f"rank 2 waits in all_reduce, called at train.py:3; {ALL_WAIT}"),
     "a rank that was not asked has not ended": (
         Inspection(0.0, (), 3, silent=("node 0",)), "the state of the ranks is unknown"),
     "a rank that has completed what others wait in": (
