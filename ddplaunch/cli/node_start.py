@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.options import Options
-from ddplaunch.cli.console_output import print_note
-from ddplaunch.cli.core_options import Preemption, Starting
+from ddplaunch.cli.core_options import Preemption
+from ddplaunch.cli.planning import plan_zygote
 from ddplaunch.core.feature import load_features
 from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.node.process_tree import ProcessTree
-from ddplaunch.core.output.isolation import Isolation
-from ddplaunch.core.zygote_plan import ZygotePlan, ZygoteSettings
+from ddplaunch.core.zygote_plan import ZygoteSettings
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import FORWARDED_SIGNALS
 from ddplaunch.system.processes.process_limits import check_proc
@@ -43,15 +41,3 @@ class NodeStart:
             if self.settings.preempt_signal is not None:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {self.settings.preempt_signal})
             self.tree.ensure_zygote(plan)
-
-
-def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:
-    """Plan what this node's zygote does before the ranks start: nothing, unless a feature has more to do."""
-    start = options[Starting].start
-    zygote_plan = ZygotePlan(forks=start == "zygote", source="--start zygote")
-    if start == "exec" or (start == "auto" and sys.platform != "linux"):
-        return zygote_plan
-    for name, feature in load_features():
-        isolation = Isolation(f"the feature {name}", print_note)
-        zygote_plan = isolation.call(feature.plan_zygote, options, plan, zygote_plan) or zygote_plan
-    return zygote_plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 
@@ -18,8 +19,12 @@ from ddplaunch.cli.cluster_detection import (
     ignored_rank_variables,
     to_started_rank,
 )
+from ddplaunch.cli.console_output import print_note
 from ddplaunch.cli.core_options import DryRun, Elastic, Nodes, Ranks, Role, Starting, Stopping, TargetOptions
 from ddplaunch.cli.option_values import AUTO
+from ddplaunch.core.feature import load_features
+from ddplaunch.core.output.isolation import Isolation
+from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
 from ddplaunch.system.devices.machine import read_machine
 from ddplaunch.system.plan.plan import Plan
@@ -117,6 +122,18 @@ def _build_plan_spec(options: Options, cluster_env: ClusterEnv | None) -> PlanSp
         pass_local_rank=options[TargetOptions].pass_local_rank,
         virtual_local_rank=ranks.virtual_local_rank,
     )
+
+
+def plan_zygote(options: Options, plan: Plan) -> ZygotePlan:
+    """Plan what this node's zygote does before the ranks start: nothing, unless a feature has more to do."""
+    start = options[Starting].start
+    zygote_plan = ZygotePlan(forks=start == "zygote", source="--start zygote")
+    if start == "exec" or (start == "auto" and sys.platform != "linux"):
+        return zygote_plan
+    for name, feature in load_features():
+        isolation = Isolation(f"the feature {name}", print_note)
+        zygote_plan = isolation.call(feature.plan_zygote, options, plan, zygote_plan) or zygote_plan
+    return zygote_plan
 
 
 def new_run_id() -> str:

@@ -21,7 +21,6 @@ from ddplaunch.cli.console_output import print_error, print_notes
 from ddplaunch.cli.core_options import LOG_JSON_VARIABLE, DryRun, Logging, Nodes
 from ddplaunch.cli.dry_run import print_plan
 from ddplaunch.cli.job_config_options import check_nodes, read_job_config
-from ddplaunch.cli.node_start import NodeStart
 from ddplaunch.cli.planning import PlanInputs, new_run_id, prepare_plan
 from ddplaunch.cli.run_options import COMMON_OPTIONS, GROUPS, PARAMS, SECTIONS
 from ddplaunch.cli.show_option import read_show_rules
@@ -106,6 +105,8 @@ def run(ctx: click.Context, /, **_: object) -> int:
             if isinstance(planned, int):
                 return planned
             inputs, plan = planned[0], planned[0].plan
+            from ddplaunch.cli.node_start import NodeStart
+
             start = NodeStart(inputs.options, plan)
             undo.callback(start.tree.close)
             from ddplaunch.cli.job_launch import build_node_job

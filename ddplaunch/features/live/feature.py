@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ddplaunch.base.tty import can_move_cursor, is_interactive
 from ddplaunch.core.feature import Command, Feature, FeatureContext, NodeSide
 from ddplaunch.features.live.options import LiveDisplay
 
@@ -44,8 +45,6 @@ class Live(Feature):
 
 def _why_no_live_view() -> str | None:
     """Return why the terminal cannot show it, None if it can."""
-    from ddplaunch.base.tty import can_move_cursor, is_interactive
-
     if not (is_interactive(1) or is_interactive(2)):
         return "the output is not a terminal"
     if not can_move_cursor():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.base import tty
 from ddplaunch.features.live import feature
 from tests.conftest import assert_refused, conflict, ddplaunch_command, wait_until, write_program
 from tests.start_modes import LIGHT
@@ -110,8 +109,8 @@ def test_a_signal_restores_the_terminal(start_view, number):
 
 @pytest.mark.parametrize(("terminals", "is_shown"), [([1], True), ([2], True), ([], False)])
 def test_one_of_stdout_and_stderr_is_enough(monkeypatch, terminals, is_shown):
-    monkeypatch.setattr(tty, "is_interactive", terminals.__contains__)
-    monkeypatch.setattr(tty, "can_move_cursor", lambda: True)
+    monkeypatch.setattr(feature, "is_interactive", terminals.__contains__)
+    monkeypatch.setattr(feature, "can_move_cursor", lambda: True)
     assert (feature._why_no_live_view() is None) == is_shown
 
 
