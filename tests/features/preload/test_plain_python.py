@@ -46,8 +46,6 @@ PROGRAMS = {
     "  os.environ[name] = value\nimport torch\nshow(torch.get_num_threads())",
     "variable, default argument": "import os, torch\ndef f(e=os.environ):\n"
     f"  e['HF_DATASETS_CACHE'] = '/tmp/elsewhere'\nf()\n{CACHE}",
-    "processors": "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nimport torch\n"
-    "show(torch.get_num_threads())",
 }  # fmt: skip
 
 
