@@ -50,16 +50,21 @@ for _number, _handler in (
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
 
+# The GPUs of a machine would change the plans, devices and notes of tests that simulate none (tests/fake_nvml.py).
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 STORE = "ddplaunch: store of a run"
 """The command line of the process that holds a job's store."""
 
-_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
+_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment without variables that would change a plan, with ``extra`` added."""
     environment = {name: value for name, value in os.environ.items() if name not in _INHERITED}
     environment.pop("PYTHONUNBUFFERED", None)
+    if "FAKE_NVML_GPUS" in (extra or {}):
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
     return {**environment, **(extra or {})}
 
 

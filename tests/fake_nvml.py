@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 H100 = "NVIDIA H100 80GB HBM3"
 
 NOWHERE = Path("/proc/nowhere")
+without_gpus = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has an NVIDIA GPU")
 
 DRIVER_NOT_LOADED = 9
 LIBRARY_MISMATCH = 18

@@ -1,6 +1,7 @@
-"""Checks on a machine with a real NVIDIA GPU, for which the suite has none: ``pytest tests/gpu_check.py``."""
+"""Checks on a machine with a real NVIDIA GPU, which all other tests hide: ``pytest tests/gpu_check.py``."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from tests.conftest import BackgroundJob, ddplaunch_command, read_events, run_command, wait_until, write_program
 
+del os.environ["CUDA_VISIBLE_DEVICES"]  # with which conftest hides GPUs
 pytestmark = pytest.mark.timeout(600)
 
 RANK = """

@@ -49,7 +49,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import clean_environment
-from tests.fake_nvml import FakeNvml, fake_nvml  # noqa: F401, a fixture
+from tests.fake_nvml import fake_nvml  # noqa: F401, a fixture
 from tests.scaled_timeouts import scaled_timeout
 from tests.virtual_hosts.network import unsupported
 
@@ -170,12 +170,7 @@ def write_programs(page: Path, folder: Path) -> None:
 
 def environment(gpus: int, request: pytest.FixtureRequest) -> dict[str, str]:
     """Variables that put this environment's ddplaunch first and have it find this many GPUs."""
-    variables = clean_environment()
-    if gpus:
-        library: FakeNvml = request.getfixturevalue("fake_nvml")
-        variables = {**clean_environment(library.environ(gpus))}
-    else:
-        variables["CUDA_VISIBLE_DEVICES"] = ""
+    variables = clean_environment(request.getfixturevalue("fake_nvml").environ(gpus) if gpus else None)
     path = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
     return {**variables, "PATH": path, "COLUMNS": "100", "USER": variables.get("USER", "root")}
 

@@ -16,6 +16,7 @@ from ddplaunch.features.live import command
 from ddplaunch.features.live.command import SocketJobSource
 from tests.conftest import assert_refused, ddplaunch_command, is_alive, wait_until, wait_until_idle, write_program
 from tests.debugger_fixtures import runtime_dir as runtime_dir
+from tests.fake_nvml import without_gpus
 from tests.features.inspect.diagnosis.clauses import NO_WAIT
 from tests.start_modes import LIGHT
 from tests.terminal_emulator import TerminalEmulator
@@ -89,6 +90,7 @@ def test_keys_for_the_debugger_and_a_profile(start_ddplaunch, tmp_path, runtime_
 
 
 @pytest.mark.slow
+@without_gpus
 def test_the_table_of_ranks_and_one_frame_without_a_terminal(job, top, run_in_fork):
     mine = job("mine")
     each = top(str(mine.process.pid))

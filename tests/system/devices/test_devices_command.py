@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import Launch, ddplaunch_command, run_in_terminal
-from tests.fake_nvml import DRIVER_NOT_LOADED, H100, ROOT, FakeNvml
+from tests.fake_nvml import DRIVER_NOT_LOADED, H100, ROOT, FakeNvml, without_gpus
 
 GIB = 1 << 30
 NO_PROCESS = 2**22 + 1  # PID_MAX_LIMIT of Linux and one
@@ -151,6 +151,7 @@ def test_what_a_job_does_not_see_is_dimmed(fake_nvml: FakeNvml, tmp_path: Path) 
     assert "\x1b[1;32mcuda:0" in text
 
 
+@without_gpus
 def test_table_without_gpus_and_with_a_note(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     environ = fake_nvml.environ(1, init_error=DRIVER_NOT_LOADED)
     text = COLOUR.sub("", run_in_terminal(ddplaunch_command("devices"), tmp_path, environ))

@@ -13,7 +13,7 @@ from ddplaunch.system.plan.hardware import Hardware
 from ddplaunch.system.plan.planner import PlanSpec
 from tests.conftest import free_port, write_program
 from tests.core.job.test_joining import HELLO
-from tests.fake_nvml import DRIVER_NOT_LOADED, LIBRARY_MISMATCH, FakeNvml
+from tests.fake_nvml import DRIVER_NOT_LOADED, LIBRARY_MISMATCH, FakeNvml, without_gpus
 from tests.system.devices.test_visible import machine
 
 GIVEN = {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
@@ -41,15 +41,14 @@ def test_a_dry_run_for_other_hosts_ignores_the_gpus_here(run_in_fork, tmp_path) 
     assert run_in_fork("run", "--hosts", "n1:2,n2:2", "--dry-run", "train.py", env=GIVEN).returncode == 0
 
 
-def test_expected_gpus_without_the_nvidia_library(run_in_fork, tmp_path) -> None:
+@without_gpus
+def test_expected_gpus_without_the_nvidia_library(run_in_fork, tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     write_program(tmp_path, "train.py", "")
     for variables in GIVEN, {"SM_NUM_GPUS": "8"}, {"NVIDIA_VISIBLE_DEVICES": "GPU-fa4e0000-0000"}:
         done = run_in_fork("run", "train.py", env=variables)
         assert done.returncode == 2, variables
         assert done.stderr.startswith(f"Error: {next(iter(variables))}={next(iter(variables.values()))}, but no GPU")
-
-
-def test_devices_reports_expected_gpus_that_do_not_work(run_in_fork) -> None:
     text = run_in_fork("devices", env=GIVEN).stdout
     assert "SLURM_GPUS_ON_NODE=4, but no GPU works: a job runs on the CPUs only with --gpus none.\n" in text
 

@@ -14,9 +14,10 @@ from ddplaunch.system.devices import gpu_usage
 from ddplaunch.system.devices.gpu_usage import GpuUsageQuery
 from ddplaunch.system.devices.process_usage import read_tree_usage
 from tests.conftest import is_alive, wait_until
-from tests.fake_nvml import FakeNvml
+from tests.fake_nvml import FakeNvml, without_gpus
 from tests.scaled_timeouts import scaled_timeout
 
+NO_LIBRARY = pytest.param({"LD_LIBRARY_PATH": "/proc/nowhere"}, marks=without_gpus)
 TREE = """
 import os, sys, time
 data = bytearray(100 << 20)
@@ -91,7 +92,7 @@ def test_a_gpu_that_is_unwell(fake_nvml: FakeNvml, monkeypatch, trouble):
     asked.watch.close()
 
 
-@pytest.mark.parametrize("trouble", [{"init_error": 9}, {"init_error": 18}, {"LD_LIBRARY_PATH": "/proc/nowhere"}])
+@pytest.mark.parametrize("trouble", [{"init_error": 9}, {"init_error": 18}, NO_LIBRARY])
 def test_no_gpu_is_asked_for_once(fake_nvml: FakeNvml, monkeypatch, trouble):
     environ = fake_nvml.environ(2, **{k: v for k, v in trouble.items() if k.islower()})
     asked = Asked(monkeypatch, {**environ, **{k: v for k, v in trouble.items() if k.isupper()}})
