@@ -1,6 +1,4 @@
-"""Tests that a dry run takes little longer than the start of an interpreter."""
-
-from __future__ import annotations
+"""Tests that a dry run takes about as long as importing a part of the standard library."""
 
 import os
 import subprocess
@@ -11,10 +9,8 @@ import pytest
 
 from tests.conftest import clean_environment, ddplaunch_command, write_program
 
-MAX_TIMES = 10
-"""A dry run of two nodes with eight ranks each, in CPU times of ``python -c pass``."""
-
-ROUNDS = 9
+IMPORTS = "import asyncio, cProfile, doctest, pydoc, sqlite3, tarfile, unittest.mock, xmlrpc.server, zipfile"
+"""Work of the same kind, which other load of the machine slows as much; ``pass`` is slowed less."""
 
 
 @pytest.fixture
@@ -25,16 +21,16 @@ def seconds(tmp_path: Path):
     environment = clean_environment({"PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")})
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
-    def measure(*commands: list[str], rounds: int = ROUNDS) -> list[float]:
-        times: list[list[float]] = [[] for _ in commands]
-        for _ in range(rounds + 1):
-            for words, taken in zip(commands, times, strict=True):
-                process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-                _, status, usage = os.wait4(process.pid, 0)
-                process.returncode = os.waitstatus_to_exitcode(status)
-                assert process.returncode == 0
-                taken.append(usage.ru_utime + usage.ru_stime)
-        return [min(taken[1:]) for taken in times]
+    def cpu_time(words: list[str]) -> float:
+        process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return usage.ru_utime + usage.ru_stime
+
+    def measure(*commands: list[str], rounds: int = 9) -> list[float]:
+        times = [[cpu_time(words) for words in commands] for _ in range(rounds + 1)]
+        return [min(taken) for taken in zip(*times[1:], strict=True)]
 
     return measure
 
@@ -46,8 +42,8 @@ def dry_run(nodes: int) -> list[str]:
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_dry_run_is_quick(seconds):
-    nothing, two_nodes = seconds([sys.executable, "-c", "pass"], dry_run(2))
+    imports, two_nodes = seconds([sys.executable, "-c", IMPORTS], dry_run(2))
     (thousand,) = seconds(dry_run(1000), rounds=3)
-    assert two_nodes <= MAX_TIMES * nothing
+    assert two_nodes <= 1.1 * imports  # 0.92 to 0.99 times on an idle machine
     # A second on an idle machine of today, where an interpreter starts in 10 to 20 ms.
-    assert thousand <= max(1.0, 50 * nothing), os.getloadavg()
+    assert thousand <= max(1.0, 5 * imports), os.getloadavg()
