@@ -13,8 +13,8 @@ EVERY_DAY = "not ci"
 
 _DESELECTED = "deselected"
 
-RUN_FIRST = ("slurm", "gridengine")
-"""Parts whose tests take longest and run one after the other: started last, they would keep one worker busy alone."""
+RUN_FIRST = ("slurm", "gridengine", "preload_audit", "test_imports.py", "test_size_limits.py", "test_glossary.py")
+"""Parts for the first worker: some take longest and run one after the other, others parse all sources once a worker."""
 
 
 class SelectionReport:
