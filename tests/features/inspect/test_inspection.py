@@ -127,8 +127,9 @@ def test_stacks_name_the_ranks_that_others_wait_for(start_ddplaunch, tmp_path, f
         tmp_path,
         """
         from ddplaunch.features.inspect.node import dataloader_workers, rank_inspector
+        from ddplaunch.features.inspect.rpc import KIND
 
-        rank_inspector.READ_TIMEOUT_S, rank_inspector.SIGNAL_CHECK_TIMEOUT_S = 1.0, 0.5
+        type(KIND).timeout_s, rank_inspector.READ_TIMEOUT_S, rank_inspector.SIGNAL_CHECK_TIMEOUT_S = 8.0, 1.0, 0.5
         dataloader_workers.TOTAL_TIMEOUT_S, dataloader_workers._WORKER_TIMEOUT_S = 1.2, 0.6
         """,
     )
