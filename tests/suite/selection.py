@@ -73,4 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not option.markexpr and not option.keyword:
         option.markexpr = EVERY_DAY
         option.budget = BUDGET if option.budget is None else option.budget
+    if getattr(option, "dist", "") == "load":
+        option.dist = "worksteal"  # the chunks of "load" left one worker busy alone for a minute
     config.pluginmanager.register(SelectionReport(config), "not-run")

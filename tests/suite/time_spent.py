@@ -8,7 +8,7 @@ import pytest
 from tests.scaled_timeouts import machine_slowness
 
 BUDGET = 300.0
-"""Seconds that ``pytest -n 4`` may take on two quiet cores."""
+"""Seconds that ``pytest -n 5`` may take on two quiet cores."""
 
 SLOWEST = 25
 """The number of tests that a run with a budget lists."""
