@@ -212,11 +212,17 @@ class DebugServer:
             self.loop.call_later(STOP_TIMEOUT_S, partial(self._interrupt, rank, each.stopped))
 
     def _interrupt(self, rank: int, stopped: messages.RankStopped | None) -> None:
-        each, channel = self._known.get(rank), self._ranks and self._ranks.channels.get(rank)
-        process = self._ranks and self._ranks.processes.get(rank)
-        if not stopped or not each or each.stopped is not stopped or not process or not channel:
-            return
-        if is_caught(process.pid, number := channel.signals.get("debug", 0)):
+        each = self._known.get(rank)
+        if stopped and each and each.stopped is stopped:
+            self._send_signal(rank)
+
+    def _send_signal(self, rank: int) -> None:
+        """Send a rank the signal that stops it, unless its program no longer handles that."""
+        channel, process = (
+            self._ranks and self._ranks.channels.get(rank),
+            self._ranks and self._ranks.processes.get(rank),
+        )
+        if process and channel and is_caught(process.pid, number := channel.signals.get("debug", 0)):
             process.send(number)
 
     def _announce_stop(self, stopped: messages.RankStopped) -> None:
@@ -404,6 +410,7 @@ class DebugServer:
 
     def _explain_delay(self, rank: int) -> None:
         if rank in self._pausing:
+            self._send_signal(rank)  # again: a rank ignores it in the moment after it has reported that it continues
             self._inspect(partial(self._report_location, rank))
 
     def _report_location(self, rank: int, inspection: Inspection) -> None:
