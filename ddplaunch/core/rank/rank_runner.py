@@ -13,7 +13,6 @@ import io
 import marshal
 import os
 import sys
-import time
 from _frozen_importlib import module_from_spec
 from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader, spec_from_file_location
 
@@ -69,8 +68,9 @@ def _load(name: str, path: str, modules: dict[str, ModuleType], **names: object)
 
 
 if TYPE_CHECKING:
-    from ddplaunch.core.rank import inspection_endpoint, rank_exit
+    from ddplaunch.core.rank import gloo_teardown, inspection_endpoint, rank_exit
 else:
+    gloo_teardown = load_private_module("core/rank/gloo_teardown")
     inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
     rank_exit = load_private_module("core/rank/rank_exit")
 
@@ -104,6 +104,7 @@ class RankRunner:
             self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"])
         for file, settings in self.job["sides"]:
             self._isolate(file, self._begin_side, file, settings)
+        gloo_teardown.hold_groups_after_import()
         _set_buffering()
         if self._forked:
             _reseed()
@@ -139,9 +140,6 @@ class RankRunner:
         import torch.distributed as dist
 
         if dist.is_initialized():
-            # gloo's teardown can deadlock while the last work is being freed (torch 2.13): synchronise, then wait.
-            dist.barrier()
-            time.sleep(0.02)
             dist.destroy_process_group()
 
     def __enter__(self) -> None:
@@ -197,6 +195,8 @@ class RankRunner:
         self._call_sides("leave", backwards=True)
         if self.endpoint is not None:
             self.endpoint.stop()
+        if "torch.distributed" in sys.modules:
+            gloo_teardown.wait_for_threads()
         if not self._forked or len(sys._current_frames()) > 1:
             if self._interrupted:
                 rank_exit.exit_by_sigint_later()

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from ddplaunch.features.inspect.diagnosis.rank_position import GLOO_TEARDOWN
 from ddplaunch.features.inspect.node.system_calls import Sleep, read_sleeps
 from ddplaunch.features.inspect.node.tree_usage import read_tree_usage
 from tests.conftest import wait_until, write_program
@@ -95,6 +96,17 @@ def test_stacks_name_hangs_outside_collectives(start_ddplaunch, run_in_fork, tmp
     job.assert_nothing_left()
 
 
+JOINS_A_THREAD = """
+import ctypes, os
+libc, thread, before = ctypes.PyDLL(None), ctypes.c_ulong(), set(os.listdir("/proc/self/task"))
+libc.pthread_create(ctypes.byref(thread), None, libc.sleep, ctypes.c_void_p(600))
+(number,) = set(os.listdir("/proc/self/task")) - before
+with open(f"/proc/self/task/{{number}}/comm", "w") as file:
+    file.write("{name}")
+libc.pthread_join(thread, None)  # with the GIL, as torch's destructor does
+"""
+
+
 def test_system_calls_in_which_a_process_sleeps(tmp_path):
     path = write_program(tmp_path, "lock", "")
     held = os.open(path, os.O_RDWR)
@@ -106,6 +118,8 @@ def test_system_calls_in_which_a_process_sleeps(tmp_path):
         3: ("open('fifo').read()", Sleep("waits for the other end of a fifo")),
         4: ("import os; os.system('exec sleep 60')", Sleep(CHILD_WAIT)),
         5: ("import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", Sleep("asleep")),
+        6: (JOINS_A_THREAD.format(name="pt_gloo_runloop"), Sleep(GLOO_TEARDOWN)),
+        7: (JOINS_A_THREAD.format(name="pt_autograd_0"), Sleep("asleep")),
     }
     started = {
         rank: subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.PIPE)

@@ -83,6 +83,9 @@ _WAIT_TEXTS = {
 }
 """What a rank waits for whose user code has called one of these functions (file, name); the first match counts."""
 
+GLOO_TEARDOWN = "waits in torch's teardown of gloo"
+GLOO_DEADLOCK_TEXT = "hangs in torch's teardown of gloo, a deadlock inside torch"
+
 WAITS_FOR_CHILDREN = {DATALOADER_WAIT_TEXT, _CHILD, _MESSAGE, _FUTURE, _POOL, _EXIT, _EXIT_QUEUE}
 """Waits for the rank's own child processes: these are inspected too."""
 
@@ -208,9 +211,14 @@ def waiting_call_of(rank: RankInspection) -> DistributedCall | None:
     return None
 
 
+def is_deadlocked(rank: RankInspection) -> bool:
+    """Whether a rank holds the GIL while it waits for a thread of gloo, which needs the GIL (``gloo_teardown.py``)."""
+    return rank.answers is False and rank.asleep == GLOO_TEARDOWN
+
+
 def may_wait(rank: RankInspection) -> bool:
     """Whether a rank may wait for others, by what it and the kernel report, without a stack."""
-    if any(each.enqueued > each.completed for each in rank.groups):
+    if is_deadlocked(rank) or any(each.enqueued > each.completed for each in rank.groups):
         return True
     inside = rank.inside.function if rank.inside else ""
     return inside in UNRECORDED_FUNCTIONS or waiting_call_of(rank) is not None
@@ -235,6 +243,8 @@ def collective_entry_line(rank: RankInspection, operation: str = "") -> Frame | 
 
 def describe_other_wait(rank: RankInspection) -> str:
     """Describe what a rank waits for outside torch.distributed: "waits for its DataLoader"; "" if unknown."""
+    if is_deadlocked(rank):
+        return GLOO_DEADLOCK_TEXT
     frames = rank.threads[0].frames if rank.threads else ()
     called = list(takewhile(lambda frame: not frame.own, frames))
     if any(frame.file.endswith(_LOADER) for frame in called):

@@ -13,6 +13,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     describe_other_wait,
     describe_workers,
     distributed_call_of,
+    is_deadlocked,
 )
 from ddplaunch.features.inspect.diagnosis.wait_sentences import BLOCKED_TEXT, SILENT_TEXT, describe_halt
 from ddplaunch.features.inspect.diagnosis.waits import Wait, find_waits, main_stack, short_wait_title
@@ -80,4 +81,6 @@ def _state(rank: RankInspection) -> str:
         return state
     if rank.condition is ProcessCondition.BLOCKED:
         return BLOCKED_TEXT
-    return SILENT_TEXT if rank.answers is False else describe_other_wait(rank) or rank.asleep or RUNNING
+    if rank.answers is False and not is_deadlocked(rank):
+        return SILENT_TEXT
+    return describe_other_wait(rank) or rank.asleep or RUNNING

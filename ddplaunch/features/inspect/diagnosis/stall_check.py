@@ -15,6 +15,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     describe_call,
     distributed_call_of,
     has_ended,
+    is_deadlocked,
     library_calls,
     thread_in,
     waiting_call_of,
@@ -83,6 +84,8 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
         awaited = {rank for wait in waiting for rank in wait.roots}
         if any(wait.has_unreachable_members for wait in waiting):
             awaited |= by_number.keys() - inside
+    elif deadlocked := {rank.rank for rank in found if is_deadlocked(rank)}:
+        awaited = deadlocked
     elif strict and any(rank.groups or rank.answers is not None for rank in found):
         awaited = {rank.rank for rank in found if not has_ended(rank)}
     else:
@@ -118,6 +121,8 @@ def _describe_stall(
     first = by_number[odd[0] if odd else min(roots or awaited or inside)]
     if waiting:
         text = describe_wait(waiting[0], inspection)
+    elif is_deadlocked(first):
+        text = _describe_ranks([by_number[each] for each in sorted(awaited)])
     elif few := find_uneven_counts(found):
         first = next(iter(few.values()))[0]
         text = f"all ranks are idle, and {describe_uneven_counts(found)}"
@@ -125,7 +130,8 @@ def _describe_stall(
         text = f"all ranks are idle: {describe_activity(inspection)}"
     killable = not any(by_number[rank].condition is ProcessCondition.BLOCKED for rank in awaited)
     progress_key = tuple((rank.rank, rank.groups) for rank in found)
-    idle = bool(awaited) and first.condition is ProcessCondition.ALIVE and waiting_call_of(first) is None
+    knows_why = waiting_call_of(first) is not None or is_deadlocked(first)
+    idle = bool(awaited) and first.condition is ProcessCondition.ALIVE and not knows_why
     return Stall(
         first.rank,
         text,
@@ -163,10 +169,13 @@ def describe_activity(inspection: Inspection) -> str:
     """Describe what the ranks that have not ended do: who waits for whom, or else their lines."""
     if waiting := find_waits(inspection):
         return describe_wait(waiting[0], inspection)
-    left = [rank for rank in inspection.ranks if not has_ended(rank)]
-    locations = describe_locations(left)
-    if locations and len(_ranks_by_location(left)) == 1:
-        return f"{format_ranks(rank.rank for rank in left)}: {locations}"
+    return _describe_ranks([rank for rank in inspection.ranks if not has_ended(rank)])
+
+
+def _describe_ranks(found: Sequence[RankInspection]) -> str:
+    locations = describe_locations(found)
+    if locations and len(_ranks_by_location(found)) == 1:
+        return f"{format_ranks(rank.rank for rank in found)}: {locations}"
     return locations
 
 

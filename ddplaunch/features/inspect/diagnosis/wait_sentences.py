@@ -21,6 +21,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     format_line,
     format_location,
     has_ended,
+    is_deadlocked,
     library_calls,
     root_of,
 )
@@ -135,7 +136,7 @@ def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: 
     what = describe_call(rank, apart)
     if rank.condition is ProcessCondition.BLOCKED:
         what = f"it is {BLOCKED_TEXT}" + (f", {what}" if what else "")
-    if rank.answers is False:
+    if rank.answers is False and not is_deadlocked(rank):
         return SILENT_TEXT + (f": {what}" if what else "")
     return _format_absence(wait) + (f": {what}" if what else "")
 

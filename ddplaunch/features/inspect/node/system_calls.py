@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from ddplaunch.features.inspect.diagnosis.rank_position import GLOO_TEARDOWN
 from ddplaunch.features.inspect.node.tcp_connections import list_connections, peer_address
 
 STORE = "store"
@@ -36,6 +37,8 @@ _POLLS, _READS, _FCNTL, _LOCKS, _WORDS = {  # syscalls(2); asm/unistd_64.h, asm-
     ),
 }.get(os.uname().machine, ((), (), -1, (), {}))
 _SETLKW = (7, 38)  # F_SETLKW, F_OFD_SETLKW
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
+_GLOO_THREAD = "pt_gloo_runloop\n"
 
 
 class Sleep(NamedTuple):
@@ -81,6 +84,8 @@ def _call(pid: int) -> tuple[str, int]:
         number, first, second = int(call), int(words[0], 16), int(words[1], 16)
         if number in _LOCKS and (number != _FCNTL or second in _SETLKW):
             return FILE_LOCK, 0
+        if number == _FUTEX and _is_gloo_thread(pid, int(words[2], 16)):
+            return GLOO_TEARDOWN, 0
         if number in _POLLS and second == 1:
             memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -96,6 +101,13 @@ def _call(pid: int) -> tuple[str, int]:
         mode = os.stat(path).st_mode
         return _INPUT if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) else "", 0
     return "", 0
+
+
+def _is_gloo_thread(pid: int, value: int) -> bool:
+    """Whether a futex call with this value joins a thread of gloo: ``pthread_join`` waits on its thread id."""
+    with suppress(OSError), open(f"/proc/{pid}/task/{value}/comm", encoding="utf-8", errors="replace") as file:
+        return value != pid and file.read() == _GLOO_THREAD
+    return False
 
 
 def _lock_holders() -> dict[int, int]:

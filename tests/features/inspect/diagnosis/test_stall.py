@@ -13,6 +13,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
     RankInspection,
     Thread,
 )
+from ddplaunch.features.inspect.diagnosis.rank_position import GLOO_TEARDOWN
 from ddplaunch.features.inspect.diagnosis.stall_check import (
     MIN_BUSY_CPUS,
     MIN_NETWORK_BYTES,
@@ -194,3 +195,14 @@ def test_the_culprit_in_different_collectives_is_the_odd_rank():
     stall = stalled(WAITING[0], rank(1, 5, last=(last,), threads=threads), rank(2, 5))
     assert "all_reduce on ranks 0, 2 (data.py:31) and barrier on rank 1 (stats.py:8)" in stall.text
     assert (stall.rank, stall.trace) == (1, '  File "stats.py", line 8, in odd')
+
+
+def test_a_rank_in_a_deadlock_of_gloos_teardown_is_a_stall_and_named():
+    """It holds the GIL, so it does not answer; all its collectives are complete."""
+    deadlocked = rank(0, 4, answers=False, asleep=GLOO_TEARDOWN)
+    place = "it hangs in torch's teardown of gloo, a deadlock inside torch, load_batch at data.py:31"
+    stall = stalled(deadlocked, rank(1, 4, condition=ProcessCondition.EXITED, code=0))
+    assert (stall.rank, stall.text, stall.only_looks_idle) == (0, f"rank 0: {place}", False)
+    assert stalled(deadlocked, rank(1, 5)).text.endswith(f"rank 0 has not entered it: {place}")
+    assert stalled(replace(deadlocked, answers=True)) is None  # without the GIL, the teardown waits for its last work
+    assert stalled(replace(deadlocked, busy=2 * MIN_BUSY_CPUS)) is None

@@ -1,0 +1,92 @@
+"""Keeps the end of a program that uses gloo from a deadlock or an abort inside torch.
+
+The rule of torch 2.13: a collective that was started in a backward pass, as DDP's are, holds a Python object
+(``torch/autograd/graph.py`` stashes "context"), so gloo's thread needs the GIL to free it. It may be late, on a busy
+machine by milliseconds. Two ends do not wait for it:
+
+- DDP's ``Reducer`` is freed, and has the last reference to its group. The group is destroyed with the GIL held, and its
+  destructor joins the thread: a deadlock. A Python object of the group releases the GIL for that, so one is kept until
+  the Reducer, and the Logger that shares it, are gone.
+- The interpreter finalizes. The thread asks for the GIL and is ended, in a destructor: ``std::terminate``, SIGABRT.
+
+Bound by the rules of ``rank_runner.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from _weakref import ref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from ddplaunch.core.rank import inspection_endpoint
+    from ddplaunch.core.rank.rank_runner import load_private_module
+else:
+    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
+
+_THREAD_NAME = "pt_gloo_runloop\n"  # ProcessGroupGloo::runLoop
+_PAUSE_S = 0.0005
+_TIMEOUT_S = 1.0
+
+
+def hold_groups_after_import() -> None:
+    """Make each Reducer and Logger of DDP hold a Python object of its group: now, or once torch is imported."""
+    inspection_endpoint.call_after_import("torch.distributed.distributed_c10d", "init_process_group", _hold_groups)
+
+
+def _hold_groups(_: ModuleType) -> None:
+    c10d: Any = sys.modules["torch._C._distributed_c10d"]
+    groups: dict[ref[Any], object] = {}
+
+    def group_of(*values: Any) -> object:
+        found = (groups.get(ref(each)) if type(each) is c10d.Reducer else each for each in values)
+        return next((each for each in found if isinstance(each, c10d.ProcessGroup)), None)
+
+    for owner in (c10d.Reducer, c10d.Logger):
+        owner.__init__ = _hold_after(owner.__init__, group_of, groups)
+
+
+def _hold_after(init: Any, group_of: Callable[..., object], groups: dict[ref[Any], object]) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        group = group_of(*args, *named.values())
+        if group is not None:
+            groups[ref(self, groups.pop)] = group  # the weak reference calls ``pop`` after the C++ object is freed
+
+    __init__.__doc__ = init.__doc__
+    return __init__
+
+
+def wait_for_threads() -> None:
+    """Wait until gloo's threads have freed what they work on: asleep twice, while this thread leaves them the GIL."""
+    tasks, asleep, deadline = _find_threads(), 0, time.monotonic() + _TIMEOUT_S
+    while tasks and asleep < 2 and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+        asleep = 0 if any(_is_running(task) for task in tasks) else asleep + 1
+
+
+def _find_threads() -> list[str]:
+    """List the folders in /proc of gloo's threads in this process."""
+    tasks = "/proc/self/task"
+    try:
+        return [f"{tasks}/{each}" for each in os.listdir(tasks) if _read(f"{tasks}/{each}/comm") == _THREAD_NAME]
+    except OSError:
+        return []  # no /proc
+
+
+def _is_running(task: str) -> bool:
+    try:
+        return _read(f"{task}/stat").rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return False  # it has ended
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read()
