@@ -25,22 +25,13 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ddplaunch.core.rank import inspection_endpoint
-    from ddplaunch.core.rank.rank_runner import load_private_module
-else:
-    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")
-
 _THREAD_NAME = "pt_gloo_runloop\n"  # ProcessGroupGloo::runLoop
 _PAUSE_S = 0.0005
 _TIMEOUT_S = 1.0
 
 
-def hold_groups_after_import() -> None:
-    """Make each Reducer and Logger of DDP hold a Python object of its group: now, or once torch is imported."""
-    inspection_endpoint.call_after_import("torch.distributed.distributed_c10d", "init_process_group", _hold_groups)
-
-
-def _hold_groups(_: ModuleType) -> None:
+def hold_groups(_: ModuleType) -> None:
+    """Make each Reducer and Logger of DDP hold a Python object of its group, now that torch.distributed is loaded."""
     c10d: Any = sys.modules["torch._C._distributed_c10d"]
     groups: dict[ref[Any], object] = {}
 

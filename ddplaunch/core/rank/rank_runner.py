@@ -104,7 +104,8 @@ class RankRunner:
             self.endpoint = inspection_endpoint.InspectionEndpoint(self._fds["rank_channel"])
         for file, settings in self.job["sides"]:
             self._isolate(file, self._begin_side, file, settings)
-        gloo_teardown.hold_groups_after_import()
+        c10d = "torch.distributed.distributed_c10d"
+        inspection_endpoint.call_after_import(c10d, "init_process_group", gloo_teardown.hold_groups)
         _set_buffering()
         if self._forked:
             _reseed()
