@@ -91,3 +91,10 @@ _PATTERNS = tuple((module, re.compile(pattern)) for module, pattern in _ALLOWED_
 def is_allowed(action: str, stack: tuple[str, ...]) -> bool:
     """Whether an action is allowed while these modules were being executed."""
     return any(module in ("", *stack) and pattern.fullmatch(action) for module, pattern in _PATTERNS)
+
+
+HIDDEN_IMPORTS: dict[str, frozenset[str]] = {
+    "transformers.integrations.integration_utils": frozenset({"comet_ml"}),
+}
+"""Optional modules that a module imports only after it has found their metadata: where they are not installed, an audit
+does not see that."""

@@ -242,6 +242,8 @@ class Audit:
             return {name for each in recorded for name, stacks in each.items() if any(map(is_own, stacks))}
 
         absent = merge(each.absent_imports for each in isolated)
+        hidden = allowed_differences.HIDDEN_IMPORTS
+        absent |= {name for each in closure & hidden.keys() for name in hidden[each]}
         loaded = {name.partition(".")[0] for each in isolated for name in each.files}
         actions = {action for each in isolated for stack, action in each.actions if is_own(stack)}
         return AuditResult(

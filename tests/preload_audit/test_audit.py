@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.preload_audit import packages
+from ddplaunch.features.preload.known_packages import PackageTable
+from tests.preload_audit import allowed_differences, packages
 from tests.preload_audit.installation import Installation, run_audit
 
 pytestmark = pytest.mark.timeout(0)
@@ -164,3 +165,11 @@ def test_real_packages_are_free(tmp_path):
     result = run_audit(Path(sys.executable), "packaging", "filelock", "--table", str(known))
     assert result.code == 0, result.stderr
     assert {name: entry["order"] for name, entry in result.entries.items()} == {"packaging": "free", "filelock": "free"}
+
+
+@pytest.mark.parametrize("name", ["transformers", "trl"])
+def test_the_table_has_what_a_package_imports_only_where_its_metadata_are(name):
+    hidden = allowed_differences.HIDDEN_IMPORTS["transformers.integrations.integration_utils"]
+    package = PackageTable().packages[name]
+    assert hidden <= {*package.tries}
+    assert hidden.isdisjoint(package.seeks)
