@@ -68,8 +68,8 @@ def make_preload_plan(
     """
     if target.kind is TargetKind.PROGRAM:
         return ZygotePlan()
-    if mentioned := site_hooks.find_rank_reader(rank_variables):
-        return ZygotePlan(unsafe=f"{mentioned}, which is not set when the zygote starts Python")
+    if start_code := site_hooks.find_start_code(rank_variables):
+        return ZygotePlan(unsafe=start_code)
     if preload == NO_PRELOAD:
         return ZygotePlan(forks=True, source="--preload")
     source = program_source.read_program(target)

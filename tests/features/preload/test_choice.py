@@ -105,33 +105,75 @@ def test_one_rank_is_forked_only_where_it_sees_no_difference(preload, tmp_path, 
 
 
 READS_RANK = "import os\nMAIN = os.environ.get('RANK', '0') == '0'\n"
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"sitecustomize.py": READS_RANK},
-        {"hook.pth": "import os; os.environ.get('LOCAL_RANK')\n"},
-        {"hook.pth": "import hook_of_rank\n", "hook_of_rank.py": READS_RANK},
-        {"hook.pth": "import hook_of_rank; hook_of_rank.go()\n", "hook_of_rank/__init__.py": READS_RANK},
-    ],
+FINDS_FOLDERS = """
+import os, site, sys
+if "EBPYTHONPREFIXES" in os.environ:
+    version = ".".join(map(str, sys.version_info[:2]))
+    for prefix in os.environ["EBPYTHONPREFIXES"].split(os.pathsep):
+        folder = os.path.join(prefix, "lib", "python" + version, "site-packages")
+        if os.path.isdir(folder) and folder not in sys.path:
+            site.addsitedir(folder)
+    sys.path = [each for each in sys.path if each]
+"""
+NAMESPACE = (
+    "import sys, types, os;has_mfs = sys.version_info > (3, 5);p = os.path.join(sys._getframe(1).f_locals['sitedir'], "
+    "*('google',));importlib = has_mfs and __import__('importlib.util')"
 )
-def test_start_files_that_read_the_rank_prevent_forking(tmp_path, files):
-    made = Installation(tmp_path)
+
+MAY_DIFFER = [
+    {"sitecustomize.py": READS_RANK},
+    {"sitecustomize/__init__.py": "from . import boot", "sitecustomize/boot.py": "import os"},
+    {"hook.pth": "import os; os.environ.get('LOCAL_RANK')\n"},
+    {"hook.pth": "import hook_of_rank\n", "hook_of_rank.py": ""},
+    *(
+        {"sitecustomize.py": code}
+        for code in (
+            "import random\nrandom.seed(42)",
+            "CONFIG = open(__file__).read()",
+            "import os\nVARIABLES = dict(os.environ)",
+            "import os\nfor name in ['RA' + 'NK']: os.environ.get(name)",
+            "import os\nos.environ['A'] = '1'",
+            "import os\nvariables = os.environ\nvariables.clear()",
+            "import os as site",
+            "import os\nos = os.sep",
+            "import sys\nsys.excepthook = print",
+            "import sys\nsys.stderr = None",
+            "eval('1')",
+            "class A: pass",
+        )
+    ),
+]
+"""Files in site-packages that may do something else in each rank."""
+
+
+@pytest.mark.parametrize("files", MAY_DIFFER, ids=lambda files: next(iter(files.values()))[:40])
+def test_start_files_that_may_differ_prevent_forking(tmp_path, preload, files):
+    site = Installation(tmp_path).site
     for name, text in files.items():
-        write_program(made.site, name, text)
-    write_program(tmp_path, "train.py", "import os, torch\nprint(os.getppid() > 0)\n")
-    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
-    assert (done.returncode, sorted(done.stdout.split())) == (0, ["True", "True", "[0]", "[1]"]), done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "started as new interpreters" in line]
-    assert f"{made.site}/" in line
-    assert " mentions " in line
+        write_program(site, name, text)
+    write_program(tmp_path, "train.py", "import torch\n")
+    planned = preload(PYTHONPATH=str(site))
+    assert planned["modules"] == []
+    assert planned["because"].startswith(f"{site}/")
+    why = "mentions RANK" if READS_RANK in files.values() else ""
+    assert why in planned["because"]
 
 
-def test_start_files_that_only_look_as_if_they_read_the_rank(tmp_path, preload):
+def test_a_start_file_that_seeds_has_its_effect_in_each_rank(tmp_path):
     made = Installation(tmp_path)
-    write_program(made.site, "sitecustomize.py", "RANKING = 'WORLD'\n")
-    write_program(made.site, "folder.pth", "/srv/RANK\n")
+    write_program(made.site, "sitecustomize.py", "import random\nrandom.seed(42)\n")
+    write_program(tmp_path, "train.py", "import random, torch\nprint(random.random())\n")
+    done = made.run(tmp_path, "run", "--nproc", "2", "train.py")
+    assert sorted(done.stdout.split()) == ["0.6394267984578837"] * 2 + ["[0]", "[1]"], done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "started as new interpreters" in line]
+    assert "sitecustomize.py runs code when Python starts, which may do something else in each rank" in line
+
+
+@pytest.mark.parametrize("code", ["# RANKING\n", FINDS_FOLDERS], ids=["comment", "folders"])
+def test_start_files_that_are_the_same_in_each_rank(tmp_path, preload, code):
+    made = Installation(tmp_path)
+    write_program(made.site, "sitecustomize.py", code)
+    write_program(made.site, "folder.pth", f"/srv/RANK\n{NAMESPACE}\nimport _virtualenv\nimport _vllm_editable\n")
     write_program(tmp_path, "train.py", "import torch\n")
     assert preload(PYTHONPATH=str(made.site))["modules"] == ["torch"]
 
