@@ -66,6 +66,9 @@ TORCH_READS = re.compile(
 )
 """Variables that torch, and the libraries that it is linked with, read as they are loaded (traced with torch 2.13)."""
 
+_LIBRARY_SCANNERS = frozenset({"threadpoolctl"})
+"""Modules whose functions change all native libraries that are loaded: a barrier, since plain Python has fewer then."""
+
 _FOLDER_VARIABLES = frozenset({"TMPDIR", "TEMP", "TMP"})
 """Variables that count as known only if their folder exists: libraries ignore a missing folder, which the program may
 create later. The import of torch reads them only where dill is installed."""
@@ -191,6 +194,11 @@ class ImportSelector:
                 is_value_known = is_value_known and os.path.isdir(step.value or "")
             if not is_value_known and not (step.default and step.name in self._variables):
                 self._unknown_settings.append(step)
+        elif step.top_level_name in _LIBRARY_SCANNERS:
+            self.barrier = (
+                self.barrier or f"{step.where}, an import of {step.top_level_name}, which changes all libraries"
+            )
+            self.excluded.setdefault(step.top_level_name, f"comes after {self.barrier}")
         elif step.top_level_name == TORCH:
             if step.certainty >= Certainty.IN_BLOCK:
                 self._decide_torch()

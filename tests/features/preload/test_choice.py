@@ -104,6 +104,19 @@ def test_one_rank_is_forked_only_where_it_sees_no_difference(preload, tmp_path, 
     assert preload(f"--nproc 1 {words}")["modules"] == modules
 
 
+def test_no_library_is_loaded_before_a_call_that_changes_all_loaded_libraries(preload, tmp_path):
+    write_program(
+        tmp_path, "train.py", "from threadpoolctl import threadpool_limits\nthreadpool_limits(1)\nimport torch\n"
+    )
+    planned = preload("--nproc 2")
+    assert (planned["modules"], planned["because"]) == (
+        [],
+        "train.py:1, an import of threadpoolctl, which changes all libraries",
+    )
+    write_program(tmp_path, "train.py", "import torch, threadpoolctl, yaml\n")
+    assert preload("--nproc 2")["modules"] == ["torch"]
+
+
 READS_RANK = "import os\nMAIN = os.environ.get('RANK', '0') == '0'\n"
 FINDS_FOLDERS = """
 import os, site, sys
