@@ -26,7 +26,7 @@ IGNORED_NAMES: dict[str, frozenset[str]] = {
     ),
     # None in a fork: set by fsspec's own function for forks.
     "fsspec.asyn": frozenset({"lock"}),
-    # The initial working folder, and random bytes, which forks share: as in multiprocessing, which torch imports.
+    # The initial working folder, which forks share, and random bytes, which fork_fixups.py makes anew.
     "multiprocess.process": frozenset({"ORIGINAL_DIR", "_current_process"}),
     # The random number of the first link in a terminal.
     "rich.style": frozenset({"_id_generator"}),

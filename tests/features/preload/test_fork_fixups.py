@@ -35,6 +35,8 @@ CASES = {
     "no rank kept": (f"{PRINTS} rank_zero_only=lambda: 0)", "hasattr(m.rank_zero_only, 'rank')", "False"),
     "transformers": ("m = module('transformers.utils.hub', SESSION_ID='0' * 32)",
                      "(len(m.SESSION_ID), m.SESSION_ID != '0' * 32)", "(32, True)"),
+    "multiprocessing": ("import multiprocessing as m\nkey = m.current_process().authkey",
+                        "(m.current_process().authkey != key, len(m.current_process().authkey))", "(True, 32)"),
     "nothing loaded": ("n = set(sys.modules)", "set(sys.modules) == n", "True"),
 }  # fmt: skip
 

@@ -44,6 +44,7 @@ def apply_fixups() -> None:
         _fix_rank_variables,
         _reseed_generators,
         _reset_session_id,
+        _renew_authentication_keys,
         _reset_cpu_times,
         _patch_store_creation,
         _reset_logging_start,
@@ -88,6 +89,14 @@ def _reset_session_id() -> None:
         module: Any = sys.modules.get(name)
         if module is not None and len(module.SESSION_ID) == 32:
             module.SESSION_ID = sys.modules["uuid"].uuid4().hex
+
+
+def _renew_authentication_keys() -> None:
+    """Give the rank its own random key, with which multiprocessing's connections are authenticated."""
+    for name in ("multiprocessing.process", "multiprocess.process"):
+        module: Any = sys.modules.get(name)
+        if module is not None:
+            module._current_process._config["authkey"] = module.AuthenticationString(os.urandom(32))
 
 
 def _reset_cpu_times() -> None:
