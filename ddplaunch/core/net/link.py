@@ -127,7 +127,7 @@ def make_attempt_plan(
     if start.interface:
         variables["GLOO_SOCKET_IFNAME"] = start.interface
     if config.interface:
-        variables["NCCL_SOCKET_IFNAME"] = config.interface
+        variables["NCCL_SOCKET_IFNAME"] = f"={config.interface}"  # without "=", NCCL takes it for a prefix
     defaults = {name: value for name, value in variables.items() if not environ.get(name)}
     assigned = with_assignment(plan, start.assignment, start.run_id, start.address or plan.master_addr, defaults)
     return with_all_nodes(assigned, start.node_specs) if start.node_specs else assigned

@@ -47,7 +47,7 @@ def test_a_reply_never_arrives_within_the_call():
         ({"address": "10.0.0.9", "interface": "eth0"}, None, {}, {"X": "1", "GLOO_SOCKET_IFNAME": "eth0"}),
         (
             {"interface": "eth0"}, "eth7", {"GLOO_SOCKET_IFNAME": "", "X": "mine"},
-            {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth7"},
+            {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth7"},
         ),
         ({"interface": "eth0"}, None, {"GLOO_SOCKET_IFNAME": "mine"}, {"X": "1"}),
         ({}, None, {}, {"X": "1"}),
