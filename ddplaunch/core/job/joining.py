@@ -67,7 +67,8 @@ class Joining:
         came = (
             f"{status.joined} of {min_nodes} {self._kind}s joined in {self._config.join_timeout:g} s (--join-timeout)"
         )
-        hint = f"does the same command run there, and can it reach port {self._config.port} of node 0?"
+        here = f"node 0, which is this machine ({self._config.address})" if self._config.address else "node 0"
+        hint = f"does the same command run there, and can it reach port {self._config.port} of {here}?"
         return f"only {came}: {self._kind} {_format_missing(status)} {'is' if absent == 1 else 'are'} missing\n  {hint}"
 
 

@@ -228,7 +228,9 @@ class CoordinatorClient:
         self._retry_after(WELCOME_TIMEOUT_S, NOT_NODE_ZERO_ERROR)
 
     def _connect_error(self, code: int) -> str:
-        return f"{self.address}: {os.strerror(code).lower()}"
+        host = self._config.address
+        here = f" ({host} is this machine)" if host == "localhost" else ""
+        return f"{self.address}: {os.strerror(code).lower()}{here}"
 
     def _retry_after(self, seconds: float, problem: str) -> None:
         if self._step_timer is not None:

@@ -102,7 +102,8 @@ def check_local_address(address: str) -> None:
         has = _format_interfaces(list_interface_addresses())
         raise UsageError(
             f"--master-addr {address} is not an address of this machine, which is node 0: it has {has}",
-            "give one of those on every node; or, if this is another node, its own --node-rank",
+            "give one of those here, and elsewhere the address at which this machine is reached;\n"
+            "or, if this is another node, its own --node-rank",
         )
 
 

@@ -149,6 +149,7 @@ def test_join_timeout(nodes):
         "only 1 of 2 nodes joined in 0.5 s (--join-timeout): node 1 is missing\nddplaunch:   does the same"
         in first.stderr()
     )
+    assert f"port {job.port + 1} of node 0, which is this machine (127.0.0.1)?" in first.stderr()
     assert "node 0 was not reached in 0.5 s (--join-timeout): 127.0.0.1:" in second.stderr()
     assert "connection refused" in second.stderr()
 

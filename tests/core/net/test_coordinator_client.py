@@ -226,6 +226,16 @@ def test_a_node_connects_from_its_interface(make, monkeypatch):
     assert world.accept().socket.getpeername()[0] == "127.0.0.5"
 
 
+def test_localhost_is_said_to_be_this_machine(make):
+    """It is typed on node 1 by users who mean node 0."""
+    world = make(address="localhost")
+    world.loop.unwatch_fd(world.server.fileno())
+    world.server.close()
+    world.start()
+    wanted = f"localhost:{world.port}: connection refused (localhost is this machine)"
+    world.step_until(lambda: world.client._problem == wanted)
+
+
 def test_a_connection_of_a_socket_to_itself_is_none(make):
     """The kernel may choose the port of node 0 for the client, if no program listens there (TCP simultaneous open)."""
     world = make()
