@@ -348,6 +348,11 @@ REFUSED: list[tuple[str, Mapping[str, str], str]] = [
     ("kubeflow", {"PET_NPROC_PER_NODE": "many"}, "PET_NPROC_PER_NODE=many is not a number"),
     ("kubeflow", {"PET_MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
     ("nodes", {"NODE_RANK": ""}, "NODE_RANK is not set"),
+    (
+        "nodes",
+        {"NODE_RANK": "", "RANK": "1"},
+        "NNODES=2, RANK=1, MASTER_ADDR=10.0.0.4: this may be one node of several",
+    ),
     ("nodes", {"NODE_RANK": "2"}, "NODE_RANK=2 and NNODES=2 contradict"),
     ("nodes", {"NNODES": "two"}, "NNODES=two is not a number"),
     ("nodes", {"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE=many is not a number"),

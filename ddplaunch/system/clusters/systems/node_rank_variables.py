@@ -75,6 +75,13 @@ def generic_nodes(environ: EnvVariables) -> ClusterEnv | None:
     if not environ.is_set("MASTER_ADDR") or environ.consistent_number(*counts) < 2:
         return None
     count = next(name for name in counts if environ.is_set(name))
+    if not environ.is_set("NODE_RANK") and environ.is_set("RANK") and not environ.is_set("LOCAL_RANK"):
+        settings = ", ".join(f"{name}={sanitize_line(environ[name])}" for name in (count, "RANK", "MASTER_ADDR"))
+        words = f'--nnodes "${count}" --node-rank "$RANK" --master-addr "$MASTER_ADDR"'
+        raise UsageError(
+            f"{settings}: this may be one node of several, but NODE_RANK is not set",
+            f"if RANK numbers the nodes: ddplaunch run {words} …\n{IGNORE_HINT}",
+        )
     return env_from_node_variables(
         "nodes", environ, count, "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", nproc="NPROC_PER_NODE"
     )
