@@ -439,7 +439,7 @@ def _tail_lines(job: BatchJob) -> Iterator[str]:
 
 
 def _requeue_lines(requeue: RequeueOptions) -> Iterator[str]:
-    yield "preempted() {  # without a signal, as on sites that have not set preempt_send_user_signal"
+    yield "preempted() {  # without a signal, where neither preempt_send_user_signal nor send_user_signal is set"
     yield '  [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"'
     yield "}"
     yield f'if [ -z "$ended" ] && {{ [ $code -eq {EXIT_PREEMPTED} ] || preempted; }}; then'
