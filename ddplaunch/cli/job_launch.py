@@ -38,6 +38,7 @@ from ddplaunch.core.output.run_log import RunLog
 from ddplaunch.core.output.screen import Screen, make_screen
 from ddplaunch.core.output.streams import Streams
 from ddplaunch.system.clusters.cluster_env import ClusterEnv
+from ddplaunch.system.network.interface_variables import find_unknown_interfaces
 from ddplaunch.system.network.reserved_port import check_loopback
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.plan.rendezvous import LOOPBACK, check_store_file
@@ -71,6 +72,9 @@ def build_node_job(
         notes.append("--control none: nodes do not notice failures of other nodes")
     if plan.master_addr == LOOPBACK:
         notes.append(check_loopback())
+    if plan.world_size > 1:
+        unknown = find_unknown_interfaces({**os.environ, **plan.environment(plan.local_ranks[0])})
+        notes += (f"{each}: this machine has no such network interface" for each in unknown)
     print_notes(*filter(None, notes))
     config = read_node_config(options, plan, show_rules, start.settings, job_config, planning.cluster_env)
     return NodeJob(plan, start, config, job_config, options, planning.cluster_env, listener_socket)

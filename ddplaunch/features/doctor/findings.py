@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from msgspec.structs import replace
 
 from ddplaunch.base.text import format_size
 from ddplaunch.features.doctor.checks import Finding, Findings, Severity
@@ -32,6 +35,7 @@ _MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
 
 def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[Finding]:
     """Return all findings, and ``more``, by severity, then in the order of the nodes."""
+    examination = _without_consequences(examination)
     same: dict[tuple[Severity, str, str], list[str]] = {}
     for each in _find_per_node(examination):
         same.setdefault((each.severity, each.text, each.hint), []).append(each.subject)
@@ -39,6 +43,18 @@ def find_all(examination: DoctorResults, more: Iterable[Finding] = ()) -> list[F
     return sorted(
         [*together, *_find_across_nodes(examination), *more], key=lambda each: list(Severity).index(each.severity)
     )
+
+
+def _without_consequences(examination: DoctorResults) -> DoctorResults:
+    """Leave out collectives that failed on nodes whose variables name no interface: that is a finding of its own."""
+    wrong = {number for number, node in enumerate(examination.nodes) if node.facts and node.facts.unknown_interfaces}
+    if not wrong:
+        return examination
+    speeds, together = (
+        tuple(each for each in results if not (each.error and wrong.intersection(each.nodes)))
+        for results in (examination.speeds, examination.together)
+    )
+    return replace(examination, speeds=speeds, together=together)
 
 
 def _find_per_node(examination: DoctorResults) -> Findings:
@@ -64,6 +80,7 @@ def _find_across_nodes(examination: DoctorResults) -> Findings:
     yield from flow_findings(examination.flows, examination.name)
     for rule in (
         _find_differences,
+        _find_variable_differences,
         _check_machines,
         _check_clocks,
         _check_links,
@@ -94,17 +111,46 @@ COMPARED_FACTS: tuple[tuple[str, Severity, Callable[[NodeFacts], str | None]], .
 
 
 def _find_differences(examination: DoctorResults) -> Findings:
+    hints = {Severity.ERROR: "install the same on all nodes"}
     for what, severity, read in COMPARED_FACTS:
-        values = nodes_by_value(examination.nodes, read)
-        if len(values) < 2:
-            continue
-        usual = max(values.items(), key=lambda each: len(each[1]))  # of several the first node's
-        others = [each for each in values.items() if each != usual]
-        by_value = "; ".join(f"{value} on {join_node_names(who)}" for value, who in (usual, *others))
-        subject = join_node_names([name for _, who in others for name in who])
-        hints = {Severity.ERROR: "install the same on all nodes"}
         hint = hints.get(severity, "the slowest one sets the speed of the job")
-        yield Finding(severity, subject, f"{what} differs: {by_value}", hint)
+        yield from _difference(examination, what, severity, read, hint)
+
+
+_VARIABLES_OF_ONE_NODE = frozenset({"NCCL_HOSTID"})
+_DEVICE_VARIABLES = frozenset(
+    {"GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"}
+)
+"""Variables with names of devices, which machines may number differently."""
+
+
+def _find_variable_differences(examination: DoctorResults) -> Findings:
+    """Find variables of gloo, NCCL and others that the nodes have with different values."""
+    facts = [node.facts for node in examination.nodes if node.facts]
+    names = {name for each in facts for name, _ in each.network_variables}
+    unknown = {each.partition("=")[0] for fact in facts for each in fact.unknown_interfaces}  # findings of their own
+    for name in sorted(names - unknown - _VARIABLES_OF_ONE_NODE):
+        severity = Severity.NOTE if name in _DEVICE_VARIABLES else Severity.WARNING
+        hint = "set the same on all nodes: see the files of their shells"
+        yield from _difference(examination, name, severity, partial(_value_of, name), hint)
+
+
+def _value_of(name: str, facts: NodeFacts) -> str:
+    return dict(facts.network_variables).get(name, "not set")
+
+
+def _difference(
+    examination: DoctorResults, what: str, severity: Severity, read: Callable[[NodeFacts], str | None], hint: str
+) -> Findings:
+    """Compare a value of all nodes: a finding on those that differ from most of them."""
+    values = nodes_by_value(examination.nodes, read)
+    if len(values) < 2:
+        return
+    usual = max(values.items(), key=lambda each: len(each[1]))  # of several the first node's
+    others = [each for each in values.items() if each != usual]
+    by_value = "; ".join(f"{value} on {join_node_names(who)}" for value, who in (usual, *others))
+    subject = join_node_names([name for _, who in others for name in who])
+    yield Finding(severity, subject, f"{what} differs: {by_value}", hint)
 
 
 def nodes_by_value(nodes: Iterable[ExaminedNode], read: Callable[[NodeFacts], str | None]) -> dict[str, list[str]]:

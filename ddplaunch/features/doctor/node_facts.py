@@ -89,5 +89,7 @@ class NodeFacts(TaggedMessage, frozen=True):
     loopback: TextLine | None  # why this machine cannot connect to itself
     clock_synchronised: bool | None
     networks: tuple[NetworkAddress, ...] = ()
+    unknown_interfaces: tuple[TextLine, ...] = ()  # variables that name none of this machine: "GLOO_SOCKET_IFNAME=eth7"
+    network_variables: tuple[tuple[TextLine, TextLine], ...] = ()  # of gloo, NCCL and others: name and value
     cannot_start: tuple[TextLine, TextLine] | None = None  # why no rank can be started, and the remedy
     machine: TextLine = ""  # equal for two names of one machine; "" if unknown

@@ -50,6 +50,33 @@ def test_a_lost_gpu_is_the_one_finding():
     ]
 
 
+def test_a_variable_that_names_no_interface_is_the_one_finding():
+    """Collectives that fail because of it are not listed, nor is an innocent peer."""
+    wrong = replace(
+        FACTS,
+        unknown_interfaces=("GLOO_SOCKET_IFNAME=eth7",),
+        network_variables=(("GLOO_SOCKET_IFNAME", "eth7"), ("NCCL_IB_TIMEOUT", "22")),
+    )
+    usual = replace(FACTS, network_variables=(("NCCL_HOSTID", "a"), ("NCCL_IB_TIMEOUT", "22")))
+    failed = tuple(CollectiveResult(nodes, 2, "gloo", error="no address") for nodes in ((1,), (0, 1)))
+    assert describe_findings(usual, wrong, speeds=failed) == ["error n1: GLOO_SOCKET_IFNAME=eth7: no such interface"]
+
+
+def test_variables_of_nccl_that_differ_are_one_finding_each():
+    first, second, third = (
+        replace(FACTS, network_variables=tuple(each.items()))
+        for each in (
+            {"NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth0"},
+            {"NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_HOSTID": "b"},
+            {"NCCL_SOCKET_IFNAME": "ens5"},
+        )
+    )
+    assert describe_findings(first, second, third) == [
+        "warning n2: NCCL_P2P_DISABLE differs: 1 on n0 and n1; not set on n2",
+        "note n2: NCCL_SOCKET_IFNAME differs: eth0 on n0 and n1; ens5 on n2",
+    ]
+
+
 @pytest.mark.parametrize(
     ("held", "text"),
     [

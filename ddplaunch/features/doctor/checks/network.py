@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.types import TextLine
 from ddplaunch.features.doctor.checks import CheckContext, FactReader, Finding, Findings, HealthCheck, Severity
 from ddplaunch.features.doctor.node_facts import NetworkAddress, NodeFacts, RouteToNodeZero
 from ddplaunch.features.doctor.probe import REPLY_TIMEOUT_S, HelperProbe
 from ddplaunch.system.devices.sysfs import read_int
 from ddplaunch.system.network.addresses import NameLookup, find_interface, list_networks
+from ddplaunch.system.network.interface_variables import find_unknown_interfaces, read_network_variables
 
 LOOPBACK_TIMEOUT_S = 2.0  # for a connection within the machine
+_MAX_VALUE_CHARS = 200
 _UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
@@ -27,6 +31,8 @@ class NetworkFacts(Struct, frozen=True):
     loopback: TextLine | None = None
     clock_synchronised: bool | None = None
     networks: tuple[NetworkAddress, ...] = ()
+    unknown_interfaces: tuple[TextLine, ...] = ()
+    network_variables: tuple[tuple[TextLine, TextLine], ...] = ()
 
 
 def _read(context: CheckContext) -> FactReader:
@@ -39,7 +45,13 @@ def read_network(toward: str) -> NetworkFacts:
     """Read the route to node 0, if there are several nodes, the networks, and the clock state; test the loopback."""
     link, error = _find_route(toward) if toward else (None, None)
     networks = tuple(NetworkAddress(*each) for each in list_networks())
-    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised(), networks)
+    unknown = tuple(map(_shorten, find_unknown_interfaces(os.environ)))
+    variables = tuple((_shorten(name), _shorten(value)) for name, value in read_network_variables(os.environ).items())
+    return NetworkFacts(link, error, _try_loopback(), _clock_synchronised(), networks, unknown, variables)
+
+
+def _shorten(text: str) -> str:
+    return sanitize_line(text[:_MAX_VALUE_CHARS])
 
 
 def find_route(toward: str) -> RouteToNodeZero | None:
@@ -101,6 +113,9 @@ def _find_problems(name: str, facts: NodeFacts) -> Findings:
         text = f"a connection to itself (127.0.0.1) {facts.loopback}; no measurement on this machine"
         hint = "allow the interface lo in the firewall: iptables -I INPUT -i lo -j ACCEPT"
         yield Finding(Severity.ERROR, name, text, hint)
+    for variable in facts.unknown_interfaces:
+        hint = "`ip -brief link` lists those of the machine"
+        yield Finding(Severity.ERROR, name, f"{variable}: no such interface", hint)
 
 
 def _link(facts: NodeFacts) -> str | None:

@@ -1,0 +1,38 @@
+"""Variables by which gloo, NCCL, TensorPipe, UCX and libfabric choose networks: what is wrong with them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Mapping
+
+_EXACT = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_NCCL = "NCCL_SOCKET_IFNAME"
+_PREFIXES = ("FI_", "GLOO_", "NCCL_", "TP_", "UCX_")
+
+
+def find_unknown_interfaces(environ: Mapping[str, str], interfaces: Collection[str] = ()) -> list[str]:
+    """List the variables that name no interface of this machine: "GLOO_SOCKET_IFNAME=eth7".
+
+    gloo and TensorPipe take exact names, several with commas (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). NCCL
+    takes prefixes; "=" before them makes them exact, "^" excludes (NCCL's user guide, NCCL_SOCKET_IFNAME).
+
+    Args:
+        environ: the environment of the ranks.
+        interfaces: those of the machine; () reads them.
+    """
+    known = interfaces or [name for _, name in socket.if_nameindex()]
+    found = []
+    for variable in (*_EXACT, _NCCL):
+        value = environ.get(variable, "")
+        if not value or value.startswith("^"):
+            continue
+        names = value.removeprefix("=").split(",")
+        by_prefix = variable == _NCCL and not value.startswith("=")
+        if not any(each == name or (by_prefix and each.startswith(name)) for name in names for each in known):
+            found.append(f"{variable}={value}")
+    return found
+
+
+def read_network_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the libraries of this module read."""
+    return {name: environ[name] for name in sorted(environ) if name.startswith(_PREFIXES)}
