@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from msgspec import Struct
 
@@ -94,15 +94,23 @@ class NodeRanks:
         """Whether a rank has a handler for this signal."""
         return any(proc_utils.is_caught(process.pid, number) for process in self.processes.values())
 
-    def forward_signal(self, number: int, *, only_handlers: bool) -> None:
-        """Send a signal to all ranks, or to those that catch it: not one that the launcher uses itself."""
+    def forward_signal(self, number: int, *, only_handlers: bool, except_pids: Collection[int] = ()) -> set[int]:
+        """Send a signal to all ranks, or to those that catch it: not one that the launcher uses itself.
+
+        Returns the pids of those that have got it.
+        """
+        sent = set[int]()
         for rank, process in self.processes.items():
+            if process.pid in except_pids:
+                continue
             if only_handlers and (channel := self.channels.get(rank)):
                 channel.read_pending()
                 if number in channel.reserved_signals:
                     continue
             if not only_handlers or proc_utils.is_caught(process.pid, number):
                 process.send(number)
+                sent.add(process.pid)
+        return sent
 
     def suspend(self) -> None:
         """Stop and continue the ranks with the launcher (Ctrl-Z): they are in sessions of their own."""

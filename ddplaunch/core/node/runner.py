@@ -36,6 +36,7 @@ from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
+from ddplaunch.core.node.signal_delivery import SignalDelivery
 from ddplaunch.core.node.store_host import StoreHost
 from ddplaunch.core.node_config import NodeConfig
 from ddplaunch.core.output.isolation import not_isolated
@@ -92,6 +93,7 @@ class NodeRunner:
             preempt_forward=node_config.preempt_forward,
         )
         self._ranks = NodeRanks(self._machine.attempt, self._plan, loop, tree.temp_dir)
+        self._signals = SignalDelivery(loop, screen.show_note)
         self._inbox: deque[ev.NodeEvent] = deque()
         self._replies: deque[ev.NodeEvent] = deque()  # to commands of the last event: handled before the inbox
         self._is_handling = False
@@ -115,6 +117,7 @@ class NodeRunner:
                 while self._machine.phase is not AttemptPhase.ENDED:
                     self._loop.run_once()
         finally:
+            self._signals.close()
             self._link.close()
             self.tree.close()
             self.tree.temp_dir.remove()
@@ -217,6 +220,7 @@ class NodeRunner:
             case do.OpenStore():
                 self._open_store()
             case do.BeginAttempt():
+                self._signals.on_attempt_start(self._ranks)
                 self.sides.on_attempt_start(self._ranks)
             case do.SpawnRank(rank=rank):
                 self._spawn(rank)
@@ -227,7 +231,11 @@ class NodeRunner:
             case do.StopRank(rank=rank):
                 self._ranks.processes[rank].stop(signal.SIGTERM)
             case do.SignalRanks(number=number, only_handlers=only_handlers):
-                self._ranks.forward_signal(number, only_handlers=only_handlers)
+                if only_handlers:
+                    is_notice = number == self._node_config.zygote.preempt_signal  # said elsewhere
+                    self._signals.send(number, self._ranks, names_unhandled=not is_notice)
+                else:
+                    self._ranks.forward_signal(number, only_handlers=False)
             case do.CreatePreemptionFile(report_error=report_error):
                 error = self.context.preemption_file.create()
                 if error and report_error:

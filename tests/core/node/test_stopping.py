@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.base.text import signal_name
 from ddplaunch.core.node.machine import LEFTOVER_GRACE_S
 from ddplaunch.features.runs import history_store
-from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S, list_descendants
+from ddplaunch.system.processes.proc_utils import KILL_TIMEOUT_S, is_caught, list_descendants
 from tests.conftest import (
     PROGRAMS,
     clean_environment,
@@ -393,7 +394,43 @@ def test_a_signal_for_the_ranks(start_ddplaunch, tmp_path):
     (tmp_path / "leave").touch()
     assert job.wait() == 0, job.stderr()
     assert count(job.stdout(), *sent) == [4, 2, 2, 2, 2, 2]
-    assert job.stderr() == ""
+    unhandled = (signal.SIGRTMIN, signal.SIGRTMIN + 1, signal.SIGXCPU)
+    notes = [f"ddplaunch: {signal_name(each)}: no rank handled it" for each in unhandled]
+    assert sorted(job.stderr().splitlines()) == sorted(notes)
+
+
+HANDLES_LATE = """
+    import os, signal, time
+
+    print("up", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    if os.environ["RANK"] == "1":
+        signal.signal(signal.SIGUSR1, lambda number, frame: print("<saved>", flush=True))
+        print("handles", flush=True)
+    while not os.path.exists("leave"):
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before the ranks", "before the handler"])
+def test_a_signal_that_comes_before_the_handler_is_delivered(start_ddplaunch, tmp_path, moment):
+    write_program(tmp_path, "t.py", HANDLES_LATE)
+    write_program(tmp_path, "slow.py", "import os, time\nwhile not os.path.exists('loaded'): time.sleep(0.01)\n")
+    job = start_ddplaunch("run", "--start", "zygote", "--preload", "slow", "--nproc", "2", "t.py")
+    if moment == "before the ranks":
+        wait_until(lambda: is_caught(job.process.pid, signal.SIGUSR1), "the launcher's handler")
+    else:
+        (tmp_path / "loaded").touch()
+        job.wait_for("up", 2)
+    job.signal(signal.SIGUSR1)
+    (tmp_path / "loaded").touch()
+    (tmp_path / "go").touch()
+    job.wait_for("<saved>")
+    (tmp_path / "leave").touch()
+    assert job.wait() == 0, job.stderr()
+    assert job.stdout().count("<saved>") == 1
+    assert "no rank" not in job.stderr()
 
 
 SIGNALS_PARENT = """

@@ -1,0 +1,93 @@
+"""Delivers signals for the program to this node's ranks: to those that have a handler, at once or once they have it.
+
+A scheduler's warning or a user's ``kill -USR1`` may come while torch is imported. A rank without a handler would end by
+the signal, so it gets it later. Ranks that have none while others have, as all but rank 0 in many programs, get it for
+a minute more: a handler that is set later is for something else.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from ddplaunch.base.event_loop import EventLoop, Timer
+from ddplaunch.base.text import signal_name
+from ddplaunch.core.node.node_ranks import NodeRanks
+
+_CHECK_INTERVAL_S = 0.2  # reading the handlers of a rank takes 20 µs
+_SLOW_CHECK_INTERVAL_S = 2.0  # after a minute
+_OTHERS_TIMEOUT_S = 60.0  # for ranks without a handler, after the first rank has got the signal
+_NOTE_DELAY_S = 30.0
+_NOT_KEPT = (signal.SIGWINCH, signal.SIGCONT)  # of a terminal, and without effect by default
+
+
+class _PendingSignal:
+    """A signal that not all ranks have got."""
+
+    def __init__(self, now: float, *, is_noted: bool) -> None:
+        self.arrived_at, self.first_delivered_at = now, 0.0
+        self.pids: set[int] = set()  # of the ranks that have got it
+        self.is_noted = is_noted  # a message has named it, or none shall
+
+
+class SignalDelivery:
+    """The signals for the ranks of a node, for all attempts."""
+
+    def __init__(self, loop: EventLoop, note: Callable[[str], None]) -> None:
+        self._loop, self._note = loop, note
+        self._pending: dict[int, _PendingSignal] = {}  # by number: two of the same kind are one, as in the kernel
+        self._timer: Timer | None = None
+        self._ranks: NodeRanks | None = None
+
+    def send(self, number: int, ranks: NodeRanks, *, names_unhandled: bool) -> None:
+        """Send a signal to all ranks that handle it; to the others once they do.
+
+        ``names_unhandled``: show a message if none does.
+        """
+        self._ranks = ranks
+        if number in _NOT_KEPT:
+            ranks.forward_signal(number, only_handlers=True)
+            return
+        self._pending[number] = _PendingSignal(time.monotonic(), is_noted=not names_unhandled)
+        self._deliver()
+
+    def on_attempt_start(self, ranks: NodeRanks) -> None:
+        """Deliver to these ranks what no rank of an earlier attempt has got."""
+        self._ranks = ranks
+        self._pending = {number: each for number, each in self._pending.items() if not each.pids}
+
+    def close(self) -> None:
+        """The job has ended: name the signals that no rank has got."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for number, pending in self._pending.items():
+            if not (pending.pids or pending.is_noted):
+                self._note(f"{signal_name(number)}: no rank handled it")
+        self._pending.clear()
+
+    def _deliver(self) -> None:
+        now, ranks = time.monotonic(), self._ranks
+        for number, pending in list(self._pending.items()):
+            if ranks is not None:
+                pending.pids |= ranks.forward_signal(number, only_handlers=True, except_pids=pending.pids)
+            if pending.pids and not pending.first_delivered_at:
+                pending.first_delivered_at = now
+            if pending.pids and (
+                now - pending.first_delivered_at > _OTHERS_TIMEOUT_S or self._have_all(ranks, pending.pids)
+            ):
+                del self._pending[number]
+            elif not (pending.pids or pending.is_noted) and now - pending.arrived_at > _NOTE_DELAY_S:
+                pending.is_noted = True
+                self._note(f"{signal_name(number)}: no rank handles it yet; a rank gets it once it does")
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._pending:
+            oldest = min(each.arrived_at for each in self._pending.values())
+            delay_s = _CHECK_INTERVAL_S if now - oldest < _OTHERS_TIMEOUT_S else _SLOW_CHECK_INTERVAL_S
+            self._timer = self._loop.call_later(delay_s, self._deliver)
+
+    def _have_all(self, ranks: NodeRanks | None, pids: set[int]) -> bool:
+        """Whether all ranks of the attempt have got a signal."""
+        alive = {process.pid for process in ranks.processes.values()} if ranks else set()
+        return ranks is not None and not ranks.attempt.not_spawned and alive <= pids
