@@ -78,9 +78,31 @@ def detect_cluster(options: Options) -> tuple[Options, ClusterEnv | None]:
     return options.with_defaults(OptionSource.CLUSTER, of_node_0), cluster_env
 
 
+def equal_trainings_note(options: Options) -> str | None:
+    """Return a note if each of several tasks of a Slurm step trains alone, because --nnodes 1 or --standalone says so.
+
+    On the first task only.
+    """
+    if options[Nodes].nnodes[1] > 1 or not options.is_set("nnodes") or options[Nodes].cluster is not None:
+        return None
+    step = _detect_slurm_step()
+    if step is None or task_count(step) < 2 or _task_number(step):
+        return None
+    return (
+        f"Slurm has started {task_count(step)} tasks of this step, and each trains alone (--nnodes 1, or --standalone);"
+        " for one job leave that out; if it is meant: --cluster none"
+    )
+
+
 def find_slurm_step(options: Options) -> ClusterEnv | None:
     """Return the Slurm step whose tasks may be the nodes of a job with --nnodes, None if there is none."""
-    if options[Nodes].cluster is not None or IN_RANK_VARIABLE in os.environ or options[Nodes].nnodes[1] == 1:
+    if options[Nodes].cluster is not None or options[Nodes].nnodes[1] == 1:
+        return None
+    return _detect_slurm_step()
+
+
+def _detect_slurm_step() -> ClusterEnv | None:
+    if IN_RANK_VARIABLE in os.environ:
         return None
     try:
         cluster_env = detect(os.environ)

@@ -16,6 +16,7 @@ from ddplaunch.cli.cluster_detection import (
     check_lone_node,
     cluster_notes,
     detect_cluster,
+    equal_trainings_note,
     ignored_rank_variables,
     to_started_rank,
 )
@@ -49,6 +50,8 @@ def prepare_plan(options: Options, target: Target, notes: Iterable[str], *, remo
     all_notes = list(notes)
     if ignored := ignored_rank_variables(options):
         all_notes.append(ignored)
+    if not remote and (equal := equal_trainings_note(options)):
+        all_notes.append(equal)
     options, cluster_env = detect_cluster(options)
     if options[Elastic].spares and (remote or cluster_env) and not options.is_set("nnodes"):
         options = subtract_spares(options)

@@ -144,6 +144,16 @@ def test_more_processes_in_each_of_many_are_refused(run_in_fork, tmp_path):
     )
 
 
+def test_tasks_that_each_train_alone_are_noted(planned):
+    step = {**SLURM_STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+    for words in (("--standalone", "--nproc", "2"), ("--nnodes", "1", "--nproc", "2")):
+        (note,) = [each for each in planned(step, *words)["notes"] if "trains alone" in each]
+        assert "Slurm has started 2 tasks of this step, and each trains alone" in note
+    second = {**step, "SLURM_PROCID": "1", "SLURM_NODEID": "1"}
+    for environ, words in ((second, ("--standalone",)), (step, ("--standalone", "--cluster", "none")), (step, ())):
+        assert not [each for each in planned(environ, *words)["notes"] if "trains alone" in each], words
+
+
 def test_exports_of_a_run_without_a_launcher_do_not_count(planned, run_in_fork, tmp_path):
     """Tutorials for one process export them; torchrun ignores them."""
     exported = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
