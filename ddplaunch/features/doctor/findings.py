@@ -29,6 +29,7 @@ UNSUPPORTED_TEXT = "not support"
 """Part of the error of a collective that a backend of this torch does not have."""
 _MORE_LOG_HINT = "for details set TORCH_CPP_LOG_LEVEL=INFO and NCCL_DEBUG=INFO for a job"
 SLOW_FRACTION_WHEN_BUSY = 0.15  # of the best pair, if all nodes are busy: processes disturb one another
+_PYTHON_HINT = "--remote-python PATH: the Python there that has ddplaunch; or install ddplaunch there"
 _MAX_NAMES = 5  # of nodes in a sentence
 _MAX_FINDINGS = 3  # of one kind that are listed; the others are counted
 
@@ -61,7 +62,8 @@ def _find_per_node(examination: DoctorResults) -> Findings:
     for node in examination.nodes:
         if node.trouble:
             what = "did not respond" if node.facts is None else "stopped responding"
-            hint = f"check whether this works: {node.check}"
+            has_no_python = "--remote-python" in node.trouble
+            hint = _PYTHON_HINT if has_no_python else f"check whether this works: {node.check}"
             yield Finding(Severity.ERROR, node.name, f"{what}: {node.trouble}", hint)
         if node.facts:
             yield from machine_findings(node.name, node.facts)
@@ -242,6 +244,7 @@ def _find_broken_paths(examination: DoctorResults) -> Findings:
     by_pair: dict[Pair, list[PathResult]] = {}
     unclear = set[Pair]()
     lossy, losers = lossy_pairs(examination.flows)
+    no_way_back = {(path.target, path.source) for path in examination.ways if path.outcome == "unreachable"}
     for path in examination.ways:
         by_pair.setdefault((path.source, path.target), []).append(path)
     for (source, target), paths in by_pair.items():
@@ -249,6 +252,9 @@ def _find_broken_paths(examination: DoctorResults) -> Findings:
         wrong_address = _resolves_node_zero_wrongly(examination.nodes[target or source])
         if wrong_address or {source, target} in lossy or not losers.isdisjoint((source, target)):
             unclear.add((source, target))  # lost packets alone may be why a connection gets no answer
+            continue
+        if (source, target) in no_way_back and all(path.outcome in ("ok", "silent") for path in paths):
+            unclear.add((source, target))  # the reply is what has no route
             continue
         outcomes: dict[Outcome, None] = dict.fromkeys(path.outcome for path in paths if path.outcome != "ok")
         for outcome in outcomes:

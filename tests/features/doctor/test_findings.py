@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.features.doctor.checks import network
-from ddplaunch.features.doctor.examination import CollectiveResult, DeviceResult, DoctorResults, ExaminedNode, Rail
+from ddplaunch.features.doctor.examination import (
+    CollectiveResult,
+    DeviceResult,
+    DoctorResults,
+    ExaminedNode,
+    PathResult,
+    Rail,
+)
 from ddplaunch.features.doctor.findings import find_all
 from ddplaunch.features.doctor.node_facts import RouteToNodeZero, TorchInfo
 from ddplaunch.system.devices.gpu_health import GpuHealth
@@ -151,3 +158,21 @@ def test_findings_across_nodes():
 def test_an_interface_may_report_no_speed(monkeypatch, reported, speed):
     monkeypatch.setattr(network, "read_int", lambda path: reported)
     assert network.read_network("127.0.0.1").link.speed == speed
+
+
+def test_a_host_that_has_no_route_is_the_one_finding():
+    """Its replies have no route either, so connections to it get no answer: no firewall is to blame."""
+    ways = [PathResult(source, target, 29500, "ok", 0.001) for source, target in itertools.permutations(range(4), 2)]
+    outcomes = {(3, 2): "unreachable", (2, 3): "silent"}
+    ways = tuple(replace(each, outcome=outcomes.get((each.source, each.target), "ok")) for each in ways)
+    assert describe_findings(*[FACTS] * 4, ways=ways) == ["error n3 to n2: a connection has no route"]
+    one_way = tuple(replace(each, outcome="ok") if each.source == 3 else each for each in ways)
+    assert describe_findings(*[FACTS] * 4, ways=one_way) == ["error n2 to n3: a connection gets no answer"]
+
+
+def test_a_host_without_ddplaunch_gets_the_option_for_its_python():
+    trouble = "ddplaunch is not installed for the Python on that host (--remote-python selects another)"
+    found = DoctorResults(
+        (ExaminedNode("n0", FACTS), ExaminedNode("n1", None, trouble=trouble, check="ssh n1 true")), ()
+    )
+    assert [each.hint.partition(":")[0] for each in find_all(found) if each.subject == "n1"] == ["--remote-python PATH"]
