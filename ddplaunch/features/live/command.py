@@ -43,9 +43,9 @@ from ddplaunch.features.live.live_view import (
     DOWN,
     UP,
     LiveView,
+    describe_waiting,
     format_failures,
     format_last_lines,
-    sentences,
     to_job_snapshot,
 )
 from ddplaunch.features.live.styled_rows import Row, StyledText, strip_styles, truncate_row
@@ -115,7 +115,8 @@ def _snapshot(path: str, chosen: str) -> ViewState:
     time.sleep(SAMPLE_INTERVAL_S)
     now = to_job_snapshot(client.send_request(path, InspectJobRequest(Detail.WAITS)))
     same = before.status.attempt == now.status.attempt
-    return ViewState(now, before if same else None, sentences=sentences(now.inspection), filter_text=chosen)
+    texts, awaited = describe_waiting(now.inspection)
+    return ViewState(now, before if same else None, sentences=texts, awaited=awaited, filter_text=chosen)
 
 
 class SocketJobSource:

@@ -31,7 +31,9 @@ _MAX_NAMED_RUNS = 8  # runs of consecutive ranks in the list of ranks with one a
 _GIB = 1 << 30
 
 
-_HIGHLIGHTED = frozenset({RankActivity.FAILED, RankActivity.STOPPED, RankActivity.SILENT, RankActivity.BLOCKED})
+_HIGHLIGHTED = frozenset(
+    {RankActivity.FAILED, RankActivity.AWAITED, RankActivity.STOPPED, RankActivity.SILENT, RankActivity.BLOCKED}
+)
 """Activities whose ranks are listed, however many there are."""
 
 
@@ -112,7 +114,9 @@ def build_table_rows(view: ViewState, ranks: Mapping[int, RankActivity]) -> list
         about = view.current.last_lines.get(each.rank, ""), busy.get(each.rank), view.current.usage.get(each.rank)
         pace = rate_of.get(each.rank), view.lateness_s.get(each.rank)
         lines.append(TableRow(each, what, where, *about, gpus.get(each.pid), *pace))
-    order = view.sort_by or ("state" if len(lines) > MAX_RANK_ROWS else "rank")
+    if not view.sort_by and len(lines) <= MAX_RANK_ROWS:
+        return sorted(lines, key=lambda one: (one.activity not in _HIGHLIGHTED, one.rank.rank))
+    order = view.sort_by or "state"
     return sort_rows(lines, order, lambda one: _sort_key(one.activity, counts[one.activity]))
 
 

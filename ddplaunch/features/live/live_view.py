@@ -53,7 +53,7 @@ LATENESS_DELAY_S = 10.0  # before the first of them
 LOG_LINES = 20  # of a rank's log
 STACK_INTERVAL_S = 5.0  # between two inspections with stacks
 MAX_LOCATED_RANKS = 64  # up to which the full screen shows the line of each rank
-HINT = "? help  q leave  s stacks  l log  Enter stack  o order  / filter  x stop"
+HINT = "? help  q quit  s stacks  l log  Enter stack  o order  / filter  x stop"
 PAGE_HINT = "Esc back  Up, Down"
 UP, DOWN, PAGE_UP, PAGE_DOWN = ("\x1b[A", "\x1bOA", "k"), ("\x1b[B", "\x1bOB", "j"), ("\x1b[5~",), ("\x1b[6~", " ")
 _SCROLL_STEPS = {key: step for keys, step in ((UP, -1), (DOWN, 1), (PAGE_UP, -10), (PAGE_DOWN, 10)) for key in keys}
@@ -103,6 +103,7 @@ class LiveView:
         self._request_at = 0.0  # when the open request was sent; 0 without one
         self._waits: frozenset[tuple[int, WaitPoint]] = frozenset()  # described by the sentences
         self._sentences: tuple[str, ...] = ()
+        self._awaited: frozenset[int] = frozenset()  # the ranks for which others wait, by these sentences
         self._stacks_due = 0.0
         self._lateness_sentences: tuple[str, ...] = ()
         self._lateness_due = time.monotonic() + LATENESS_DELAY_S
@@ -177,9 +178,10 @@ class LiveView:
         waits = waiting_ranks(inspection)
         if any(rank.threads for rank in inspection.ranks):
             self._locations = {each.rank: location_of(each) for each in inspection.ranks}
-            self._waits, self._sentences = waits, sentences(inspection)
+            self._waits, (self._sentences, self._awaited) = waits, describe_waiting(inspection)
         elif waits != self._waits:
-            self._waits, self._sentences, self._stacks_due = frozenset(), (), 0.0 if waits else self._stacks_due
+            self._waits, self._sentences, self._awaited = frozenset(), (), frozenset()
+            self._stacks_due = 0.0 if waits else self._stacks_due
 
     def _next_detail(self, now: float) -> Detail:
         """Request stacks only if ranks wait or locations are shown: a stack dump interrupts the ranks."""
@@ -240,9 +242,9 @@ class LiveView:
             unused, text = replace(now, usage={}), self._filter_text
             return ViewState(unused, filter_text=text, hint=hint, cursor=self._cursor, suspended=True)
         gpus = used_by_ranks(self._gpus.usage, {rank.pid for rank in now.status.ranks})
-        sentences = self._sentences or self._lateness_sentences
+        texts = self._sentences or self._lateness_sentences
         table = self._locations, self._lateness_s, self._trends, self._sort_by, self._cursor
-        return ViewState(now, self._previous, gpus, sentences, self._filter_text, hint, *table)
+        return ViewState(now, self._previous, gpus, texts, self._awaited, self._filter_text, hint, *table)
 
     # ------------------------------------------------------------------------------------------------------- the keys
 
@@ -402,9 +404,11 @@ def mark_suspended(now: JobSnapshot) -> JobSnapshot:
     return replace(now, inspection=replace(now.inspection, ranks=ranks))
 
 
-def sentences(inspection: Inspection) -> tuple[str, ...]:
-    """Describe which ranks wait for which, one sentence for each wait."""
-    return tuple(describe_wait(wait, inspection) for wait in find_waits(inspection))
+def describe_waiting(inspection: Inspection) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Describe which ranks wait for which, one sentence for each wait; also return the ranks that they wait for."""
+    waits = find_waits(inspection)
+    awaited = frozenset(rank for wait in waits for rank in wait.roots)
+    return tuple(describe_wait(wait, inspection) for wait in waits), awaited
 
 
 def help_text() -> str:

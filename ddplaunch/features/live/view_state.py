@@ -30,6 +30,7 @@ class RankActivity(Enum):
     """The activity of a rank, with word, sign, style and meaning; the most important first."""
 
     FAILED = "failed", "X", "1;31", ""
+    AWAITED = "awaited", "!", "1;31", "other ranks wait for it, and it does not"
     STOPPED = "stopped", "T", "1;35", "by SIGSTOP, Ctrl-Z or a debugger"
     SILENT = "silent", "?", "1;33", "does not answer: it holds Python's lock (GIL)"
     BLOCKED = "blocked", "D", "1;33", "waits for a disk or a driver, in the kernel"
@@ -66,6 +67,7 @@ class ViewState(Struct, frozen=True):
     previous: JobSnapshot | None = None  # for rates
     gpus: tuple[GpuUsage, ...] | None = ()  # those that the job uses; None where the driver does not answer
     sentences: tuple[str, ...] = ()  # who waits for whom, or who is slow
+    awaited: frozenset[int] = frozenset()  # the ranks for which others wait, by these sentences
     filter_text: str = ""  # the filter: "0,3-5", or a word of a rank's line
     hint: str = ""  # the keys
     locations: Mapping[int, str] = field(default_factory=dict)  # by rank: the user's line at the last stack inspection
@@ -197,6 +199,9 @@ def rank_activities(view: ViewState) -> dict[int, RankActivity]:
     status, ranks = view.current.status, view.current.inspection.ranks
     known = {rank.rank: rank for rank in status.ranks}
     found = {each.rank: rank_activity(each, known.get(each.rank), status.state) for each in ranks}
+    for rank in view.awaited & found.keys():
+        if found[rank] is RankActivity.RUNNING:
+            found[rank] = RankActivity.AWAITED
     if not view.filter_text:
         return found
     about = {rank.rank: f"{found[rank.rank].word} {rank.host}" for rank in ranks}

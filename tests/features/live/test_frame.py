@@ -378,6 +378,15 @@ def test_the_columns_of_the_table():
     )
 
 
+def test_the_rank_that_others_wait_for_is_red_and_first():
+    one = hanging(4, awaited=frozenset({2}))
+    assert shown(one)[-2:] == ["! awaited: rank 2   w waiting: 3 ranks", "0 ww!w"]
+    assert [row.split()[0] for row in full(one) if row.strip()[:1].isdecimal()] == ["2", "0", "1", "3"]
+    by_number = full(replace(one, sort_by="rank"))
+    assert [row.split()[0] for row in by_number if row.strip()[:1].isdecimal()] == ["0", "1", "2", "3"]
+    assert any(part.style == "1;31" for row in render_footer(one, 80, 24) for part in row if part.text == "!")
+
+
 def test_tabs_keep_the_columns_of_the_table():
     one = busy_job(2)
     one = replace(one, locations={}, current=replace(one.current, last_lines={0: "step\t7", 1: "step\t8"}))

@@ -51,7 +51,7 @@ def top(at_terminal, runtime_dir):
 
 def opened(each: TerminalEmulator) -> bool:
     """Whether the view fills the screen."""
-    return bool(each.rows) and each.rows[-1].startswith("? help  q leave  s stacks  l log")
+    return bool(each.rows) and each.rows[-1].startswith("? help  q quit  s stacks  l log")
 
 
 BUSY = """
