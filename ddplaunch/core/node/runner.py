@@ -232,7 +232,7 @@ class NodeRunner:
                 self._ranks.processes[rank].stop(signal.SIGTERM)
             case do.SignalRanks(number=number, only_handlers=only_handlers):
                 if only_handlers:
-                    is_notice = number == self._node_config.zygote.preempt_signal  # said elsewhere
+                    is_notice = number == self._node_config.zygote.preempt_signal  # it has messages of its own
                     self._signals.send(number, self._ranks, names_unhandled=not is_notice)
                 else:
                     self._ranks.forward_signal(number, only_handlers=False)
