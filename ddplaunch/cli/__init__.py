@@ -100,6 +100,10 @@ def _report_internal_error(error: Exception) -> int:
         what = f"cannot write {error.filename or 'the output'}: {error.strerror}"
         print_error(what, "free some space, or write elsewhere", EXIT_OUTPUT)
         return EXIT_OUTPUT
+    if shadow := _find_stdlib_shadow():
+        hint = "rename it, or take its folder out of PYTHONPATH"
+        print_error(f"{shadow}, which ddplaunch and torch import: {summary}", hint, EXIT_USAGE)
+        return EXIT_USAGE
     try:
         # without the command line, which may contain a token
         details = f"ddplaunch {__version__}, Python {sys.version}\n{format_trace(error)}"
@@ -112,6 +116,16 @@ def _report_internal_error(error: Exception) -> int:
         hint = "the details could not be written to a file"
     print_error(f"bug in ddplaunch: {summary}", f"please report it; {hint}", EXIT_SOFTWARE)
     return EXIT_SOFTWARE
+
+
+def _find_stdlib_shadow() -> str | None:
+    """Find a file of the user's that was imported in place of a module of Python: "/x/json.py has the name of …"."""
+    home = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
+    for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
+        file = getattr(sys.modules[name], "__file__", None)
+        if isinstance(file, str) and not os.path.realpath(file).startswith(home):
+            return f"{file} has the name of a module of Python"
+    return None
 
 
 def _open_standard_streams() -> None:

@@ -403,3 +403,12 @@ def test_without_proc(monkeypatch):
     monkeypatch.setattr(os, "readlink", lambda path: "4711")
     with pytest.raises(LaunchError, match=r"this process is \d+, but 4711 there"):
         check_proc()
+
+
+def test_a_file_on_pythonpath_with_the_name_of_a_module_of_python(run_ddplaunch, tmp_path):
+    path = write_program(tmp_path, "mine/json.py", "MINE = 1\n")
+    write_program(tmp_path, "train.py", "")
+    done = run_ddplaunch("run", "--nproc", "2", "train.py", env={"PYTHONPATH": str(tmp_path / "mine")})
+    assert done.returncode == 2
+    assert f"{path} has the name of a module of Python, which ddplaunch and torch import: AttributeError" in done.stderr
+    assert "bug in ddplaunch" not in done.stderr
