@@ -14,10 +14,10 @@ Bound by the rules of ``rank_runner.py``.
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from _weakref import ref
+from os import listdir
+from time import monotonic, sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+_open = open  # the program may replace it, as it may the functions above
 _THREAD_NAME = "pt_gloo_runloop\n"  # ProcessGroupGloo::runLoop
 _PAUSE_S = 0.0005
 _TIMEOUT_S = 1.0
@@ -32,15 +33,16 @@ _TIMEOUT_S = 1.0
 
 def hold_groups(_: ModuleType) -> None:
     """Make each Reducer and Logger of DDP hold a Python object of its group, now that torch.distributed is loaded."""
-    c10d: Any = sys.modules["torch._C._distributed_c10d"]
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     groups: dict[ref[Any], object] = {}
 
     def group_of(*values: Any) -> object:
         found = (groups.get(ref(each)) if type(each) is c10d.Reducer else each for each in values)
         return next((each for each in found if isinstance(each, c10d.ProcessGroup)), None)
 
-    for owner in (c10d.Reducer, c10d.Logger):
-        owner.__init__ = _hold_after(owner.__init__, group_of, groups)
+    for owner in (getattr(c10d, "Reducer", None), getattr(c10d, "Logger", None)):
+        if owner is not None:
+            owner.__init__ = _hold_after(owner.__init__, group_of, groups)
 
 
 def _hold_after(init: Any, group_of: Callable[..., object], groups: dict[ref[Any], object]) -> Callable[..., None]:
@@ -56,9 +58,9 @@ def _hold_after(init: Any, group_of: Callable[..., object], groups: dict[ref[Any
 
 def wait_for_threads() -> None:
     """Wait until gloo's threads have freed what they work on: asleep twice, while this thread leaves them the GIL."""
-    tasks, asleep, deadline = _find_threads(), 0, time.monotonic() + _TIMEOUT_S
-    while tasks and asleep < 2 and time.monotonic() < deadline:
-        time.sleep(_PAUSE_S)
+    tasks, asleep, deadline = _find_threads(), 0, monotonic() + _TIMEOUT_S
+    while tasks and asleep < 2 and monotonic() < deadline:
+        sleep(_PAUSE_S)
         asleep = 0 if any(_is_running(task) for task in tasks) else asleep + 1
 
 
@@ -66,18 +68,19 @@ def _find_threads() -> list[str]:
     """List the folders in /proc of gloo's threads in this process."""
     tasks = "/proc/self/task"
     try:
-        return [f"{tasks}/{each}" for each in os.listdir(tasks) if _read(f"{tasks}/{each}/comm") == _THREAD_NAME]
+        return [f"{tasks}/{each}" for each in listdir(tasks) if _read(f"{tasks}/{each}/comm") == _THREAD_NAME]
     except OSError:
-        return []  # no /proc
+        return []  # no /proc, or no descriptor left
 
 
 def _is_running(task: str) -> bool:
-    try:
-        return _read(f"{task}/stat").rpartition(")")[2].split()[0] == "R"
-    except (OSError, IndexError):
-        return False  # it has ended
+    return _read(f"{task}/stat").rpartition(")")[2].split()[:1] == ["R"]
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:
-        return file.read()
+    """Read a file; "" if its thread has ended."""
+    try:
+        with _open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
