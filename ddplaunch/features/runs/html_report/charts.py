@@ -42,7 +42,7 @@ def _format_bytes(value: float) -> str:
 
 _PANELS = (
     ChartMetric("collectives a second", "collectives", _format_number),
-    ChartMetric("CPUs of a rank", "cpus", _format_number),
+    ChartMetric("CPU of a rank", "cpus", lambda value: _format_percent(100 * value)),  # 200 %: two CPUs
     ChartMetric("memory of a rank", "memory", _format_bytes),
     ChartMetric("read a second", "read", _format_bytes),
     ChartMetric("written a second", "written", _format_bytes),

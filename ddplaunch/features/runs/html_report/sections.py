@@ -125,10 +125,10 @@ def hosts(run: PageRun) -> Markup | None:
     rows = []
     for host, ranks in ranks_of.items():
         known = [used[rank] for rank in ranks if rank in used]
-        cpus = f"{sum(each.cpus or 0.0 for each in known) / len(known):.1f}" if known else "–"
+        cpus = f"{100 * sum(each.cpus or 0.0 for each in known) / len(known):.0f} %" if known else "–"
         memory = format_size(int(max(each.memory or 0.0 for each in known))) if known else "–"
         rows.append([host, format_ranks(ranks).partition(" ")[2], str(failures[host] or "–"), cpus, memory])
-    heads = ["host", "ranks", "failed first", "CPUs of a rank", "memory of a rank"]
+    heads = ["host", "ranks", "failed first", "CPU of a rank", "memory of a rank"]
     return section_with_heading("Hosts", table(heads, rows), id="hosts")
 
 
