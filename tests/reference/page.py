@@ -188,6 +188,7 @@ NO_VARIABLES = {
     *("LOAD_ATTR", "LOAD_METHOD"),  # instructions of Python
     "LSB_DJOB_HOSTFILE",  # read by the script of a job
     *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
+    *("FI_", "TP_", "UCX_"),
     *("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"),  # of an outer job, left for sbatch
     *("INVALID_DEPEND", "STAGE_OUT", "ARRAY_TASKS"),  # events of sbatch's mail
     *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50"),
