@@ -21,7 +21,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import (
 from ddplaunch.features.inspect.messages import StallSuspected
 from ddplaunch.features.inspect.node import stall_detector
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
-from ddplaunch.features.inspect.node.tree_usage import TreeUsage
+from ddplaunch.features.inspect.node.tree_usage import ThreadTime, TreeUsage
 from ddplaunch.features.inspect.options import LONG_WAIT, Hangs
 
 
@@ -30,6 +30,7 @@ class Node:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, hangs: Hangs) -> None:
         self.now, self.cpu, self.worked = 1000.0, 0.0, 0.0
+        self.shares = 0.0, 0.0  # of its time in which rank 1 runs, and waits for a CPU
         self.collectives = (5, 4), (4, 4)
         self.fields: dict[str, object] = {}  # of rank 0
         self.timers: list[Timer] = []
@@ -48,11 +49,15 @@ class Node:
         )
         monkeypatch.setattr(
             "ddplaunch.features.inspect.node.stall_detector.read_tree_usage",
-            lambda roots, store: {pid: TreeUsage(self.cpu if pid == 101 else 0.0, 0) for pid in roots},
+            lambda roots, store: {pid: self.usage() if pid == 101 else TreeUsage(0.0, 0) for pid in roots},
         )
         self.notes: list[str] = []
         self.clock = StallDetector(self, hangs, self.inspect, self.send, self.notes.append)  # type: ignore[arg-type]
         self.clock.start_attempt(self.ranks)  # type: ignore[arg-type]
+
+    def usage(self) -> TreeUsage:
+        ran, waited = (self.now * share for share in self.shares)
+        return TreeUsage(self.cpu + ran, 0, threads={101: ThreadTime(ran, waited)})
 
     def send(self, message: object) -> None:
         self.sent.append((self.now, message))
@@ -158,6 +163,17 @@ def test_a_busy_rank_or_a_collective_is_progress(node):
     assert not node.sent
     node.wait(900)
     assert node.sent
+
+
+@pytest.mark.parametrize(
+    ("ran", "waited", "is_busy"),
+    [(0.015, 0.5, True), (0.002, 0.99, True), (0.0, 0.99, False), (0.002, 0.6, False), (0.015, 0.0, False)],
+)
+def test_a_rank_that_waits_for_a_cpu_is_busy_but_not_one_that_polls(node, ran, waited, is_busy):
+    """On a machine with load even a busy rank uses little; in the second case, the rest of its time is all waiting."""
+    node.shares = ran, waited
+    node.wait(300)
+    assert bool(node.sent) is not is_busy
 
 
 def test_a_delayed_inspection_is_discarded(node, monkeypatch):

@@ -161,6 +161,25 @@ def test_the_cpu_time_of_gloos_threads_is_not_counted():
     assert counted[0] < 0.15 < counted[1]
 
 
+def test_the_time_in_which_a_thread_waits_for_a_cpu_is_read():
+    """Two processes share one CPU; both would use it all the time."""
+    cpu = min(os.sched_getaffinity(0))
+    program = f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
+    try:
+        pids = [process.pid for process in both]
+
+        def all_waited() -> bool:
+            used = read_tree_usage(pids)
+            return all(used[pid].threads[pid].waited_s > 0.1 < used[pid].threads[pid].cpu_s for pid in pids)
+
+        wait_until(all_waited, "both have used the CPU, and waited for it", 10)
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
 CHILDREN = """
 import fcntl, multiprocessing, os, time
 import filelock

@@ -29,7 +29,10 @@ from ddplaunch.features.inspect.diagnosis.wait_sentences import (
 from ddplaunch.features.inspect.diagnosis.waits import Wait, find_waits
 
 MIN_BUSY_CPUS = 0.02
-"""CPUs: a rank that uses more is busy. Threads of torch and of loggers, which wake up at times, use less."""
+"""CPUs: a rank that uses more is busy, or that would if it had not to wait for one (``withheld_cpu_s``).
+
+Threads of torch and of loggers, which wake up at times, use less.
+"""
 
 MIN_TRAFFIC_BYTES = 64 << 10
 """Bytes a second: a rank that reads and writes more is busy, for example with a checkpoint."""

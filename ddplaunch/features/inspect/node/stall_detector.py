@@ -25,7 +25,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInsp
 from ddplaunch.features.inspect.diagnosis.rank_position import may_wait
 from ddplaunch.features.inspect.diagnosis.stall_check import is_working
 from ddplaunch.features.inspect.messages import StallSuspected
-from ddplaunch.features.inspect.node.tree_usage import TreeUsage, read_tree_usage
+from ddplaunch.features.inspect.node.tree_usage import TreeUsage, read_tree_usage, withheld_cpu_s
 from ddplaunch.features.inspect.options import EARLY_STALL_CHECK_S, LONG_WAIT, Hangs
 
 RECHECK_DELAY_S = 4.0  # between two inspections, before the stall timeout
@@ -290,6 +290,7 @@ def _usage_rates(
 ) -> tuple[float | None, float | None, float | None]:
     """CPUs, and bytes per second of files and of the network, between two snapshots.
 
+    Ready to run is not idle: on a machine with load, what it would have used counts as well.
     None without two snapshots, or where a process in between ended unseen.
     """
     if before is None or pid not in now.usage:
@@ -300,7 +301,7 @@ def _usage_rates(
     seconds = now.moment - before.moment
     network = sum(max(0, moved - first.network.get(each, 0)) for each, moved in last.network.items())
     used = (
-        max(0.0, last.cpu_s - first.cpu_s - CPU_NOISE_S),
+        max(0.0, last.cpu_s - first.cpu_s - CPU_NOISE_S) + withheld_cpu_s(first, last, seconds),
         max(0, last.bytes_transferred - first.bytes_transferred),
         network,
     )
