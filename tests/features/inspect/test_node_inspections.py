@@ -2,6 +2,7 @@
 
 import os
 import socket
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from ddplaunch.core.node.node_ranks import RankProcess
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.features.inspect.diagnosis.inspection import Detail, GroupState, Inspection
+from ddplaunch.features.inspect.diagnosis.wait_sentences import describe_waits
 from ddplaunch.features.inspect.node import node_inspections, rank_inspector
 from ddplaunch.features.inspect.node.node_inspections import NodeInspections
 from ddplaunch.features.inspect.node.rank_inspector import RankInspector
@@ -71,6 +73,48 @@ ENTRIES = (
 UNCHANGED = reply().replace(b"all_reduce -1", b"all_reduce 1").replace(b", 5]]", b", 6]]")
 
 
+LATE = b""
+
+
+def inspect(monkeypatch: pytest.MonkeyPatch, replies: list[dict[bytes, bytes]], asked: list[bytes]) -> Inspection:
+    """Inspect ranks that give these replies to these requests, which are added to ``asked``."""
+    monkeypatch.setattr(rank_inspector, "DETAILS_TIMEOUT_S", 60.0)
+    is_late = any(LATE in each.values() for each in replies)
+    monkeypatch.setattr(rank_inspector, "READ_TIMEOUT_S", 0.5 if is_late else 60.0)
+    loop, found = EventLoop(), list[Inspection]()
+    channels = [RankChannel(loop, lambda what: None) for _ in replies]
+    ranks = [SimpleNamespace(rank=rank, host="n0") for rank in range(len(replies))]
+    plan = SimpleNamespace(local_ranks=ranks, rank_of=lambda number: ranks[number], world_size=2, master_port=0)
+    on_node = SimpleNamespace(
+        plan=plan,
+        processes={each.rank: RankProcess(cast("Any", each), os.getpid(), None) for each in ranks},
+        channels=dict(enumerate(channels)),
+        attempt=SimpleNamespace(not_spawned=0),
+    )
+
+    def on_request(end: socket.socket, known: dict[bytes, bytes]) -> None:
+        for line in end.recv(1 << 16).splitlines():
+            asked.append(line)
+            if (given := known.get(line, reply())) != LATE:
+                end.sendall(line + b" " + given + b"\n")
+            else:
+                monkeypatch.setattr(rank_inspector, "READ_TIMEOUT_S", 60.0)  # the next request has a reply
+
+    ends = [socket.socket(fileno=channel.rank_fd) for channel in channels]
+    for end, known in zip(ends, replies, strict=True):
+        end.sendall(b"h 0 0 9\nt\n")
+        loop.watch_fd(end.fileno(), partial(on_request, end, known))
+    isolated = IsolatedLoop(loop, "an inspection", lambda note: None)
+    RankInspector(isolated, cast("Any", on_node), Detail.WAITS, found.append, timeout_s=60).begin()
+    while not found:
+        loop.run_once()
+    for end, channel in zip(ends, channels, strict=True):
+        loop.unwatch_fd(end.fileno())
+        end.close()
+        channel.close()
+    return found[0]
+
+
 @pytest.mark.parametrize(
     ("replies", "answers", "moved"),
     [
@@ -84,37 +128,23 @@ UNCHANGED = reply().replace(b"all_reduce -1", b"all_reduce 1").replace(b", 5]]",
 )
 def test_the_collectives_of_a_rank_are_read_twice(monkeypatch, replies, answers, moved):
     """A rank that moves is not waiting; only of one that waits are the last collectives read."""
-    for name in ("READ_TIMEOUT_S", "DETAILS_TIMEOUT_S"):
-        monkeypatch.setattr(rank_inspector, name, 60.0)
-    loop, found, asked = EventLoop(), list[Inspection](), list[bytes]()
-    channel = RankChannel(loop, lambda what: None)
-    rank = SimpleNamespace(rank=0, host="n0")
-    plan = SimpleNamespace(local_ranks=[rank], rank_of=lambda number: rank, world_size=2, master_port=0)
-    ranks = SimpleNamespace(
-        plan=plan,
-        processes={0: RankProcess(cast("Any", rank), os.getpid(), None)},
-        channels={0: channel},
-        attempt=SimpleNamespace(not_spawned=0),
-    )
-    with socket.socket(fileno=channel.rank_fd) as rank_end:
-        rank_end.sendall(b"h 0 0 9\nt\n")
-
-        def on_request() -> None:
-            for line in rank_end.recv(1 << 16).splitlines():
-                asked.append(line)
-                rank_end.sendall(line + b" " + replies.get(line, reply()) + b"\n")
-
-        loop.watch_fd(rank_end.fileno(), on_request)
-        isolated = IsolatedLoop(loop, "an inspection", lambda note: None)
-        RankInspector(isolated, cast("Any", ranks), Detail.WAITS, found.append, timeout_s=60).begin()
-        while not found:
-            loop.run_once()
-        loop.unwatch_fd(rank_end.fileno())
-    channel.close()
-    (seen,) = found[0].ranks
-    assert (found[0].world_size, seen.host, seen.no_stack) == (2, "n0", NO_SIGNAL_ERROR)
+    asked = list[bytes]()
+    found = inspect(monkeypatch, [replies], asked)
+    (seen,) = found.ranks
+    assert (found.world_size, seen.host, seen.no_stack) == (2, "n0", NO_SIGNAL_ERROR)
     assert (seen.answers, seen.moved) == (answers, moved)
     completed = 5 if b"5}}" in replies.get(b"s2", b"") else 4
     assert seen.groups == (() if answers is None and not asked[1:] else (GroupState("0", 5, completed),))
     assert [each.entered for each in seen.last] == [7.0] * (b"e3" in replies)
     assert [each for each in asked if each in replies or moved] == [*replies]
+
+
+def test_a_rank_whose_first_reply_is_late_has_not_moved(monkeypatch):
+    """It was in the garbage collector: there is no earlier count to compare with, and others still wait for it."""
+    late = {b"s1": LATE, b"s2": reply(4, 4), b"e3": reply(4, 4)}
+    found = inspect(monkeypatch, [{b"e3": reply(entries=ENTRIES)}, late], [])
+    assert [(each.answers, each.moved, each.groups) for each in found.ranks] == [
+        (True, False, (GroupState("0", 5, 4),)),
+        (True, False, (GroupState("0", 4, 4),)),
+    ]
+    assert "rank 1 has not entered it" in describe_waits(found)[0]

@@ -28,9 +28,10 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
 from ddplaunch.features.inspect.diagnosis.wait_chains import format_cycle
 from ddplaunch.features.inspect.diagnosis.waits import MissingRank, Wait, find_waits, format_partner, wait_title
 
-_PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold"}
+_PLURAL = {"has": "have", "is": "are", "does": "do", "holds": "hold", "makes": "make"}
 _MAX_PAIRS = 4
 
+MOVES_TEXT = "makes progress"
 SILENT_TEXT = "does not respond (native code holds the GIL)"
 BLOCKED_TEXT = "blocked in the kernel, by a disk or a driver"
 _HALT_TEXTS = {
@@ -110,6 +111,17 @@ def _describe_missing(wait: Wait, inspection: Inspection) -> list[str]:
 
 
 def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
+    """Describe a wait without a missing rank.
+
+    "Have entered it": each member has reported a number that is as high. "All … wait too", "are in it": each has a
+    stack in such a call. Ranks without this evidence are named instead, or the sentence says that some are unknown.
+    """
+    if wait.uncertain:
+        by_number = inspection.by_number
+        reasons: dict[str, list[int]] = {}
+        for rank in wait.uncertain:
+            reasons.setdefault(MOVES_TEXT if by_number[rank].moved else SILENT_TEXT, []).append(rank)
+        return "; ".join(f"{format_ranks(ranks)} {_pluralize(why, ranks)}" for why, ranks in reasons.items())
     if wait.has_unreachable_members:
         return "not all of its ranks could be inspected" if wait.number else "not all ranks could be inspected"
     if wait.number:

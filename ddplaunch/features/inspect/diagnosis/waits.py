@@ -71,6 +71,7 @@ class Wait(Struct, frozen=True):
     missing: tuple[MissingRank, ...]  # the ranks that have not entered it; those that do not wait themselves first
     mismatched: tuple[tuple[Collective, tuple[int, ...]], ...] = ()  # different collectives entered at this number
     has_unreachable_members: bool = False  # some members could not be inspected
+    uncertain: tuple[int, ...] = ()  # ranks that may or may not have entered it: they moved, or do not respond
     partners: tuple[
         tuple[int, int], ...
     ] = ()  # in send and recv: a rank, and the one that it sends to or receives from
@@ -208,7 +209,15 @@ class _InspectionView:
         vague = self.has_unknown_members(group)
         members = self.members.get(group, tuple(self.ranks if vague else range(self.inspection.world_size)))
         number, missing = self._first_missing(group, stuck, members)
-        known = {*self.comparable_progress(group), *missing}
+        standings = self.comparable_progress(group)
+        seen = {rank for rank, each in standings.items() if each.entered >= number}
+        uncertain = [
+            rank
+            for rank in members
+            if rank in self.ranks and rank not in {*missing, *seen}
+            if self.ranks[rank].moved or self.ranks[rank].answers is False
+        ]
+        known = {*standings, *missing}
         unseen = vague or any(rank not in known for rank in members)
         certain = {rank: each for rank, each in stuck.items() if each.is_certain}
         if not (missing or unseen or certain):
@@ -236,6 +245,7 @@ class _InspectionView:
             tuple(MissingRank(rank, False) for rank in missing),
             self._mismatched(here, number),
             unseen,
+            tuple(uncertain),
         )
 
     def _first_missing(
@@ -330,7 +340,10 @@ class _InspectionView:
             )
             for end, waiting in together.items():
                 known = end.has_matching_partner or end.cycle
-                missing = [] if known else self._not_called(function, end.rank, inside | assigned, members, calls)
+                others = [] if known else self._awaited(end.rank, inside | assigned, members, calls)
+                moved = [rank for rank in others if self.ranks[rank].moved]
+                missing = [r for r in others if r not in moved and self._lacks_recorder(function, self.ranks[r])]
+                unseen = function != INIT_FUNCTION and {*others} - {*moved, *missing}
                 all_known = end.rank is None and len(self.ranks) == self.inspection.world_size
                 yield Wait(
                     function,
@@ -342,26 +355,25 @@ class _InspectionView:
                     (),
                     _collective_entry_frames((self.ranks[rank] for rank in waiting), function),
                     tuple(MissingRank(rank, False) for rank in missing),
-                    has_unreachable_members=not (
-                        all_known or end.rank in self.ranks or end.has_matching_partner or end.cycle
-                    ),
+                    has_unreachable_members=bool(unseen)
+                    or not (all_known or end.rank in self.ranks or end.has_matching_partner or end.cycle),
+                    uncertain=tuple(moved),
                     partners=tuple((rank, each) for rank in waiting if (each := partners[rank]) is not None),
                     partners_match=end.has_matching_partner,
                     cycle=end.cycle,
                 )
 
-    def _not_called(
-        self, function: str, partner: int | None, inside: set[int], members: tuple[int, ...], calls: Collection[int]
+    def _awaited(
+        self, partner: int | None, inside: set[int], members: tuple[int, ...], calls: Collection[int]
     ) -> list[int]:
-        """Return the ranks that have not called a function that others are in: their partner, or group members."""
+        """Return the inspected ranks that others wait for in ``calls``: their partner, or the group's other members."""
         if partner is not None:
-            others = [partner]
+            others: Iterable[int] = [partner]
         elif members:
             others = [rank for rank in members if rank not in calls]
         else:
             others = [rank for rank in self.ranks if rank not in inside]
-        found = [rank for rank in others if rank in self.ranks and not self.ranks[rank].moved]
-        return [rank for rank in found if self._lacks_recorder(function, self.ranks[rank])]
+        return [rank for rank in others if rank in self.ranks]
 
     def _ranks_with_matching_partner(self, function: str, partners: Mapping[int, int | None]) -> set[int]:
         """Return the ranks in a send whose partner is in the matching recv, and vice versa."""

@@ -209,8 +209,11 @@ class RankInspector:
                 found = apply_group_states(found, reply)
             elif self._round == 2:
                 again = apply_group_states(found, reply)
-                moved = again.groups != found.groups or reply.groups != self._counts.get(number)
-                found = replace(found, groups=again.groups, moved=moved, inside=again.inside)
+                if number not in self._counts:  # its first reply: there is nothing to compare it with
+                    found = again
+                else:
+                    moved = again.groups != found.groups or reply.groups != self._counts[number]
+                    found = replace(found, groups=again.groups, moved=moved, inside=again.inside)
             else:
                 found = apply_last_collectives(found, reply)
         except (ValueError, TypeError):  # the program has written to the channel

@@ -221,7 +221,18 @@ SENTENCES = {
     "a rank that has left its process group": (
         absent(2, answers=None, groups=(), last=(), known=()),
         f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: {LOADING}"),
-    "a rank that has just moved is not awaited": (absent(2, moved=True), f"ranks 0, 1 wait in {STEP}; {COMPLETE}"),
+    "a rank that has just moved is not awaited": (
+        absent(2, moved=True), f"ranks 0, 1 wait in {STEP}; rank 2 makes progress"),
+    "one that does not respond in a call may have entered it": (
+        absent(2, threads=stack(*WAITING), groups=(), last=(), answers=False),
+        f"ranks 0, 1 wait in {STEP}; rank 2 {HOLDS_GIL}"),
+    "without a number, one that moves does not wait": (
+        together(calls(0, "recv", None), calls(1, "recv", None), rank(2, 7, 7, "f at a.py:1", moved=True)),
+        "ranks 0, 1 wait in recv, called at ring.py:0, ring.py:1; rank 2 makes progress"),
+    "without a number, one that cannot be asked may wait": (
+        together(calls(0, "recv", None), calls(1, "recv", 2), replace(LOADS, rank=2, threads=(), no_stack=NO_SIGNAL)),
+        "rank 0 waits in recv, called at ring.py:0; not all ranks could be inspected",
+        "rank 1 waits in recv from rank 2, called at ring.py:1; not all ranks could be inspected"),
     "two that are missing for different reasons": (
         absent(1, threads=stack("save at train.py:7"), groups=(GroupState("0", 4, 4),)),
         f"rank 0 waits in {STEP}, {ALONE}; rank 1 has not entered it: save at train.py:7; "
