@@ -235,6 +235,7 @@ if __name__ == "__main__":
     assert (first, second) == ("rank 1 failed with ValueError: no luck", SESSION_ENDED)
     begin = "ddplaunch: rank 0 did not return within 0.5 s after rank 1 raised: rank 0 waits in "
     assert late.startswith(begin), late
+    assert late.endswith("; rank 1 is between two calls"), "it has not ended"
     assert gone == f"ddplaunch: {ENDED}"
 
 

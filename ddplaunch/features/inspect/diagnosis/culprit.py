@@ -275,7 +275,9 @@ def _culprit_still_running(
 ) -> Culprit:
     """Describe that ranks entered a collective after all others had ended."""
     text = f"{format_ranks(alone)} entered {name or 'a collective'}, which no other rank entered: "
-    text += f"{format_ranks(rank.rank for rank in ended)} had {describe_halt(ended[0]).state}"
+    gone = all(rank.condition is ProcessCondition.EXITED for rank in ended)
+    over = f"had {describe_halt(ended[0]).state}" if gone else "had reached the end of the program"
+    text += f"{format_ranks(rank.rank for rank in ended)} {over}"
     text += f"; {format_location(line)}" if line else ""
     return Culprit(tuple(alone), name, len(alone), line, text)
 

@@ -132,6 +132,7 @@ class RankInspection(Struct, frozen=True):
     ended: Timestamp | None = None  # when its end was noticed; seconds since the epoch
     threads: tuple[Thread, ...] = ()  # the main one first; () if not requested, or ``no_stack`` has the reason
     no_stack: TextLine = ""  # "it is not a Python program"
+    outside: TextLine = ""  # "between two calls", if its main thread is in none of the program's code, but will be
     workers: tuple[Worker, ...] = ()  # if it waits for child processes
     answers: bool | None = None  # it reported its collectives; None without process group, or not requested
     groups: tuple[GroupState, ...] = ()

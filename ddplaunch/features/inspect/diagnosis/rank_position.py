@@ -317,7 +317,13 @@ def has_ended(rank: RankInspection) -> bool:
         rank.condition is ProcessCondition.ALIVE
         and bool(rank.threads)
         and not any(each.frames for each in rank.threads)
+        and not rank.outside
     )
+
+
+def runs_program(rank: RankInspection) -> bool:
+    """Whether a rank's program has not ended, and is not outside of it, say between two calls of a session."""
+    return not has_ended(rank) and not rank.outside
 
 
 def group_progress(rank: RankInspection) -> dict[str, GroupProgress]:

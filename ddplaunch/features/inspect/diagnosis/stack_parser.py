@@ -24,6 +24,7 @@ _MIN_CUT_FRAMES = 98  # frames of a stack that faulthandler has cut, without tho
 _THREAD = re.compile(
     r"(?:(Current t|T)hread 0x[0-9a-f]{1,16}|(Main t|T)ask) (?:\[(.*)\] )?\(most recent call first\):$"
 )
+_STAGE = r'{}/core/rank/rank_runner\.py", line \d+ in (setup|exit|run_program)$'
 _OUTER = b"Outer frames (most recent call first):"
 
 
@@ -74,3 +75,17 @@ def parse_dump(dump: bytes, folder: str, package: str = PACKAGE_DIR, *, outer: b
             others.append((False, name, frames))
     parsed = (Thread(strip_internal_frames(frames, package), name) for _, name, frames in chain([first], others))
     return tuple(islice(parsed, MAX_THREADS))
+
+
+def find_stage(dump: bytes, threads: tuple[Thread, ...], package: str = PACKAGE_DIR) -> str:
+    """Return what a rank does whose program is not over, though its main thread is in none of its code; else "".
+
+    The evidence is the function of ddplaunch below the program's stack (``rank_runner.py``): ``exit`` runs when the
+    program is over. What remains in ``run_program`` is a rank of a session, which waits for its next call.
+    """
+    if not threads or threads[0].frames:
+        return ""
+    inside = set(re.findall(_STAGE.format(re.escape(package)).encode(), dump, re.MULTILINE))
+    if b"exit" in inside or not inside:
+        return ""
+    return "about to begin" if b"setup" in inside else "between two calls"

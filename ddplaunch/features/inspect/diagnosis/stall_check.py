@@ -17,6 +17,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     has_ended,
     is_deadlocked,
     library_calls,
+    runs_program,
     thread_in,
     waiting_call_of,
 )
@@ -90,7 +91,7 @@ def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: 
     elif deadlocked := {rank.rank for rank in found if is_deadlocked(rank)}:
         awaited = deadlocked
     elif strict and any(rank.groups or rank.answers is not None for rank in found):
-        awaited = {rank.rank for rank in found if not has_ended(rank)}
+        awaited = {rank.rank for rank in found if runs_program(rank)}
     else:
         awaited = set()
     # Ranks that may set the store's key; and, with an old torch, ranks that may be in a new collective each time.
@@ -172,7 +173,7 @@ def describe_activity(inspection: Inspection) -> str:
     """Describe what the ranks that have not ended do: who waits for whom, or else their lines."""
     if waiting := find_waits(inspection):
         return describe_wait(waiting[0], inspection)
-    return _describe_ranks([rank for rank in inspection.ranks if not has_ended(rank)])
+    return _describe_ranks([rank for rank in inspection.ranks if runs_program(rank)])
 
 
 def _describe_ranks(found: Sequence[RankInspection]) -> str:
@@ -184,7 +185,7 @@ def _describe_ranks(found: Sequence[RankInspection]) -> str:
 
 def find_stragglers(inspection: Inspection, among: Collection[int]) -> list[RankInspection]:
     """Return the ranks among these that have not ended."""
-    return [rank for rank in inspection.ranks if rank.rank in among and not has_ended(rank)]
+    return [rank for rank in inspection.ranks if rank.rank in among and runs_program(rank)]
 
 
 def describe_locations(found: Sequence[RankInspection]) -> str:

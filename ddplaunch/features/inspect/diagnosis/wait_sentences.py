@@ -172,12 +172,11 @@ def describe_halt(rank: RankInspection) -> HaltText:
     if words := _HALT_TEXTS.get(rank.condition):
         is_, was, state = words
         return HaltText(state, f"{is_} {state}", f"{was} {state}")
-    if not has_ended(rank):
-        return HaltText("", "", "")
-    # If it is not EXITED its program has succeeded: after a failure the process would be gone.
-    code = rank.code if rank.condition is ProcessCondition.EXITED else 0
-    state = "ended" if code is None else f"ended ({format_exit(code)})"
-    return HaltText(state, f"has {state}", state)
+    if rank.condition is ProcessCondition.EXITED:  # the only evidence for "has ended": its process is gone
+        state = "ended" if rank.code is None else f"ended ({format_exit(rank.code)})"
+        return HaltText(state, f"has {state}", state)
+    state = rank.outside or ("ending" if has_ended(rank) else "")  # or it has failed, which nothing shows yet
+    return HaltText(state, f"is {state}", f"was {state}") if state else HaltText("", "", "")
 
 
 def describe_mismatch(wait: Wait, inspection: Inspection) -> str:
@@ -201,7 +200,9 @@ def _describe_no_wait(inspection: Inspection) -> str:
     if not alive and (inspection.silent or len(inspection.ranks) < inspection.world_size):
         return "the state of the ranks is unknown"
     if not alive:
-        return "all ranks have ended"
+        gone = (ProcessCondition.EXITED, ProcessCondition.REPLACED)
+        are_gone = all(rank.condition in gone for rank in inspection.ranks)
+        return "all ranks have ended" if are_gone else "all ranks have ended or are ending"
     moved = sum(rank.moved for rank in alive)
     if moved:
         return f"no rank waits for another rank: {moved} of {len(alive)} have completed collectives in the last 0.1 s"

@@ -28,7 +28,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     WAITS_FOR_CHILDREN,
     describe_other_wait,
 )
-from ddplaunch.features.inspect.diagnosis.stack_parser import parse_dump
+from ddplaunch.features.inspect.diagnosis.stack_parser import find_stage, parse_dump
 from ddplaunch.features.inspect.diagnosis.waits import ranks_to_query
 from ddplaunch.features.inspect.node import dataloader_workers
 from ddplaunch.features.inspect.node.dataloader_workers import DataLoaderWorkers
@@ -258,7 +258,13 @@ class RankInspector:
             found = self._found[number]
             threads = parse_dump(dump.text, os.getcwd(), outer=self._outer.get(number, b"")) if dump.text else ()
             condition = _CONDITION_BY_DUMP_ERROR.get(dump.why_not, found.condition)
-            self._found[number] = replace(found, condition=condition, threads=threads, no_stack=dump.why_not)
+            self._found[number] = replace(
+                found,
+                condition=condition,
+                threads=threads,
+                no_stack=dump.why_not,
+                outside=find_stage(dump.text or b"", threads),
+            )
         self._dumps.clear()
 
     def _finish(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.base.stack_frames import MAX_FRAMES, Frame, parse_traceback
 from ddplaunch.features.inspect.diagnosis.inspection import Thread
-from ddplaunch.features.inspect.diagnosis.stack_parser import MAX_THREADS, parse_dump
+from ddplaunch.features.inspect.diagnosis.stack_parser import MAX_THREADS, find_stage, parse_dump
 from tests.conftest import write_program
 
 
@@ -165,6 +165,28 @@ def test_frames_of_ddplaunch_are_left_out():
         """
     )
     assert returned == (Thread(()),)
+
+
+RUNNER = """
+    Thread 0x00007f1 (most recent call first):
+      File "/ddplaunch/features/python/rank/call_loop.py", line 119 in run_calls
+      File "/ddplaunch/core/rank/rank_runner.py", line 217 in {}
+      File "/ddplaunch/core/rank/zygote.py", line 9 in exit
+    """
+
+
+@pytest.mark.parametrize(
+    ("function", "frame", "stage"),
+    [
+        ("run_program", "", "between two calls"),
+        ("exit", "", ""),
+        ("setup", "", "about to begin"),
+        ("run_program", '  File "/job/train.py", line 1 in <module>\n', ""),
+    ],
+)
+def test_what_a_rank_does_outside_of_its_program(function, frame, stage):
+    text = textwrap.dedent(RUNNER).format(function).replace(":\n", f":\n{frame}", 1).encode()
+    assert find_stage(text, parse_dump(text, "/job", "/ddplaunch"), "/ddplaunch") == stage
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,8 @@ def test_idle_ranks_are_a_stall_with_a_stall_timeout():
     stall = check_stall(idle, TIMEOUT, strict=True).stall
     assert stall.text == "all ranks are idle: ranks 0, 1: load_batch at data.py:31"
     assert check_stall(found(rank(0, 4), rank(1, 4, busy=0.5)), TIMEOUT, strict=True) == (None, None)
+    between = {"threads": (Thread(()),), "outside": "between two calls"}
+    assert not stalled(rank(0, 4, **between), rank(1, 4, **between), strict=True), "a session that is not used"
 
 
 def test_a_stall_has_the_same_key_until_a_rank_moves():

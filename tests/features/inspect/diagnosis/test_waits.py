@@ -48,6 +48,7 @@ from tests.features.inspect.diagnosis.recorded_hangs import (
 from tests.scaled_timeouts import scaled_timeout
 
 STEP = "all_reduce #5 of default_pg (float32[6]), entered at train.py:16"
+OVER = "rank 0 is ending; rank 1 has ended (exit code 0)"
 LOADING = "load_batch at data.py:9"
 
 
@@ -100,7 +101,7 @@ EXPECTED = {
         f"rank 2 has not entered it: {LOADING}; "
         "rank 1 has not entered it: it waits in recv from rank 2, point_to_point at train.py:63",
     ],
-    "ran_longer": [f"rank 2 waits in {STEP}, {ALONE}; ranks 0, 1 have ended (exit code 0)"],
+    "ran_longer": [f"rank 2 waits in {STEP}, {ALONE}; {OVER}"],
     "subgroup": [
         "rank 0 waits in all_reduce #1 of pair (ranks 0, 1; float32[2, 3]), entered at train.py:71; "
         f"rank 1 has not entered it: {LOADING}",
@@ -140,10 +141,7 @@ WITHOUT_RECORDER = {
         f"rank 0 waits in all_reduce, called at train.py:16; rank 2 has not called it: {LOADING}",
         f"rank 1 waits in recv from rank 2, called at train.py:63; rank 2 does not send: {LOADING}",
     ],
-    "ran_longer": [
-        "rank 2 waits in all_reduce, called at train.py:16, which no other rank has called; "
-        "ranks 0, 1 have ended (exit code 0)"
-    ],
+    "ran_longer": [f"rank 2 waits in all_reduce, called at train.py:16, which no other rank has called; {OVER}"],
     "subgroup": [
         f"ranks 0, 2 wait in all_reduce, called at train.py:71, train.py:16; rank 1 has not called it: {LOADING}"
     ],
@@ -169,8 +167,12 @@ def test_sentences_of_recorded_hangs(kind, version):
         ({"condition": ProcessCondition.PENDING}, "rank 2 has not started"),
         ({"condition": ProcessCondition.REPLACED}, "rank 2 has become another program"),
         ({"answers": False}, f"rank 2 {HOLDS_GIL}"),
+        ({"threads": (Thread(()),)}, "rank 2 is ending"),
+        ({"threads": (Thread(()),), "outside": "between two calls", "answers": True}, "rank 2 is between two calls"),
+        ({"threads": (Thread(()), *stack("log at a.py:1")), "outside": "between two calls"},
+         "rank 2 is between two calls"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_rank_without_a_stack(fields, text):
     gone = with_rank_changed(cheap_inspection("absent"), 2, **{"threads": (), "groups": (), "answers": None, **fields})
     assert describe_waits(with_collectives(gone, "absent")) == (f"ranks 0, 1 wait in {STEP}; {text}",)
@@ -182,8 +184,7 @@ def rank(number, entered, completed, *frames, **fields):
         fields.pop("host", "here"),
         100 + number,
         ProcessCondition.ALIVE,
-        threads=stack(*frames),
-        **{"answers": True, "groups": (GroupState("0", entered, completed),), **fields},
+        **{"threads": stack(*frames), "answers": True, "groups": (GroupState("0", entered, completed),), **fields},
     )
 
 
@@ -316,6 +317,9 @@ SENTENCES = {
         together(rank(0, 5, 4, *WAITING), replace(LOADS, threads=(Thread((*DATALOADER, *LOADS.threads[0].frames)),))),
         "rank 0 waits in all_reduce #5 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits for "
         "its DataLoader, load at train.py:9 (worker pid 4711 is stopped (SIGSTOP))"),
+    "the program of one has ended, its process has not": (
+        together(RankInspection(0, "here", 1, ProcessCondition.EXITED, code=0), rank(1, 4, 4, threads=(Thread(()),))),
+        "all ranks have ended or are ending"),
     "all make progress": (
         together(*(rank(n, 8, 7, *WAITING, moved=True) for n in range(4))),
         f"{NO_WAIT}: 4 of 4 have completed collectives in the last 0.1 s"),
@@ -521,7 +525,7 @@ def test_ranks_with_equal_stacks_are_one_group():
     ("kind", "states"),
     [
         ("broadcast", ["waits in broadcast #5", "waits in all_reduce #6", "running"]),
-        ("ran_longer", ["ended (exit code 0)"] * 2 + ["waits in all_reduce #5"]),
+        ("ran_longer", ["ending", "ended (exit code 0)", "waits in all_reduce #5"]),
         ("gil", ["waits in all_reduce #5"] * 2 + [HOLDS_GIL]),
         ("loader", ["waits in all_reduce #5"] * 2 + ["waits for its DataLoader"]),
         ("no_init", ["waits in init_process_group"] * 2 + ["running"]),
