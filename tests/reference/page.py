@@ -185,7 +185,6 @@ NO_VARIABLES = {
     *("DEFAULT_MAP", "F_SETPIPE_SZ", "PCI_BUS_ID", "BOOT_FAIL", "NODE_FAIL", "OUT_OF_MEMORY", "NO_LOG", "HIDES_FRAMES"),
     *("TYPE_CHECKING", "CLOCK_BOOTTIME", "SC_CLK_TCK", "SC_PAGE_SIZE", "SC_OPEN_MAX", "USER_SITE", "SESSION_ID"),
     *("TOKENIZERS_PARALLELISM", "IPC_LOCK"),
-    *("LOAD_ATTR", "LOAD_METHOD"),  # instructions of Python
     "LSB_DJOB_HOSTFILE",  # read by the script of a job
     *("GLOO_", "NCCL_", "TORCH_", "PET_", "SLURM_", "SRUN_", "SSH_", "DDPLAUNCH_"),
     *("FI_", "TP_", "UCX_"),

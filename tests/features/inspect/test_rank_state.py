@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import pytest
 
+from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.inspect.diagnosis.inspection import Worker
 from ddplaunch.features.inspect.node import dataloader_workers
-from ddplaunch.features.inspect.rank import torch_state
 
+torch_state = load_private_module("features/inspect/rank/torch_state")
+method_call = load_private_module("features/inspect/rank/method_call")
 Named = lambda name: SimpleNamespace(__name__=name)  # noqa: E731
 WORLD = {"world": 10, "pair": 20}  # the first global rank of each group
 
@@ -123,7 +125,7 @@ def test_the_process_groups_of_a_rank():
 class Work:
     def __init__(self, kind: int, module: Any) -> None:
         self._get_op_type = lambda: kind
-        self.wait = lambda: torch_state._work_wait(module, sys._getframe(1))
+        self.wait = lambda: torch_state._wait_in_c(module, sys._getframe(1))
         self.is_completed = self.wait
 
 
@@ -141,6 +143,71 @@ def test_the_wait_for_a_send_or_recv_that_a_rank_is_in():
         "wait isend 3", "wait irecv 5", "wait wait -1"]  # fmt: skip
     assert wait(sent, ops[1:]) == wait(sent, [*ops, SimpleNamespace(op=isend, peer=4)]) == "wait isend -1"
     assert sent.is_completed() == "", "it is in another method"
+
+
+class Store:
+    """A store, and an object of the program whose method has the same name."""
+
+    def __init__(self, module: Any) -> None:
+        self.wait = self.get = lambda *_: torch_state._wait_in_c(module, sys._getframe(1))
+        self.inner = self
+
+
+def test_the_wait_of_a_store_or_another_object_is_no_send_or_recv():
+    module = SimpleNamespace(Work=Work, P2POp=SimpleNamespace, Store=())
+    store, received = Store(module), Work(13, module)
+    number, keys = 3, ["step 1", "b"]
+    words = [store.wait(["ready"]), received.wait()]  # not in an ``assert``, whose code pytest rewrites
+    assert words == ["", "wait irecv -1"], "the first is an object of the program"
+    module.Store = Store
+    words = [
+        store.wait(["ready"]),
+        store.inner.wait(["ready", "b"], 1.0),
+        store.get(f"epoch|{number}"),
+        store.wait(keys),
+        store.wait([str(number)]),
+    ]
+    keys_seen = [" - ready", " - ready", " - epoch\\x7c3", " - step\\x201", ""]
+    assert words == [f"wait store.wait -1{key}" for key in keys_seen]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("box.item.call(key)", "item of box"),
+        ("items[1].call()", "second"),
+        ("names['a'].call([key, key], 2)", "by name"),
+        ("make(key, 1).call(key)", "make"),
+        ("box.make(key, at=1).call(f'{key}/{1}', timeout=box.item)", "make"),
+        ("[each.call(key) for each in items[:1]]", "first"),
+        ("box.lazy.call(key)", ""),
+        ("items[1].call(key + key)", "second"),
+    ],
+)
+def test_the_object_whose_method_a_frame_calls(expression, value):
+    """No code of the program runs: what a property would return is unknown."""
+    read: Callable[[], Any] = lambda: method_call.read_method_call(sys._getframe(2), {"call"})  # noqa: E731
+
+    class Item(str):
+        def call(self, *_: object, **__: object) -> None:
+            found.append(read())
+
+    class Box:
+        item = property(lambda self: pytest.fail("the program's code has run"))
+        lazy = property(lambda self: Item())
+        make = staticmethod(lambda *_, **__: Item())
+
+    found, box = list[Any](), Box()
+    box.__dict__["item"] = Item("item of box")
+    names = {"box": box, "key": "key", "items": [Item("first"), Item("second")], "make": box.make}
+    names["names"] = {"a": Item("by name")}
+    if "box.item" in expression:
+        del Box.item
+    eval(expression, names)
+    ((method, on, argument),) = found
+    assert method == "call"
+    assert (on if isinstance(on, str) else on.function) == value
+    assert argument in ("key", "key/1", ["key", "key"]) or argument.function == ""
 
 
 DISTRIBUTED = """

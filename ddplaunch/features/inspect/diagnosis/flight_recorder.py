@@ -123,10 +123,14 @@ def parse_call(reply: bytes) -> ActiveCall | None:
     """Parse the function that a rank is in, as ``rank/torch_state.py`` writes it; ValueError for anything else."""
     if not reply:
         return None
-    function, operation, number, *members = reply.decode("ascii").split(" ")
-    ranks = tuple(map(int, members[0].split(","))) if members else ()
+    function, operation, number, *more = reply.decode("ascii").split(" ")
+    members, key = (*more, *("-", "")[len(more) :])
     return ActiveCall(
-        sanitize_line(function), sanitize_line(operation), int(number) if int(number) >= 0 else None, ranks
+        sanitize_line(function),
+        sanitize_line(operation),
+        int(number) if int(number) >= 0 else None,
+        tuple(map(int, members.split(","))) if members != "-" else (),
+        sanitize_line(key.encode("ascii").decode("unicode_escape")),
     )
 
 

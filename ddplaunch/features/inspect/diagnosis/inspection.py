@@ -103,6 +103,7 @@ class ActiveCall(Struct, frozen=True):
     operation: TextLine  # what that function calls: "broadcast"
     names: Count | None  # the rank in its arguments: the peer of a send or recv, or the root
     members: tuple[Count, ...] = ()  # of the group that it creates or waits in; () for all ranks
+    key: TextLine = ""  # of the store, if it waits for one: "epoch/1"; "" if unknown
 
 
 class CollectiveArrivals(Struct, frozen=True):

@@ -201,7 +201,9 @@ def waiting_call_of(rank: RankInspection) -> DistributedCall | None:
     """Return the call in which a rank waits for others: torch.distributed, store, Work.wait(), file lock; or None."""
     if call := distributed_call_of(rank):
         return call
-    if rank.awaits == "store":
+    # The evidence is a connection to the job's store on which the main thread sleeps, or its call of a store's method.
+    in_store = rank.inside and rank.inside.operation == STORE_WAIT and rank.asleep in ("", "asleep")
+    if rank.awaits == "store" or in_store:
         return DistributedCall(STORE_WAIT, user_line_of(rank))
     if rank.lock_holder is not None:
         return DistributedCall(FILE_LOCK, user_line_of(rank))

@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
+    from ddplaunch.core.rank.rank_runner import load_private_module
+    from ddplaunch.features.inspect.rank import method_call
+else:
+    method_call = load_private_module("features/inspect/rank/method_call")
+
 _MAX_GROUPS, _MAX_MEMBERS = 1024, 4096
 _PACKING = {"_object_to_tensor", "_tensor_to_object"}  # run the program's __reduce__, outside the communication
 _SENDS_AND_RECEIVES = {12: "isend", 13: "irecv", 14: "irecv"}  # OpType in torch/csrc/distributed/c10d/Work.hpp
 _MAX_OPS = 256
+_STORE_METHODS = ("get", "multi_get")  # they wait too, as its ``wait`` does
+_MAX_KEY_CHARS = 80
 _NAMES = {
     **dict.fromkeys(("send", "isend", "reduce", "gather"), "dst"),
     **dict.fromkeys(("recv", "irecv", "broadcast", "scatter"), "src"),
@@ -65,7 +72,8 @@ def _call(module: ModuleType) -> bytes:
     """Find the torch.distributed function that the program is in, the one that it calls, and the rank that this names.
 
     "broadcast_object_list broadcast 0"; -1 if it names no rank; "" if no thread is in one. The members of a group may
-    follow: "1,3". Of the frames' variables only numbers, groups and what ``_work_wait`` needs are read.
+    follow, "1,3", or the key of a store. Of the frames' variables only numbers, groups and what ``_wait_in_c`` needs
+    are read.
     """
     try:
         main = sys.modules["threading"].main_thread().ident
@@ -82,7 +90,7 @@ def _call(module: ModuleType) -> bytes:
                 at = next((each for each in inside if each.f_code.co_name in _NAMES), inside[0])
                 words = f"{outer} {at.f_code.co_name} {_named_rank(module, at)} {_members(module, inside)}"
                 return words.rstrip().encode("ascii", "replace")
-            if thread == main and not names and (words := _work_wait(module, top)):
+            if thread == main and not names and (words := _wait_in_c(module, top)):
                 return words.encode("ascii", "replace")
     except Exception:
         pass
@@ -102,17 +110,22 @@ def _members(module: ModuleType, inside: list[FrameType]) -> str:
     return ",".join(str(int(rank)) for rank in sorted(ranks)[:_MAX_MEMBERS])
 
 
-def _work_wait(module: ModuleType, frame: FrameType) -> str:
-    """Describe the ``Work.wait()`` of torch.distributed that a frame calls: "wait irecv 2"; "" for anything else.
+def _wait_in_c(module: ModuleType, frame: FrameType) -> str:
+    """Describe the ``Work.wait()`` or ``Store.wait()`` that a frame calls: "wait irecv 2"; "" for anything else.
 
-    It has no frame of its own, and gloo's flight recorder does not show it. The operation is that of a Work among the
-    frame's variables, the rank that of a P2POp in the frame or its callers; "wait wait -1" if these are unknown.
+    It has no frame of its own, and gloo's flight recorder does not show it. The object must be a Work, or the result of
+    ``isend`` or ``irecv``: other classes have such a method too. The rank is that of a P2POp in the frame or its
+    callers; "wait wait -1" if these are unknown. Of a store, "wait store.wait -1 - KEY", the key with escapes.
     """
-    if _called_method(frame) != "wait":
+    called = method_call.read_method_call(frame, {"wait", *_STORE_METHODS})
+    if called is None:
         return ""
-    works = [each for each in frame.f_locals.values() if isinstance(each, module.Work)]
-    kinds = {_SENDS_AND_RECEIVES.get(int(each._get_op_type()), "wait") for each in works}
-    kind = kinds.pop() if len(kinds) == 1 else "wait"
+    method, on, argument = called
+    if isinstance(on, getattr(module, "Store", ())):
+        return f"wait store.wait -1{_escape_key(argument)}"
+    if method != "wait" or not (isinstance(on, module.Work) or getattr(on, "function", "") in ("isend", "irecv")):
+        return ""
+    kind = _SENDS_AND_RECEIVES.get(int(on._get_op_type()), "wait") if isinstance(on, module.Work) else on.function
     peers: set[int] = set()
     at: FrameType | None = frame
     while at is not None and kind != "wait":
@@ -123,16 +136,11 @@ def _work_wait(module: ModuleType, frame: FrameType) -> str:
     return f"wait {kind} {peers.pop() if len(peers) == 1 else -1}"
 
 
-def _called_method(frame: FrameType) -> str:
-    """The name of the method that a frame currently calls: the last attribute loaded before its current instruction."""
-    codes, at, code = sys.modules["opcode"].opmap, frame.f_lasti, frame.f_code
-    attribute, *methods = (codes[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in codes)
-    raw = code.co_code
-    while at > 0 and raw[at] not in (attribute, *methods):
-        at -= 2
-    shifted = sys.version_info >= (3, 12) and raw[at] == attribute  # its lowest bit marks a method call there
-    number = raw[at + 1] >> shifted if at > 0 else len(code.co_names)
-    return code.co_names[number] if number < len(code.co_names) else ""
+def _escape_key(argument: Any) -> str:
+    """Format the key that a store waits for, or the first of several: " - epoch/1"; "" if it is unknown."""
+    key = next(iter(argument), "") if type(argument) in (list, tuple) else argument
+    text = key[:_MAX_KEY_CHARS].encode("unicode_escape").decode("ascii") if type(key) is str else ""
+    return text and " - " + text.replace(" ", "\\x20").replace("|", "\\x7c")
 
 
 def _named_rank(module: ModuleType, frame: FrameType) -> int:

@@ -185,6 +185,8 @@ def test_the_active_call_of_a_rank():
     assert parse_call(b"recv_object_list recv 2") == ActiveCall("recv_object_list", "recv", 2)
     barrier = ActiveCall("monitored_barrier", "monitored_barrier", None)
     assert parse_call(b"monitored_barrier monitored_barrier -1") == barrier
-    for reply in (b"recv", b"recv recv two", b"a b c d", b"\xff \xff 1"):
+    in_store = ActiveCall("wait", "store.wait", None, key="epoch 1|é")
+    assert parse_call(b"wait store.wait -1 - epoch\\x201\\x7c\\xe9") == in_store
+    for reply in (b"recv", b"recv recv two", b"a b c d", b"a b 1 - \\x", b"a b 1 - c d", b"\xff \xff 1"):
         with pytest.raises(ValueError):  # noqa: PT011
             parse_call(reply)

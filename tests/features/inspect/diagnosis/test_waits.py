@@ -214,6 +214,7 @@ def absent(number, **fields):
 MAKES_GROUP = rank(
     1, 4, 4, "new_group", "make at train.py:8", inside=ActiveCall("new_group", "new_group", None, (1, 2))
 )
+IN_STORE = ActiveCall("wait", "store.wait", None)
 LOADS = rank(1, 4, 4, "load at train.py:9", workers=(Worker(4711, stopped=True),))
 DATALOADER = (Frame("_next_data", "/venv/lib/python3/site-packages/torch/utils/data/dataloader.py", 1, False),)
 STATE_7, GROUP_7 = (GroupState("7", 1, 0),), (Group("7", "undefined", (0, 1)),)
@@ -313,6 +314,12 @@ SENTENCES = {
         f"all_reduce #5 of default_pg, step at train.py:3; {CYCLE}: 1 → 2 → 1",
         "ranks 0, 2 wait in all_reduce #5 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits "
         "in new_group, make at train.py:8"),
+    "a store of the program": (
+        together(rank(0, 8, 7, *WAITING), rank(1, 7, 7, "wait_for_trainer at train.py:8", inside=IN_STORE,
+                                               asleep="asleep")),
+        f"rank 1 waits in store.wait, called at train.py:8; {ALL_WAIT}",
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits in "
+        "store.wait, wait_for_trainer at train.py:8"),
     "a stopped worker": (
         together(rank(0, 5, 4, *WAITING), replace(LOADS, threads=(Thread((*DATALOADER, *LOADS.threads[0].frames)),))),
         "rank 0 waits in all_reduce #5 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits for "

@@ -6,7 +6,9 @@ import os
 import sys
 import time
 
-from ddplaunch.features.inspect.rank import torch_state
+from ddplaunch.core.rank.rank_runner import load_private_module
+
+torch_state = load_private_module("features/inspect/rank/torch_state")
 
 
 def begin(folder, rank):

@@ -1,0 +1,148 @@
+"""Reads from a frame's bytecode which method it calls, on which object and with which first argument.
+
+A method in C has no frame of its own, and the interpreter's stack cannot be read. The instructions before the call are
+read backwards instead; names, attributes, items of lists and constants are looked up, and no code of the program runs.
+Part of the worker (``core/rank/rank_runner.py``) and bound by its rules.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    Instruction = tuple[str, Any]  # its name in lower case
+
+_SKIPPED = {"cache", "extended_arg", "nop", "precall", "push_null", "kw_names", "resume", "not_taken"}
+_CALLS = {"call", "call_method", "call_function", "call_kw", "call_function_kw"}
+_NB_SUBSCR = 26  # the BINARY_OP that is BINARY_SUBSCR as of Python 3.14
+_MAX_ITEMS = 16
+
+
+class Unknown:
+    """A value that only running the program would show; ``function``: what it calls, if it is the result of a call."""
+
+    def __init__(self, function: str = "") -> None:
+        self.function = function
+
+
+class _UnreadableError(Exception):
+    """The instructions have a form that is not read here."""
+
+
+def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] | None:
+    """Return the method that a frame is calling, its object and the first argument; None if it is not in ``names``."""
+    if names.isdisjoint(frame.f_code.co_names):
+        return None  # the usual case, without reading the instructions
+    found: list[Instruction] = []
+    for each in sys.modules["dis"].get_instructions(frame.f_code):
+        if each.offset > frame.f_lasti:
+            break
+        name = each.opname.lower()
+        if isinstance(each.argval, tuple) and "load_fast" in name:  # two in one, as of Python 3.13
+            found += [("load_fast", variable) for variable in each.argval[name.startswith("store") :]]
+        elif name not in _SKIPPED:
+            found.append((name, each.argval))
+    try:
+        reader = _Reader(frame, found)
+        argument, method = reader.read_call()
+        if method not in names:
+            return None
+        return method, reader.read(), argument
+    except (_UnreadableError, IndexError):
+        return None
+
+
+class _Reader:
+    """Reads expressions backwards, from the last instruction on."""
+
+    def __init__(self, frame: FrameType, instructions: list[Instruction]) -> None:
+        self._frame, self._left = frame, instructions
+
+    def read_call(self) -> tuple[Any, str]:
+        """Return the first argument of a call and the name of its function; the function's object is left to read."""
+        name, count = self._left.pop()
+        if name not in _CALLS:
+            raise _UnreadableError
+        if name in ("call_kw", "call_function_kw"):
+            self._left.pop()  # the names of the arguments
+        arguments = [self.read() for _ in range(count)]
+        name, function = self._left.pop()
+        if name not in ("load_attr", "load_method"):
+            self._left.append((name, function))
+            raise _UnreadableError
+        return arguments[-1] if arguments else Unknown(), function
+
+    def read(self) -> Any:
+        """Return the value of the expression that ends here, or ``Unknown``."""
+        name, value = self._left[-1]
+        if name in _CALLS:
+            return self._read_result()
+        self._left.pop()
+        if name.startswith("load_fast") or name in ("load_name", "load_global", "load_deref", "load_classderef"):
+            return self._look_up(value)
+        if name in ("load_const", "load_small_int"):
+            return value
+        if name in ("load_attr", "load_method"):
+            return _attribute(self.read(), value)
+        if name in ("build_list", "build_tuple", "build_string"):
+            items = [self.read() for _ in range(value)][::-1]
+            return _join(items) if name == "build_string" else items
+        if name == "list_extend":
+            return [*_items(self.read()), *_items(self.read())]
+        if name == "format_simple" or (name == "format_value" and not any(value)):
+            return _format(self.read())
+        if name.startswith("binary_"):
+            key, of = self.read(), self.read()
+            return _item(key, of) if name == "binary_subscr" or value == _NB_SUBSCR else Unknown()
+        raise _UnreadableError
+
+    def _read_result(self) -> Unknown:
+        before = list(self._left)
+        try:
+            _, function = self.read_call()
+            self.read()
+        except _UnreadableError:  # the function is a name
+            self._left = before
+            name, count = self._left.pop()
+            for _ in range(count + name.endswith("_KW")):
+                self.read()
+            name, function = self._left.pop()
+            if name not in ("load_global", "load_name") and not name.startswith("load_fast"):
+                raise
+        return Unknown(str(function))
+
+    def _look_up(self, name: str) -> Any:
+        for known in (self._frame.f_locals, self._frame.f_globals):
+            if name in known:
+                return known[name]
+        return Unknown()
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute that is stored in the object itself: a property would run the program's code."""
+    try:
+        return object.__getattribute__(value, "__dict__").get(name, Unknown())
+    except AttributeError:
+        return Unknown()
+
+
+def _item(key: Any, value: Any) -> Any:
+    if type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value):
+        return value[key]
+    return value.get(key, Unknown()) if type(value) is dict and type(key) in (str, int) else Unknown()
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value[:_MAX_ITEMS]) if type(value) in (list, tuple) else [Unknown()]
+
+
+def _format(value: Any) -> Any:
+    return str(value) if type(value) in (str, int) else Unknown()
+
+
+def _join(parts: list[Any]) -> Any:
+    return "".join(parts) if all(type(part) is str for part in parts) else Unknown()
