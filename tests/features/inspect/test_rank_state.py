@@ -219,6 +219,8 @@ def _object_to_tensor(call): return call()
 def _private(call): return _private_too(call)
 def _private_too(call): return call()
 def barrier(call): return call()
+def init_process_group(call, rank=-1, world_size=-1): return connect(call, 1, 3) if world_size < 0 else call()
+def connect(call, rank, world_size): return call()
 """
 
 
@@ -230,6 +232,7 @@ def barrier(call): return call()
         (["_private"], b"_private _private_too -1"),
         (["_exception_logger", "_object_to_tensor"], b""),
         ([], b""),
+        (["init_process_group"], b"init_process_group init_process_group 1 - - 3"),
     ],
 )
 def test_the_call_that_a_rank_is_in(functions, words):

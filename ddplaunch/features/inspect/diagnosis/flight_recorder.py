@@ -124,13 +124,14 @@ def parse_call(reply: bytes) -> ActiveCall | None:
     if not reply:
         return None
     function, operation, number, *more = reply.decode("ascii").split(" ")
-    members, key = (*more, *("-", "")[len(more) :])
+    members, key, world_size = (*more, *("-", "-", "0")[len(more) :])
     return ActiveCall(
         sanitize_line(function),
         sanitize_line(operation),
         int(number) if int(number) >= 0 else None,
         tuple(map(int, members.split(","))) if members != "-" else (),
-        sanitize_line(key.encode("ascii").decode("unicode_escape")),
+        sanitize_line(key.encode("ascii").decode("unicode_escape")) if key != "-" else "",
+        int(world_size),
     )
 
 

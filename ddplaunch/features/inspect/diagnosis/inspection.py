@@ -101,9 +101,10 @@ class ActiveCall(Struct, frozen=True):
 
     function: TextLine  # the one that the user or a library called: "broadcast_object_list"
     operation: TextLine  # what that function calls: "broadcast"
-    names: Count | None  # the rank in its arguments: the peer of a send or recv, or the root
+    names: Count | None  # the rank in its arguments: the peer of a send or recv, the root, its own
     members: tuple[Count, ...] = ()  # of the group that it creates or waits in; () for all ranks
     key: TextLine = ""  # of the store, if it waits for one: "epoch/1"; "" if unknown
+    world_size: Count = 0  # with which it called ``init_process_group``; 0 if unknown
 
 
 class CollectiveArrivals(Struct, frozen=True):

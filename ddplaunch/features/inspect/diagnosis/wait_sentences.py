@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddplaunch.base.stack_frames import Frame
-from ddplaunch.base.text import format_ranks, join_names
+from ddplaunch.base.text import format_count, format_ranks, join_names
 from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import (
     FILE_LOCK,
@@ -132,10 +132,37 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
         it = "it" if len(wait.waiting) == 1 else "them"
         return f"{format_ranks(others)} {_conjugate(does, others)} {it}: the data is on its way, or the tags differ"
     if wait.operation == INIT_FUNCTION:
-        return "all ranks have called it: they cannot reach each other"
+        return _describe_given_worlds(wait, inspection) or (
+            "all ranks have called it: they are connecting, or cannot reach each other"
+        )
     if len(wait.waiting) == inspection.world_size:
         return "all ranks are in it: the data is on its way, or their groups differ"
     return "all other ranks wait too"
+
+
+def _describe_given_worlds(wait: Wait, inspection: Inspection) -> str:
+    """Describe with which world sizes and ranks ``init_process_group`` was called, if these cannot be right; else "".
+
+    The evidence are the variables of the calls. That ranks "cannot reach each other" nothing shows: it is what is left.
+    """
+    calls = {rank: inside for rank in wait.waiting if (inside := inspection.by_number[rank].inside)}
+    sizes: dict[int, list[int]] = {}
+    given: dict[int, list[int]] = {}
+    for rank, each in calls.items():
+        if each.world_size:
+            sizes.setdefault(each.world_size, []).append(rank)
+        if each.world_size and each.names is not None:
+            given.setdefault(each.names, []).append(rank)
+    wrong = {size: ranks for size, ranks in sizes.items() if size != inspection.world_size}
+    if wrong:
+        some = [
+            f"world_size={size}" + (f" on {format_ranks(ranks)}" if len(ranks) < len(wait.waiting) else "")
+            for size, ranks in wrong.items()
+        ]
+        has = format_count(inspection.world_size, "rank")
+        return f"it was called with {', '.join(some[:_MAX_PAIRS])}, but the job has {has}"
+    twice = [f"{format_ranks(ranks)} called it with rank={rank}" for rank, ranks in given.items() if len(ranks) > 1]
+    return "; ".join(twice[:_MAX_PAIRS])
 
 
 def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: Frame | None) -> str:

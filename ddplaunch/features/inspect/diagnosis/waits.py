@@ -343,7 +343,7 @@ class _InspectionView:
                 others = [] if known else self._awaited(end.rank, inside | assigned, members, calls)
                 moved = [rank for rank in others if self.ranks[rank].moved]
                 missing = [r for r in others if r not in moved and self._lacks_recorder(function, self.ranks[r])]
-                unseen = function != INIT_FUNCTION and {*others} - {*moved, *missing}
+                unseen = {r for r in others if r not in {*moved, *missing} and not self._has_called(function, r)}
                 all_known = end.rank is None and len(self.ranks) == self.inspection.world_size
                 yield Wait(
                     function,
@@ -391,9 +391,14 @@ class _InspectionView:
                 found.update([rank] if call and call.function in other else [])
         return found
 
+    def _has_called(self, function: str, rank: int) -> bool:
+        """Whether a rank that is in no call is known to have been in it: it has a process group."""
+        found = self.ranks[rank]
+        return function == INIT_FUNCTION and (bool(found.groups) or found.answers is True)
+
     def _lacks_recorder(self, function: str, rank: RankInspection) -> bool:
         if function == INIT_FUNCTION:
-            return not rank.groups and rank.answers is not True and not rank.no_stack
+            return not self._has_called(function, rank.rank) and not rank.no_stack
         return not rank.no_stack and (bool(rank.threads) or rank.answers is not None or has_ended(rank))
 
 

@@ -72,8 +72,8 @@ def _call(module: ModuleType) -> bytes:
     """Find the torch.distributed function that the program is in, the one that it calls, and the rank that this names.
 
     "broadcast_object_list broadcast 0"; -1 if it names no rank; "" if no thread is in one. The members of a group may
-    follow, "1,3", or the key of a store. Of the frames' variables only numbers, groups and what ``_wait_in_c`` needs
-    are read.
+    follow, "1,3", the key of a store, and the world size. Of the frames' variables only numbers, groups and what
+    ``_wait_in_c`` needs are read.
     """
     try:
         main = sys.modules["threading"].main_thread().ident
@@ -87,6 +87,9 @@ def _call(module: ModuleType) -> bytes:
             names = [each.f_code.co_name for each in inside]
             if names and _PACKING.isdisjoint(names):
                 outer = next((name for name in reversed(names) if name[0] != "_"), names[-1])
+                if outer == "init_process_group":
+                    rank, world_size = _given_world(top, inside[-1])
+                    return b"%b %b %d - - %d" % (outer.encode(), outer.encode(), rank, world_size)
                 at = next((each for each in inside if each.f_code.co_name in _NAMES), inside[0])
                 words = f"{outer} {at.f_code.co_name} {_named_rank(module, at)} {_members(module, inside)}"
                 return words.rstrip().encode("ascii", "replace")
@@ -95,6 +98,20 @@ def _call(module: ModuleType) -> bytes:
     except Exception:
         pass
     return b""
+
+
+def _given_world(top: FrameType, init: FrameType) -> tuple[int, int]:
+    """The rank and world size of a call of ``init_process_group``: given, or from the environment; -1 and 0 if unknown.
+
+    They are read from the innermost frame that has both: that of its rendezvous, before its own has them.
+    """
+    frame: FrameType | None = top
+    while frame is not None:
+        rank, world_size = (frame.f_locals.get(name) for name in ("rank", "world_size"))
+        if type(rank) is int and type(world_size) is int and rank >= 0 < world_size:
+            return rank, world_size
+        frame = frame.f_back if frame is not init else None
+    return -1, 0
 
 
 def _members(module: ModuleType, inside: list[FrameType]) -> str:

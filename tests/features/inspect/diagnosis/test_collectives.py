@@ -187,6 +187,16 @@ def test_the_active_call_of_a_rank():
     assert parse_call(b"monitored_barrier monitored_barrier -1") == barrier
     in_store = ActiveCall("wait", "store.wait", None, key="epoch 1|é")
     assert parse_call(b"wait store.wait -1 - epoch\\x201\\x7c\\xe9") == in_store
-    for reply in (b"recv", b"recv recv two", b"a b c d", b"a b 1 - \\x", b"a b 1 - c d", b"\xff \xff 1"):
+    begins = ActiveCall("init_process_group", "init_process_group", 1, world_size=3)
+    assert parse_call(b"init_process_group init_process_group 1 - - 3") == begins
+    for reply in (
+        b"recv",
+        b"recv recv two",
+        b"a b c d",
+        b"a b 1 - \\x",
+        b"a b 1 - c d",
+        b"a b 1 - c 2 3",
+        b"\xff \xff 1",
+    ):
         with pytest.raises(ValueError):  # noqa: PT011
             parse_call(reply)

@@ -211,6 +211,12 @@ def absent(number, **fields):
     return with_rank_changed(full_inspection("absent"), number, **fields)
 
 
+def begins(number, given, world_size):
+    """A rank in init_process_group, called with this rank and world size."""
+    inside = ActiveCall("init_process_group", "init_process_group", given, world_size=world_size)
+    return rank(number, 0, 0, "init_process_group", "setup at train.py:3", answers=None, groups=(), inside=inside)
+
+
 MAKES_GROUP = rank(
     1, 4, 4, "new_group", "make at train.py:8", inside=ActiveCall("new_group", "new_group", None, (1, 2))
 )
@@ -283,8 +289,22 @@ SENTENCES = {
     "all are in init_process_group": (
         together(*(rank(n, 0, 0, "init_process_group", "setup at train.py:3", answers=None, groups=())
                    for n in range(2))),
-        "ranks 0, 1 wait in init_process_group, called at train.py:3; all ranks have called it: they cannot reach each "
-        "other"),
+        "ranks 0, 1 wait in init_process_group, called at train.py:3; all ranks have called it: they are connecting, "
+        "or cannot reach each other"),
+    "a world size that is not the job's": (
+        together(begins(0, 0, 3), begins(1, 1, 3)),
+        "ranks 0, 1 wait in init_process_group, called at train.py:3; it was called with world_size=3, but the job has "
+        "2 ranks"),
+    "one of two world sizes": (
+        together(begins(0, 0, 2), begins(1, 1, 4)),
+        "ranks 0, 1 wait in init_process_group, called at train.py:3; it was called with world_size=4 on rank 1, but "
+        "the job has 2 ranks"),
+    "a rank that was given twice": (
+        together(begins(0, 0, 3), begins(1, 1, 3), begins(2, 1, 3)),
+        "ranks 0 to 2 wait in init_process_group, called at train.py:3; ranks 1, 2 called it with rank=1"),
+    "one that cannot be asked may not have called it": (
+        together(begins(0, 0, 2), replace(LOADS, answers=None, groups=(), threads=(), no_stack=NO_SIGNAL)),
+        "rank 0 waits in init_process_group, called at train.py:3; not all ranks could be inspected"),
     "one that receives from ranks which wait for it": (
         together(rank(0, 8, 7, *WAITING), rank(1, 8, 7, *WAITING), rank(2, 7, 7, "recv", "get at train.py:5")),
         f"rank 2 waits in recv, called at train.py:5; {ALL_WAIT}",
