@@ -63,7 +63,7 @@ def describe_wait(wait: Wait, inspection: Inspection) -> str:
     if wait.mismatched:
         mismatch = f"{describe_mismatch(wait, inspection)}: they wait for each other"
         return "; ".join([mismatch, *(_describe_missing(wait, inspection) if wait.missing else [])])
-    text = f"{format_ranks(wait.waiting)} {_conjugate('waits', wait.waiting)} in {_full_title(wait)}"
+    text = f"{format_ranks(wait.waiting)} {_conjugate('waits', wait.waiting)} in {_full_title(wait, inspection)}"
     if wait.entry_lines:
         text += f", {'entered' if wait.number else 'called'} at {_format_lines(wait.entry_lines)}"
     for number in sorted({number for _, number in wait.ahead}):
@@ -73,10 +73,12 @@ def describe_wait(wait: Wait, inspection: Inspection) -> str:
     return "; ".join([text, *_describe_missing(wait, inspection)])
 
 
-def _full_title(wait: Wait) -> str:
-    """Return the title of a wait with its group's members and its tensors, as far as known."""
+def _full_title(wait: Wait, inspection: Inspection) -> str:
+    """Return the title of a wait with its group's members, its tensors or the keys of a store, as far as known."""
     tensors = wait.collective.tensors if wait.collective else ""
-    details = [format_ranks(wait.members) if wait.members else "", tensors]
+    calls = [inspection.by_number[rank].inside for rank in wait.waiting] if wait.operation == STORE_WAIT else []
+    keys = join_names(dict.fromkeys(each.key for each in calls if each and each.key))
+    details = [format_ranks(wait.members) if wait.members else "", tensors, keys]
     shown = "; ".join(filter(None, details))
     return wait_title(wait) + _format_partners(wait) + (f" ({shown})" if shown else "")
 
@@ -135,6 +137,8 @@ def _describe_complete_wait(wait: Wait, inspection: Inspection) -> str:
         return _describe_given_worlds(wait, inspection) or (
             "all ranks have called it: they are connecting, or cannot reach each other"
         )
+    if len(wait.waiting) == inspection.world_size and wait.operation == STORE_WAIT:
+        return "all ranks wait for a key that none has set"
     if len(wait.waiting) == inspection.world_size:
         return "all ranks are in it: the data is on its way, or their groups differ"
     return "all other ranks wait too"

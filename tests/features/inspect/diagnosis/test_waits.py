@@ -340,6 +340,16 @@ SENTENCES = {
         f"rank 1 waits in store.wait, called at train.py:8; {ALL_WAIT}",
         "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits in "
         "store.wait, wait_for_trainer at train.py:8"),
+    "all wait for keys of a store": (
+        together(*(rank(n, 7, 7, "sync at train.py:8", inside=replace(IN_STORE, key=key), awaits="store")
+                   for n, key in enumerate(("epoch/1", "", "epoch/1", "epoch/2")))),
+        "ranks 0 to 3 wait in store.wait (epoch/1, epoch/2), called at train.py:8; all ranks wait for a key that none "
+        "has set"),
+    "some wait for a key of a store": (
+        together(*(rank(n, 7, 7, "sync at train.py:8", inside=replace(IN_STORE, key="epoch/1")) for n in range(2)),
+                 rank(2, 7, 7, "save at train.py:3")),
+        "ranks 0, 1 wait in store.wait (epoch/1), called at train.py:8; rank 2 has not set its key: "
+        "save at train.py:3"),
     "a stopped worker": (
         together(rank(0, 5, 4, *WAITING), replace(LOADS, threads=(Thread((*DATALOADER, *LOADS.threads[0].frames)),))),
         "rank 0 waits in all_reduce #5 of default_pg, entered at train.py:3; rank 1 has not entered it: it waits for "
