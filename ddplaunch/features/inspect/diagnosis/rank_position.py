@@ -59,6 +59,10 @@ _FUTURE = "waits for a result of its executor"
 _POOL = "waits for its process pool"
 _EXIT, _EXIT_QUEUE = "waits at its exit for a child process to end", "waits at its exit until its queue is read"
 _LOCK_FILE = "waits for a file lock"
+_LOCK_PACKAGES = re.compile(r"/(?:filelock|portalocker|fasteners)/")
+"""Packages with locks of files, for which they poll: the kernel shows no wait. Their own files change with versions."""
+
+_UNLOCKS = {"release", "_release", "__exit__", "__aexit__"}
 _WAIT_TEXTS = {
     ("multiprocessing/queues.py", "_finalize_join"): _EXIT_QUEUE,
     ("multiprocessing/util.py", "_exit_function"): _EXIT,
@@ -71,8 +75,7 @@ _WAIT_TEXTS = {
     ("concurrent/futures/_base.py", "result"): _FUTURE,
     ("concurrent/futures/_base.py", "wait"): _FUTURE,
     ("concurrent/futures/process.py", "shutdown"): _FUTURE,
-    ("filelock/_api.py", "acquire"): _LOCK_FILE,  # this and the next one poll, so the kernel shows no wait
-    ("torch/utils/file_baton.py", "wait"): _LOCK_FILE,
+    ("torch/utils/file_baton.py", "wait"): _LOCK_FILE,  # it polls, as do the packages above
     ("queue.py", "get"): "waits for a queue to fill",
     ("queue.py", "put"): "waits for space in a queue",
     ("subprocess.py", "wait"): "waits for a command to end",
@@ -253,6 +256,9 @@ def describe_other_wait(rank: RankInspection) -> str:
         return DATALOADER_WAIT_TEXT
     if any(_RPC in frame.file for frame in called):
         return "waits for an RPC"
+    locks = {frame.function for frame in called if _LOCK_PACKAGES.search(f"/{frame.file}")}
+    if locks and locks.isdisjoint(_UNLOCKS):
+        return _LOCK_FILE
     calls = {(frame.function, f"/{frame.file}") for frame in called}
     for (file, function), words in _WAIT_TEXTS.items():
         if any(function == name and path.endswith(f"/{file}") for name, path in calls):

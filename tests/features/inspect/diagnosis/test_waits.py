@@ -192,6 +192,7 @@ def together(*ranks, **fields):
     return Inspection(0.0, ranks, fields.pop("world_size", len(ranks)), **fields)
 
 
+PACKAGES = "/venv/lib/python3/site-packages"
 WAITING = ("all_reduce", "step at train.py:3")
 
 
@@ -540,6 +541,14 @@ def test_functions_of_libraries_are_named_only_to_distinguish_ranks():
             "waits for a queue to fill",
         ),
         ("wait at /venv/lib/python3/site-packages/torch/utils/file_baton.py:44", LOCK_WAIT),
+        (f"acquire at {PACKAGES}/filelock/_api.py:1", LOCK_WAIT),
+        (
+            f"_poll at {PACKAGES}/filelock/_core/_acquire.py:177, acquire at {PACKAGES}/filelock/_core/_lock.py:9",
+            LOCK_WAIT,
+        ),
+        (f"acquire at {PACKAGES}/portalocker/utils.py:745", LOCK_WAIT),
+        (f"_release at {PACKAGES}/filelock/_core/_lock.py:9", "running"),
+        (f"acquire at {PACKAGES}/lab/filelock.py:9", "running"),
         ("rpc_sync at /venv/lib/python3/site-packages/torch/distributed/rpc/api.py:842", "waits for an RPC"),
     ],
 )
