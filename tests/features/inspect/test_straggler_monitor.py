@@ -100,7 +100,7 @@ def test_ranks_that_a_user_holds_or_that_are_stopped_are_no_stragglers():
 
 
 @pytest.mark.parametrize(("nnodes", "where"), [(1, ""), (2, " on n1")])
-def test_eight_ranks_that_failed_and_still_run_are_listed(nnodes, where):
+def test_ranks_that_failed_and_still_run_are_listed(nnodes, where):
     node = Node(nnodes, None)
     node.ranks.on_failed(9, "ValueError")
     node.expire(FAILED_S)
@@ -113,6 +113,25 @@ def test_eight_ranks_that_failed_and_still_run_are_listed(nnodes, where):
     assert (node.delays(), node.notes) == ([FAILED_S], [])
     node.ranks.is_holding = False
     node.expire(FAILED_S)
-    hows = ["raised ValueError", *["called sys.exit(3)"] * 7]
-    notes = (f"{n}{where} (pid {100 + n}) has {how}, but is still running: no stack" for n, how in enumerate(hows))
-    assert node.notes == [*(f"rank {note}" for note in notes), "1 more rank failed, but did not exit"]
+    pids = ", ".join(str(100 + number) for number in range(1, 9))
+    assert node.notes == [
+        f"rank 0{where} (pid 100) has raised ValueError, but is still running: no stack",
+        f"ranks 1 to 8{where} (pids {pids}) have called sys.exit(3), but are still running: no stack",
+    ]
+
+
+def test_ranks_that_fail_in_the_same_way_one_after_the_other_are_named_once():
+    node = Node(1, None)
+    for number, what in enumerate(("ValueError", "ValueError", "KeyError")):
+        node.ranks.on_failed(number, what)
+        node.expire(FAILED_S)
+    assert [note.partition(" (")[0] for note in node.notes] == ["rank 0", "rank 2"]
+
+
+def test_many_ways_to_fail_are_bounded():
+    node = Node(1, None)
+    for number in range(9):
+        node.ranks.on_failed(number, f"Error{number}")
+    node.expire(FAILED_S)
+    assert len(node.notes) == 9
+    assert node.notes[-1] == "1 more rank failed, but did not exit"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddplaunch.base.event_loop import Timer
-from ddplaunch.base.text import MAX_LISTED_NAMES, format_count
+from ddplaunch.base.text import MAX_LISTED_NAMES, format_count, format_ranks, join_names
 from ddplaunch.core.failures import first_line
 from ddplaunch.core.messages import FromNode
 from ddplaunch.core.node.node_attempt import AttemptPhase
@@ -42,6 +42,7 @@ class StragglerMonitor:
         self._inspect, self._send, self._notify = inspect, send, notify
         self._timers: list[Timer] = []
         self._failed: dict[int, str] = {}  # by rank: the exception that ended its program, until it is reported
+        self._noted: set[tuple[str, str]] = set()  # what failed ranks did, and do, as far as it was reported
         ranks.on_failed = loop.guard(self._on_failed)
 
     def start_timers(self) -> None:
@@ -99,19 +100,32 @@ class StragglerMonitor:
 
     def _note_failed(self, inspection: Inspection) -> None:
         failed, self._failed = self._failed, {}
-        stragglers = [each for each in self._remaining() if each.rank.rank in failed]
-        for each in stragglers[:MAX_LISTED_NAMES]:
-            rank, what = each.rank.rank, failed[each.rank.rank]
-            on = f" on {each.rank.host}" if self._ranks.plan.nnodes > 1 and each.rank.host else ""
-            recorded = read_exception_message(self._ranks.rank_file_path(rank, "json"))  # None while its __str__ hangs
-            how = f"called {what}" if what.startswith("sys.exit(") else f"raised {first_line(recorded or what)}"
-            found = inspection.by_number.get(rank)
-            place = (describe_locations([found]) or found.no_stack) if found else ""
-            self._notify(
-                f"rank {rank}{on} (pid {each.pid}) has {how}, but is still running" + (f": {place}" if place else "")
-            )
-        if (more := len(stragglers) - MAX_LISTED_NAMES) > 0:
+        groups: dict[tuple[str, str], list[RankProcess]] = {}  # by what they did, and what they do now
+        for each in self._remaining():
+            rank = each.rank.rank
+            if rank in failed:
+                recorded = read_exception_message(self._ranks.rank_file_path(rank, "json"))  # None while __str__ hangs
+                what = failed[rank]
+                how = f"called {what}" if what.startswith("sys.exit(") else f"raised {first_line(recorded or what)}"
+                found = inspection.by_number.get(rank)
+                place = (describe_locations([found]) or found.no_stack) if found else ""
+                groups.setdefault((how, place), []).append(each)
+        # On a machine with load ranks fail in the same way one after the other, and end slowly: one note for all.
+        new = {key: some for key, some in groups.items() if key not in self._noted}
+        self._noted.update(new)
+        for (how, place), some in list(new.items())[:MAX_LISTED_NAMES]:
+            self._notify(self._format_failed(some, how) + (f": {place}" if place else ""))
+        if (more := sum(map(len, list(new.values())[MAX_LISTED_NAMES:]))) > 0:
             self._notify(f"{format_count(more, 'more rank')} failed, but did not exit")
+
+    def _format_failed(self, ranks: Sequence[RankProcess], how: str) -> str:
+        """Format "rank 1 on n1 (pid 4711) has raised ValueError, but is still running"; the same of several ranks."""
+        host = ranks[0].rank.host
+        on = f" on {host}" if self._ranks.plan.nnodes > 1 and host else ""
+        has, is_, pid = ("has", "is", "pid") if len(ranks) == 1 else ("have", "are", "pids")
+        pids = join_names(str(each.pid) for each in ranks)
+        who = f"{format_ranks(each.rank.rank for each in ranks)}{on} ({pid} {pids})"
+        return f"{who} {has} {how}, but {is_} still running"
 
     def _format_note(self, stragglers: Sequence[RankProcess], inspection: Inspection) -> str:
         places = {rank.rank: describe_locations([rank]) for rank in inspection.ranks}
