@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from ddplaunch.core.rank.rank_runner import load_private_module
 from ddplaunch.features.inspect.diagnosis.inspection import Worker
 from ddplaunch.features.inspect.node import dataloader_workers
+from tests.conftest import wait_until
 
 torch_state = load_private_module("features/inspect/rank/torch_state")
 method_call = load_private_module("features/inspect/rank/method_call")
@@ -208,6 +210,44 @@ def test_the_object_whose_method_a_frame_calls(expression, value):
     assert method == "call"
     assert (on if isinstance(on, str) else on.function) == value
     assert argument in ("key", "key/1", ["key", "key"]) or argument.function == ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("lock.acquire()", "acquire lock -1"),
+        ("with lock: pass", "acquire lock -1"),
+        ("with locks['a']: pass", "acquire lock -1"),
+        ("own.acquire()", ""),
+        ("with own: pass", ""),
+    ],
+)
+def test_the_wait_for_a_lock_of_threads(statement, words):
+    """It is read in another thread, as in a rank, while the thread that waits has no frame for the call."""
+    if "with" in statement and sys.version_info >= (3, 14):
+        pytest.skip("there a with statement has another form")
+    module: Any = SimpleNamespace(Work=Work, Store=(), P2POp=SimpleNamespace)
+    lock = threading.Lock()
+    lock.acquire()
+
+    class Own:
+        acquire = __enter__ = property(lambda self: lock.acquire)
+        __exit__ = property(lambda self: lambda *_: None)
+
+    names = {"lock": lock, "locks": {"a": lock}, "own": Own()}
+    thread = threading.Thread(target=exec, args=(statement, names))
+    thread.start()
+
+    def read() -> str:
+        frame = sys._current_frames()[cast("int", thread.ident)]
+        in_program = frame.f_code.co_filename == "<string>"
+        return cast("str", torch_state._wait_in_c(module, frame)) if in_program else "not begun"
+
+    try:
+        wait_until(lambda: read() == words, words, 10)
+    finally:
+        lock.release()
+        thread.join()
 
 
 DISTRIBUTED = """

@@ -58,6 +58,7 @@ _MESSAGE = "waits for a message from another process"
 _FUTURE = "waits for a result of its executor"
 _POOL = "waits for its process pool"
 _EXIT, _EXIT_QUEUE = "waits at its exit for a child process to end", "waits at its exit until its queue is read"
+_LOCK = "waits for a lock"
 _LOCK_FILE = "waits for a file lock"
 _LOCK_PACKAGES = re.compile(r"/(?:filelock|portalocker|fasteners)/")
 """Packages with locks of files, for which they poll: the kernel shows no wait. Their own files change with versions."""
@@ -76,6 +77,9 @@ _WAIT_TEXTS = {
     ("concurrent/futures/_base.py", "wait"): _FUTURE,
     ("concurrent/futures/process.py", "shutdown"): _FUTURE,
     ("torch/utils/file_baton.py", "wait"): _LOCK_FILE,  # it polls, as do the packages above
+    ("multiprocessing/queues.py", "put"): "waits for space in a queue",
+    ("multiprocessing/synchronize.py", "__enter__"): _LOCK,
+    ("multiprocessing/synchronize.py", "acquire"): _LOCK,
     ("queue.py", "get"): "waits for a queue to fill",
     ("queue.py", "put"): "waits for space in a queue",
     ("subprocess.py", "wait"): "waits for a command to end",
@@ -263,6 +267,9 @@ def describe_other_wait(rank: RankInspection) -> str:
     for (file, function), words in _WAIT_TEXTS.items():
         if any(function == name and path.endswith(f"/{file}") for name, path in calls):
             return words
+    # A call of a lock's method, in C without a frame, in which the kernel shows that the main thread sleeps.
+    if rank.inside and rank.inside.operation == "lock" and rank.asleep == "asleep":
+        return _LOCK
     return f"waits for a reply from {rank.awaits}" if rank.awaits else rank.asleep.removeprefix("asleep")
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Instruction = tuple[str, Any]  # its name in lower case
 
 _SKIPPED = {"cache", "extended_arg", "nop", "precall", "push_null", "kw_names", "resume", "not_taken"}
+_WITH = {"before_with", "setup_with"}
 _CALLS = {"call", "call_method", "call_function", "call_kw", "call_function_kw"}
 _NB_SUBSCR = 26  # the BINARY_OP that is BINARY_SUBSCR as of Python 3.14
 _MAX_ITEMS = 16
@@ -34,8 +35,12 @@ class _UnreadableError(Exception):
 
 
 def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] | None:
-    """Return the method that a frame is calling, its object and the first argument; None if it is not in ``names``."""
-    if names.isdisjoint(frame.f_code.co_names):
+    """Return the method that a frame is calling, its object and the first argument; None if it is not in ``names``.
+
+    A ``with`` calls ``__enter__`` (of Python 3.14 on, that is not read).
+    """
+    opcode = sys.modules["opcode"].opname[frame.f_code.co_code[max(0, frame.f_lasti)]].lower()
+    if opcode not in _WITH and names.isdisjoint(frame.f_code.co_names):
         return None  # the usual case, without reading the instructions
     found: list[Instruction] = []
     for each in sys.modules["dis"].get_instructions(frame.f_code):
@@ -48,6 +53,9 @@ def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] 
             found.append((name, each.argval))
     try:
         reader = _Reader(frame, found)
+        if found[-1][0] in _WITH:
+            del found[-1]
+            return ("__enter__", reader.read(), Unknown()) if "__enter__" in names else None
         argument, method = reader.read_call()
         if method not in names:
             return None

@@ -23,6 +23,8 @@ _PACKING = {"_object_to_tensor", "_tensor_to_object"}  # run the program's __red
 _SENDS_AND_RECEIVES = {12: "isend", 13: "irecv", 14: "irecv"}  # OpType in torch/csrc/distributed/c10d/Work.hpp
 _MAX_OPS = 256
 _STORE_METHODS = ("get", "multi_get")  # they wait too, as its ``wait`` does
+_LOCK_METHODS = ("acquire", "__enter__")
+_LOCK_MODULES = ("_thread", "_multiprocessing", "multiprocessing.synchronize")  # of the classes of locks
 _MAX_KEY_CHARS = 80
 _NAMES = {
     **dict.fromkeys(("send", "isend", "reduce", "gather"), "dst"),
@@ -130,14 +132,18 @@ def _members(module: ModuleType, inside: list[FrameType]) -> str:
 def _wait_in_c(module: ModuleType, frame: FrameType) -> str:
     """Describe the ``Work.wait()`` or ``Store.wait()`` that a frame calls: "wait irecv 2"; "" for anything else.
 
+    Also "acquire lock -1", for a lock of threads or processes.
+
     It has no frame of its own, and gloo's flight recorder does not show it. The object must be a Work, or the result of
     ``isend`` or ``irecv``: other classes have such a method too. The rank is that of a P2POp in the frame or its
     callers; "wait wait -1" if these are unknown. Of a store, "wait store.wait -1 - KEY", the key with escapes.
     """
-    called = method_call.read_method_call(frame, {"wait", *_STORE_METHODS})
+    called = method_call.read_method_call(frame, {"wait", *_STORE_METHODS, *_LOCK_METHODS})
     if called is None:
         return ""
     method, on, argument = called
+    if method in _LOCK_METHODS:
+        return "acquire lock -1" if type(on).__module__ in _LOCK_MODULES else ""
     if isinstance(on, getattr(module, "Store", ())):
         return f"wait store.wait -1{_escape_key(argument)}"
     if method != "wait" or not (isinstance(on, module.Work) or getattr(on, "function", "") in ("isend", "irecv")):

@@ -541,6 +541,8 @@ def test_functions_of_libraries_are_named_only_to_distinguish_ranks():
             "waits for a queue to fill",
         ),
         ("wait at /venv/lib/python3/site-packages/torch/utils/file_baton.py:44", LOCK_WAIT),
+        ("put at /usr/lib/python3.11/multiprocessing/queues.py:88", "waits for space in a queue"),
+        ("__enter__ at /usr/lib/python3.11/multiprocessing/synchronize.py:95", "waits for a lock"),
         (f"acquire at {PACKAGES}/filelock/_api.py:1", LOCK_WAIT),
         (
             f"_poll at {PACKAGES}/filelock/_core/_acquire.py:177, acquire at {PACKAGES}/filelock/_core/_lock.py:9",
@@ -586,6 +588,8 @@ def test_the_state_of_each_rank(kind, states):
     [
         ({"asleep": "asleep"}, "asleep"),
         ({"asleep": "waits for input"}, "waits for input"),
+        ({"asleep": "asleep", "inside": ActiveCall("acquire", "lock", None)}, "waits for a lock"),
+        ({"inside": ActiveCall("acquire", "lock", None)}, "running"),  # it takes locks all the time
         ({"inside": ActiveCall("wait", "wait", None)}, "waits in the wait() of isend or irecv"),
         ({"inside": ActiveCall("wait", "wait", None), "asleep": "waits for input"}, "waits for input"),
     ],
