@@ -58,6 +58,9 @@ _MESSAGE = "waits for a message from another process"
 _FUTURE = "waits for a result of its executor"
 _POOL = "waits for its process pool"
 _EXIT, _EXIT_QUEUE = "waits at its exit for a child process to end", "waits at its exit until its queue is read"
+_JOIN, _JOIN_ALL = "waits for a thread to end", "waits for its threads to end"
+_THREAD = "waits for another thread"
+_FILL, _SPACE = "waits for a queue to fill", "waits for space in a queue"
 _LOCK = "waits for a lock"
 _LOCK_FILE = "waits for a file lock"
 _LOCK_PACKAGES = re.compile(r"/(?:filelock|portalocker|fasteners)/")
@@ -77,21 +80,24 @@ _WAIT_TEXTS = {
     ("concurrent/futures/_base.py", "wait"): _FUTURE,
     ("concurrent/futures/process.py", "shutdown"): _FUTURE,
     ("torch/utils/file_baton.py", "wait"): _LOCK_FILE,  # it polls, as do the packages above
-    ("multiprocessing/queues.py", "put"): "waits for space in a queue",
+    ("multiprocessing/queues.py", "put"): _SPACE,
     ("multiprocessing/synchronize.py", "__enter__"): _LOCK,
     ("multiprocessing/synchronize.py", "acquire"): _LOCK,
-    ("queue.py", "get"): "waits for a queue to fill",
-    ("queue.py", "put"): "waits for space in a queue",
+    ("queue.py", "get"): _FILL,
+    ("queue.py", "put"): _SPACE,
     ("subprocess.py", "wait"): "waits for a command to end",
     ("subprocess.py", "communicate"): "waits for a command to end",
-    ("threading.py", "join"): "waits for a thread to end",
-    ("threading.py", "_shutdown"): "waits for its threads to end",
-    ("threading.py", "wait"): "waits for another thread",
+    ("threading.py", "join"): _JOIN,
+    ("threading.py", "_shutdown"): _JOIN_ALL,
+    ("threading.py", "wait"): _THREAD,
 }
 """What a rank waits for whose user code has called one of these functions (file, name); the first match counts."""
 
 GLOO_TEARDOWN = "waits in torch's teardown of gloo"
 GLOO_DEADLOCK_TEXT = "hangs in torch's teardown of gloo, a deadlock inside torch"
+
+_WAITS_FOR_THREADS = {_FUTURE, _JOIN, _JOIN_ALL, _THREAD, _FILL, _SPACE}
+"""Waits for threads of the rank, of which those in the program's code are named: nothing shows for which it waits."""
 
 WAITS_FOR_CHILDREN = {DATALOADER_WAIT_TEXT, _CHILD, _MESSAGE, _FUTURE, _POOL, _EXIT, _EXIT_QUEUE}
 """Waits for the rank's own child processes: these are inspected too."""
@@ -283,6 +289,8 @@ def describe_call(rank: RankInspection, apart: Frame | None = None) -> str:
     location = format_location(line) if line else ""
     if words := describe_other_wait(rank):
         workers = describe_workers(rank)
+        if words in _WAITS_FOR_THREADS:
+            workers += describe_threads(rank, line)
         more = f" and {len(workers) - _MAX_WORKERS} more" if len(workers) > _MAX_WORKERS else ""
         inside = f" ({'; '.join(workers[:_MAX_WORKERS])}{more})" if workers else ""
         return f"it {words}" + (f", {location}" if location else "") + inside
@@ -298,6 +306,12 @@ def describe_workers(rank: RankInspection) -> list[str]:
     gone += [f"{name} pid {each.pid} is stopped (SIGSTOP)" for each in rank.workers if each.stopped]
     busy = dict.fromkeys(f"a {name}: {_format_dataloader_location(each.frames)}" for each in busy_workers(rank))
     return [*gone, *busy]
+
+
+def describe_threads(rank: RankInspection, line: Frame | None) -> list[str]:
+    """Describe its other threads that are in the program's code: "another thread: upload at train.py:31"."""
+    lines = [user_frame(each.frames) for each in rank.threads[1:] if not each.title.startswith("task ")]
+    return list(dict.fromkeys(f"another thread: {format_location(each)}" for each in lines if each and each != line))
 
 
 def worker_name(rank: RankInspection) -> str:

@@ -561,6 +561,22 @@ def test_waits_outside_process_groups(called, state):
     assert rank_states(together(one)) == {0: state}
 
 
+@pytest.mark.parametrize(
+    ("called", "wait"),
+    [
+        ("join at /usr/lib/python3.11/threading.py:1119", "it waits for a thread to end"),
+        ("result at /usr/lib/python3.11/concurrent/futures/_base.py:451", "it waits for a result of its executor"),
+        ("get at /usr/lib/python3.11/queue.py:171", "it waits for a queue to fill"),
+    ],
+)
+def test_a_rank_that_waits_for_its_thread_shows_what_that_does(called, wait):
+    inside, line = stack(called, "save at train.py:9")[0].frames
+    threads = [Thread((replace(inside, own=False), line)), *stack("upload at hub.py:31"), *stack("upload at hub.py:31")]
+    found = together(rank(0, 8, 7, *WAITING), replace(rank(1, 7, 7), threads=tuple(threads)))
+    place = "save at train.py:9 (another thread: upload at hub.py:31)"
+    assert describe_waits(found)[0].endswith(f"rank 1 has not entered it: {wait}, {place}")
+
+
 def test_ranks_with_equal_stacks_are_one_group():
     done = replace(collective(4, completed=True), entered=9.0)
     found = group_ranks(absent(2, last=(done,)))
