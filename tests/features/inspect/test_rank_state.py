@@ -180,6 +180,7 @@ def test_the_wait_of_a_store_or_another_object_is_no_send_or_recv():
         ("items[1].call()", "second"),
         ("names['a'].call([key, key], 2)", "by name"),
         ("make(key, 1).call(key)", "make"),
+        ("make(key, at=1).call(key)", "make"),
         ("box.make(key, at=1).call(f'{key}/{1}', timeout=box.item)", "make"),
         ("[each.call(key) for each in items[:1]]", "first"),
         ("box.lazy.call(key)", ""),
@@ -210,6 +211,20 @@ def test_the_object_whose_method_a_frame_calls(expression, value):
     assert method == "call"
     assert (on if isinstance(on, str) else on.function) == value
     assert argument in ("key", "key/1", ["key", "key"]) or argument.function == ""
+
+
+def test_only_the_end_of_a_long_program_is_decoded():
+    """A reply that takes half a second is taken for native code that holds the GIL."""
+    sizes, calls = list[int](), list[Any]()
+
+    def read(key: str) -> None:
+        sizes.append(len(method_call._decode_last(sys._getframe(1))))
+        calls.append(method_call.read_method_call(sys._getframe(1), {"get"}))
+
+    store = SimpleNamespace(get=read)
+    exec("\n".join(["number = {}.get('a', 1) + 300"] * 3000 + ["store.get('epoch')"]), {"store": store})
+    assert calls == [("get", store, "epoch")]
+    assert sizes[0] <= method_call._MAX_BYTES // 2 + 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
     from typing import Any
 
     Instruction = tuple[str, Any]  # its name in lower case
@@ -20,6 +20,8 @@ _SKIPPED = {"cache", "extended_arg", "nop", "precall", "push_null", "kw_names", 
 _WITH = {"before_with", "setup_with"}
 _CALLS = {"call", "call_method", "call_function", "call_kw", "call_function_kw"}
 _NB_SUBSCR = 26  # the BINARY_OP that is BINARY_SUBSCR as of Python 3.14
+_SHIFTED_SINCE = {"load_global": (3, 11), "load_attr": (3, 12)}
+_MAX_BYTES = 1024  # of instructions before the call
 _MAX_ITEMS = 16
 
 
@@ -39,18 +41,7 @@ def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] 
 
     A ``with`` calls ``__enter__`` (of Python 3.14 on, that is not read).
     """
-    opcode = sys.modules["opcode"].opname[frame.f_code.co_code[max(0, frame.f_lasti)]].lower()
-    if opcode not in _WITH and names.isdisjoint(frame.f_code.co_names):
-        return None  # the usual case, without reading the instructions
-    found: list[Instruction] = []
-    for each in sys.modules["dis"].get_instructions(frame.f_code):
-        if each.offset > frame.f_lasti:
-            break
-        name = each.opname.lower()
-        if isinstance(each.argval, tuple) and "load_fast" in name:  # two in one, as of Python 3.13
-            found += [("load_fast", variable) for variable in each.argval[name.startswith("store") :]]
-        elif name not in _SKIPPED:
-            found.append((name, each.argval))
+    found = _decode_last(frame)
     try:
         reader = _Reader(frame, found)
         if found[-1][0] in _WITH:
@@ -62,6 +53,39 @@ def read_method_call(frame: FrameType, names: set[str]) -> tuple[str, Any, Any] 
         return method, reader.read(), argument
     except (_UnreadableError, IndexError):
         return None
+
+
+def _decode_last(frame: FrameType) -> list[Instruction]:
+    """Decode the instructions up to the current one; ``dis`` would take half a second for a script of 2,000 lines."""
+    code, opcode = frame.f_code, sys.modules["opcode"]
+    raw, found, extended = code.co_code, [], 0
+    for at in range(max(0, frame.f_lasti - _MAX_BYTES), frame.f_lasti + 2, 2):
+        name, number = opcode.opname[raw[at]].lower(), raw[at + 1] | extended << 8
+        extended = number if name == "extended_arg" else 0
+        if name in _SKIPPED:
+            continue
+        try:
+            if raw[at] in opcode.hasconst:
+                found.append((name, code.co_consts[number]))
+            elif raw[at] in opcode.hasname:
+                shift = sys.version_info >= _SHIFTED_SINCE.get(name, (9,))  # the lowest bit has a meaning of its own
+                found.append((name, code.co_names[number >> shift]))
+            elif name.count("load_fast") + name.count("store_fast") == 2:  # two in one, as of Python 3.13
+                first = "load_fast" if name.startswith("load") else "store_fast"
+                found += [(first, _variable(code, number >> 4)), ("load_fast", _variable(code, number & 15))]
+            elif raw[at] in opcode.haslocal or raw[at] in opcode.hasfree:
+                found.append((name, _variable(code, number, is_free=raw[at] in opcode.hasfree)))
+            else:
+                found.append((name, number))
+        except IndexError:  # the first one, whose extended argument is outside
+            found.append(("unknown", number))
+    return found
+
+
+def _variable(code: CodeType, number: int, *, is_free: bool = False) -> str:
+    if sys.version_info >= (3, 11):
+        return str(code._varname_from_oparg(number))  # type: ignore[attr-defined]
+    return ((*code.co_cellvars, *code.co_freevars) if is_free else code.co_varnames)[number]
 
 
 class _Reader:
@@ -101,7 +125,7 @@ class _Reader:
             return _join(items) if name == "build_string" else items
         if name == "list_extend":
             return [*_items(self.read()), *_items(self.read())]
-        if name == "format_simple" or (name == "format_value" and not any(value)):
+        if name == "format_simple" or (name == "format_value" and value == 0):
             return _format(self.read())
         if name.startswith("binary_"):
             key, of = self.read(), self.read()
@@ -116,7 +140,7 @@ class _Reader:
         except _UnreadableError:  # the function is a name
             self._left = before
             name, count = self._left.pop()
-            for _ in range(count + name.endswith("_KW")):
+            for _ in range(count + name.endswith("_kw")):
                 self.read()
             name, function = self._left.pop()
             if name not in ("load_global", "load_name") and not name.startswith("load_fast"):
