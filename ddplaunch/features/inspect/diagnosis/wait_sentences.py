@@ -24,6 +24,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     is_deadlocked,
     library_calls,
     root_of,
+    user_line_of,
 )
 from ddplaunch.features.inspect.diagnosis.wait_chains import format_cycle
 from ddplaunch.features.inspect.diagnosis.waits import MissingRank, Wait, find_waits, format_partner, wait_title
@@ -68,7 +69,10 @@ def describe_wait(wait: Wait, inspection: Inspection) -> str:
         text += f", {'entered' if wait.number else 'called'} at {_format_lines(wait.entry_lines)}"
     for number in sorted({number for _, number in wait.ahead}):
         text += f", {format_ranks(rank for rank, each in wait.ahead if each == number)} in #{number}"
-    if len(wait.waiting) == 1 and not wait.has_unreachable_members and 1 < len(wait.roots) == len(inspection.ranks) - 1:
+    # "No other": each has a count or a stack that shows it elsewhere. One that gave neither may be in the call.
+    roots = [inspection.by_number[rank] for rank in wait.roots]
+    shown = [rank for rank in roots if rank.answers is not False or user_line_of(rank)]
+    if len(wait.waiting) == 1 and not wait.has_unreachable_members and 1 < len(shown) == len(inspection.ranks) - 1:
         text += ", which no other rank has entered" if wait.number else ", which no other rank has called"
     return "; ".join([text, *_describe_missing(wait, inspection)])
 

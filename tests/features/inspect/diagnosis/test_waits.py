@@ -232,6 +232,11 @@ SENTENCES = {
         f"ranks 0, 1 wait in {STEP}; rank 2 has not entered it: {LOADING}"),
     "a rank that has just moved is not awaited": (
         absent(2, moved=True), f"ranks 0, 1 wait in {STEP}; rank 2 makes progress"),
+    "one of which nothing is known may be in the call too": (
+        together(rank(0, 8, 7, *WAITING), rank(1, 7, 7, "f at a.py:1"),
+                 replace(rank(2, 0, 0, answers=False, groups=()), threads=())),
+        "rank 0 waits in all_reduce #8 of default_pg, entered at train.py:3; rank 1 has not entered it: f at a.py:1; "
+        f"rank 2 {HOLDS_GIL}"),
     "one that does not respond in a call may have entered it": (
         absent(2, threads=stack(*WAITING), groups=(), last=(), answers=False),
         f"ranks 0, 1 wait in {STEP}; rank 2 {HOLDS_GIL}"),
