@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import sanitize_line
 from ddplaunch.base.frames import ProtocolError
-from ddplaunch.base.types import NonNegativeFloat, Number, parse
+from ddplaunch.base.types import MAX_COUNT, NonNegativeFloat, Number, parse
 from ddplaunch.features.inspect.diagnosis.inspection import ActiveCall, Collective, Group, GroupState
 
 MAX_GROUPS = 1024
@@ -128,10 +128,10 @@ def parse_call(reply: bytes) -> ActiveCall | None:
     return ActiveCall(
         sanitize_line(function),
         sanitize_line(operation),
-        int(number) if int(number) >= 0 else None,
+        int(number) if 0 <= int(number) <= MAX_COUNT else None,
         tuple(map(int, members.split(","))) if members != "-" else (),
         sanitize_line(key.encode("ascii").decode("unicode_escape")) if key != "-" else "",
-        int(world_size),
+        int(world_size) if 0 < int(world_size) <= MAX_COUNT else 0,
     )
 
 

@@ -189,6 +189,8 @@ def test_the_active_call_of_a_rank():
     assert parse_call(b"wait store.wait -1 - epoch\\x201\\x7c\\xe9") == in_store
     begins = ActiveCall("init_process_group", "init_process_group", 1, world_size=3)
     assert parse_call(b"init_process_group init_process_group 1 - - 3") == begins
+    for number in (b"9999999999", b"-3"):
+        assert parse_call(b"a b %b - - %b" % (number, number)) == ActiveCall("a", "b", None), "nodes would refuse these"
     for reply in (
         b"recv",
         b"recv recv two",
