@@ -165,6 +165,7 @@ def split_argv(
     end = end_of_options(translated.argv, grammar.options)
     options, rest = tuple(translated.argv[:end]), list(translated.argv[end:])
     if rest[:1] == ["--"]:
+        _check_not_empty(option_values(options, grammar.options), grammar.options)
         return SplitArgv(options, rest[1] if rest[1:] else None, tuple(rest[2:]))
     if not rest:
         return SplitArgv(options, None, ())
@@ -194,9 +195,7 @@ def _split_after_target(
     end = _end_of_trailing(head, rest, grammar, misspelt)
     trailing, program = tuple(rest[:end]), rest[end:]
     values = option_values((*head.options, *trailing), options)
-    for name, value in values.items():
-        if options.get(name) and not value:
-            raise UsageError(f"{name} has an empty value", "give it one, or leave it out")
+    _check_not_empty(values, options)
     candidates = {
         name: takes for name, takes in grammar.trailing_candidates.items() if name != JSON or DRY_RUN in values
     }
@@ -264,6 +263,18 @@ def option_values(words: Sequence[str], options: Mapping[str, bool]) -> dict[str
         name, equals, value = word.partition("=")
         found[name] = next(rest) if options.get(name) and not equals else value
     return found
+
+
+def _check_not_empty(values: Mapping[str, str], options: Mapping[str, bool]) -> None:
+    """Raise UsageError for an option with an empty value."""
+    for name, value in values.items():
+        if options.get(name) and not value:
+            raise empty_value_error(name)
+
+
+def empty_value_error(name: str) -> UsageError:
+    """Build the error of an option whose value is empty, as that of a variable that is not set."""
+    return UsageError(f"{name} has an empty value", "give it one, or leave it out")
 
 
 def has_unknown_option(words: Sequence[str], options: Mapping[str, bool]) -> bool:

@@ -255,6 +255,7 @@ def test_an_option_without_its_value_is_refused(line, message, program):
         ("--nproc 3 train.py --nproc 2", "--nproc is 3 before train.py and 2 after it", ""),
         ("--nproc=3 train.py --dry-run --nproc=2 x", "--nproc is 3 before train.py and 2 after it", ""),
         ("--nproc '' train.py", "--nproc has an empty value", "leave it out"),
+        ("--nproc= -- train.py", "--nproc has an empty value", "leave it out"),
         (
             "--nproc --dry-run train.py",
             "--nproc needs a value, and --dry-run looks like an option",

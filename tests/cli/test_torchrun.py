@@ -110,11 +110,18 @@ def test_every_option_of_torch_is_known_and_documented(torch_options):
         assert name in documented, f"{name} has no row in docs/torchrun.md"
         for spelling in names:
             words = [spelling] if flag else [spelling, ""]
-            assert translate([*words, "train.py"], OPTIONS, {}).argv[-1] == "train.py", spelling
+            assert _accepts_or_says_empty([*words, "train.py"], spelling), spelling
         variable = f"PET_{dest.upper()}"
         value = "1" if flag else {"--nnodes": "3:4"}.get(name, "99:")  # nonsense for most, and seen to be
         is_read = _is_read(variable, value)
         assert is_read == has_variable, f"{variable}={value}"
+
+
+def _accepts_or_says_empty(words: list[str], spelling: str) -> bool:
+    try:
+        return translate(words, OPTIONS, {}).argv[-1] == "train.py"
+    except UsageError as error:
+        return error.message == f"{spelling} has an empty value"
 
 
 def _is_read(variable: str, value: str) -> bool:
@@ -179,6 +186,10 @@ def test_precedence_of_options_and_variables(line, environ, read, monkeypatch):
         ("--local_ranks_filter a train.py", {}, "--local_ranks_filter a: expected a list of ranks"),
         ("--local-addr 192.0.2.9 train.py", {}, "--local-addr 192.0.2.9 is not an address"),
         ("--tee", {}, "--tee needs a value"),
+        ("--nnodes= --node_rank= --master_addr= --nproc_per_node=1 train.py", {}, "--nnodes has an empty value"),
+        ("--nproc_per_node= train.py", {}, "--nproc_per_node has an empty value"),
+        ("--nnodes 2 --node_rank 0 --master_addr '' --nproc_per_node 1 train.py", {}, "--master_addr has an empty"),
+        ("--node_rank= --nproc_per_node=1 train.py", {"PET_NODE_RANK": "1"}, "--node_rank has an empty value"),
         ("--rdzv-id --standalone train.py", {}, "--rdzv-id needs a value"),
         ("train.py", {"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes: expected 0 or 1"),
         ("train.py", {"PET_LOCAL_RANKS_FILTER": "a"}, "PET_LOCAL_RANKS_FILTER a: expected a list"),
@@ -193,6 +204,7 @@ def test_invalid_torchrun_options_are_refused(line, environ, message, run_in_for
     ("line", "note"),
     [
         ("--rdzv-conf join_timeot=3,timeout=60 train.py", "--rdzv-conf join_timeot=3"),
+        ("--rdzv-endpoint= --rdzv-conf= --local-ranks-filter= --start-method=fork train.py", "--start-method fork"),
         ("--rdzv-conf \"'timeout=60'\" train.py", "--rdzv-conf 'timeout=60'"),
     ],
 )

@@ -26,6 +26,9 @@ VALUES = frozenset({
 # fmt: on
 """All options of torchrun, with dashes; torchrun accepts underscores too."""
 
+MAY_BE_EMPTY = frozenset({"--rdzv-endpoint", "--rdzv-conf", "--local-ranks-filter"})
+"""Options whose default in torchrun is the empty value."""
+
 _SHORT_OPTIONS = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 _WITHOUT_VARIABLE = {"--logs-specs", "--numa-binding", "--print-completion", "--use-env"}
 

@@ -12,11 +12,12 @@ from typing import NoReturn
 
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.options import option_words
-from ddplaunch.cli.argv_splitter import TranslatedArgv, is_option, option_name
+from ddplaunch.cli.argv_splitter import TranslatedArgv, empty_value_error, is_option, option_name
 from ddplaunch.cli.click_commands import completion_script
 from ddplaunch.cli.option_values import MAX_NAME
 from ddplaunch.cli.torchrun import output_options, rendezvous_options
 from ddplaunch.cli.torchrun.torchrun_options import (
+    MAY_BE_EMPTY,
     TorchrunOptions,
     TorchrunValue,
     TranslatedOption,
@@ -55,9 +56,11 @@ def translate(
     typed, own, rest = split_torchrun(words, options, set(skipped))
     if "--print-completion" in typed:
         _print_completion(typed["--print-completion"])
-    for name in typed:
+    for name, (value, source) in typed.items():
         if name in refused:
-            raise UsageError(f"{typed[name].source} does not work for a submitted job", refused[name])
+            raise UsageError(f"{source} does not work for a submitted job", refused[name])
+        if not value and name not in MAY_BE_EMPTY:  # an unset $NNODES: each machine would train alone
+            raise empty_value_error(source)
     own_names = {option_name(word) for word in own if is_option(word)}
     by_variable = read_pet_variables(environ, typed, own_names)
     torchrun = TorchrunOptions({**by_variable, **typed})
