@@ -26,6 +26,9 @@ MODULES = (
 CONSTANTS = "DDPLAUNCH_TEST_CONSTANTS"
 """A variable of a command: constants of the package that it changes, as "core.net.link.CONNECT_TIMEOUT_S=0.5 …"."""
 
+HOST = "DDPLAUNCH_TEST_HOST"
+"""A variable of a command: the name of the machine on which it believes to be."""
+
 _AT_START = ("LD_", "PYTHON")
 """How the variables begin that are read when a process starts: each set of them needs an interpreter of its own."""
 
@@ -120,6 +123,9 @@ def _run_in_child(request: dict[str, Any]) -> None:
         module, _, attribute = name.rpartition(".")
         assert isinstance(getattr(import_module(f"ddplaunch.{module}"), attribute), float)
         setattr(import_module(f"ddplaunch.{module}"), attribute, float(value))
+    if host := os.environ.pop(HOST, ""):
+        seen = os.uname()
+        os.uname = lambda: os.uname_result((seen.sysname, host, *seen[2:]))
     sys.path.append(os.getcwd())  # where ``python -m ddplaunch`` has it
     main()
 

@@ -165,6 +165,10 @@ class NodeJob:
             print_message(LogMessage(MessageKind.END, f"ended with exit code {code}", {"code": code}, human_text=""))
         return code
 
+    @property
+    def control_socket_path(self) -> str | None:
+        return self._control_socket.path
+
     def status(self) -> Status:
         return self._status_tracker.status()
 

@@ -20,7 +20,11 @@ from ddplaunch.core.feature import load_features
 
 def list_running() -> list[RunningJob]:
     """List the jobs of this user that run on this machine; their launchers may be suspended."""
-    return [job_at(path) for path in list_sockets()]
+    jobs = [job_at(path) for path in list_sockets()]
+    pids = {job.pid for job in jobs}
+    for locator in _locators():
+        jobs += [job for job in locator.list_running() if job.pid not in pids]
+    return jobs
 
 
 def index_runs() -> RunIndex:

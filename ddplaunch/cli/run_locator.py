@@ -114,6 +114,10 @@ class RunIndex:
         """List the other machines on which a run is known to run."""
         return []
 
+    def find_launcher(self, name: str) -> int | None:
+        """Return the PID of the launcher of a run, if it is alive on this machine though it has no control socket."""
+        return None
+
     def run_id(self, name: str) -> str:
         """Return the run id of a run."""
         job = self.jobs[name]
@@ -134,6 +138,9 @@ class RunIndex:
         if same or word in self.jobs:
             if hosts := self.other_hosts(found := next(iter(same), word)):
                 raise UsageError(*describe_elsewhere(found, hosts))
+            if pid := self.find_launcher(found):
+                what = describe_unreachable(found, pid)
+                raise UsageError(what, f"kill {pid} stops it; ddplaunch report {word} shows its record")
             earlier = [each for each in same if each in jobs]
             hint = f"an earlier run is still running: {join_names(earlier)}" if earlier else f"ddplaunch report {word}"
             raise UsageError(f"{word} has ended", hint)
@@ -208,6 +215,10 @@ class HostConnector(ABC):
 class RunLocator:
     """A feature's part in finding the run that a command means. A subclass overrides only what it has."""
 
+    def list_running(self) -> list[RunningJob]:
+        """List jobs of this machine by their records: the socket's folder depends on the launcher's variables."""
+        return []
+
     def index_runs(self, running: Sequence[RunningJob]) -> RunIndex | None:
         """Return an index that knows more runs than ``running``, the jobs of this machine; None if it has none."""
         return None
@@ -232,6 +243,11 @@ class RunLocator:
 def describe_elsewhere(name: str, hosts: Sequence[str]) -> tuple[str, str]:
     """Return message and hint of a command that reaches the launchers of its own machine only."""
     return f"{name} runs on {join_names(hosts)}, not on this machine", f"type the command on {hosts[0]}"
+
+
+def describe_unreachable(name: str, pid: int) -> str:
+    """Return the message on a run whose launcher is alive without a control socket: a cleaner of /tmp removes some."""
+    return f"{name} runs (PID {pid}), but its launcher has no control socket"
 
 
 def _require_single(jobs: Mapping[str, object]) -> str:

@@ -38,6 +38,10 @@ class ServedJob(Protocol):
     def streams(self) -> Streams:
         """The output of the ranks of this node."""
 
+    @property
+    def control_socket_path(self) -> str | None:
+        """The path of the control socket; None if there is no folder for it."""
+
     def status(self) -> Status:
         """Return the status of this node's part of the job."""
 

@@ -31,7 +31,12 @@ class Runs(Feature):
             return time_tracker.TimeTracker(context.plan.nnodes)
         streams, log = context.node.streams, context.log
         history = history_recorder.HistoryRecorder(
-            context.plan, streams.tail, lambda: log.path, context.screen.show_note, streams.times
+            context.plan,
+            streams.tail,
+            lambda: log.path,
+            context.screen.show_note,
+            streams.times,
+            lambda: context.job.control_socket_path,
         )
         if samples := context.find(SampleCollector):
             samples.subscribe(context.loop.guard(sample_file.SampleFile(lambda: history.folder).on_sample))

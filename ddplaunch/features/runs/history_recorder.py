@@ -48,14 +48,16 @@ class HistoryRecorder(TimeTracker):
         log_dir: Callable[[], str | None],
         notify: Callable[[str], None],
         times: Callable[[int, int], bytes] = lambda rank, count: b"",
+        control_socket: Callable[[], str | None] = lambda: None,
     ) -> None:
         """``output_tail`` returns the last output of a rank in its attempt, ``log_dir`` the folder of --log-dir.
 
-        ``times(rank, count)`` returns the content of the file with the times of the last ``count`` bytes of a rank.
+        ``times(rank, count)`` returns the content of the file with the times of the last ``count`` bytes of a rank,
+        ``control_socket`` the path of the launcher's control socket.
         """
         super().__init__(plan.nnodes)
         self._plan, self._output_tail, self._log_dir, self._notify = plan, output_tail, log_dir, notify
-        self._times = times
+        self._times, self._control_socket = times, control_socket
         self._folder: int | None = None  # this run's, once something is written
         self._file = ""
         self._error: OSError | None = None
@@ -168,6 +170,7 @@ class HistoryRecorder(TimeTracker):
             "cwd": _current_dir(),
             "pid": os.getpid(),
             "born": max(0, start_ticks(os.getpid())),
+            "control_socket": self._control_socket(),
             "began": self._began,
             "job": scheduler_job_id(os.environ),
             "node_rank": plan.node_rank,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, host_name
 from ddplaunch.base.history_dir import history_dir, open_history_dir
 from ddplaunch.core.output.run_log import run_names
-from ddplaunch.features.runs.run_record import RunRecord, RunState, read_record
+from ddplaunch.features.runs.run_record import RunRecord, RunState, is_launcher_alive, read_record, read_record_head
 
 MAX_RUNS = 100  # in the history
 MAX_BYTES = 256 << 20  # of the whole history
@@ -121,6 +121,18 @@ def find_newest_run(run_id: str, since: float) -> str | None:
 def read_run_record(name: str) -> RunRecord | None:
     """Read the record of a run: node 0's, if it is here."""
     return next(iter(read_node_records(name)), None)
+
+
+def read_launchers_here() -> Iterator[RunRecord]:
+    """Read the heads of the records whose launchers are alive on this machine."""
+    here = host_name()
+    for name in list_runs():
+        with suppress(OSError):
+            for file in os.listdir(folder := run_dir(name)):
+                if file.startswith("node-") and file.endswith(".jsonl"):
+                    head = read_record_head(os.path.join(folder, file), name)
+                    if head and head.host == here and is_launcher_alive(head):
+                        yield head
 
 
 def read_all_records() -> Iterator[RunRecord]:

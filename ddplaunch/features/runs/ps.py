@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import click
 
+from ddplaunch.base.errors import host_name
 from ddplaunch.base.text import format_count, format_elapsed, join_names
 from ddplaunch.base.tty import window_size
 from ddplaunch.cli import client, locate
 from ddplaunch.cli.client import JobNotResponding, advice_to_continue
 from ddplaunch.cli.console_output import is_colour_allowed
-from ddplaunch.cli.run_locator import RemoteJob, RunningJob
+from ddplaunch.cli.run_locator import RemoteJob, RunningJob, describe_unreachable
 from ddplaunch.cli.text_table import fit_to_width, format_table, short_target
 from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
@@ -74,6 +75,9 @@ def ps(show_all: bool, as_json: bool) -> None:
         if each.suspended:
             pid = each.job.pid
             click.echo(f"run {each.run} is suspended (PID {pid}): {advice_to_continue(pid)}", err=True)
+    for record in records.values():
+        if record and record.fate is RunState.RUNNING and record.host == host_name():
+            click.echo(f"{describe_unreachable(record.run, record.pid)}: kill {record.pid} stops it", err=True)
     listed = {*(job.run_id for job in far), *(each.job.number for each in jobs)}
     others = (each for each in records.values() if each and (show_all or now - each.last_seen < RECENT_S))
     elsewhere = [

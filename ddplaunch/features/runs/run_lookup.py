@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ddplaunch.base.errors import UsageError, host_name
+from ddplaunch.base.local_sockets import is_private_dir
 from ddplaunch.cli import locate
-from ddplaunch.cli.run_locator import RunIndex, RunLocator, RunningBatchJob, RunningJob
+from ddplaunch.cli.run_locator import RunIndex, RunLocator, RunningBatchJob, RunningJob, job_at
 from ddplaunch.features.runs import history_store, job_resolver
 from ddplaunch.features.runs.run_record import RunRecord, RunState
 
@@ -60,6 +61,10 @@ class RecordedRuns(RunIndex):
     def other_hosts(self, name: str) -> list[str]:
         return history_store.hosts_elsewhere(history_store.read_node_records(name))
 
+    def find_launcher(self, name: str) -> int | None:
+        here = (each for each in history_store.read_node_records(name) if each.host == host_name())
+        return next((each.pid for each in here if each.fate is RunState.RUNNING), None)
+
     def run_id(self, name: str) -> str:
         record = history_store.read_run_record(name)
         return record.run_id if record else super().run_id(name)
@@ -67,6 +72,12 @@ class RecordedRuns(RunIndex):
 
 class RecordedRunLocator(RunLocator):
     """Finds runs by the history, and batch jobs by the records of submitted jobs and by Slurm."""
+
+    def list_running(self) -> list[RunningJob]:
+        paths = ((each.control_socket or "", each.pid) for each in history_store.read_launchers_here())
+        # A path as job_at reads it, in a folder like those where sockets are looked for.
+        found = [path for path, pid in paths if path.endswith(f".{pid}") and is_private_dir(os.path.dirname(path))]
+        return [job_at(path) for path in found if os.path.exists(path)]
 
     def index_runs(self, running: Sequence[RunningJob]) -> RunIndex:
         return RecordedRuns(running)

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -47,6 +48,7 @@ from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
 from ddplaunch.system.processes.proc_utils import start_ticks
 
 MAX_BYTES = 64 << 20  # of a file of the history
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a torn or hostile line
 
 
@@ -97,6 +99,7 @@ class RunRecord(Struct, frozen=True):
     pid: Pid  # the launcher's
     began: Timestamp  # when the launcher did
     born: Size = 0  # when the kernel made the launcher's process, in ticks since its own start
+    control_socket: Path | None = None  # the launcher's; other shells may not have the variable that names its folder
     node_rank: Count = 0
     nnodes: Count = 1
     world_size: Count = 0
@@ -227,9 +230,8 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
     Where the end of the run was not recorded, the last sample in ``folder`` shows until when it ran.
     """
     first, *lines = data.split(b"\n")
-    try:
-        head: RunRecord = convert({**_decode_line(first), "run": run}, RunRecord)
-    except _DECODE_ERRORS:
+    head = _parse_head(first, run)
+    if head is None:
         return None
     builder, accounting = RecordBuilder(replace(head, fate=RunState.RUNNING)), TimeAccounting(head.began, head.nnodes)
     for line in filter(None, lines):
@@ -248,6 +250,23 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
     record = replace(record, spent=accounting.breakdown(last_seen_at), stalls=accounting.stall_periods)
     is_lost = record.fate is RunState.RUNNING and not is_launcher_alive(record)
     return replace(record, fate=RunState.LOST) if is_lost else record
+
+
+def read_record_head(path: str, run: str) -> RunRecord | None:
+    """Read what a record says of the start of its run, as ``read_record`` does, without the events."""
+    with suppress(OSError), os.fdopen(os.open(path, _READ_FLAGS), "rb") as file:
+        if os.fstat(file.fileno()).st_uid == os.geteuid():
+            return _parse_head(file.readline(MAX_BYTES), run)
+    return None
+
+
+def _parse_head(line: bytes, run: str) -> RunRecord | None:
+    """Parse the first line of a record; None if it is invalid."""
+    try:
+        head: RunRecord = convert({**_decode_line(line), "run": run}, RunRecord)
+    except _DECODE_ERRORS:
+        return None
+    return head
 
 
 def _decode_line(line: bytes) -> Any:

@@ -1,7 +1,9 @@
 """Tests of finding the run that a name on the command line means."""
 
+import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.features.runs import history_store, job_resolver, run_lookup
 from ddplaunch.features.runs.run_record import RunState
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId
+from tests.conftest import assert_refused, wait_until
 from tests.core.control_socket.test_server import run, runtime  # noqa: F401
 from tests.core.output.sample_records import record
 from tests.features.runs.test_history import keep
@@ -124,6 +127,39 @@ def test_the_newest_has_ended_and_an_earlier_one_runs(run, state):  # noqa: F811
     with pytest.raises(UsageError, match="nightly has ended") as raised:
         locate.find_running("nightly")
     assert f"nightly.{job.process.pid}" in (raised.value.hint or "")
+
+
+@pytest.fixture
+def elsewhere(start_ddplaunch, tmp_path_factory):
+    """A job whose shell had another folder for control sockets, as shells of SSH, cron and sudo have none."""
+    folder = tmp_path_factory.mktemp("x")
+    folder.chmod(0o700)
+    options = ("--run-id", "night", "--nproc", "2", "--grace", "1")
+    program = ("--no-python", "sh", "-c", "echo up; sleep 600")
+    job = start_ddplaunch("run", *options, *program, env={"XDG_RUNTIME_DIR": str(folder)})
+    job.wait_for("up", 2)
+    wait_until(lambda: list(Path(history_store.run_dir("night")).glob("node-0.jsonl")), "its record")
+    return job, folder / "ddplaunch"
+
+
+def test_a_run_of_a_shell_with_another_runtime_folder(elsewhere, run_in_fork):
+    job, _ = elsewhere
+    (found,) = json.loads(run_in_fork("ps", "--json").stdout)
+    assert (found["run"], found["pid"], found["ranks"]) == ("night", job.process.pid, [0, 1])
+    assert run_in_fork("stacks", str(job.process.pid)).returncode == 0
+    done = run_in_fork("stop", "night")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "night has ended")
+    assert job.wait() != 0
+    assert_refused(run_in_fork("stop", "night"), "night has ended")
+
+
+def test_a_run_whose_control_socket_was_removed(elsewhere, run_in_fork):
+    """As by a cleaner of /tmp: it has not ended."""
+    job, folder = elsewhere
+    shutil.rmtree(folder)
+    what = f"night runs (PID {job.process.pid}), but its launcher has no control socket"
+    assert_refused(run_in_fork("stop", "night"), what, f"kill {job.process.pid} stops it")
+    assert what in run_in_fork("ps").stderr
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ import pytest
 
 from ddplaunch.system.schedulers.scheduler import ACCOUNTING_DELAY_S
 from tests.conftest import assert_refused, wait_until, write_program
-from tests.constant_override import launcher_with_constant
+from tests.constant_override import write_launcher
 from tests.features.submit.queue_programs import PROGRAMS_OF, Job, install
 from tests.features.submit.states import DELETED, KILLED, SHORT_INTERVALS
+from tests.fork_server import HOST
 from tests.start_modes import LIGHT
 
 TRAIN = """
@@ -35,7 +36,7 @@ NEVER_BEGAN = {"pbs": DELETED, "lsf": KILLED}
 
 
 class Login:
-    """A login host with one scheduler. Its "nodes" are this machine too, with their doors where it does not look."""
+    """A login host with one scheduler. Its "nodes" are this machine too, with another name and doors of their own."""
 
     def __init__(self, scheduler: str, folder: Path, doors: str, answer) -> None:
         self.scheduler, self.folder, self.doors, self._answer = scheduler, folder, doors, answer
@@ -44,6 +45,7 @@ class Login:
             **install(folder / "site", *PROGRAMS_OF[scheduler]),
             "XDG_STATE_HOME": str(folder / "state"),
             "XDG_RUNTIME_DIR": str(folder / "login"),
+            HOST: "login",
         }
         write_program(folder, "bin/srun", f"#!/bin/sh\ntouch {folder}/slurm\n").chmod(0o755)
         for name in ("scontrol", "squeue", "scancel", "sacct"):
@@ -106,8 +108,17 @@ def test_a_job_is_followed_again(login, start_ddplaunch, tmp_path):
         assert_refused(login.type(words[0], number, *words[1:]), expected, hint)
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
-    interval = "system.schedulers.log_follower.MIN_QUERY_INTERVAL_S"
-    launcher = launcher_with_constant(tmp_path, interval, 0.1, "LOG_POLL_INTERVAL_S")
+    launcher = write_launcher(
+        tmp_path,
+        """
+        import os
+        from ddplaunch.system.schedulers import log_follower
+
+        log_follower.MIN_QUERY_INTERVAL_S = log_follower.LOG_POLL_INTERVAL_S = 0.1
+        seen = os.uname()
+        os.uname = lambda: os.uname_result((seen.sysname, "login", *seen[2:]))
+        """,
+    )
     attached = start_ddplaunch("attach", short, env=login.env, executable=launcher)
     attached.wait_for("] rank")
     write_program(tmp_path, "go", "")
