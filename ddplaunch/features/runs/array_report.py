@@ -56,8 +56,11 @@ def summarize_array(
     return words, code, found
 
 
-def print_array(job: SubmittedJob, *, as_json: bool) -> None:
-    """Print the summary and the state of each job. Raises SchedulerNotResponding if the scheduler does not reply."""
+def query_array(job: SubmittedJob) -> tuple[str, int | None, dict[str, BatchJobState]]:
+    """Query the scheduler about an array that has not ended; return what ``summarize_array`` does.
+
+    Raises SchedulerNotResponding if it does not answer, and JobForgotten.
+    """
     records: Sequence[BatchJobState] = ()
     if job.code is None:
         which, scheduler = JobId(job.number, job.cluster, ""), check_scheduler(get_scheduler(job), job.cluster)
@@ -68,7 +71,12 @@ def print_array(job: SubmittedJob, *, as_json: bool) -> None:
         records = replies.get(which, ())
         if not (records or job.ends):
             raise scheduler.forgotten_error(which)
-    words, code, found = summarize_array(job, records)
+    return summarize_array(job, records)
+
+
+def print_array(job: SubmittedJob, *, as_json: bool) -> None:
+    """Print the summary and the state of each job. Raises LaunchError as ``query_array`` does."""
+    words, code, found = query_array(job)
     rows = []
     for index, each in found.items():
         number = each.number or JobId(job.number, index=index).text

@@ -33,6 +33,8 @@ def resolve_job(word: str | None) -> SubmittedJob | None:
     job = submitted_jobs.find_job(word) or _find_slurm_job(word)
     if job is None or (history_store.has_run(word) and not _has_prefix(job.run_prefix, word)):
         return None
+    if parse_array_index(job, word) == "":
+        return job  # the last index of an array of Slurm has the array's number, but is not all of it
     if any(word == str(run.pid) or _has_prefix(job.run_prefix, run.run_id) for run in locate.list_running()):
         return None  # this is a node of the job: use the local run
     return job

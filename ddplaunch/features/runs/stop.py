@@ -28,6 +28,7 @@ from ddplaunch.features.runs.job_resolver import (
     parse_array_index,
     resolve_job,
 )
+from ddplaunch.features.runs.job_wait import wait_for_job
 from ddplaunch.system.processes.proc_utils import is_suspended, start_ticks, wait_for_end
 from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
 from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
@@ -148,7 +149,11 @@ def wait(run: str | None) -> int:
 
     RUN is the name in `ddplaunch ps`, a part of it, or the PID of the launcher. Default: the newest run of this
     folder. If the run has ended, its exit code is returned immediately.
+
+    With the number of a submitted job, wait for that job; of an array, for all, and return the highest exit code.
     """
+    if run and (queued := resolve_job(run)):
+        return wait_for_job(queued, run)
     name, job, record = run_lookup.find_run(default_run(follow=True) if run is None else run)
     code = record.code if record else None
     if job:
@@ -166,6 +171,8 @@ def wait(run: str | None) -> int:
         record = history_store.read_run_record(name)
     if code is None and record:  # the launcher has recorded its end by now
         code = record.code
+    if code is None and record and record.job and (queued := resolve_job(record.job)):
+        return wait_for_job(queued, record.job)
     if code is None:
         hosts = history_store.hosts_elsewhere([record] if record else [])
         why = describe_elsewhere(name, hosts) if hosts else (f"{name} has no exit code: its launcher was killed",)

@@ -11,10 +11,13 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.cli import locate
+from ddplaunch.cli.run_locator import RunningJob
 from ddplaunch.core.control_socket import socket_dir
 from ddplaunch.features.runs import history_store, job_resolver, run_lookup
 from ddplaunch.features.runs.run_record import RunState
+from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 from tests.conftest import assert_refused, wait_until
 from tests.core.control_socket.test_server import run, runtime  # noqa: F401
 from tests.core.output.sample_records import record
@@ -144,8 +147,8 @@ def elsewhere(start_ddplaunch, tmp_path_factory):
 
 def test_a_run_of_a_shell_with_another_runtime_folder(elsewhere, run_in_fork):
     job, _ = elsewhere
-    (found,) = json.loads(run_in_fork("ps", "--json").stdout)
-    assert (found["run"], found["pid"], found["ranks"]) == ("night", job.process.pid, [0, 1])
+    listed = {each["pid"]: (each["run"], each["ranks"]) for each in json.loads(run_in_fork("ps", "--json").stdout)}
+    assert listed[job.process.pid] == ("night", [0, 1])
     assert run_in_fork("stacks", str(job.process.pid)).returncode == 0
     done = run_in_fork("stop", "night")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "night has ended")
@@ -182,3 +185,15 @@ def test_the_end_of_a_job_from_a_script_of_the_user(monkeypatch, word, host, exp
     assert (found and found.job) == expected
     ends = [each.fate for each in job_resolver.mark_lost([share, replace(share, host=host_name())], found)]
     assert ends == [RunState.LOST if expected else RunState.RUNNING, RunState.RUNNING]
+
+
+def test_an_array_is_not_the_run_of_its_last_index(monkeypatch):
+    """In Slurm that index has the array's own number, so its run, 7.0, looks like the run of job 7."""
+    array = SubmittedJob(
+        number="7", cluster=None, name="train.py", target="", nodes=1, array="0-1", cwd="", log="", run_id=None,
+        python="", image=None, moment=0.0,
+    )  # fmt: skip
+    submitted_jobs.save_job(array)
+    monkeypatch.setattr(locate, "list_running", lambda: [RunningJob("socket", "7.0", os.getpid())])
+    assert job_resolver.resolve_job("7") == array
+    assert job_resolver.resolve_job("7_1") is None, "its own run is here"

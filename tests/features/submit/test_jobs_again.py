@@ -55,6 +55,20 @@ class Login:
     def type(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         return self._answer(*words, env={**self.env, **env})
 
+    def launcher(self) -> Path:
+        """Write the command for what runs beside the test."""
+        return write_launcher(
+            self.folder,
+            """
+            import os
+            from ddplaunch.system.schedulers import log_follower
+
+            log_follower.MIN_QUERY_INTERVAL_S = log_follower.LOG_POLL_INTERVAL_S = 0.1
+            seen = os.uname()
+            os.uname = lambda: os.uname_result((seen.sysname, "login", *seen[2:]))
+            """,
+        )
+
     def submit(self, *words: str) -> str:
         size = ("--scheduler", self.scheduler, "--nodes", "2", "--nproc", "1", *LIGHT)
         done = self.type("submit", *size, *words, "train.py", XDG_RUNTIME_DIR=self.doors)
@@ -108,18 +122,7 @@ def test_a_job_is_followed_again(login, start_ddplaunch, tmp_path):
         assert_refused(login.type(words[0], number, *words[1:]), expected, hint)
     assert "running" in login.type("report", number).stdout, "its home is this one's"
 
-    launcher = write_launcher(
-        tmp_path,
-        """
-        import os
-        from ddplaunch.system.schedulers import log_follower
-
-        log_follower.MIN_QUERY_INTERVAL_S = log_follower.LOG_POLL_INTERVAL_S = 0.1
-        seen = os.uname()
-        os.uname = lambda: os.uname_result((seen.sysname, "login", *seen[2:]))
-        """,
-    )
-    attached = start_ddplaunch("attach", short, env=login.env, executable=launcher)
+    attached = start_ddplaunch("attach", short, env=login.env, executable=login.launcher())
     attached.wait_for("] rank")
     write_program(tmp_path, "go", "")
     assert attached.wait() == 3, attached.stderr()
@@ -180,6 +183,29 @@ def test_an_array(login, tmp_path):
     effective, fate, *_ = login.type("report", f"{short}_1").stdout.splitlines()
     assert effective.startswith("goodput ")
     assert fate == f"{short}_1{dot}{server}: failed with exit code 3"
+
+
+@pytest.mark.slow
+def test_waiting_for_a_job_and_an_array(login, start_ddplaunch, tmp_path):
+    """One index fails, and the last one does not: an array has failed then."""
+    index = {"pbs": "PBS_ARRAY_INDEX", "lsf": "LSB_JOBINDEX"}[login.scheduler]
+    write_program(tmp_path, "train.py", TRAIN.replace('"1" else', f'"1" and os.environ["{index}"] == "1" else'))
+    number = login.submit("--array", "1-2")
+    short = number.partition(".")[0]
+    words = (number, f"{short}_1", f"{short}_2")
+    waiting = [start_ddplaunch("wait", each, env=login.env, executable=login.launcher()) for each in words]
+    log = Path(login.submit_output[1].removeprefix("log: ").replace("%a", "1"))
+    wait_until(lambda: log.exists() and log.read_text().count("] rank") == 2, "the ranks")
+    write_program(tmp_path, "go", "")
+    assert [each.wait() for each in waiting] == [3, 3, 0], [each.stderr() for each in waiting]
+    assert waiting[0].stderr() == f"job {number}: 1 completed, 1 failed\n"
+    assert [login.type("wait", each).returncode for each in words] == [3, 3, 0]
+
+    number = login.submit("--partition", "full")
+    waiting = [start_ddplaunch("wait", "train.py", env=login.env, executable=login.launcher())]
+    assert login.type("stop", number).returncode == 0
+    assert waiting[0].wait() == 143, waiting[0].stderr()
+    assert waiting[0].stderr() == f"job {number} {NEVER_BEGAN[login.scheduler]}\n"
 
 
 def test_a_job_that_waits(login, tmp_path):

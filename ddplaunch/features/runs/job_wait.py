@@ -1,0 +1,43 @@
+"""Waits for the end of a batch job, or of all jobs of an array, by querying its scheduler."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ddplaunch.features.runs.array_report import query_array
+from ddplaunch.features.runs.job_resolver import job_state, parse_array_index
+from ddplaunch.system.schedulers import submitted_jobs
+from ddplaunch.system.schedulers.log_follower import MAX_QUERY_INTERVAL_S, MIN_QUERY_INTERVAL_S
+from ddplaunch.system.schedulers.scheduler import JobId, SchedulerNotResponding
+from ddplaunch.system.schedulers.scheduler_registry import get_scheduler
+from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+
+
+def wait_for_job(job: SubmittedJob, word: str) -> int:
+    """Wait until the job that ``word`` names has ended; return its exit code, the highest one of an array.
+
+    Raises LaunchError if its scheduler does not answer the first query, or no longer knows the job.
+    """
+    which = JobId(job.number, job.cluster, parse_array_index(job, word))
+    words, code = _query(job, which)
+    interval = MIN_QUERY_INTERVAL_S
+    while code is None:
+        time.sleep(interval)
+        interval = min(interval * 1.25, MAX_QUERY_INTERVAL_S)
+        try:
+            words, code = _query(job, which)
+        except SchedulerNotResponding:  # it restarts now and then; the job is not affected
+            continue
+    click.echo(f"job {which.text}{':' if which.index == '' else ''} {words}", err=True)
+    return code
+
+
+def _query(job: SubmittedJob, which: JobId) -> tuple[str, int | None]:
+    """Return the state in words, and the exit code once all has ended."""
+    if which.index == "":
+        job = submitted_jobs.find_job(job.number) or job  # each query stores the ends of indices
+        return query_array(job)[:2]
+    seen = job_state(job, which, get_scheduler(job))
+    return seen.description, seen.code
