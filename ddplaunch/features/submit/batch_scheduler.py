@@ -7,6 +7,7 @@ the first of its hosts, share ``hosts``.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,8 +22,14 @@ from ddplaunch.features.submit.batch_command import parsed_line, print_sources
 from ddplaunch.features.submit.batch_job import BatchJob, read_batch_job
 from ddplaunch.system.schedulers import submitted_jobs
 from ddplaunch.system.schedulers.log_follower import LogFollower, follow_job, print_line
-from ddplaunch.system.schedulers.scheduler import JobId, Scheduler
+from ddplaunch.system.schedulers.scheduler import JobId, Scheduler, SchedulerNotResponding
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
+
+_UNREACHABLE = re.compile(
+    r"unable to contact|cannot connect|can't connect|connection refused|unable to send message to qmaster|LSF is down",
+    re.IGNORECASE,
+)
+"""What sbatch, qsub and bsub print on stderr where the scheduler does not answer."""
 
 
 class BatchScheduler(Scheduler):
@@ -97,13 +104,19 @@ class BatchScheduler(Scheduler):
         raise NotImplementedError
 
     def submit_script(self, job: BatchJob, script: str) -> JobId:
-        """Submit the script, and pass on stderr of the program. Raises UsageError if that rejects it."""
+        """Submit the script, and pass on stderr of the program.
+
+        Raises UsageError if that rejects it, and SchedulerNotResponding if the scheduler cannot be reached.
+        """
         words, env = [self.submit_program, *self.submit_options], self.environment(script)
         done = subprocess.run(words, input=os.fsencode(script), capture_output=True, env=env, check=False)
         if done.stderr:
             os.write(2, done.stderr)
         if done.returncode:
-            hint = self.rejection_hint(done.stderr.decode(errors="replace"))
+            if _UNREACHABLE.search(message := done.stderr.decode(errors="replace")):
+                what = f"{self.submit_program} cannot reach {self.title}: no job was submitted"
+                raise SchedulerNotResponding(what, "see its message above; try again when it is back")
+            hint = self.rejection_hint(message)
             what = f"{self.submit_program} rejected the job (exit code {done.returncode})"
             raise UsageError(what, f"see its message above; {hint}")
         # a site's own checks may print something before it

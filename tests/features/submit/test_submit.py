@@ -504,13 +504,21 @@ def test_a_machine_without_the_scheduler(submit, tmp_path, words, program, syste
     assert_refused(done, f"{program} is not on PATH: this machine has no commands of {system}", "--dry-run")
 
 
+def test_slurm_cannot_be_reached(submit):
+    refusal = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+    done = submit("train.py", env={"REFUSAL": refusal})
+    assert done.returncode == 69
+    said = [refusal, "Error: sbatch cannot reach Slurm: no job was submitted"]
+    assert done.stderr.splitlines()[-3:-1] == said
+
+
 @pytest.mark.parametrize(
     ("refusal", "hint"),
     [
         ("sbatch: error: invalid partition specified: x", "sinfo -s lists the partitions"),
         ("sbatch: error: Invalid account or account/partition combination specified", "lists the accounts"),
         ("sbatch: error: Invalid qos specification", "sacctmgr show qos"),
-        ("sbatch: error: Unable to contact slurm controller", "--dry-run shows the script"),
+        ("sbatch: error: Batch job submission failed", "--dry-run shows the script"),
     ],
 )
 def test_sbatch_refuses(submit, refusal, hint):
