@@ -114,6 +114,13 @@ class RunIndex:
         """List the other machines on which a run is known to run."""
         return []
 
+    def find_ended(self, word: str) -> str | None:
+        """Return the run that ``word`` names as ``find_name`` does, though it does not run here; None if none does."""
+        try:
+            return self._resolve(word, self.jobs)
+        except UsageError:  # several
+            return None
+
     def find_launcher(self, name: str) -> int | None:
         """Return the PID of the launcher of a run, if it is alive on this machine though it has no control socket."""
         return None
@@ -135,8 +142,8 @@ class RunIndex:
         name = same[0] if same and same[0] in jobs else None if same else self._resolve(word, jobs)
         if name:
             return jobs[name]
-        if same or word in self.jobs:
-            if hosts := self.other_hosts(found := next(iter(same), word)):
+        if found := next(iter(same), None) or self.find_ended(word):
+            if hosts := self.other_hosts(found):
                 raise UsageError(*describe_elsewhere(found, hosts))
             if pid := self.find_launcher(found):
                 what = describe_unreachable(found, pid)

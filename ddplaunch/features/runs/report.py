@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 
@@ -40,7 +41,7 @@ from ddplaunch.features.runs.run_record import RunRecord, record_to_json
 from ddplaunch.features.runs.run_totals import total_time
 from ddplaunch.features.runs.time_tracker import BreakdownRequest
 from ddplaunch.system.schedulers.job_step import run_on_nodes
-from ddplaunch.system.schedulers.scheduler import BatchJobState
+from ddplaunch.system.schedulers.scheduler import BatchJobState, SchedulerNotResponding
 from ddplaunch.system.schedulers.submitted_job import SubmittedJob
 
 REPLY_TIMEOUT_S = 2.0  # for the launcher of a run: it may be suspended
@@ -142,10 +143,11 @@ def _end_elsewhere(shares: Sequence[RunRecord]) -> BatchJobState | None:
 
 def _report_of_job(
     job: SubmittedJob, word: str, as_json: bool, page: str
-) -> tuple[str, list[RunRecord], BatchJobState] | int:
+) -> tuple[str, list[RunRecord], BatchJobState | None] | int:
     """Return a submitted job's newest run, its recorded runs, its state; or print its report, and return an exit code.
 
-    Without a record here, node 0 of a running job prints the report.
+    Without a record here, node 0 of a running job prints the report. The state is None if the scheduler does not
+    answer, and the record shows what it knows.
     """
     if parse_array_index(job, word) == "":
         if page:
@@ -153,14 +155,28 @@ def _report_of_job(
         report_all(job, as_json=as_json)
         return 0
     which = resolve_job_id(job, word, "report")
-    seen = job_state(job, which)
+    try:
+        seen = job_state(job, which)
+    except SchedulerNotResponding:
+        known = BatchJobState("", number=job.number)
+        records = [] if which.index else find_runs_of_job(job, known)
+        if not records:
+            raise
+        return records[-1].run, records, None
     if not seen.is_pending and (name := find_recorded_run(job, seen)):
         click.echo(f"job {which.text} {seen.description}", err=True)
         records = find_runs_of_job(job, seen)
         return (records[-1].run if records else name), records, seen
+    if seen.code is not None and not os.path.exists(seen.log_path or ""):
+        what = f"job {which.text} {seen.description}; it has no record and no log on this machine"
+        raise LaunchError(what, "it never started, or its node has them")
     if seen.code is not None:
         what = f"job {which.text} {seen.description}; its record is not on this machine"
         raise LaunchError(what, f"its report is at the end of {seen.log_path}")
+    if seen.is_pending and not page:
+        content = {"job": which.text, "state": seen.description, "code": None}
+        click.echo(json.dumps(content, indent=2) if as_json else f"job {which.text} {seen.description}")
+        return 0
     there = require_running(job, which)
     if page:
         where = f"its node {there.host}" if there.host else "its first node"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from ddplaunch.base.errors import UsageError, host_name
+from ddplaunch.base.errors import LaunchError, UsageError, host_name
 from ddplaunch.base.local_sockets import is_private_dir
 from ddplaunch.cli import locate
 from ddplaunch.cli.run_locator import RunIndex, RunLocator, RunningBatchJob, RunningJob, job_at
@@ -59,7 +60,16 @@ class RecordedRuns(RunIndex):
         return sorted(began, key=began.__getitem__, reverse=True)
 
     def other_hosts(self, name: str) -> list[str]:
-        return history_store.hosts_elsewhere(history_store.read_node_records(name))
+        records, ended = history_store.read_node_records(name), None
+        with suppress(LaunchError):
+            ended = job_resolver.end_elsewhere(records) if records else None
+        return history_store.hosts_elsewhere(job_resolver.mark_lost(records, ended))
+
+    def find_ended(self, word: str) -> str | None:
+        if found := super().find_ended(word):
+            return found
+        of_job = (each.run for each in history_store.read_all_records() if each.job == word)
+        return next(of_job, None)
 
     def find_launcher(self, name: str) -> int | None:
         here = (each for each in history_store.read_node_records(name) if each.host == host_name())

@@ -9,7 +9,7 @@ import pytest
 from ddplaunch.features.runs.report_server import LivePage
 from ddplaunch.features.submit.slurm import Slurm
 from ddplaunch.system.schedulers.scheduler import BatchJobState, JobId
-from tests.conftest import write_program
+from tests.conftest import assert_refused, write_program
 from tests.features.submit.test_submit import Cluster
 from tests.scaled_timeouts import scaled_timeout
 
@@ -83,6 +83,31 @@ def test_the_report_has_the_end_of_a_run_from_slurm(answers, cluster, tmp_path, 
         found = answers("report", run)
         assert "Slurm's controller is down: Slurmctld(primary) at n0 is DOWN; no job is affected" in found.stderr
         assert "77.0: running\n" in found.stdout
+    else:
+        assert "77.0: running\n" in answers("report", "77").stdout, "the record is at hand"
+
+
+def test_the_report_of_a_job_that_waits_and_never_starts(answers, cluster):
+    answers("submit", "train.py")
+    cluster.plays(*["say PENDING Resources 0:0"] * 2, "say CANCELLED None 0:15")
+    waits = answers("report", "77")
+    assert (waits.returncode, waits.stdout.startswith("job 77 waits: Resources")) == (0, True), waits
+    as_json = json.loads(answers("report", "77", "--json").stdout)
+    assert (as_json["job"], as_json["state"].startswith("waits: Resources"), as_json["code"]) == ("77", True, None)
+    never = answers("report", "77")
+    assert never.returncode != 0
+    assert ".out" not in never.stderr, "there is no such file"
+    assert "job 77 was cancelled" in never.stderr
+    assert "it never started" in never.stderr
+
+
+def test_stopping_a_script_of_ones_own_that_has_ended(answers, cluster, tmp_path):
+    """By the number of the job, and by a part of the name of its run, of which the launcher was killed."""
+    keep_run_without_end(tmp_path)
+    ended = "JobId=77 JobState=FAILED Reason=None Restarts=0 ExitCode=137:0 BatchHost=n1 Power="
+    cluster.plays(*[f"echo {ended}"] * 9)
+    for word in ("77", "77.0"):
+        assert_refused(answers("stop", word), f"{word} has ended", f"ddplaunch report {word}")
 
 
 @pytest.mark.parametrize(("host", "fate"), [("n1.site", "lost: "), ("c1", "running")])
