@@ -49,8 +49,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return False
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is CodeType and (path := self._write_source(value.co_filename)):
-            return _identity, (value.replace(co_filename=path),)
+        if type(value) is CodeType:  # cloudpickle 3.1.3 drops the name of its file
+            make, parts = self.dispatch_table[CodeType](value)
+            return _make_code, (self._write_source(value.co_filename) or value.co_filename, make, parts)
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.storage.TypedStorage:
             untyped = value._untyped_storage.cpu()  # the caller may have no such GPU
@@ -71,8 +72,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return path
 
 
-def _identity(code: CodeType) -> CodeType:
-    return code
+def _make_code(file_name: str, make: Callable[..., CodeType], parts: tuple[object, ...]) -> CodeType:
+    return make(*parts).replace(co_filename=file_name)
 
 
 def _write_new(path: str, data: Any) -> None:
