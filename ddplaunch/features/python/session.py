@@ -64,6 +64,7 @@ class Session:
         self.on_note: Callable[[int, str], bool] | None = None  # see LaunchedJob.set_note_handler
         self._ranks: _SessionRanks | None = None
         self._ended = False
+        self._owner: int | None = None  # PID of the process that made the first call
 
     def __enter__(self) -> Self:
         return self
@@ -84,10 +85,14 @@ class Session:
             UsageError: the function does not take these arguments.
             RankFailed: a rank failed; the exception that it raised is the ``__cause__``.
             LaunchError: the function or an argument cannot be pickled; the ranks did not start, were stopped, or took
-                too long; or the session has ended.
+                too long; or the session has ended, or belongs to another process.
         """
         __tracebackhide__ = True
         check_call(function, args)
+        self._owner = self._owner or os.getpid()
+        if self._is_in_fork():
+            what = f"the session belongs to process {self._owner}, and this is a fork of it (PID {os.getpid()})"
+            raise LaunchError(what, "create a Session here, or call it in that process")
         with self._lock:
             if self._ended:
                 what = "the session has ended: create a new one"
@@ -113,11 +118,17 @@ class Session:
                 raise
 
     def close(self) -> None:
-        """End the ranks, and wait until all their processes have ended."""
+        """End the ranks, and wait until all their processes have ended; in a fork of the caller nothing happens."""
+        if self._is_in_fork():
+            return
         self._ended = True
         self._close_ranks()
         with self._lock:  # a call in another thread may still stop its ranks, or have just created them
             self._close_ranks()
+
+    def _is_in_fork(self) -> bool:
+        """Whether this is a fork of the process that uses the session: its ranks, and lock, are that process's."""
+        return self._owner not in (None, os.getpid())
 
     def _close_ranks(self) -> None:
         ranks, self._ranks = self._ranks, None

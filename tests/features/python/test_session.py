@@ -298,3 +298,35 @@ if __name__ == "__main__":
     print(session is not None)
 """
     assert python(body) == "True\n"
+
+
+FORKED = """
+def number(given):
+    return given
+
+def fork(call):
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        try:
+            call()
+        except LaunchError as error:
+            print(str(error).replace(str(os.getppid()), "PARENT").replace(str(os.getpid()), "CHILD"))
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+if __name__ == "__main__":
+    with Session(nproc=2, preload="threading") as session:
+        fork(lambda: print("first in a fork:", session.run(number, 1)) or session.close())
+        print(session.run(number, 2))
+        fork(lambda: session.run(number, 9))
+        fork(session.close)
+        print(session.run(number, 3))
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_cannot_use_the_session(python: Python):
+    refused = "the session belongs to process PARENT, and this is a fork of it (PID CHILD)"
+    lines = python(FORKED).splitlines()
+    assert lines == ["first in a fork: [1, 1]", "[2, 2]", refused, "[3, 3]"]
