@@ -1,14 +1,19 @@
 """Checks and binds the arguments of a function that ``launch`` or ``Session.run`` calls in the ranks.
 
 As in ``ddplaunch run file.py:function``, ddplaunch fills in ``rank``, ``world_size``, ``device`` and the other names of
-``INJECTED``; positional arguments fill the remaining parameters, in order.
+``INJECTED_PARAMETERS``; positional arguments fill the remaining parameters, in order. A library's function gets them
+only if it cannot be called without: ``numpy.ones`` has a ``device`` of its own.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ddplaunch.base.errors import UsageError, sanitize_line
@@ -16,6 +21,8 @@ from ddplaunch.base.text import join_names
 from ddplaunch.system.target import signature
 from ddplaunch.system.target.arguments import injected_value
 from ddplaunch.system.target.signature import ArgumentValues, Parameter
+
+_SITE_DIR_NAMES = frozenset({"site-packages", "dist-packages"})  # of folders that packages are installed in
 
 
 def check_call(function: object, args: tuple[object, ...]) -> None:
@@ -32,7 +39,7 @@ def check_call(function: object, args: tuple[object, ...]) -> None:
     while isinstance(inner, functools.partial):
         inner = inner.func
     try:
-        filled = _injected(function)
+        filled = _injected(function, args)
         _bind(function, args, filled)
     except ValueError:  # a C function without a signature
         return
@@ -52,7 +59,7 @@ def bind_call(
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return positional and keyword arguments for ``function``: ``args``, and ``values`` for the names that it has."""
     try:
-        filled = _injected(function)
+        filled = _injected(function, args)
         if not filled:
             return args, {}
         bound = _bind(function, args, filled)
@@ -64,15 +71,32 @@ def bind_call(
     return bound.args, bound.kwargs
 
 
-def _injected(function: Callable[..., object]) -> dict[str, Parameter]:
+def _injected(function: Callable[..., object], args: tuple[object, ...]) -> dict[str, Parameter]:
     """The parameters that ddplaunch fills in, by name, without those that a ``functools.partial`` has set."""
     preset: set[str] = set()
     inner: object = function
     while isinstance(inner, functools.partial):
         preset |= inner.keywords.keys()
         inner = inner.func
+    if _is_of_library(inner):
+        with suppress(TypeError):
+            inspect.signature(function).bind(*args)
+            return {}
     parameters = signature.from_function("", function).parameters
     return {each.name: each for each in parameters if each.injected and each.name not in preset}
+
+
+def _is_of_library(function: object) -> bool:
+    """Whether the module of a function is built in, of the standard library, or in a site-packages folder."""
+    name = getattr(function, "__module__", None) or "builtins"
+    module = sys.modules.get(name)
+    if name == "__main__" or module is None:  # sent by value
+        return False
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return name in sys.builtin_module_names
+    is_stdlib = path.startswith(sysconfig.get_path("stdlib") + os.sep)
+    return is_stdlib or not _SITE_DIR_NAMES.isdisjoint(path.split(os.sep))
 
 
 def _bind(function: Callable[..., object], args: tuple[object, ...], filled: Mapping[str, Parameter]) -> Any:

@@ -155,6 +155,28 @@ def test_parameters_get_rank_values_by_name(python: Python):
     ]
 
 
+def test_a_function_of_a_library_gets_no_values_that_it_does_not_need(python: Python, tmp_path: Path):
+    """As numpy.ones(n, device=None). It gets all if it cannot be called without, as a program that is installed."""
+    ones = "def ones(shape, *, gpu=None):\n    return shape, gpu\n"
+    worker = "def worker(rank, world_size, gpu=None):\n    return rank, world_size, gpu\n"
+    write_program(tmp_path, "site-packages/library.py", ones + worker)
+    body = """
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "site-packages"))
+import library
+
+def own(shape, *, gpu=None):
+    return shape, gpu
+
+if __name__ == "__main__":
+    with Session(nproc=2, preload="threading") as session:
+        print(session.run(partial(library.ones, 3))[1], session.run(library.ones, 4)[1])
+        print(session.run(library.worker)[1], session.run(library.worker, 5, 6)[1])
+        print(session.run(partial(own, 3))[1][1])
+"""
+    lines = python(body).splitlines()
+    assert lines == ["(3, None) (4, None)", "(1, 2, 1) (5, 6, None)", "1"]
+
+
 @pytest.mark.slow
 def test_arrays_are_mapped_files(python: Python):
     body = """
