@@ -26,6 +26,13 @@ from ddplaunch.base.errors import LaunchError, sanitize_line
 _MIN_MAPPED_BYTES = 1 << 20  # a tensor or array of at least this size gets its own file
 
 
+class _Memory:
+    """The memory of a tensor; pickle writes an object once, and torch makes a new storage object for each view."""
+
+    def __init__(self, untyped: Any) -> None:
+        self.untyped = untyped  # kept, so that no other memory gets its address meanwhile
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, path: str) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._keep_in_band)
@@ -34,6 +41,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """All additional files."""
         self.buffers: list[str] = []
         """Those with out-of-band buffers, in order."""
+        self._memories: dict[tuple[int, int, str], _Memory] = {}
+        """The memory of tensors, by address, size and device: views are stored once, and share it afterwards."""
 
     def _write_file(self, memory: Any) -> str:
         self.files.append(f"{self._path}-{len(self.files) + 1}")
@@ -54,12 +63,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _make_code, (self._write_source(value.co_filename) or value.co_filename, make, parts)
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.storage.TypedStorage:
-            untyped = value._untyped_storage.cpu()  # the caller may have no such GPU
+            memory, untyped = _Memory(value._untyped_storage), value._untyped_storage
+            if address := untyped.data_ptr():  # that of an empty tensor is 0
+                memory = self._memories.setdefault((address, untyped.nbytes(), str(untyped.device)), memory)
+            return _type_storage, (memory, value.dtype)
+        if type(value) is _Memory:
+            untyped = value.untyped.cpu()  # the caller may have no such GPU
             if untyped.nbytes() >= _MIN_MAPPED_BYTES:
                 path = self._write_file((ctypes.c_char * untyped.nbytes()).from_address(untyped.data_ptr()))
-                return _map_storage, (path, untyped.nbytes(), value.dtype)
-            if value._untyped_storage.device.type != "cpu":
-                return _on_cpu, (bytes(untyped), value.dtype)
+                return _map_memory, (path, untyped.nbytes())
+            return _copy_memory, (ctypes.string_at(untyped.data_ptr(), untyped.nbytes()),)
         return super().reducer_override(value)
 
     def _write_source(self, name: str) -> str | None:
@@ -82,19 +95,23 @@ def _write_new(path: str, data: Any) -> None:
         file.write(data)
 
 
-def _map_storage(path: str, size: int, dtype: Any) -> Any:
+def _map_memory(path: str, size: int) -> Any:
     """Map a tensor's memory from a file; writes stay private to this process."""
     import torch
 
-    untyped = torch.UntypedStorage.from_file(path, shared=False, nbytes=size)
-    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+    return torch.UntypedStorage.from_file(path, shared=False, nbytes=size)
 
 
-def _on_cpu(data: bytes, dtype: Any) -> Any:
+def _copy_memory(data: bytes) -> Any:
     import torch
 
     untyped = torch.UntypedStorage(len(data))
     ctypes.memmove(untyped.data_ptr(), data, len(data))
+    return untyped
+
+
+def _type_storage(untyped: Any, dtype: Any) -> Any:
+    torch = sys.modules["torch"]  # what has made ``untyped`` has imported it
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 

@@ -38,3 +38,25 @@ def test_a_traceback_shows_the_lines_of_code_that_is_sent_by_value(pickler, tmp_
     assert '{"y": 1}["missing"]' in shown
     assert shown.count(f'File "{__file__}"') == 3, shown
     assert "dynamic-code" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1 << 20, 1 << 10])
+def test_a_tensor_with_many_views_is_stored_once(size, tmp_path: Path):
+    """Large ones in a file of their own, small ones in the pickle; the views share the memory afterwards."""
+    import torch
+
+    whole = torch.arange(size, dtype=torch.float32)
+    views = [*whole.split(size // 64), whole.view(torch.int32), whole[::2]]
+    part = torch.from_numpy(whole.numpy()[:2])  # another memory for torch, at the same address
+    pickle_files.dump([views, part, torch.zeros(0), torch.zeros(0)], str(tmp_path / "result"))
+    stored = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert stored < 4 * size + 30_000, stored
+    found, pair, *empty = pickle_files.load(str(tmp_path / "result"))
+    assert all(torch.equal(one, other) for one, other in zip(views, found, strict=True))
+    found[0][0] = 7
+    assert float(found[-1][0]) == 7
+    assert float(whole[0]) == 0
+    assert pair.tolist() == [0, 1]
+    empty[0].resize_(1)
+    assert [each.numel() for each in empty] == [1, 0]
