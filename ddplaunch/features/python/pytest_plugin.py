@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import unittest
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,8 +91,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     ranks = pyfuncitem.config.stash[_RANKS]
     fails = pyfuncitem.get_closest_marker("xfail") is not None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    ranks.run_test(pyfuncitem.obj, given, *marker.args, fails=fails, **marker.kwargs)
+    expected = partial(_is_expected, pyfuncitem)
+    ranks.run_test(pyfuncitem.obj, given, *marker.args, fails=fails, is_expected=expected, **marker.kwargs)
     return True
+
+
+def _is_expected(item: pytest.Function, error: BaseException) -> bool:
+    """Whether ``error`` is what an ``xfail(raises=…)`` of the test names.
+
+    The condition of the marker is left to pytest: where it is false, the test fails with ``error``.
+    """
+    return any(_matches(marker.kwargs.get("raises"), error) for marker in item.iter_markers("xfail"))
+
+
+def _matches(raises: object, error: BaseException) -> bool:
+    if isinstance(raises, (type, tuple)):
+        return isinstance(error, raises)
+    matches: Callable[[BaseException], bool] = getattr(raises, "matches", lambda error: False)
+    return matches(error)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -34,15 +34,17 @@ class PytestRanks:
         n: int,
         *,
         fails: bool = False,
+        is_expected: Callable[[BaseException], bool] = lambda error: False,
         fresh: bool = False,
         timeout: float | None = None,
         **keywords: Any,
     ) -> None:
         """Run a test's body in ``n`` ranks.
 
-        ``fails``: the test is expected to fail.
+        ``fails``: the test is expected to fail. ``is_expected``: whether an exception is the one that it must raise.
 
-        Raises pytest's exceptions for a failed or skipped test, with the traceback of the rank that failed first.
+        Raises pytest's exceptions for a failed or skipped test, with the traceback of the rank that failed first;
+        an expected exception as it is.
         """
         if self._debugger.is_available:
             keywords = {"debug": True, "post_mortem": self._debugger.post_mortem and not fails, **keywords}
@@ -58,6 +60,8 @@ class PytestRanks:
             results = self._run(function, given, timeout)
         except RankFailed as error:
             self.close()
+            if error.__cause__ is not None and is_expected(error.__cause__):
+                raise error.__cause__ from None
             failure: Any = ExaminedInDebugger if self._debugger.post_mortem else pytest.fail.Exception
             raise failure(_text(error), pytrace=False) from None
         except (LaunchError, TypeError) as error:  # TypeError: a keyword of the marker is not an option
@@ -88,7 +92,7 @@ class PytestRanks:
             cloudpickle.register_pickle_by_value(module)  # keeps the assertions rewritten by pytest
         try:
             self._debugger.start_test()
-            return self._session.run(pytest_body.run_body, function, given, timeout=timeout)
+            return self._session.run(pytest_body.run_body, function, given, _warning_filters(), timeout=timeout)
         except pickle_files.UnpicklableError as error:
             raise pickle_files.make_unpicklable_error({**given, function.__name__: function}, error) from None
         finally:
@@ -101,6 +105,11 @@ class PytestRanks:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+
+def _warning_filters() -> list[Any]:
+    """The warning filters of this test, without pytest's "always": a rank would print such a warning at each call."""
+    return [("default" if action == "always" else action, *rest) for action, *rest in warnings.filters]
 
 
 def _text(error: RankFailed) -> str:

@@ -10,7 +10,7 @@ from tests.conftest import run_command, write_program
 from tests.features.python.test_pytest_debugger import QUIET
 from tests.scaled_timeouts import scaled_timeout
 
-HEAD = "import os, time, pytest\n\n"
+HEAD = "import os, time, warnings, pytest\n\n"
 
 
 def run(folder: Path, body: str) -> str:
@@ -66,9 +66,16 @@ def test_expected_in_the_body(rank):
     pytest.xfail("not yet")
 
 @pytest.mark.ranks(2)
-@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True)
+@pytest.mark.xfail(raises=(OSError, AssertionError), strict=True)
 def test_expected():
     assert False
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("error:boom")
+@pytest.mark.xfail(raises=UserWarning, strict=True)
+def test_strict():
+    warnings.warn("not this one")
+    warnings.warn("boom")
 
 def test_here(tmp_path):
     for rank in "01":
@@ -76,7 +83,7 @@ def test_here(tmp_path):
         assert len(lines) == 3 and len(set(lines)) == 1 and lines[0] != str(os.getpid())
 """
     output = run(tmp_path, body)
-    assert ended(output) == "5 passed, 1 skipped, 2 xfailed"
+    assert ended(output) == "5 passed, 1 skipped, 3 xfailed"
     assert "not today" in output
 
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -23,15 +24,24 @@ Result = tuple[tuple[str, str] | None, list[str]]
 """The outcome ("skip" or "xfail", and why; None if the test passed), and its changes to state that tests share."""
 
 
-def run_body(function: Callable[..., object], given: dict[str, object]) -> Result:
-    """Run the test's body in this rank; ``given``: its fixtures' values, by name."""
+def run_body(function: Callable[..., object], given: dict[str, object], filters: list[Any]) -> Result:
+    """Run the test's body in this rank.
+
+    Args:
+        given: the values of its fixtures, by name.
+        filters: ``warnings.filters`` of pytest's process during this test.
+    """
     _isolate_store_keys(next(_tests))
     own = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
     arguments = {name: own[value.name]() if isinstance(value, RankValue) else value for name, value in given.items()}
     generators, hook = _generator_resetters(), sys.excepthook
     before, outcome = _capture_state(), None
     try:
-        function(**arguments)
+        with warnings.catch_warnings():
+            warnings.resetwarnings()  # which also makes the interpreter notice that the list changes
+            active: Any = warnings.filters
+            active[:] = filters
+            function(**arguments)
     except (pytest.skip.Exception, pytest.xfail.Exception) as error:
         outcome = ("skip" if isinstance(error, pytest.skip.Exception) else "xfail", str(error.msg))
     for restore, state in generators:
