@@ -239,11 +239,18 @@ def test_post_mortem_keeps_the_first_failure_and_its_frames(debug_terminal, tmp_
 
 
 OTHER_WAYS = """
-import os, pdb, threading
+import io, os, pdb, sys, threading
+
+class Forked(pdb.Pdb):  # as that of torch's dist.breakpoint()
+    def interaction(self, *args, **named):
+        with open("/dev/stdin") as sys.stdin:
+            super().interaction(*args, **named)
 
 def main():
     loss = 5
     pdb.set_trace()
+    Forked().set_trace()
+    pdb.Pdb(stdin=io.StringIO("c\\n"), stdout=io.StringIO()).set_trace()
     os.environ["PYTHONBREAKPOINT"] = "pdb.set_trace"
     breakpoint(header="look")
     thread = threading.Thread(target=breakpoint)
@@ -262,11 +269,11 @@ if os.environ["RANK"] == "1":
 def test_every_way_to_stop_opens_the_prompt(debug_job, tmp_path, how):
     """Every way to stop works, and PYTHONBREAKPOINT=0 turns breakpoints off."""
     job = debug_job(OTHER_WAYS, how=how)
-    done = pipe_to_debugger(tmp_path, "p loss\nc\np loss + 1\nc\np 2 + 5\nc\n", "demo")
-    for answered in ("p loss\n5\n", "p loss + 1\n6\n", "p 2 + 5\n7\n"):
+    done = pipe_to_debugger(tmp_path, "p loss\nc\np loss - 2\nc\np loss + 1\nc\np 2 + 5\nc\n", "demo")
+    for answered in ("p loss\n5\n", "p loss - 2\n3\n", "p loss + 1\n6\n", "p 2 + 5\n7\n"):
         assert f"(rank 1) {answered}" in done.stdout, done.stdout
     assert "\nlook\n" in done.stdout
-    assert done.stdout.count("rank 1 is at ") == 3
+    assert done.stdout.count("rank 1 is at ") == 4
     assert job.wait() == 0
     assert "loss 5" in job.stdout()
 

@@ -108,7 +108,7 @@ class BreakpointHooks:
         self._debugger: Debugger | None = None
         self._terminal: DebuggerTerminal | None = None  # for debuggers that need one
         self._load_lock = RLock()  # reentrant: the signal may arrive while it is held
-        self._patched: list[tuple[ModuleType, str, Any]] = []  # module, function name, original function
+        self._patched: list[tuple[Any, str, Any]] = []  # module or class, function name, original function
         self.signal = 0  # stops the main thread at its next line; 0 if no signal is free
         sys.breakpointhook = self._on_breakpoint
         for name in _STOP_FUNCTIONS.keys() & sys.modules.keys():
@@ -180,6 +180,21 @@ class BreakpointHooks:
         stop.__doc__, stop.__module__ = before.__doc__, before.__module__
         setattr(module, name, stop)
         self._patched.append((module, name, before))
+        if module.__name__ == "pdb":
+            self._patch_pdb(module.Pdb)
+
+    def _patch_pdb(self, pdb: Any) -> None:
+        """Let ``Pdb().set_trace()`` stop here too, also of subclasses like that of torch's ``dist.breakpoint()``."""
+        before = pdb.set_trace
+
+        def set_trace(instance: Any, frame: FrameType | None = None, *args: Any, **named: Any) -> None:
+            frame = frame or _user_frame(sys._getframe(1))
+            if self._is_rank_process and _wants_terminal(instance):
+                return self._load_debugger().stop(frame, *args, **named)
+            return before(instance, frame, *args, **named)  # type: ignore[no-any-return]
+
+        pdb.set_trace = set_trace
+        self._patched.append((pdb, "set_trace", before))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_rank_process and frame is not None:
@@ -193,6 +208,11 @@ class BreakpointHooks:
             finally:
                 if trace is not None and sys.gettrace() is None:
                     sys.settrace(trace)
+
+
+def _wants_terminal(pdb: Any) -> bool:
+    """Whether a debugger reads this process's stdin. IPython's has a terminal already: ``DebuggerTerminal``."""
+    return pdb.stdin is sys.stdin and not any(each.__module__.startswith("IPython.") for each in type(pdb).__mro__)
 
 
 def _user_frame(frame: FrameType) -> FrameType:
