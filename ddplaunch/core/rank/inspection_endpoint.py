@@ -69,8 +69,8 @@ class InspectionEndpoint:
         try:
             if os.getpid() == self.pid and os.fstat(self._fd).st_ino == self._inode:
                 self.send(b"f " + what.replace("\n", " ").encode("ascii", "backslashreplace"))
-        except OSError:
-            pass  # the program has closed it
+        except Exception:
+            pass  # the program has closed it, or replaced a function of os
 
     def wake(self, frame: FrameType | None) -> None:
         """Handle pending requests; called in the main thread at the wake signal, with the interrupted frame."""

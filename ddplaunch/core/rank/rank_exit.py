@@ -1,7 +1,8 @@
 """The end of a rank: show and record an exception, join threads, drop the user's objects, flush the output.
 
 Bound by the rules of ``rank_runner.py``: no import that a user's file could shadow, no name left behind. Output and
-order are those of the interpreter (Python/pythonrun.c, pylifecycle.c).
+order are those of the interpreter (Python/pythonrun.c, pylifecycle.c). Whatever the program has replaced, and whatever
+its exception overrides, the exception is shown and recorded: by the functions and descriptors that are kept here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 EXIT_FLUSH_FAILED = 120  # as Python exits if it cannot flush the output (Python/pythonrun.c, Py_Exit)
 _MAX_TEXT_CHARS = 1 << 19  # of a recorded message or traceback
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_Module = type(sys)
+_Module, _Function = type(sys), type(lambda: None)
+_display_unraisable = sys.__unraisablehook__
+_display, _open, _write, _close, _time_ns = sys.__excepthook__, os.open, os.write, os.close, time.time_ns
+_name_of, _trace_of, _context_of = (
+    owner.__dict__[name].__get__
+    for owner, name in ((type, "__name__"), (BaseException, "__traceback__"), (BaseException, "__context__"))
+)
 
 
 class TargetError(Exception):
@@ -34,18 +41,27 @@ class TargetError(Exception):
         self.hint = hint
 
 
-def exit_code(code: object) -> int:
+def exit_code(error: BaseException) -> int:
     """The exit code of ``sys.exit(code)``, as in Python: 0 for None, a number itself; anything else is printed, 1."""
+    try:
+        code: object = error.code  # type: ignore[attr-defined]
+    except BaseException:
+        code = error
     if code is None:
         return 0
-    if isinstance(code, int):
-        return code
-    for text in (code, "\n"):
-        try:
-            print(text, end="", file=sys.stderr)
-        except Exception:
-            pass  # as Python does if __str__ raises or stderr is closed
+    if issubclass(type(code), int):
+        return int.__int__(code)  # type: ignore[arg-type]
+    _print(code, end="")
+    _print()
     return 1
+
+
+def _print(text: object = "", end: str = "\n") -> None:
+    """Print to stderr; nothing if ``__str__`` raises or stderr is closed, as Python does it."""
+    try:
+        sys.stderr.write(str(text) + end)
+    except BaseException:
+        pass
 
 
 def to_exit_status(code: int) -> int:
@@ -53,75 +69,108 @@ def to_exit_status(code: int) -> int:
     return (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
 
 
+def type_name(error: BaseException) -> str:
+    """The name of an exception's class, whatever its metaclass answers."""
+    name: str = _name_of(type(error))
+    return name
+
+
 def report_exception(job: PythonJob, error: BaseException) -> None:
-    """Print an uncaught exception as Python would, without ddplaunch's frames, and record it for the failure report."""
+    """Print an uncaught exception as Python would, without ddplaunch's frames, and record it for the failure report.
+
+    Python's own hook comes before the record: it shows the exception whatever happens. A hook of the program comes
+    after it: it may end the process (MPI's Abort).
+    """
+    moment = _time_ns()
     _strip_internal_frames(error)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, _trace_of(error)
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    write_error_file(job, error, _format_exception(error))
-    if isinstance(error, KeyboardInterrupt) and job["facts"]["world_size"] > 1 and _is_default_hook(sys.excepthook):
-        return _print_interrupt_location(error)  # Ctrl-C interrupts all ranks: their tracebacks would hide the report
+    hook = getattr(sys, "excepthook", _Module)
+    is_default = _is_default_hook(hook)
+    if is_default and issubclass(type(error), KeyboardInterrupt) and job["facts"]["world_size"] > 1:
+        _print_interrupt_location(error)  # Ctrl-C interrupts all ranks: their tracebacks would hide the report
+    elif is_default:
+        _call_hook(hook, error)
+    write_error_file(job, error, _format_exception(error), moment)
+    if not is_default:
+        _call_hook(hook, error)
+
+
+def _call_hook(hook: Any, error: BaseException) -> None:
+    """Call an excepthook; the module type stands for one that was deleted."""
+    if hook is _Module:
+        _print("sys.excepthook is missing")
+        return _print_exception(error)
     try:
-        sys.excepthook(type(error), error, error.__traceback__)
-    except SystemExit:
-        raise
+        hook(type(error), error, _trace_of(error))
     except BaseException as broken:
-        print("Error in sys.excepthook:", file=sys.stderr)
-        _print_exception(_strip_internal_frames(broken))
-        print("\nOriginal exception was:", file=sys.stderr)
+        if issubclass(type(broken), SystemExit):
+            raise
+        _print("Error in sys.excepthook:")
+        _print_exception(_strip_internal_frames(broken, entirely=True))
+        _print("\nOriginal exception was:")
         _print_exception(error)
 
 
 def report_bug(what: str, error: Exception) -> None:
     """Print an exception of ddplaunch itself, without which the program goes on."""
     text = f"bug in ddplaunch: {what} and is left out, the job continues; please report it:\n{_format_exception(error)}"
-    os.write(2, text.encode(errors="backslashreplace"))
+    _write(2, text.encode(errors="backslashreplace"))
 
 
 def _is_default_hook(hook: Any) -> bool:
     """Whether an excepthook is Python's, or torch's wrapper of it: ``init_process_group`` sets one, for a prefix."""
-    is_torchs = getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d"
-    wrapped = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()] if is_torchs else [hook]
-    return any(each is sys.__excepthook__ for each in wrapped)
+    if type(hook) is _Function and hook.__module__ == "torch.distributed.distributed_c10d":
+        return any(cell.cell_contents is _display for cell in hook.__closure__ or ())
+    return hook is _display
 
 
 def _print_interrupt_location(error: BaseException) -> None:
     """Print one line with the innermost line of the user's code: "KeyboardInterrupt: step at train.py:31"."""
-    where, here = "", os.getcwd() + os.sep
-    for each in (error.__context__, error):  # it may arrive just after another exception has ended the program
-        trace = each.__traceback__ if each is not None else None
+    where = ""
+    for each in (_context_of(error), error):  # it may arrive just after another exception has ended the program
+        trace = _trace_of(each) if each is not None else None
         while trace is not None:
             code = trace.tb_frame.f_code
             if is_user_file(code.co_filename):
                 name = "" if code.co_name == "<module>" else f"{code.co_name} at "
-                where = f": {name}{code.co_filename.removeprefix(here)}:{trace.tb_lineno}"
+                where = f": {name}{name_in_folder(code.co_filename)}:{trace.tb_lineno}"
             trace = trace.tb_next
+    _print(type_name(error) + where)
+
+
+def name_in_folder(path: str) -> str:
+    """A file's path relative to the current folder, if it is in there and the folder still exists."""
     try:
-        print(f"{type(error).__name__}{where}", file=sys.stderr)
+        return path.removeprefix(os.getcwd() + os.sep)
     except Exception:
-        pass
+        return path
 
 
 def _print_exception(error: BaseException) -> None:
-    sys.__excepthook__(type(error), error, error.__traceback__)
+    try:
+        _display(type(error), error, _trace_of(error))
+    except BaseException:
+        pass  # what stderr was replaced by raises
 
 
-def _strip_internal_frames(error: BaseException) -> BaseException:
+def _strip_internal_frames(error: BaseException, *, entirely: bool = False) -> BaseException:
     """Remove the frames before the user's from a traceback: ddplaunch's, and importlib's from loading their module.
 
-    If there are no other frames, they stay, because nothing else would show where the exception was raised, except for
-    types of exceptions, and an origin (a module with ``HIDES_FRAMES``), whose message is enough.
+    If there are no other frames, they stay, because nothing else would show where the exception was raised, except
+    ``entirely``, for types of exceptions, and an origin (a module with ``HIDES_FRAMES``), whose message is enough.
     """
-    trace, hides = error.__traceback__, False
+    trace, hides = _trace_of(error), entirely
     while trace is not None:
-        name, hides = trace.tb_frame.f_code.co_filename, "HIDES_FRAMES" in trace.tb_frame.f_globals
+        name = trace.tb_frame.f_code.co_filename
+        hides = entirely or "HIDES_FRAMES" in trace.tb_frame.f_globals
         if not is_internal_file(name) and not name.startswith("<frozen importlib"):
             break
         trace = trace.tb_next
-    if trace is None and not hides and not isinstance(error, (SyntaxError, ImportError, KeyboardInterrupt)):
-        return error
-    return error.with_traceback(trace)
+    if trace is not None or hides or issubclass(type(error), (SyntaxError, ImportError, KeyboardInterrupt)):
+        BaseException.with_traceback(error, trace)
+    return error
 
 
 class _StderrTee:
@@ -143,7 +192,7 @@ class _StderrTee:
 
 def _format_exception(error: BaseException) -> str:
     """Format an exception with the interpreter's own printer; the traceback module would import a dozen others."""
-    stderr = sys.stderr
+    stderr = getattr(sys, "stderr", None)
     sys.stderr = tee = _StderrTee(stderr)
     try:
         _print_exception(error)
@@ -152,40 +201,57 @@ def _format_exception(error: BaseException) -> str:
     return "".join(tee.collected)
 
 
-def write_error_file(job: PythonJob, error: BaseException, text: str) -> None:
+def write_error_file(job: PythonJob, error: BaseException, text: str, moment: int = 0) -> None:
     """Write the error file, unless ``@record`` has, in torchelastic's format: {"message": {"message", "extraInfo"}}."""
     path = job["error_file"]
-    if not path or os.path.lexists(path):
+    if not path:
         return
-
     try:
-        message = str(error)
-    except Exception:
-        message = "<exception str() failed>"
-    message, moment = _truncate(message), time.time_ns()
+        content = to_json({"message": _describe_error(job, error, text, moment or _time_ns())}).encode()
+        fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
+        try:
+            while content:
+                content = content[_write(fd, content) :]
+        finally:
+            _close(fd)
+    except BaseException:
+        pass  # there is one, or a full disk: the failure report uses the rank's output instead
+
+
+def _describe_error(job: PythonJob, error: BaseException, text: str, moment: int) -> dict[str, object]:
+    message = _truncate(_to_text(error))
     info: dict[str, object] = {"py_callstack": _truncate(text), "timestamp": str(moment // 10**9), "time_ns": moment}
-    if isinstance(error, TargetError):
+    if type(error) is TargetError:
         info["refused"] = {"hint": error.hint}
     else:
-        name = type(error).__name__
+        name = type_name(error)
         message = f"{name}: {message}" if message else name
         if name == "EOFError" and job["facts"]["world_size"] > 1:
             info["hint"] = f"stdin of this rank is empty; with --stdin {job['rank']} it reads the launcher's stdin"
         elif name == "ModuleNotFoundError" and (hint := _other_environment()):
             info["hint"] = hint
-        elif isinstance(error, KeyboardInterrupt):
+        elif issubclass(type(error), KeyboardInterrupt):
             info["interrupt"] = 1
         info["collectives"] = _count_collectives()
+    return {"message": message, "extraInfo": info}
+
+
+def _to_text(error: BaseException) -> str:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # follows no link
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(to_json({"message": {"message": message, "extraInfo": info}}))
-    except OSError:
-        pass  # a full disk: the failure report uses the rank's output instead
+        return str.__str__(str(error))  # of a str that overrides its methods, a plain one
+    except BaseException:
+        return "<exception str() failed>"
 
 
 def _other_environment() -> str:
     """A hint if another Python environment is active in the shell than the ranks run in; otherwise ""."""
+    try:
+        return _find_other_environment()
+    except Exception:
+        return ""  # the program has replaced os.environ
+
+
+def _find_other_environment() -> str:
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         folder = os.environ.get(variable)
         if not folder:
@@ -203,7 +269,7 @@ def _count_collectives() -> int | None:
     try:
         module = sys.modules["torch.distributed.distributed_c10d"]
         return sum([int(group._get_sequence_number_for_group()) for group in module._world.pg_names]) or None
-    except Exception:
+    except BaseException:
         return None
 
 
@@ -242,18 +308,19 @@ def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
     """
     import gc
 
-    broken = flush_stream(sys.stdout)
+    broken = flush_stream("stdout")
     if broken is not None:
         report_unraisable(broken, "on flushing sys.stdout", sys.stdout)
-    flushed = broken is None and flush_stream(sys.stderr) is None
+    flushed = broken is None and flush_stream("stderr") is None
     for number in _signal.valid_signals():
         if callable(_signal.getsignal(number)):
             _signal.signal(number, _signal.SIG_DFL)
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):
             setattr(sys, name, None)
-    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, name, getattr(sys, f"__{name}__", None))
+    sys.excepthook, sys.unraisablehook = _display, _display_unraisable
     left = []
     users = [  # all are listed before the first is dropped: a namespace package's child asks it for its path
         (name, module)
@@ -280,8 +347,8 @@ def finalize_user_modules(initial_modules: frozenset[str]) -> bool:
     module = mark = names = None  # type: ignore[assignment]
     if cleared:
         gc.collect()
-    for stream in (sys.stdout, sys.stderr):
-        flush_stream(stream)
+    for name in ("stdout", "stderr"):
+        flush_stream(name)
     return flushed
 
 
@@ -316,13 +383,14 @@ def _clear_globals(names: dict[str, object]) -> None:
                 names[name] = None
 
 
-def flush_stream(stream: Any) -> BaseException | None:
-    """Flush a stream unless it is closed; return the exception if that fails."""
+def flush_stream(name: str) -> BaseException | None:
+    """Flush a stream of ``sys`` unless it is closed or deleted; return the exception if that fails."""
+    stream = getattr(sys, name, None)
     try:
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
     except BaseException as error:
-        return error.with_traceback(None)
+        return BaseException.with_traceback(error, None)
     return None
 
 
@@ -330,15 +398,15 @@ def report_unraisable(error: BaseException, occasion: str, source: object) -> No
     """Print an exception that cannot be handled any more, with the interpreter's "Exception ignored"."""
     try:
         where = f"{occasion}:" if sys.version_info >= (3, 13) else f"in: {source!r}"
-        print("Exception ignored", where, file=sys.stderr)
-        _print_exception(_strip_internal_frames(error))
-    except Exception:
-        pass  # stderr is broken, too
+    except BaseException:
+        return  # __repr__ raises
+    _print(f"Exception ignored {where}")
+    _print_exception(_strip_internal_frames(error))
 
 
 def exit_by_sigint_later() -> NoReturn:
     """Let the interpreter exit by SIGINT, as after any KeyboardInterrupt; it is printed already."""
-    hook = sys.excepthook
+    hook = getattr(sys, "excepthook", _display)
 
     def print_nothing(*ignored: object) -> None:
         sys.excepthook = hook

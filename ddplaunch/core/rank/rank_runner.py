@@ -32,6 +32,11 @@ _STACK_CHUNK_SLOTS = 1 << 17  # of the interpreter's stack, in pointers: 1,000 c
 
 _Module = type(sys)
 
+_BUILTINS = dict(sys.modules["builtins"].__dict__)
+"""Of ddplaunch's functions in a rank: the program may replace ``open``, or ``print`` in all ranks but the first."""
+
+globals()["__builtins__"] = _BUILTINS  # the functions defined from here on keep it
+
 _private_modules: dict[str, ModuleType] = {}  # by path; those of the zygote are its ranks' too
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -44,8 +49,11 @@ def load_private_module(path: str) -> Any:
     """
     if path not in _private_modules:
         file = os.path.join(PACKAGE_DIR, path + ".py")
-        _private_modules[path] = _load(os.path.basename(path), file, {}, load_private_module=load_private_module)
+        _private_modules[path] = _load(os.path.basename(path), file, {}, **_PRIVATE_NAMES)
     return _private_modules[path]
+
+
+_PRIVATE_NAMES = {"load_private_module": load_private_module, "__builtins__": _BUILTINS}
 
 
 def preload_sides(job: RankJob) -> None:
@@ -153,18 +161,21 @@ class RankRunner:
 
     def _determine_exit_code(self) -> None:
         error = self._error
-        if isinstance(error, SystemExit):
-            self._code = rank_exit.exit_code(error.code)
+        if error is None:
+            return
+        kind = type(error)  # isinstance() would ask the exception itself, by its __class__
+        if issubclass(kind, SystemExit):
+            self._code = rank_exit.exit_code(error)
             if self._code:
                 self._report_failure(f"sys.exit({self._code})")
-        elif isinstance(error, rank_exit.TargetError):
+        elif issubclass(kind, rank_exit.TargetError):
             rank_exit.write_error_file(self.job, error, str(error))
             self._code = EXIT_USAGE
-        elif error is not None:
+        else:
             self._code = 1
-            self._interrupted = type(error) is KeyboardInterrupt
+            self._interrupted = kind is KeyboardInterrupt
             if not any(hasattr(side, "failed") for _, side in self._sides):  # else it stays on purpose
-                self._report_failure(type(error).__name__)
+                self._report_failure(rank_exit.type_name(error))
             rank_exit.report_exception(self.job, error)
             if not self._interrupted:
                 self._call_sides("failed", error)
@@ -180,12 +191,12 @@ class RankRunner:
         and skips the teardown of preloaded modules (0.5 s for torch, and it would touch every page that the ranks
         share). If daemon threads still run, only the interpreter itself can end without them noticing.
         """
-        for stream in (sys.stderr, sys.stdout):
-            rank_exit.flush_stream(stream)
+        for name in ("stderr", "stdout"):
+            rank_exit.flush_stream(name)
         try:
             self._determine_exit_code()
         except SystemExit as exit:  # from the user's own sys.excepthook
-            self._code = rank_exit.exit_code(exit.code)
+            self._code = rank_exit.exit_code(exit)
         self._error = None
         if self._code == 0:
             self._call_sides("done")

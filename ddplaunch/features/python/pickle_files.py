@@ -23,6 +23,8 @@ import cloudpickle
 
 from ddplaunch.base.errors import LaunchError, sanitize_line
 
+_open = open  # the program may replace it
+
 _MIN_MAPPED_BYTES = 1 << 20  # a tensor or array of at least this size gets its own file
 
 
@@ -91,7 +93,7 @@ def _make_code(file_name: str, make: Callable[..., CodeType], parts: tuple[objec
 
 def _write_new(path: str, data: Any) -> None:
     """Write a private file, which must not exist."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with _open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(data)
 
 
@@ -164,12 +166,12 @@ def make_unpicklable_error(values: dict[str, object], error: Exception) -> Unpic
 
 def load(path: str) -> Any:
     """Read an object written by ``dump``."""
-    with open(path, "rb") as file:
+    with _open(path, "rb") as file:
         buffers = [_map(each) for each in pickle.load(file)]
         return pickle.load(file, buffers=buffers)
 
 
 def _map(path: str) -> mmap.mmap:
     """Map a file copy-on-write: writes stay private to this process."""
-    with open(path, "rb") as file:
+    with _open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

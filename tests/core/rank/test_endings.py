@@ -6,6 +6,7 @@ imported matters little to that, so most cases run in the ranks of one zygote th
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -102,6 +103,28 @@ ENDINGS = {
         import os, sys
         sys.excepthook = lambda kind, value, trace: os._exit(11)
         raise ValueError("for the hook")
+    """,
+    "an excepthook that is None": """
+        import sys
+        sys.excepthook = None
+        raise ValueError("not lost")
+    """,
+    "an excepthook that is deleted": """
+        import sys
+        del sys.excepthook
+        raise ValueError("not lost")
+    """,
+    "print that is silent in a rank": """
+        import builtins, sys
+        builtins.print = lambda *words, **options: None
+        sys.exit("not lost")
+    """,
+    "an exit code that is no plain number": """
+        import sys
+        class Code(int):
+            def __and__(self, other):
+                raise KeyError
+        sys.exit(Code(3))
     """,
 }
 """Programs that end by an exit or an exception; what becomes of it is our code in both start modes."""
@@ -319,6 +342,59 @@ MODULES = {
     "space/inner/leaf.py": "name = __name__\n",
 }
 
+HOSTILE = {
+    "builtins are replaced": "import builtins; builtins.open = builtins.print = None; raise ValueError('boom')",
+    "os.open is replaced": "import os; os.open = os.write = os.fstat = lambda *words: 1 / 0; raise ValueError('boom')",
+    "os.environ is replaced": "import os; os.environ = None; raise ModuleNotFoundError('boom')",
+    "time.time_ns is replaced": "import time; time.time_ns = None; raise ValueError('boom')",
+    "sys.excepthook is None": "import sys; sys.excepthook = sys.__excepthook__ = None; raise ValueError('boom')",
+    "sys.excepthook is deleted": "import sys; del sys.excepthook, sys.__excepthook__; raise ValueError('boom')",
+    "sys.stderr is deleted": "import sys; del sys.stderr; raise ValueError('boom')",
+    **{
+        f"__str__ raises {kind}": f"""
+            class Odd(Exception):
+                def __str__(self):
+                    raise {kind}(44)
+            raise Odd
+        """
+        for kind in ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
+    },
+    "str() gives a str of its own": """
+        class Text(str):
+            __len__ = __getitem__ = encode = __format__ = None
+        class Odd(Exception):
+            def __str__(self):
+                return Text("boom")
+        raise Odd
+    """,
+    "with_traceback is overridden": """
+        class Odd(Exception):
+            with_traceback = __traceback__ = __context__ = None
+        raise Odd("boom")
+    """,
+    "a metaclass has a __name__": """
+        class Meta(type):
+            @property
+            def __name__(cls):
+                raise KeyError
+        class Odd(Exception, metaclass=Meta):
+            pass
+        raise Odd("boom")
+    """,
+    "__getattribute__ is broken": """
+        class Odd(Exception):
+            def __getattribute__(self, name):
+                raise ZeroDivisionError
+        raise Odd("boom")
+    """,
+    "__class__ is another": """
+        class Odd(Exception):
+            __class__ = SystemExit
+        raise Odd("boom")
+    """,
+}
+"""Programs that fail after they have replaced what shows that, or by an exception that resists."""
+
 IN_BOTH = {"KeyboardInterrupt", "exit in a thread", "atexit after an exception", "files are flushed", "a closed stderr"}
 """Last steps that are tried in a new interpreter too."""
 
@@ -418,6 +494,21 @@ def test_ends_as_under_python(ending: str, zygotes: dict[str, ZygoteDriver]) -> 
 def test_a_job_ends_as_under_python(ending: str, start: str, folder: Path) -> None:
     write_program(folder, "train.py", {**ENDINGS, **LAST_STEPS}[ending])
     assert_same_with_report(ours(folder, *MODES[start], "train.py"), plain(folder, "train.py"))
+
+
+@forked_and_exec
+@pytest.mark.parametrize("ending", HOSTILE)
+def test_an_exception_is_shown_and_recorded_whatever_the_program_has_replaced(
+    ending: str, start: str, zygotes: dict[str, ZygoteDriver], tmp_path: Path
+) -> None:
+    folder, record = zygotes[start].folder, tmp_path / "error.json"
+    write_program(folder, "train.py", HOSTILE[ending])
+    rank, program = zygotes[start].run(error_file=str(record)), plain(folder, "train.py")
+    assert (rank.stdout, rank.returncode) == ("", 1) == (program.stdout, program.returncode)
+    assert set(comparable(rank.stderr).splitlines()) == set(comparable(program.stderr).splitlines())
+    kind = re.search(r"raise (\w+)[^\n]*\Z", HOSTILE[ending].strip()).group(1)
+    said = json.loads(record.read_text())["message"]["message"]
+    assert said == (f"{kind}: <exception str() failed>" if "__str__ raises" in ending else f"{kind}: boom")
 
 
 @forked_and_exec

@@ -104,6 +104,37 @@ def test_a_rank_that_fails(python: Python):
     ]
 
 
+RESISTS = """
+def fails(number):
+    import builtins
+    class Exits(Exception):
+        def __str__(self):
+            raise SystemExit(44)
+    class Meta(type):
+        __name__ = property(lambda cls: 1 / 0)
+    class Broken(Exception, metaclass=Meta):
+        def __getattribute__(self, name):
+            raise ZeroDivisionError
+    builtins.open = os.open
+    raise (Exits, Broken)[number]("no luck")
+
+if __name__ == "__main__":
+    for number in range(2):
+        try:
+            launch(fails, number, nproc=1)
+        except RankFailed as error:
+            print(error)
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_that_cannot_be_shown_is_the_failure(python: Python):
+    assert python(RESISTS).splitlines() == [
+        "rank 0 failed with Exits: <exception str() failed> (exit code 1)",
+        "rank 0 failed with Broken: no luck (exit code 1)",
+    ]
+
+
 INJECTED = """
 import functools
 

@@ -34,6 +34,9 @@ CALL, CALL_QUIETLY, CALL_OR_END = b"c", b"q", b"r"
 _EXIT_EXCEPTIONS = (SystemExit, KeyboardInterrupt)
 """Exceptions that end a rank."""
 
+_name_of, _trace_of = type.__dict__["__name__"].__get__, BaseException.__dict__["__traceback__"].__get__
+"""What exceptions of the program cannot override."""
+
 _OWN_DIR = os.path.dirname(__file__) + os.sep
 
 
@@ -161,30 +164,37 @@ def _print(error: BaseException) -> None:
     """Print a traceback as the interpreter would at the end of a program."""
     _strip_own_frames(error)
     try:
-        sys.excepthook(type(error), error, error.__traceback__)
+        sys.excepthook(type(error), error, _trace_of(error))
     except Exception:
-        traceback.print_exception(type(error), error, error.__traceback__)
+        print(_format(error), end="", file=sys.stderr)
+
+
+def _format(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(type(error), error, _trace_of(error)))
+    except BaseException:  # it overrides what the traceback module reads
+        return "".join([*traceback.format_tb(_trace_of(error)), _message(error), "\n"])
 
 
 def _strip_own_frames(error: BaseException) -> None:
     """Remove ddplaunch's frames from the beginning of a traceback."""
-    trace = error.__traceback__
+    trace = _trace_of(error)
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_DIR):
         trace = trace.tb_next
-    error.__traceback__ = trace
+    BaseException.with_traceback(error, trace)
 
 
 def _write_raised(error: BaseException, path: str) -> None:
     """Write an exception for the caller; only its text if it cannot be pickled."""
-    full_traceback = error.__traceback__
+    full_traceback = _trace_of(error)
     _strip_own_frames(error)
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    error.__traceback__ = full_traceback
+    text = _format(error)
+    BaseException.with_traceback(error, full_traceback)
     raised = RaisedException(os.getpid(), time.time(), _message(error), text, error)
     try:
         pickle_files.dump(raised, path)
         pickle_files.load(path)  # some exceptions can be pickled but not unpickled
-    except Exception:
+    except BaseException:
         with suppress(OSError):
             os.unlink(path)
         with suppress(OSError):
@@ -192,9 +202,9 @@ def _write_raised(error: BaseException, path: str) -> None:
 
 
 def _message(error: BaseException) -> str:
-    name = type(error).__name__
+    name: str = _name_of(type(error))
     try:
-        text = str(error)
-    except Exception:
+        text = str.__str__(str(error))
+    except BaseException:
         text = "<exception str() failed>"
     return f"{name}: {text}" if text else name
