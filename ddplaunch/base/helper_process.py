@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+from ddplaunch.base.safe_files import current_folder
 
 
 class HelperProcess:
@@ -39,6 +40,7 @@ class HelperProcess:
             stderr=subprocess.STDOUT if merge_stderr else subprocess.DEVNULL,
             bufsize=0,
             env=environ,
+            cwd=None if os.path.isdir(current_folder()) else "/",  # it was removed: Python would not start there
             preexec_fn=preexec_fn,
             start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
         )

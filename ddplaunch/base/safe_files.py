@@ -92,6 +92,18 @@ def open_for_writing(path: str, flags: int, mode: int = 0o644) -> int:
     return fd
 
 
+def current_folder() -> str:
+    """The path of the current folder; the one that it had, if it was removed meanwhile, as work trees are."""
+    try:
+        return os.getcwd()
+    except OSError:
+        pass
+    try:
+        return os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+    except OSError:
+        return "/"
+
+
 def make_private_dir(name: str) -> str | None:
     """Create a folder that only this user may enter, with random digits in its name; None if that fails everywhere."""
     for parent in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm"):

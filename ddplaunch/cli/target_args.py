@@ -90,7 +90,7 @@ def make_option_lookup() -> Callable[[SplitArgv, str], bool]:
 def current_directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:
+    except OSError:
         raise UsageError("the current directory does not exist any more", "cd to one that exists") from None
 
 

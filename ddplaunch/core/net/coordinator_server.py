@@ -5,7 +5,6 @@ It connects the machine with the node in this process and, through the control p
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.connection import Connection
 from ddplaunch.base.event_loop import EventLoop, WakeTimer
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.text import join_names
 from ddplaunch.base.types import encode
 from ddplaunch.core import messages
@@ -73,7 +73,7 @@ class CoordinatorServer:
         self._clocks: dict[int, PeerClock] = {}
         self._closing: list[Connection[Message]] = []
         self._local_ranks = len(hello.node_spec.devices)
-        self._machine = JobMachine(replace(config, folder=os.getcwd()), hello, run_id)
+        self._machine = JobMachine(replace(config, folder=current_folder()), hello, run_id)
         self._timer = WakeTimer(loop, partial(self._handle, Woken()))
         self._newcomers: dict[int, tuple[Connection[Message], str | None]] = {}  # with the proof for each
         self._connection_numbers = count()

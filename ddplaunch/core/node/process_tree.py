@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core.failures import describe_exit
 from ddplaunch.core.node.run_temp_dir import RunTempDir
 from ddplaunch.core.node.zygote_client import ZygoteClient, ZygoteListener
@@ -74,7 +75,7 @@ class ProcessTree:
             listener=self._listener,
             environment={**self.environ, **plan.shared_environment},
             plan=self._settings.plan,
-            first=plan.target.sys_path_0 or os.getcwd(),
+            first=plan.target.sys_path_0 or current_folder(),
             remove=[self.temp_dir.path] if self.temp_dir.path else (),
             title=" ".join(plan.target.argv),
             shielded=signals_to_block(self._settings.preempt_signal),

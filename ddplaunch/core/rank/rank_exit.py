@@ -27,7 +27,7 @@ _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(_
 _Module, _Function = type(sys), type(lambda: None)
 _display_unraisable = sys.__unraisablehook__
 _display, _open, _write, _close, _time_ns = sys.__excepthook__, os.open, os.write, os.close, time.time_ns
-_name_of, _trace_of, _context_of = (
+_name_of, trace_of, _context_of = (
     owner.__dict__[name].__get__
     for owner, name in ((type, "__name__"), (BaseException, "__traceback__"), (BaseException, "__context__"))
 )
@@ -83,7 +83,7 @@ def report_exception(job: PythonJob, error: BaseException) -> None:
     """
     moment = _time_ns()
     _strip_internal_frames(error)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, _trace_of(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace_of(error)
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     hook = getattr(sys, "excepthook", _Module)
@@ -103,7 +103,7 @@ def _call_hook(hook: Any, error: BaseException) -> None:
         _print("sys.excepthook is missing")
         return _print_exception(error)
     try:
-        hook(type(error), error, _trace_of(error))
+        hook(type(error), error, trace_of(error))
     except BaseException as broken:
         if issubclass(type(broken), SystemExit):
             raise
@@ -130,7 +130,7 @@ def _print_interrupt_location(error: BaseException) -> None:
     """Print one line with the innermost line of the user's code: "KeyboardInterrupt: step at train.py:31"."""
     where = ""
     for each in (_context_of(error), error):  # it may arrive just after another exception has ended the program
-        trace = _trace_of(each) if each is not None else None
+        trace = trace_of(each) if each is not None else None
         while trace is not None:
             code = trace.tb_frame.f_code
             if is_user_file(code.co_filename):
@@ -141,16 +141,25 @@ def _print_interrupt_location(error: BaseException) -> None:
 
 
 def name_in_folder(path: str) -> str:
-    """A file's path relative to the current folder, if it is in there and the folder still exists."""
+    """A file's path relative to the current folder, if it is in there."""
+    return path.removeprefix(current_folder() + os.sep)
+
+
+def current_folder() -> str:
+    """The path of the current folder; the one that it had, if it was removed meanwhile."""
     try:
-        return path.removeprefix(os.getcwd() + os.sep)
+        return os.getcwd()
     except Exception:
-        return path
+        pass
+    try:
+        return os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+    except Exception:
+        return "/"
 
 
 def _print_exception(error: BaseException) -> None:
     try:
-        _display(type(error), error, _trace_of(error))
+        _display(type(error), error, trace_of(error))
     except BaseException:
         pass  # what stderr was replaced by raises
 
@@ -161,7 +170,7 @@ def _strip_internal_frames(error: BaseException, *, entirely: bool = False) -> B
     If there are no other frames, they stay, because nothing else would show where the exception was raised, except
     ``entirely``, for types of exceptions, and an origin (a module with ``HIDES_FRAMES``), whose message is enough.
     """
-    trace, hides = _trace_of(error), entirely
+    trace, hides = trace_of(error), entirely
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         hides = entirely or "HIDES_FRAMES" in trace.tb_frame.f_globals

@@ -261,7 +261,7 @@ def list_importable(folder: str) -> set[str]:
 
 def is_loaded_from(module: ModuleType | None, folder: str) -> bool:
     """Whether a top-level module was imported from a file or package directly in ``folder``."""
-    path = os.path.abspath(getattr(module, "__file__", None) or "/")
+    path = os.path.normpath(os.path.join(rank_exit.current_folder(), getattr(module, "__file__", None) or "/"))
     return folder in (os.path.dirname(path), os.path.dirname(os.path.dirname(path)))
 
 
@@ -301,7 +301,8 @@ def _reset_main_module() -> None:
 
 
 def _find_script(job: PythonJob) -> Call:
-    path = os.path.join(os.getcwd(), job["path"])  # __file__ of __main__ is absolute since 3.9; argv[0] is unchanged
+    # __file__ of __main__ is absolute since 3.9; argv[0] is unchanged.
+    path = os.path.join(rank_exit.current_folder(), job["path"])
     _set_argv_and_path(job, job["path"], job["path"])
     loader: Any = SourceFileLoader
     namespace = sys.modules["__main__"].__dict__

@@ -7,7 +7,6 @@ JSON, before it takes it. The launcher's loop is not blocked.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core.feature import FeatureContext, NodeSide
 from ddplaunch.core.messages import CheckPassed, EndJob, JoinAccepted, Message, NodeStartError
 from ddplaunch.core.node.node_ranks import NodeRanks
@@ -90,7 +90,8 @@ class NodeCheck:
     ) -> None:
         """``environ``: that of the ranks, with the GPUs that they see; ``log_dir``: the folder of the log."""
         self._loop, self._request, self._on_progress, self._on_result = loop, request, on_progress, on_result
-        folders = {"the current folder": os.getcwd(), "TMPDIR": environ.get("TMPDIR") or "/tmp", "--log-dir": log_dir}
+        temporary = environ.get("TMPDIR") or "/tmp"
+        folders = {"the current folder": current_folder(), "TMPDIR": temporary, "--log-dir": log_dir}
         arguments = (
             request.gpu_memory_timeout,
             sorted({rank.device for rank in plan.local_ranks} - {"cpu"}),

@@ -17,6 +17,7 @@ from ddplaunch.base.connection import MAX_FRAME_BYTES
 from ddplaunch.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ddplaunch.base.frames import LENGTH, ProtocolError, encode_frame
 from ddplaunch.base.local_sockets import free_port
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.types import decode, encode
 from ddplaunch.features.doctor import benchmark, messages
 from ddplaunch.features.doctor.benchmark import CollectiveTimes, DeviceThroughput, MeasureCollective, PrepareDevices
@@ -96,7 +97,7 @@ class RequestHandler:
                 os.environ.pop("PYTHONSAFEPATH", None)
                 if not self._by_hand:
                     os.environb.update(each.partition(b"=")[::2] for each in environ)
-                folder = os.getcwd() if self._by_hand else os.fsdecode(cwd)
+                folder = current_folder() if self._by_hand else os.fsdecode(cwd)
                 self._nonce, self._benchmarks = nonce, [HelperProbe(_BENCHMARK_STATEMENT)]
                 return read_facts(CheckContext(folder, toward, self._benchmarks[0]))
             case messages.FindRoute(toward):

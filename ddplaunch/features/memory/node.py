@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from ddplaunch.base.errors import MAX_LINE_CHARS, sanitize_line
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.base.safe_files import current_folder, read_regular_file
 from ddplaunch.base.text import format_size
 from ddplaunch.core.events import AttemptSwept, Event, RankStarted
 from ddplaunch.core.failures import RankFailure
@@ -76,7 +76,7 @@ class MemorySide(NodeSide):
         if not self._context.options[MemoryReport].oom_report:
             return None
         name = f"rank-{rank.rank}{attempt_suffix(ranks.number)}.oom.pickle"
-        snapshot = self._context.log.file(name) or os.path.join(os.getcwd(), f"{ranks.plan.run_id}.{name}")
+        snapshot = self._context.log.file(name) or os.path.join(current_folder(), f"{ranks.plan.run_id}.{name}")
         summary = ranks.rank_file_path(rank.rank, "oom") or ""
         return RankSide("features/memory/rank/oom_report", {"snapshot": snapshot, "summary": summary})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import _ast as ast
 import os
 
+from ddplaunch.base.safe_files import current_folder
+
 _IDENTITY_CALLS = frozenset({"str", "fspath", "Path", "PurePath", "PosixPath", "absolute", "as_posix", "join"})
 _SINGLE_PATH_CALLS = frozenset({"dirname", "abspath", "realpath", "normpath", "expanduser"})
 _MAX_DEPTH = 12  # of nested expressions
@@ -42,7 +44,7 @@ class PathExpressions:
             case ast.Subscript(value=ast.Attribute(value=value, attr="parents"), slice=ast.Constant(value=int(number))):
                 return self._parent_path(value, number + 1, deep)
             case ast.Call(func=ast.Name("getcwd") | ast.Attribute(attr="getcwd" | "cwd"), args=[], keywords=[]):
-                return os.getcwd()
+                return current_folder()
             case ast.Call(func=ast.Attribute(value=value, attr=name), args=[], keywords=[]):  # Path(…).resolve()
                 path = self._value(value, deep) if name in ("resolve", *_IDENTITY_CALLS) else None
                 return os.path.realpath(path) if path and name == "resolve" else path
@@ -57,7 +59,7 @@ class PathExpressions:
 
     def _parent_path(self, node: ast.AST, count: int, deep: int) -> str | None:
         path = self._value(node, deep)
-        return os.path.normpath(os.path.join(os.getcwd(), path, *[".."] * count)) if path and count > 0 else None
+        return os.path.normpath(os.path.join(current_folder(), path, *[".."] * count)) if path and count > 0 else None
 
     def _join(self, nodes: list[ast.expr], deep: int) -> str | None:
         known = [path for each in nodes if (path := self._value(each, deep)) is not None]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from ddplaunch.base.errors import LaunchError, UsageError, host_name, sanitize_line
-from ddplaunch.base.safe_files import open_for_writing
+from ddplaunch.base.safe_files import current_folder, open_for_writing
 from ddplaunch.base.text import format_count, format_ranks
 from ddplaunch.cli import client
 from ddplaunch.cli.console_output import is_colour_allowed
@@ -66,7 +66,7 @@ def profile(run: str | None, seconds: float | None, torch: bool, spied: str | No
         what = f"--output {sanitize_line(output)}: there is no such folder, or it cannot be written to"
         raise UsageError(what, "name another, or leave it out")
     if batch_job := find_batch_job(run, "profile"):
-        words = ["--seconds", f"{seconds:g}", "--output", os.path.abspath(output)]
+        words = ["--seconds", f"{seconds:g}", "--output", os.path.normpath(os.path.join(current_folder(), output))]
         words += [*(["--torch"] if torch else []), *(["--py-spy", spied] if spied else [])]
         return batch_job.run_command("profile", words)
     tool = py_spy.find_py_spy("--py-spy") if spied else ""

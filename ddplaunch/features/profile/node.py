@@ -13,7 +13,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from ddplaunch.base.event_loop import EventLoop
-from ddplaunch.base.safe_files import read_regular_file
+from ddplaunch.base.safe_files import current_folder, read_regular_file
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
 from ddplaunch.core.rpc_kind import Reply
@@ -122,7 +122,9 @@ class RankProfiler:
         try:
             result = read_regular_file(profiled.path, _MAX_RESULT_BYTES, follow_symlinks=False)
             host = plan.rank_of(number).host or ""
-            profile = parse_profile(result, number, host, began, self._request.seconds, plan.world_size, os.getcwd())
+            profile = parse_profile(
+                result, number, host, began, self._request.seconds, plan.world_size, current_folder()
+            )
             self._reply(replace(profile, torch=profiled.torch) if os.path.exists(profiled.torch) else profile, False)
         except (OSError, ValueError, LookupError, TypeError):  # the program has written it, or the disk is full
             self._report_missing(number, "its profile cannot be read")

@@ -28,6 +28,7 @@ from ddplaunch.base.options import Option
 from ddplaunch.cli import client, launcher_command
 from ddplaunch.cli.failure_text import render_verdict
 from ddplaunch.cli.run_options import OPTIONS
+from ddplaunch.cli.target_args import current_directory
 from ddplaunch.core.control_socket.socket_dir import list_sockets
 from ddplaunch.core.control_socket.status_request import FlushRequest
 from ddplaunch.core.failures import FailureReport, find_first_cause
@@ -163,10 +164,11 @@ class LaunchedJob:
 
     def __init__(self, function: Callable[..., object], keywords: Mapping[str, object], output: IO[str] | None) -> None:
         """Prepare the job without starting it. Raises UsageError or TypeError for unsupported keywords."""
+        folder = current_directory()
         self._options = keywords_to_argv(keywords)
         self._env = launcher_environment(keywords.get("env"))
         shared = keywords.get("hosts") or keywords.get("hostfile")  # then the current folder must be shared
-        parent, dot = (os.getcwd(), ".") if shared else (None, "")
+        parent, dot = (folder, ".") if shared else (None, "")
         program = _program_source(function)
         self.folder = tempfile.mkdtemp(prefix=f"{dot}ddplaunch-", dir=parent)
         self._process: subprocess.Popen[bytes] | None = None
@@ -182,7 +184,7 @@ class LaunchedJob:
         self.end_socket, self._end_writer = socket.socketpair()
         self._start_error: BaseException | None = None
         self._result: LauncherResult | None = None
-        pickle_files.dump([each or os.getcwd() for each in sys.path], self.path("path"))
+        pickle_files.dump([each or folder for each in sys.path], self.path("path"))
         self._target = f"{self.path('launch.py')}:{_program_name(function)}"
         with open(self.path("launch.py"), "w", encoding="utf-8") as file:
             file.write(program)

@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from ddplaunch.base.errors import host_name, sanitize_line
 from ddplaunch.base.history_dir import MAX_TARGET_CHARS, history_dir, open_history_dir
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core import events
 from ddplaunch.core.events import Event
 from ddplaunch.core.output.run_log import rank_file, run_names
@@ -167,7 +168,7 @@ class HistoryRecorder(TimeTracker):
             "target": sanitize_line(" ".join(plan.target.argv), MAX_TARGET_CHARS),
             "argv": ["ddplaunch", *redact_token(sys.argv[1:])],
             "host": host_name(),
-            "cwd": _current_dir(),
+            "cwd": current_folder(),
             "pid": os.getpid(),
             "born": max(0, start_ticks(os.getpid())),
             "control_socket": self._control_socket(),
@@ -176,7 +177,7 @@ class HistoryRecorder(TimeTracker):
             "node_rank": plan.node_rank,
             "nnodes": plan.nnodes,
             "world_size": plan.world_size,
-            "log_dir": os.path.join(_current_dir(), log_dir) if (log_dir := self._log_dir()) else None,
+            "log_dir": os.path.join(current_folder(), log_dir) if (log_dir := self._log_dir()) else None,
         }
 
     def _finish_attempt(self, last: events.Restarting | events.JobEnded) -> None:
@@ -264,10 +265,3 @@ def _event_line(pending: tuple[Event, float]) -> bytes:
         return b""
     line = events.event_to_json(event, moment)
     return line if not isinstance(event, events.RanksInspected) or len(line) <= MAX_INSPECTION else b""
-
-
-def _current_dir() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return ""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ddplaunch.base.errors import UsageError, host_name
 from ddplaunch.base.options import Options, OptionSource
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.text import join_names
 from ddplaunch.base.tty import is_interactive
 from ddplaunch.cli.cluster_detection import OVER_SSH_VARIABLE
@@ -122,7 +123,7 @@ class SshLaunch(RunInstead):
             job = HostJob(
                 nonce=nonce,
                 environ={**environ, "DDPLAUNCH_TOKEN": token, OVER_SSH_VARIABLE: "1"},
-                cwd=os.getcwd(),
+                cwd=current_folder(),
                 target=target.text,
                 module=options[TargetOptions].module,
                 no_python=options[TargetOptions].no_python,
@@ -143,7 +144,7 @@ class SshLaunch(RunInstead):
             hosts=tuple(host.destination for host in hosts),
             python=python,
             target=shlex.join([target.text, *target.args]),
-            cwd=os.getcwd(),
+            cwd=current_folder(),
             pid=pid,
             ticks=start_ticks(pid),
             host=host_name(),

@@ -69,7 +69,7 @@ class Side:
         elif os.isatty(0):
             import pdb
 
-            pdb.post_mortem(error.__traceback__)
+            pdb.post_mortem(rank_exit.trace_of(error))
 
     def leave(self) -> None:
         if self._hooks is not None:
@@ -138,7 +138,7 @@ class BreakpointHooks:
     def post_mortem(self, error: BaseException) -> None:
         """Enter the debugger at the frames of an exception that has ended the program."""
         if self._is_rank_process and error.__traceback__ is not None:
-            self._load_debugger().post_mortem(error, error.__traceback__)
+            self._load_debugger().post_mortem(error, rank_exit.trace_of(error))
 
     @property
     def _is_rank_process(self) -> bool:

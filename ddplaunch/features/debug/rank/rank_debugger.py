@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
+    from ddplaunch.core.rank import rank_exit
+    from ddplaunch.core.rank.rank_runner import load_private_module
+else:
+    rank_exit = load_private_module("core/rank/rank_exit")
+
 _LENGTH = struct.Struct("!I")
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"  # between words in completion, as in pdb
 _MAX_WORDS = 200
@@ -81,11 +86,11 @@ class Debugger:
             trace = trace.tb_next
         code = frame.f_code  # type: ignore[union-attr]
         name = "" if code.co_name == "<module>" else code.co_name
-        file = code.co_filename.removeprefix(os.getcwd() + os.sep)
+        file = rank_exit.name_in_folder(code.co_filename)
         try:
             error = "" if failed is None else f"{type(failed).__name__}: {failed}"[:200]
-        except Exception:
-            error = type(failed).__name__
+        except BaseException:  # what the exception overrides
+            error = "" if failed is None else rank_exit.type_name(failed)
         return {"file": file, "line": line, "function": name, "error": error}
 
     def _get_session(self) -> RankPdb:

@@ -10,7 +10,7 @@ import os
 import time
 from itertools import takewhile
 
-from ddplaunch.base.safe_files import list_dir
+from ddplaunch.base.safe_files import current_folder, list_dir
 from ddplaunch.core.node.node_ranks import RankProcess
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.features.inspect.diagnosis.inspection import ProcessCondition, Worker
@@ -80,7 +80,7 @@ class DataLoaderWorkers:
     def _on_dump(self, text: bytes | None) -> None:
         self._dump = None
         self._close()
-        threads = parse_dump(text, os.getcwd()) if text else ()
+        threads = parse_dump(text, current_folder()) if text else ()
         frames = threads[0].frames if threads else ()
         inside = tuple(takewhile(lambda frame: not frame.file.endswith(self._entry_file), frames))
         if len(inside) < len(frames):

@@ -10,6 +10,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.output.isolation import IsolatedLoop
@@ -256,7 +257,7 @@ class RankInspector:
                 # Not again: what the program prints about the signal would look like progress.
                 self._ranks.channels[number].stack_signals = (0, 0)
             found = self._found[number]
-            threads = parse_dump(dump.text, os.getcwd(), outer=self._outer.get(number, b"")) if dump.text else ()
+            threads = parse_dump(dump.text, current_folder(), outer=self._outer.get(number, b"")) if dump.text else ()
             condition = _CONDITION_BY_DUMP_ERROR.get(dump.why_not, found.condition)
             self._found[number] = replace(
                 found,

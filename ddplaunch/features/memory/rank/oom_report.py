@@ -128,7 +128,7 @@ def _list_allocated_blocks(snapshot: Any, device: int) -> Any:
 
 
 def _format_line(file: str, line: int) -> str:
-    return f"{file.removeprefix(os.getcwd() + os.sep)}:{line}"
+    return f"{rank_exit.name_in_folder(file)}:{line}"
 
 
 def _format_size(count: int) -> str:

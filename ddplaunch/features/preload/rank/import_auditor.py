@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from ddplaunch.core.rank import rank_exit
+    from ddplaunch.core.rank.rank_runner import load_private_module
     from ddplaunch.core.rank.zygote_messages import ZygoteConfig
+else:
+    rank_exit = load_private_module("core/rank/rank_exit")
 
 _SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 _STREAMS = (1, 2)
@@ -117,7 +121,7 @@ class ImportAuditor:
         os.umask(umask := os.umask(0o77))
         state: dict[str, Any] = {
             _VARIABLES: {name: value for name, value in os.environ.items() if name not in sets},
-            _FOLDER: os.getcwd(),
+            _FOLDER: rank_exit.current_folder(),
             _HANDLERS: [*map(signal.getsignal, _SIGNALS), signal.getitimer(signal.ITIMER_REAL)],
             _UMASK: umask,
             "open files": _open_fds(),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ddplaunch import runtime
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.features.python.rank.rank_value import RankValue
 
 _tests = itertools.count(1)
@@ -86,7 +87,7 @@ def _capture_state() -> dict[str, object]:
     """The state that tests share in a process, by the message about a change."""
     torch = sys.modules.get("torch")
     state: dict[str, object] = {f"changed the variable {name}": value for name, value in os.environ.items()}
-    state["changed the working folder"] = os.getcwd()
+    state["changed the working folder"] = current_folder()
     if torch is not None:
         state["changed the default dtype"] = str(torch.get_default_dtype())
         with suppress(AttributeError):

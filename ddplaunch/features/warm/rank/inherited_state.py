@@ -48,7 +48,7 @@ def read_inherited_state() -> dict[str, str]:
     for name, path in (("root", "/"), ("cwd", ".")):
         folder = os.stat(path)
         found[name] = f"{folder.st_dev} {folder.st_ino}"
-    found["folder"] = os.getcwd()
+    found["folder"] = os.readlink("/proc/self/cwd")  # also of one that was removed
     found["host"] = os.uname().nodename
     found["scheduling"] = f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority}"
     found["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
