@@ -47,6 +47,18 @@ OUT_OF_MEMORY = "out-of-memory killer"
 PROBABLY_OUT_OF_MEMORY = "probably out of memory"
 """In a failure's hint: the out-of-memory killer was active, but may have killed another process."""
 
+# By these rules the first cause of an attempt is chosen:
+# - A failure is secondary if its message is one of torch.distributed's about a peer that is gone or late, and it came
+#   from there: its innermost frame is in torch (autograd's in a backward pass of DDP), or its class or the place in
+#   torch's source is in the message. So an upload's ConnectionResetError is not, nor that of a database.
+# - An error of this machine's network (a port in use) is not secondary, whatever its class.
+# - The first cause is the earliest failure that is not secondary. The machine waits a little for it
+#   (SECONDARY_FAILURE_DELAY_S), because the rank that fails closes its connections before its end is noticed.
+# - If all are secondary, timeouts come first: such a rank has closed the others' connections by failing.
+# - Only then another rank may be blamed (features/inspect): one that ranks waited for. For a lost connection a peer
+#   must have failed or left before, since otherwise no rank waited: the connection itself broke.
+# - Of equal failures the lowest rank is named.
+
 _SECONDARY_ERROR = (
     r"(?i)connection (closed|reset|refused)|broken pipe|connectFullMesh|socket.*(closed|reset)|DistBackendError"
     r"|remote process has failed|NCCL communicator was aborted|recvValue failed|failed to recv|DistNetworkError"
@@ -54,6 +66,14 @@ _SECONDARY_ERROR = (
     r"|RuntimeError: (wait timeout|operation timed out!)|application timeout caused pair closure|DistStoreError"
 )
 """Messages of torch.distributed in a rank whose peer has ended, or has not arrived."""
+
+_LOCAL_ERROR = r"(?i)EADDRINUSE|EADDRNOTAVAIL|EACCES|address already in use|cannot assign requested address"
+"""Messages of torch.distributed about this machine's own network."""
+
+_TORCH_ERROR = r"Dist(Backend|Network|Store)Error|\[\S+\.(cc|cpp|h|hpp):\d+\]|\[monitoredBarrier\]|NCCL communicator"
+"""What only torch's own errors have in their messages."""
+
+_TORCH_FRAME = r'  File "[^"\n]*/torch/(distributed|autograd|nn/parallel)/[^"\n]*", line '
 
 _TORCH_SOURCE_PREFIX = r"\[/\S+:\d+\] "  # the place in torch's source with which its messages begin
 
@@ -121,7 +141,7 @@ class RankFailure(Struct, frozen=True):
     @property
     def is_secondary(self) -> bool:
         """Whether it failed only because a peer was gone."""
-        return is_secondary_error(self.message or "")
+        return is_secondary_error(self.message or "", self.traceback or "")
 
     @property
     def is_timeout(self) -> bool:
@@ -185,9 +205,15 @@ def describe_exit(code: int) -> str:
     return f"was ended by {name}" + (f" ({words})" if words else "")
 
 
-def is_secondary_error(message: str) -> bool:
-    """Whether an exception's message only says that a peer is gone."""
-    return bool(re.search(_SECONDARY_ERROR, message))
+def is_secondary_error(message: str, traceback: str) -> bool:
+    """Whether an exception of torch.distributed only says that a peer is gone; without a traceback its message decides.
+
+    Of a traceback the innermost frame counts: below a checkpoint's frames may be those of an upload.
+    """
+    if not re.search(_SECONDARY_ERROR, message) or re.search(_LOCAL_ERROR, message):
+        return False
+    innermost = traceback[max(traceback.rfind('  File "'), 0) :]
+    return not innermost or bool(re.search(_TORCH_ERROR, message) or re.match(_TORCH_FRAME, innermost))
 
 
 def first_line(message: str, limit: int = 100) -> str:

@@ -62,7 +62,7 @@ class TracebackFilter:
         *_, frames = text.rpartition("Traceback (most recent call last):\n")
         found = re.search(r"(?m)^\S", frames)
         message = frames[found.start() :] if found else ""
-        if not is_secondary_error(message):
+        if not is_secondary_error(message, frames):
             return self.release()
         self._held = b""
         return f"{first_line(message, 60)} (full traceback: --show all)\n".encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.core.failures import RankFailure, describe_exit, find_first_cause
 from ddplaunch.core.node.rank_files import last_lines, signal_hint
@@ -125,6 +126,46 @@ def test_a_rank_that_timed_out_is_reported_before_ranks_that_lost_their_connecti
 )
 def test_timeouts_of_torch_are_secondary_failures(message, waited):
     assert _failure(0, 0.0, message).is_secondary is waited
+
+
+def _raised(rank, moment, message, *files):
+    frames = "".join(f'  File "{file}", line 3, in step\n    go()\n' for file in ("/job/train.py", *files))
+    failure = _failure(rank, moment, message)
+    return replace(failure, traceback=f"Traceback (most recent call last):\n{frames}{message}\n")
+
+
+C10D, BACKWARD, UPLOAD = (
+    f"/venv/lib/python3.11/site-packages/{file}.py"
+    for file in ("torch/distributed/distributed_c10d", "torch/autograd/graph", "fsspec/asyn")
+)
+CLOSED, RESET = "RuntimeError: Connection closed by peer", "ConnectionResetError: [Errno 104] Connection reset by peer"
+GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+LATE = "torch.distributed.DistStoreError: wait timeout after 4000ms"
+IN_USE = "torch.distributed.DistNetworkError: The server socket has failed. name: EADDRINUSE, address already in use"
+STORE_GONE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
+
+FIRST_CAUSES = {
+    "the earliest that is not secondary": ([(0, 1, CLOSED, C10D), (1, 3, "KeyError"), (2, 2, "ValueError")], 2),
+    "a lost connection in a collective": ([(0, 1, CLOSED, C10D), (1, 2, "KeyError")], 1),
+    "in a backward pass": ([(0, 1, CLOSED, BACKWARD), (1, 2, "KeyError")], 1),
+    "in the wait of a collective, which has no frame": ([(0, 1, GLOO), (1, 2, "KeyError")], 1),
+    "of a store, which has no frame": ([(0, 1, STORE_GONE), (1, 2, "KeyError")], 1),
+    "of an upload": ([(0, 1, RESET), (1, 2, "KeyError")], 0),
+    "of an upload, and a rank that lost the connection to it": ([(0, 1, CLOSED, C10D), (1, 2, RESET)], 1),
+    "of an upload below torch's checkpoint": ([(0, 1, RESET, C10D, UPLOAD), (1, 2, "KeyError")], 0),
+    "of a database": ([(0, 1, "RuntimeError: Connection refused"), (1, 2, CLOSED, C10D)], 0),
+    "a port in use": ([(0, 2, IN_USE, C10D), (1, 1, CLOSED, C10D)], 0),
+    "a timeout before the connections that it closed": ([(0, 1, CLOSED, C10D), (1, 2, LATE, C10D)], 1),
+    "a timeout of the program's own": ([(0, 2, "OSError: Timed out after 30 s"), (1, 1, LATE, C10D)], 0),
+    "of lost connections the earliest": ([(0, 2, CLOSED, C10D), (1, 1, GLOO, C10D)], 1),
+}
+"""Failures (rank, moment, message, files of the frames below the program's), and the rank that is the first cause."""
+
+
+@pytest.mark.parametrize("name", FIRST_CAUSES)
+def test_the_first_cause(name):
+    failures, first = FIRST_CAUSES[name]
+    assert find_first_cause([_raised(*each) for each in failures], 0, 4).first.rank == first
 
 
 def test_of_equal_failures_the_lowest_rank_is_named():

@@ -69,7 +69,7 @@ def test_a_rank_that_ended_with_0_before_a_lost_connection_is_named(run_ddplaunc
             time.sleep(0.01)
         peer = socket.create_connection(("127.0.0.1", int(open("port").read())))
         assert peer.recv(1) == b""
-        raise ConnectionError("connection closed by peer")
+        raise RuntimeError("[/src/gloo/pair.cc:538] connection closed by peer")
         """,
     )
     done = run_ddplaunch("run", "--nproc", "2", *LIGHT, script)

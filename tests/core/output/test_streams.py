@@ -14,7 +14,7 @@ from ddplaunch.core.output.streams import MEMORY_TAIL_BYTES, REPORTED, Streams, 
 from ddplaunch.core.output.traceback_filter import EXIT_TIMEOUT_S
 
 TRACEBACK = b'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n'
-SECONDARY = b"ConnectionError: Connection closed by peer\n"
+SECONDARY = b"RuntimeError: [/src/gloo/pair.cc:538] Connection closed by peer\n"
 
 
 class RecordingScreen:
@@ -111,7 +111,11 @@ def test_a_long_traceback_is_shown_at_once(world):
 @pytest.mark.parametrize(
     ("text", "lines", "held"),
     [
-        (TRACEBACK + SECONDARY, b"ConnectionError: Connection closed by peer (full traceback: --show all)\n", []),
+        (
+            TRACEBACK + SECONDARY,
+            "RuntimeError: … Connection closed by peer (full traceback: --show all)\n".encode(),
+            [],
+        ),
         (TRACEBACK + b"ValueError: x\n", None, [(0, TRACEBACK + b"ValueError: x\n")]),
         (b"no newline", b"no newline\n", []),
     ],

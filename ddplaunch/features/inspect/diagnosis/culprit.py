@@ -34,7 +34,7 @@ from ddplaunch.features.inspect.diagnosis.waits import Wait, find_waits, short_w
 
 _TIMEOUT = re.compile(r"(?:Timed out waiting |wait timeout after |Timeout\(ms\)=)(\d{1,12})")  # milliseconds
 _STORE_LOST = "DistNetworkError"
-"""The error of a rank whose connection to the job's store was closed; torch raises it for no other connection."""
+"""The error of a rank whose connection to a store was closed: the job's, if a function of torch.distributed used it."""
 
 _EXIT_DELAY_S = 1.0  # from the moment when a rank closes its connections until its end is noticed
 _MAX_NAMED = 3
@@ -129,10 +129,12 @@ def _culprit_from_store(
     first = inspection.by_number.get(0)
     if first is None or not _ended_well(first) or not failed or not all(_STORE_LOST in each for _, each in failed):
         return None
-    needed = " and ".join(sorted({each.function for each in gone if each.function}))
+    if not all(each.function for each in gone):
+        return None  # a store of the program's own
+    needed = " and ".join(sorted({each.function for each in gone}))
     ranks = format_ranks(each.rank for each in gone)
-    text = f"rank 0 {describe_halt(first).before}, and with it the store, which {ranks} still needed"
-    return Culprit((0,), "", len(gone), None, text + (f" in {needed}" if needed else ""))
+    text = f"rank 0 {describe_halt(first).before}, and with it the store, which {ranks} still needed in {needed}"
+    return Culprit((0,), "", len(gone), None, text)
 
 
 def _culprit_from_wait(
@@ -164,6 +166,8 @@ def _culprit_from_failures(inspection: Inspection, failed: Sequence[_TimedOutRan
     functions = {each.function for each in failed if each.function}
     if not failed or not left:
         return _culprit_from_mismatch(inspection, failed)
+    if not until and len(lost) == 1 and not any(has_ended(rank) or not rank.groups for rank in left):
+        return None  # the connection broke: no peer had failed, or left its groups
     if INIT_FUNCTION in functions:
         left = [rank for rank in left if not rank.groups and rank.answers is not True]
         return _make_culprit(INIT_FUNCTION, left, inspection, len(failed), until, counted=False) if left else None

@@ -127,6 +127,21 @@ def test_a_rank_that_ended_with_0_is_the_culprit():
     assert (found.ranks, found.text) == ((2,), text)
 
 
+def test_nobody_is_the_culprit_of_a_connection_that_broke():
+    alone = together(rank(0, 5, 4), rank(1, 4, 4, "f at a.py:1"))
+    assert find_culprit(ended(alone, 0), [(0, traceback())]) is None
+    assert find_culprit(ended(alone, 0), [(0, TIMED_OUT)], timed_out=True).ranks == (1,)
+    assert find_culprit(ended(ended(alone, 0), 1, code=0), [(0, traceback())]) is not None
+
+
+def test_a_store_of_the_programs_own_is_not_the_jobs():
+    error = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
+    own = f'Traceback (most recent call last):\n  File "/job/train.py", line 3, in <module>\n{error}\n'
+    gone = ended(ended(full_inspection("absent"), 0, code=0), 1)
+    found = find_culprit(gone, [(1, own)], folder="/job")
+    assert "the store" not in (found.text if found else "")
+
+
 def test_failed_ranks_that_waited_in_different_collectives():
     gather = traceback("all_gather", 'mismatch at "/job/train.py", line 45')
     text = (
