@@ -102,7 +102,10 @@ else:
     StopSignal = Literal[1, 2, 3, 15]  # SIGHUP, SIGINT, SIGQUIT, SIGTERM: what users and schedulers send
 
     class _MendedType(type):
-        """The type of plain values, in JSON of type ``received``, that a function checks or sanitizes on arrival."""
+        """The type of plain values, in JSON of type ``received``, that a function checks or sanitizes on arrival.
+
+        Elements of a list are text. What ``mend`` gets is of that type, so it can rely on it.
+        """
 
         def __new__(cls, name: str, mend: Callable[[Any], Any], received: type = str) -> _MendedType:
             return super().__new__(cls, name, (), {"mend": staticmethod(mend), "received": received})
@@ -192,6 +195,7 @@ def _decoder(kinds: tuple[type, ...]) -> msgspec.json.Decoder[Any]:
 
 
 def _mend(kind: Any, value: Any) -> Any:
-    if type(value) is not kind.received:
+    elements = value if type(value) is list else ()
+    if type(value) is not kind.received or not all(type(each) is str for each in elements):
         raise TypeError(f"no {kind.__name__}")
     return kind.mend(value)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import math
 import random
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ class Maker:
         """Something of this type, as JSON has it."""
         pick = self.random.choice
         if is_struct(hint):
-            return {name: self.value(inner) for name, inner in field_types(hint).items()}
+            return {name: self.value(field_types(hint)[name]) for name in hint.__struct_fields__}
         if typing.get_origin(hint) is typing.Annotated:
             return self.value(typing.get_args(hint)[0])
         if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -226,6 +227,47 @@ def act_on(message: messages.Message) -> None:
         json.dumps(verdict.to_json())
         for line in render_verdict(verdict, 2).splitlines()[1:]:
             assert line.startswith(("  ", "\x1b[2m  ")), "our own lines begin otherwise"
+
+
+WRONG = [None, True, 7, 1.5, "text", [], ["text"], [["text"]], [7], [None], {}, {"a": 7}, [{"a": [7]}], 1 << 70]
+
+
+def with_wrong_elements(value: Any) -> Iterator[Any]:
+    """A message in JSON with one value of it, at any depth, replaced by one of another type, or put into a list."""
+    inside: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict | list):
+        inside = (*value.items(),) if isinstance(value, dict) else (*enumerate(value),)
+    for key, each in inside:
+        for wrong in (*WRONG, [each], [each, *WRONG], {"a": each}):
+            copied = value.copy()
+            copied[key] = wrong
+            yield copied
+        for wrong in with_wrong_elements(each):
+            copied = value.copy()
+            copied[key] = wrong
+            yield copied
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *CONTROL_SOCKET, *HISTORY, *DOCTOR], ids=lambda kind: kind.__name__)
+def test_elements_of_any_other_type_are_refused(kind):
+    """Nothing but ProtocolError, which loses the node or skips the record."""
+    maker = Maker(2)
+    for _ in range(3):
+        changed = [*itertools.islice(with_wrong_elements(json.loads(maker.body(kind))), 1000)]
+        for fields in maker.random.sample(changed, min(len(changed), 60)):
+            try:
+                message = receive(json.dumps(fields).encode(), kind)
+            except ProtocolError:
+                continue
+            assert type(message) is kind
+            if kind is not messages.RanksInspected:  # which stays in its process; a record's is converted later
+                assert list not in map(type, leaves(message))
+
+
+@pytest.mark.parametrize("line", [["not text"], 7, None, {}])
+def test_last_lines_are_text(line):
+    with pytest.raises(ProtocolError):
+        convert(["text", line], TailLines)
 
 
 @pytest.mark.slow
