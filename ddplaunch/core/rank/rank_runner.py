@@ -310,11 +310,22 @@ def _find_script(job: PythonJob) -> Call:
         source = file.read()
     if path.endswith(".pyc"):
         loader = SourcelessFileLoader
-        code = marshal.loads(source[16:])  # after the header (PEP 552)
+        code = _load_code(job["path"], source)
     else:
         code = compile(source, path, "exec", dont_inherit=True)
     namespace.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
     return exec, (code, namespace), {}
+
+
+def _load_code(path: str, content: bytes) -> object:
+    """Return the code in a compiled file, after its header (PEP 552)."""
+    try:
+        code = marshal.loads(content[16:])
+    except (EOFError, ValueError, TypeError):
+        code = None
+    if type(code) is not type(_load_code.__code__):
+        raise rank_exit.TargetError(f"{path} is damaged: it holds no code object", "compile its source again")
+    return code
 
 
 def _find_main(job: PythonJob) -> Call:

@@ -7,6 +7,7 @@ imported matters little to that, so most cases run in the ranks of one zygote th
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
@@ -610,6 +612,16 @@ def test_a_traceback_without_frames_of_the_program_keeps_the_others(start: str, 
     done = ours(folder, *MODES[start], "--max-restarts", "1", "train.py")
     assert done.returncode == 1
     assert re.search(r'^  File ".*rank_runner.py", line \d+, in _find_script$', done.stderr, re.MULTILINE), done.stderr
+
+
+@forked_and_exec
+@pytest.mark.parametrize("body", [bytes(50), b"", b"c\0", marshal.dumps(7)], ids=["zeros", "cut", "torn", "a number"])
+def test_a_damaged_compiled_program_is_refused(body: bytes, start: str, folder: Path) -> None:
+    (folder / "train.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + body)
+    done = ours(folder, *MODES[start], "train.pyc")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "train.pyc is damaged: it holds no code object" in done.stderr
+    assert len(done.stderr.splitlines()) <= 3, done.stderr
 
 
 def test_a_program_that_cannot_be_executed(folder: Path) -> None:
