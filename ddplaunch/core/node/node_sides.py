@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ddplaunch.base.event_loop import EventLoop
@@ -37,18 +38,18 @@ class NodeSides:
     def __init__(self, loop: EventLoop, report: Callable[[str], object]) -> None:
         """``report`` gets messages on bugs."""
         self._loop, self._report = loop, report
-        self._sides: list[tuple[str, NodeSide]] = []
+        self._sides: list[tuple[IsolatedLoop, NodeSide]] = []
         self._guarded: dict[str, list[Callable[..., Any]]] = {hook: [] for hook in HOOKS}
 
     def make(self, make_context: Callable[[IsolatedLoop, tuple[NodeSide, ...]], FeatureContext]) -> None:
         """Make the sides of all features; ``make_context`` gets the loop of a feature and the sides made before."""
         for name, feature in load_features():
             context = make_context(self._isolated(name), tuple(side for _, side in self._sides))
-            context.loop.guard(self._add)(name, feature, context)
+            context.loop.guard(self._add)(feature, context)
 
-    def _add(self, name: str, feature: Feature, context: FeatureContext) -> None:
+    def _add(self, feature: Feature, context: FeatureContext) -> None:
         if (side := feature.make_node_side(context)) is not None:
-            self._sides.append((name, side))
+            self._sides.append((context.loop, side))
             for hook, guarded in self._guarded.items():
                 if getattr(type(side), hook) is not getattr(NodeSide, hook):  # else it has no such part
                     guarded.append(context.loop.guard(getattr(side, hook)))
@@ -99,10 +100,19 @@ class NodeSides:
 
     def close(self) -> None:
         """Close all sides, also those that have raised."""
-        for name, side in self._sides:
-            self._isolated(name).guard(side.close)()
+        for loop, side in self._sides:
+            _call_last(loop, side.close)
 
     def finish(self) -> None:
         """Wait for all sides, also for those that have raised."""
-        for name, side in self._sides:
-            self._isolated(name).guard(side.finish)()
+        for loop, side in self._sides:
+            _call_last(loop, side.finish)
+
+
+def _call_last(loop: IsolatedLoop, function: Callable[[], object]) -> None:
+    """Call a function at the end also of a side that has raised, which was reported then."""
+    if not loop.failed:
+        loop.call(function)
+    else:
+        with suppress(Exception):
+            function()
