@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from _weakref import ref
 from os import listdir
-from time import monotonic, sleep
+from time import monotonic, sleep  # kept: the program may replace what time has
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_open = open  # the program may replace it, as it may the functions above
 _THREAD_NAME = "pt_gloo_runloop\n"  # ProcessGroupGloo::runLoop
 _PAUSE_S = 0.0005
 _TIMEOUT_S = 1.0
@@ -80,7 +79,7 @@ def _is_running(task: str) -> bool:
 def _read(path: str) -> str:
     """Read a file; "" if its thread has ended."""
     try:
-        with _open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="ascii", errors="replace") as file:
             return file.read()
     except OSError:
         return ""
