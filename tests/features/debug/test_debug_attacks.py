@@ -20,8 +20,7 @@ import pytest
 
 from ddplaunch.cli.client import send_request
 from ddplaunch.core.control_socket.status_request import StatusQuery
-from ddplaunch.features.debug.rank import rank_debugger
-from ddplaunch.features.debug.rank.rank_debugger import DebugConnection
+from ddplaunch.core.rank.rank_runner import load_private_module
 from tests.conftest import (
     clean_environment,
     ddplaunch_command,
@@ -38,6 +37,8 @@ from tests.debugger_fixtures import runtime_dir as runtime_dir
 from tests.scaled_timeouts import scaled_timeout
 from tests.start_modes import EXEC, LIGHT
 from tests.terminal_emulator import TerminalEmulator
+
+rank_debugger = load_private_module("features/debug/rank/rank_debugger")
 
 pytestmark = pytest.mark.slow
 
@@ -250,7 +251,7 @@ def test_long_output_is_shown_while_it_is_written_and_a_rank_whose_user_leaves_g
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.bind(str(tmp_path / "connection"))
         launcher.listen()
-        connection = DebugConnection(str(tmp_path / "connection"), 1)
+        connection = rank_debugger.DebugConnection(str(tmp_path / "connection"), 1)
         assert connection.connect()
         with launcher.accept()[0] as accepted:
             connection.write("0123456789")
