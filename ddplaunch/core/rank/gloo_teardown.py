@@ -56,9 +56,9 @@ def _hold_after(init: Any, group_of: Callable[..., object], groups: dict[ref[Any
 
 
 def wait_for_threads() -> None:
-    """Wait until gloo's threads have freed what they work on: asleep twice, while this thread leaves them the GIL."""
+    """Wait until gloo's threads have freed what they work on: asleep three times while this one leaves them the GIL."""
     tasks, asleep, deadline = _find_threads(), 0, monotonic() + _TIMEOUT_S
-    while tasks and asleep < 2 and monotonic() < deadline:
+    while tasks and asleep < 3 and monotonic() < deadline:
         sleep(_PAUSE_S)
         asleep = 0 if any(_is_running(task) for task in tasks) else asleep + 1
 

@@ -80,7 +80,7 @@ def hosts(network, tmp_path):
         ({}, "reduce", "fd77::10", (), "fd77::10 eth0 None None"),
         ({}, "show", "n0", (), "fd77::10 eth0 None None"),
         ({"second": True}, "show", "10.78.0.10", (), "10.78.0.10 eth1 None None"),
-        ({"second": True}, "reduce", "10.78.0.10", ("--interface", "eth1"), "10.78.0.10 eth1 eth1 None"),
+        ({"second": True}, "reduce", "10.78.0.10", ("--interface", "eth1"), "10.78.0.10 eth1 =eth1 None"),
     ],
 )
 def test_ranks_meet_at_the_address_that_peers_reach(hosts, made, how, address, options, printed):
