@@ -1,4 +1,4 @@
-"""Variables by which gloo, NCCL, TensorPipe, UCX and libfabric choose networks: what is wrong with them."""
+"""Finds mistakes in the variables by which gloo, NCCL, TensorPipe, UCX and libfabric choose networks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def find_unknown_interfaces(environ: Mapping[str, str], interfaces: Collection[s
         environ: the environment of the ranks.
         interfaces: those of the machine; () reads them.
     """
-    known = interfaces or [name for _, name in socket.if_nameindex()]
     found = []
     for variable in (*_EXACT, _NCCL):
         value = environ.get(variable, "")
         if not value or value.startswith("^"):
             continue
+        known = interfaces or [name for _, name in socket.if_nameindex()]
         names = value.removeprefix("=").split(",")
         by_prefix = variable == _NCCL and not value.startswith("=")
         if not any(each == name or (by_prefix and each.startswith(name)) for name in names for each in known):
