@@ -93,6 +93,15 @@ class RankStarted(StoredEvent, frozen=True, tag="started"):
     attempt: Count
 
 
+class RankStartedOver(StoredEvent, frozen=True, tag="started_over"):
+    """A rank began its program again as a new interpreter, as an import did not fit what was preloaded."""
+
+    rank: Count
+    module: TextLine  # that it imported
+    differs: TextLine  # what differed, with the line of the import
+    attempt: Count
+
+
 class RankStartFailed(StoredEvent, frozen=True, tag="failed_to_start"):
     rank: Count
     errno: Count  # of the failed fork

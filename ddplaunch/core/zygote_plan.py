@@ -24,6 +24,7 @@ class ZygotePlan(Struct, frozen=True):
         allowed: what the imports may change in the process; used with a fallback.
         import_dirs: the program's own folders that come before site-packages on ``sys.path``.
         environment_reads: variables that the imports read.
+        native_reads: a pattern of those that native code reads as it is loaded.
         import_auditor: the file of the package with the ``ImportAuditor`` of imports that have a fallback.
         fork_fixups: the file of the package that is loaded before the imports, and repairs each fork; "" for none.
         source: where the choice comes from, in the printed plan.
@@ -40,6 +41,7 @@ class ZygotePlan(Struct, frozen=True):
     allowed: zygote_messages.AllowedState = field(default_factory=lambda: _NOTHING)
     import_dirs: tuple[str, ...] = ()
     environment_reads: tuple[str, ...] = ()
+    native_reads: str = ""
     import_auditor: str = ""
     fork_fixups: str = ""
     source: str = "imported once for all ranks"

@@ -138,7 +138,7 @@ class Probe:
                     self._set_up_rank(variables)
                     environment.set_arguments(_ARGUMENTS)
                     self._trace_main()
-                    fork_fixups.apply_fixups()
+                    fork_fixups.apply_fixups(sys.modules)
                     gc.enable()
                     self._import(self.request["first"] + self.request["modules"])
                     _write(path, self._make_snapshot(self._list_compared()))

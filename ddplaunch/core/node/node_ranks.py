@@ -47,6 +47,7 @@ class NodeRanks:
         self.exit_codes: dict[int, int] = {}  # by rank, of those that have ended: -N for signal N
         self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
+        self.on_restart: Callable[[int, str, str], int] = lambda rank, module, differs: 0  # as of ``RankChannel``
         self.is_holding = False  # whether one of them waits for a user: time limits are paused
         self.on_hold_changed: Callable[[], object] = lambda: None
         self._loop, self._folder = loop, folder
@@ -70,7 +71,11 @@ class NodeRanks:
 
     def open_channel(self, rank: int) -> int:
         """Open the channel of a rank; return the rank's end. OSError: too many files are open."""
-        channel = self.channels[rank] = RankChannel(self._loop, lambda what: self.on_failed(rank, what))
+        channel = self.channels[rank] = RankChannel(
+            self._loop,
+            lambda what: self.on_failed(rank, what),
+            lambda module, differs: self.on_restart(rank, module, differs),
+        )
         return channel.rank_fd
 
     def set_holding(self, is_holding: bool) -> None:

@@ -22,9 +22,13 @@ def _ignore_reply(reply: bytes) -> None:
 class RankChannel:
     """The channel of one rank, from before its start until it has ended."""
 
-    def __init__(self, loop: EventLoop, on_failed: Callable[[str], None]) -> None:
-        """``on_failed`` gets the exception, or the ``sys.exit``, that has ended the rank's program.
+    def __init__(
+        self, loop: EventLoop, on_failed: Callable[[str], None], on_restart: Callable[[str, str], int]
+    ) -> None:
+        """Open the channel.
 
+        ``on_failed`` gets the exception, or the ``sys.exit``, that has ended the rank's program. ``on_restart`` gets
+        the module for which it starts over, and why; it returns how many bytes the rank has printed, all read now.
         Raises OSError if too many files are open.
         """
         self._loop = loop
@@ -42,7 +46,7 @@ class RankChannel:
         self.bytes_received = 0  # sent by the rank so far
         self._request = b""  # the last one with a reply
         self._on_reply: Callable[[bytes], None] = _ignore_reply
-        self._on_failed = on_failed
+        self._on_failed, self._on_restart = on_failed, on_restart
         our_socket.setblocking(False)
         loop.watch_fd(our_socket.fileno(), self.read_pending)
 
@@ -117,6 +121,9 @@ class RankChannel:
                 self.has_thread = word == b"t"
             elif word == b"f":
                 self._on_failed(sanitize_line(rest[0].decode(errors="replace"), 100))
+            elif word == b"r":
+                module, differs = rest[0].decode(errors="replace").split(" ", 1)
+                self.write_line(b"r%d" % self._on_restart(sanitize_line(module, 100), sanitize_line(differs, 300)))
             elif word == b"x":
                 left = int(rest[0])
                 self.stack_signals = self.stack_signals[0] if left else 0, self.stack_signals[1] if left > 1 else 0

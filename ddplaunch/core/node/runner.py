@@ -199,6 +199,11 @@ class NodeRunner:
         values = (started.forks, started.unsafe, started.seconds, modules, fallback_reason, excluded, warm)
         self._observers.emit(events.ZygoteReady(*values))
 
+    def _on_rank_restart(self, rank: int, module: str, differs: str) -> int:
+        printed = self.streams.start_over(rank)
+        self._observers.emit(events.RankStartedOver(rank, module, differs, self._ranks.number))
+        return printed
+
     # ----------------------------------------------------------------------------------------------------- commands
 
     def _execute(self, command: do.Command) -> None:
@@ -285,6 +290,7 @@ class NodeRunner:
         plan = plan.with_store(torch=self._node_config.zygote.plan.imports_torch)
         self._ranks = NodeRanks(self._machine.attempt, plan, self._loop, self.tree.temp_dir)
         self._ranks.on_hold_changed = self.sides.on_resume
+        self._ranks.on_restart = self._on_rank_restart
         self._observers.emit(events.AttemptPlanned(plan, order.attempt))
         zygote = self.tree.ensure_zygote(plan)
         self.context.store.start_attempt()

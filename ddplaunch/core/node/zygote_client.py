@@ -62,6 +62,7 @@ class ZygoteClient:
             "import_auditor": plan.import_auditor,
             "fork_fixups": plan.fork_fixups,
             "environment_reads": list(plan.environment_reads),
+            "native_reads": plan.native_reads,
             "import_environment": dict(plan.settings),
             "sys_path_0": first,
             "import_dirs": list(plan.import_dirs),

@@ -22,6 +22,7 @@ PIPE_BYTES = 1 << 18  # a rank blocks with this much unread (F_SETPIPE_SZ; the k
 REPORTED = 1 << 16  # bytes of each rank's last output in memory, for the failure report: native frames may come last
 MEMORY_TAIL_BYTES = 1 << 18  # the same for a rank without a log file
 MAX_BEGUN = 4096  # of a longer unfinished line the start is not searched: its time is that of its end
+MAX_REPEATED = 1 << 16  # of a rank's first output: if the rank starts over, as much is not shown a second time
 DRAIN_TIMEOUT_S = 1.0  # for output after all ranks are dead: a process that cannot be killed may hold a pipe open
 
 
@@ -59,6 +60,20 @@ class _OpenStream(Struct):
     on_output: Callback = lambda: None
     lines: LineAssembler = field(default_factory=LineAssembler)
     tracebacks: TracebackFilter | None = None  # shortens tracebacks of secondary failures
+    received: int = 0  # bytes read so far
+    first: bytearray = field(default_factory=bytearray)  # the first of them
+    repeated: bytes = b""  # what the rank, which has started over, is expected to print again
+
+    def drop_repeated(self, data: bytes) -> bytes:
+        """Count what the rank has printed; return it without what it had printed before it started over."""
+        self.received += len(data)
+        self.first += data[: MAX_REPEATED - len(self.first)]
+        if not self.repeated:
+            return data
+        pairs = zip(data, self.repeated, strict=False)
+        same = next((n for n, (new, old) in enumerate(pairs) if new != old), min(len(data), len(self.repeated)))
+        self.repeated = self.repeated[same:] if same == len(data) else b""
+        return data[same:]
 
 
 class OutputListener(Protocol):
@@ -153,6 +168,16 @@ class Streams:
             os.close(before)
         self._files[source] = file
 
+    def start_over(self, rank: int) -> int:
+        """Read all that a rank has printed; return its size. Do not show it again when the rank prints it again."""
+        printed = 0
+        for stream in self._streams_of(rank):
+            while self._read(stream):
+                pass
+            printed += stream.received
+            stream.repeated = bytes(stream.first) if stream.received <= MAX_REPEATED else b""
+        return printed
+
     def tail(self, source: Source, limit: int = MEMORY_TAIL_BYTES) -> bytes:
         """The last output, at most ``limit`` bytes; of a rank only that of its last attempt."""
         tail = self._tails.get(source)
@@ -232,6 +257,8 @@ class Streams:
             if not self.has_open:
                 self._loop.call_soon(self._listener.on_output_drained)
             return False
+        if not (data := stream.drop_repeated(data)):
+            return True
         self._write_log(stream.source, data)
         if (tail := self._tails.get(stream.source)) is None:
             tail = self._tails[stream.source] = TailBuffer(

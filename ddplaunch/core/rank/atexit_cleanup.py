@@ -32,7 +32,7 @@ class AtexitCleanup:
     def __init__(self) -> None:
         self.is_shared = False  # whether other runs share the files: then the process that they share removes them
         self._register = atexit.register
-        self._functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]] = []
+        self.functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]] = []
         self._finalizers: list[Any] = []
 
     def __enter__(self) -> None:
@@ -40,7 +40,7 @@ class AtexitCleanup:
 
         def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
             if _removes_files(function):
-                self._functions.append((function, args, kwargs))
+                self.functions.append((function, args, kwargs))
             return register(function, *args, **kwargs)
 
         atexit.register = note  # type: ignore[assignment]
@@ -58,14 +58,14 @@ class AtexitCleanup:
 
     def disable_in_rank(self) -> None:
         """In a rank: disable the recorded handlers."""
-        for function, _, _ in self._functions:
+        for function, _, _ in self.functions:
             atexit.unregister(function)
         for finalizer in self._finalizers:
             finalizer.detach()
 
     def run(self) -> None:
         """In the zygote, when no rank is left: run the recorded handlers."""
-        if self.is_shared or not (self._functions or self._finalizers):
+        if self.is_shared or not (self.functions or self._finalizers):
             return
         pid = os.fork()  # so that the alarm kills only the handlers
         if pid:
@@ -74,7 +74,7 @@ class AtexitCleanup:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_CLEANUP_TIMEOUT_S)
         finalizers: list[Any] = [(finalizer, (), {}) for finalizer in self._finalizers]
-        for function, args, kwargs in [*reversed(self._functions), *finalizers]:
+        for function, args, kwargs in [*reversed(self.functions), *finalizers]:
             try:
                 function(*args, **kwargs)
             except BaseException:

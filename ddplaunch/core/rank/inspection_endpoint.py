@@ -5,7 +5,8 @@ Before, they are read in the main thread when a signal wakes it (``InspectionEnd
 of the program. Nothing here may disturb the program or raise in it. Bound by the rules of ``core/rank/rank_runner.py``.
 
 The channel's own lines, from the rank: ``t`` when the thread runs, ``l`` when it has ended, ``f WHAT`` when the program
-has failed, by an exception or ``sys.exit``, ``g PURPOSE SIGNAL`` for a signal on which a feature acts in this rank, and
+has failed, by an exception or ``sys.exit``, ``r MODULE WHY`` when the rank starts over (``rank_restart``; the reply is
+``r BYTES``), ``g PURPOSE SIGNAL`` for a signal on which a feature acts in this rank, and
 ``o PURPOSE SIGNAL`` for one that it will use on request. The others are those of features.
 """
 
@@ -46,6 +47,7 @@ class InspectionEndpoint:
         """Called in the main thread at each wake signal, with the interrupted frame."""
         self.can_wake: Callable[[], bool] = lambda: False  # whether the wake signal still has its handler
         self.wake_signal = 0
+        self.bytes_sent = 0
 
     def set_handler(self, letters: bytes, handler: Handler) -> None:
         """Handle the requests that begin with one of these letters."""
@@ -54,6 +56,7 @@ class InspectionEndpoint:
     def send(self, line: bytes) -> None:
         """Send a line to the launcher. OSError: the program has closed the channel."""
         data = memoryview(line + b"\n")
+        self.bytes_sent += len(data)
         while data:
             data = data[os.write(self._fd, data) :]
 
@@ -167,16 +170,21 @@ class PostImportHook:
         self.module, self._attribute, self.callbacks = module, attribute, [callback]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        # If so, sys.meta_path has shrunk while it was being iterated.
+        return _find_spec(name, path, target) if self.check() else None
+
+    def check(self) -> bool:
+        """Call back if the module has the attribute; return whether it has."""
         module = sys.modules.get(self.module)
         if module is None or not hasattr(module, self._attribute):
-            return None
+            return False
         sys.meta_path.remove(self)
         for callback in self.callbacks:
             try:
                 callback(module)
             except Exception:
                 pass
-        return _find_spec(name, path, target)  # sys.meta_path has shrunk while it was being iterated
+        return True
 
 
 def list_free_signals() -> list[int]:

@@ -12,7 +12,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
     from typing import Any
 
@@ -27,9 +27,9 @@ class ForkedProcessTitle:
         """``title`` is the current title; ``write`` sets another one."""
         self._title, self._write = title, write
 
-    def install(self) -> None:
-        """Replace the functions now or, if the package is installed, once it is imported."""
-        if (module := sys.modules.get(_NAME)) is not None:
+    def install(self, modules: Mapping[str, ModuleType]) -> None:
+        """Replace the functions now if the package is in ``modules`` or, if it is installed, once it is imported."""
+        if (module := modules.get(_NAME)) is not None:
             self._replace(module)
         elif any(os.path.isdir(os.path.join(folder, _NAME)) for folder in sys.path):
             self._wrap_path_finder()

@@ -8,6 +8,7 @@ are only two frames of ddplaunch, ``run_program`` and its caller.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
 import faulthandler
 import io
 import marshal
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
+    from ddplaunch.core.rank import hidden_modules
     from ddplaunch.core.rank.zygote_messages import PythonJob, RankJob
 
     Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]
@@ -86,13 +88,13 @@ else:
 class RankRunner:
     """One rank from its start to its end; ``program`` is the callable to run, set by ``setup``."""
 
-    def __init__(self, job: PythonJob, fds: dict[str, int], *, forked: bool) -> None:
+    def __init__(self, job: PythonJob, fds: dict[str, int], hidden: hidden_modules.HiddenModules | None = None) -> None:
         """``fds``: descriptors by purpose, as in ``SpawnRequest``.
 
-        ``forked``: this is a fork of the zygote, whose modules need no teardown at the end.
+        ``hidden``: the preloaded modules, in a fork of the zygote; they need no teardown at the end.
         """
-        self.job, self._fds, self._forked = job, fds, forked
-        self._initial_modules = frozenset(sys.modules)
+        self.job, self._fds, self._hidden = job, fds, hidden
+        self._initial_modules = frozenset(sys.modules) | (hidden.modules.keys() if hidden else frozenset[str]())
         self.endpoint: inspection_endpoint.InspectionEndpoint | None = None
         self._sides: list[tuple[str, Any]] = []  # of features: ``ddplaunch.core.feature.RankSide``
         self._error: BaseException | None = None
@@ -115,12 +117,19 @@ class RankRunner:
         c10d = "torch.distributed.distributed_c10d"
         inspection_endpoint.call_after_import(c10d, "init_process_group", gloo_teardown.hold_groups)
         _set_buffering()
-        if self._forked:
-            _reseed()
-        _reset_main_module()
+        if self._hidden is not None:
+            _reseed(self._hidden.modules)
+        _reset_main_module(self._hidden.modules if self._hidden is not None else {})
+        if self._hidden is not None:
+            self._begin_handover(self._hidden)
         _init_process_group(self.job)
         kinds = {"script": _find_script, "main": _find_main, "module": _find_module, "function": _find_function}
         self.program, self.positional, self.named = kinds[self.job["kind"]](self.job)
+
+    def _begin_handover(self, hidden: hidden_modules.HiddenModules) -> None:
+        handover, rank_restart = map(load_private_module, ("core/rank/module_handover", "core/rank/rank_restart"))
+        restart = rank_restart.RankRestart(self.job, self._fds, self.endpoint, __file__)
+        handover.ModuleHandover(hidden, self.job["env"], restart.start_over)
 
     def _begin_side(self, file: str, settings: Mapping[str, object]) -> None:
         side = load_private_module(file).Side(self, **settings)
@@ -180,6 +189,10 @@ class RankRunner:
             if not self._interrupted:
                 self._call_sides("failed", error)
 
+    def _import_own(self, name: str) -> Any:
+        """Import a module of the standard library that the program may have shadowed, or not imported."""
+        return (self._hidden and self._hidden.every.get(name)) or __import__(name)
+
     def _report_failure(self, what: str) -> None:
         if self.endpoint is not None:
             self.endpoint.report_failure(what)
@@ -200,23 +213,19 @@ class RankRunner:
         self._error = None
         if self._code == 0:
             self._call_sides("done")
-        import atexit
-
         rank_exit.join_threads()
-        atexit._run_exitfuncs()
+        self._import_own("atexit")._run_exitfuncs()
         self._call_sides("leave", backwards=True)
         if self.endpoint is not None:
             self.endpoint.stop()
         if "torch.distributed" in sys.modules:
             gloo_teardown.wait_for_threads()
-        if not self._forked or len(sys._current_frames()) > 1:
+        if self._hidden is None or len(sys._current_frames()) > 1:
             if self._interrupted:
                 rank_exit.exit_by_sigint_later()
             sys.exit(self._code)
         flushed = rank_exit.finalize_user_modules(self._initial_modules)
-        import ctypes
-
-        ctypes.CDLL(None).fflush(None)
+        self._import_own("ctypes").CDLL(None).fflush(None)
         if self._interrupted:
             rank_exit.die_by_sigint()
         os._exit(rank_exit.to_exit_status(self._code) if flushed else rank_exit.EXIT_FLUSH_FAILED)
@@ -278,16 +287,16 @@ def _set_buffering() -> None:
             stream.reconfigure(line_buffering=fd > 0 or os.isatty(fd))
 
 
-def _reseed() -> None:
+def _reseed(modules: Mapping[str, Any]) -> None:
     """Reseed the generators that numpy and torch seeded at import in the zygote; the random module reseeds itself."""
-    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    numpy_random, torch = modules.get("numpy.random"), modules.get("torch")
     if numpy_random is not None:
         numpy_random.seed()
     if torch is not None:
         torch.default_generator.seed()
 
 
-def _reset_main_module() -> None:
+def _reset_main_module(preloaded: Mapping[str, ModuleType]) -> None:
     main = _Module("__main__")
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
@@ -296,8 +305,8 @@ def _reset_main_module() -> None:
     if "__mp_main__" in sys.modules:  # multiprocessing's alias, used by classes in spawned children
         sys.modules["__mp_main__"] = main
     for name in ("dill._dill", "dill.session"):  # dill recognises the program's own functions by it
-        if name in sys.modules:
-            sys.modules[name].__dict__["_main_module"] = main
+        if name in preloaded:
+            preloaded[name].__dict__["_main_module"] = main
 
 
 def _find_script(job: PythonJob) -> Call:
@@ -454,13 +463,18 @@ def _read_job() -> tuple[PythonJob, dict[str, int]]:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # this file's folder: imports of the user must not find its files
     with os.fdopen(int(sys.argv[1]), "rb") as file:
-        job, fds = marshal.loads(file.read())
+        job, fds, blocked = marshal.loads(file.read())
     for fd in fds.values():
         os.set_inheritable(fd, False)
+    for number in _signal.sigpending():
+        if number >= _signal.SIGRTMIN:  # of the launcher, for a handler that a rank had before it started over
+            while _signal.sigtimedwait([number], 0):
+                pass
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
     return job, fds
 
 
 if __name__ == "__main__":
-    runner = RankRunner(*_read_job(), forked=False)
+    runner = RankRunner(*_read_job())
     preallocate_stack_chunk(run_program)(runner)
     runner.exit()

@@ -8,12 +8,13 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from collections.abc import Mapping
+    from typing import Any, NoReturn
 
 
-def can_serve_store() -> bool:
-    """Whether a fork of this process can serve a store."""
-    dist = sys.modules.get("torch.distributed")
+def can_serve_store(modules: Mapping[str, Any]) -> bool:
+    """Whether a fork of this process, which has these modules, can serve a store."""
+    dist = modules.get("torch.distributed")
     return dist is not None and bool(dist.is_available())
 
 

@@ -15,6 +15,21 @@ INITIAL_MODULES = frozenset(sys.modules)  # those of a fresh interpreter
 if not getattr(sys.flags, "safe_path", False):
     sys.path.pop(0)  # this file's folder: imports of the user must not find its files
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.core.rank import import_recorder, rank_runner
+else:
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import spec_from_file_location
+
+    # As ``rank_runner.load_private_module`` loads the others: no name is left in sys.modules.
+    spec = spec_from_file_location("rank_runner", __file__.removesuffix("zygote.py") + "rank_runner.py")
+    rank_runner = module_from_spec(spec)
+    spec.loader.exec_module(rank_runner)
+    import_recorder = rank_runner.load_private_module("core/rank/import_recorder")
+
+recorder = import_recorder.ImportRecorder(INITIAL_MODULES)  # before this file's own imports, which ranks must not see
+
 import errno  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
@@ -28,16 +43,15 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import time  # noqa: E402
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
     from ddplaunch.core.rank import (
         atexit_cleanup,
+        hidden_modules,
         preload_runner,
         process_titles,
-        rank_runner,
         store_process,
         zygote_channel,
     )
@@ -55,15 +69,12 @@ if TYPE_CHECKING:
     )
     from ddplaunch.system.processes import proc_utils
     from ddplaunch.system.processes.proc_utils import Usage
-else:
-    from importlib.util import module_from_spec, spec_from_file_location
 
-    # As ``rank_runner.load_private_module`` loads the others: no name is left in sys.modules.
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_runner.py")
-    spec = spec_from_file_location("rank_runner", path)
-    rank_runner = module_from_spec(spec)
-    spec.loader.exec_module(rank_runner)
+    RankStart = tuple[PythonJob, dict[str, int], hidden_modules.HiddenModules | None]
+    """The job of a rank, its descriptors by purpose, and the modules that were preloaded for it."""
+else:
     atexit_cleanup = rank_runner.load_private_module("core/rank/atexit_cleanup")
+    hidden_modules = rank_runner.load_private_module("core/rank/hidden_modules")
     preload_runner = rank_runner.load_private_module("core/rank/preload_runner")
     proc_utils = rank_runner.load_private_module("system/processes/proc_utils")
     process_titles = rank_runner.load_private_module("core/rank/process_titles")
@@ -78,8 +89,8 @@ tree: the zygote survives them, or the ranks would die with it during their grac
 _HELPER_TIMEOUT_S = 3.0  # additional time for multiprocessing's helper processes to end by themselves
 
 
-def main() -> tuple[PythonJob, dict[str, int]]:
-    """Serve until the launcher closes; return only in a fork that becomes a rank, with its job and descriptors."""
+def main() -> RankStart:
+    """Serve until the launcher closes; return only in a fork that becomes a rank."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     config: ZygoteConfig = json.loads(sys.argv[2])
@@ -116,6 +127,7 @@ def main() -> tuple[PythonJob, dict[str, int]]:
     if unsafe:
         for auditor in auditors:
             auditor.restore(environ)
+    recorder.finish()
     gc.freeze()
     if server:
         control, config = server.serve(not unsafe, _find_shadowed, cleanup)  # returns in a fork for each run
@@ -124,13 +136,19 @@ def main() -> tuple[PythonJob, dict[str, int]]:
             began = time.monotonic()
     if unsafe:
         _exec_fresh(control, config, unsafe, cleanup)
-    _send_ready(control, config, time.monotonic() - began)
+    hidden = None
+    if config["forks"]:
+        exits = [function for function, _, _ in cleanup.functions]
+        hidden = hidden_modules.HiddenModules(recorder, config["import_environment"], config["native_reads"], exits)
+    _send_ready(control, config, time.monotonic() - began, hidden)
     if not config["has_guardian"]:
         proc_utils.die_with_parent(0)
-    return Zygote(control, config, cleanup, fork_fixups).run()
+    return Zygote(control, config, cleanup, fork_fixups, hidden).run()
 
 
-def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) -> None:
+def _send_ready(
+    control: socket.socket, config: ZygoteConfig, seconds: float, hidden: hidden_modules.HiddenModules | None
+) -> None:
     """Report that ranks can be started; ``seconds``: duration of the imports. Exits if the launcher has ended."""
     ready: ReadyMessage = {
         "op": "ready",
@@ -138,7 +156,7 @@ def _send_ready(control: socket.socket, config: ZygoteConfig, seconds: float) ->
         "failed": config["failed"],
         "unsafe": config["unsafe"],
         "import_s": seconds,
-        "can_serve_store": config["forks"] and store_process.can_serve_store(),
+        "can_serve_store": hidden is not None and store_process.can_serve_store(hidden.modules),
         "pid": os.getpid(),
     }
     pidfd = proc_utils.open_pidfd(os.getpid()) if config["has_guardian"] else None
@@ -189,8 +207,10 @@ class Zygote:
         config: ZygoteConfig,
         cleanup: atexit_cleanup.AtexitCleanup,
         fork_fixups: ForkFixups | None,
+        hidden: hidden_modules.HiddenModules | None,
     ) -> None:
         self.control, self.config, self.cleanup, self.fork_fixups = control, config, cleanup, fork_fixups
+        self.hidden = hidden  # the preloaded modules; None if each rank is a new interpreter
         self.ranks: dict[int, int] = {}  # rank by pid, of those that run
         self.store: int | None = None  # pid of the store process
         self.store_errno = 0  # why there is no store, if one was requested
@@ -213,7 +233,7 @@ class Zygote:
         unblocked = {*IGNORED_SIGNALS}.difference(read)  # the process that forked this one may block all
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblocked)
 
-    def run(self) -> tuple[PythonJob, dict[str, int]]:
+    def run(self) -> RankStart:
         """Serve requests; returns only in the fork of a rank."""
         if os.getppid() != self.config["parent_pid"]:
             self.exit()
@@ -304,6 +324,8 @@ class Zygote:
                 self.control.close()
                 for fd in filter(None, (self.woken, self.wake, self.stopping)):
                     os.close(fd)
+                if self.hidden is not None:
+                    self.hidden.show()
                 store_process.serve_store(listening)
         except BaseException as error:
             os.write(2, f"ddplaunch: cannot start the store: {error}\n".encode())
@@ -313,8 +335,8 @@ class Zygote:
         """Whether a process is the store, which ranks of other nodes may need after all ranks here have ended."""
         return pid == self.store
 
-    def fork_rank(self, request: SpawnRequest, fds: list[int]) -> tuple[PythonJob, dict[str, int]] | None:
-        """Fork a rank. Returns None in the zygote; in a fork that runs Python code, its job and descriptors."""
+    def fork_rank(self, request: SpawnRequest, fds: list[int]) -> RankStart | None:
+        """Fork a rank. Returns None in the zygote; in a fork that runs Python code, what it starts with."""
         parent = os.getpid()
         pid: int | None = None
         number = self.store_errno or errno.EMFILE  # missing descriptors were lost to RLIMIT_NOFILE
@@ -342,7 +364,7 @@ class Zygote:
             os.close(pidfd)
         return None
 
-    def setup_child(self, job: RankJob, fds: dict[str, int], parent: int) -> tuple[PythonJob, dict[str, int]]:
+    def setup_child(self, job: RankJob, fds: dict[str, int], parent: int) -> RankStart:
         """In the fork: undo all that the zygote has set up, except for its imported modules."""
         try:
             signal.set_wakeup_fd(-1)
@@ -370,15 +392,16 @@ class Zygote:
                 self.exec_child(job, fds)
             self.cleanup.disable_in_rank()
             os.environ.update(job["env"])
+            modules = self.hidden.modules if self.hidden is not None else {}
             if self.fork_fixups is not None:
-                self.fork_fixups.apply_fixups()
+                self.fork_fixups.apply_fixups(modules)
             proc_utils.set_process_title(job["title"])
-            process_titles.ForkedProcessTitle(job["title"], proc_utils.set_process_title).install()
+            process_titles.ForkedProcessTitle(job["title"], proc_utils.set_process_title).install(modules)
             gc.enable()
         except BaseException as error:
             os.write(2, f"ddplaunch: cannot start rank {job['rank']}: {error}\n".encode())
             os._exit(1)
-        return job, fds
+        return job, fds, self.hidden
 
     def exec_child(self, job: RankJob, fds: dict[str, int]) -> NoReturn:
         """In the fork: exec a fresh interpreter, or the program of ``--no-python``."""
@@ -390,7 +413,7 @@ class Zygote:
             words = [job["target_text"], *job["args"]]
         else:
             job_fd = os.memfd_create("job", 0) if hasattr(os, "memfd_create") else _make_temporary_file()
-            os.write(job_fd, marshal.dumps((job, fds)))  # type: ignore[arg-type]  # a TypedDict is a dict
+            os.write(job_fd, marshal.dumps((job, fds, self.config["blocked_signals"])))  # type: ignore[arg-type]  # a TypedDict is a dict
             os.lseek(job_fd, 0, os.SEEK_SET)
             for fd in (job_fd, *fds.values()):
                 os.set_inheritable(fd, True)
@@ -462,6 +485,6 @@ def _remove(path: str) -> None:
 
 
 if __name__ == "__main__":
-    runner = rank_runner.RankRunner(*rank_runner.preallocate_stack_chunk(main)(), forked=True)
+    runner = rank_runner.RankRunner(*rank_runner.preallocate_stack_chunk(main)())
     rank_runner.preallocate_stack_chunk(rank_runner.run_program)(runner)
     runner.exit()

@@ -38,7 +38,7 @@ class Auditor(Protocol):
 class ForkFixups(Protocol):
     """A file that repairs what modules keep of the process that has imported them."""
 
-    def apply_fixups(self) -> None: ...  # called in each rank
+    def apply_fixups(self, modules: Mapping[str, Any]) -> None: ...  # called in each rank, with what is preloaded
 
 
 class ServerConfig(TypedDict):
@@ -71,6 +71,7 @@ class ZygoteConfig(TypedDict):
     import_auditor: str  # file of the package with ``ImportAuditor``, as "features/x/rank/y"; used with a fallback
     fork_fixups: str  # file of the package with ``apply_fixups``, for each fork of modules; "" for none
     environment_reads: list[str]  # environment variables that ``modules`` read
+    native_reads: str  # pattern of the variables that native code of ``modules`` reads
     import_environment: dict[str, str]  # environment variables during the imports
     sys_path_0: str  # first entry of sys.path in the ranks
     import_dirs: list[str]  # user folders that the program puts before installed packages in sys.path

@@ -8,9 +8,10 @@ from zlib import crc32
 
 from ddplaunch.base.safe_files import open_for_writing, read_regular_file
 from ddplaunch.base.text import join_names
-from ddplaunch.core.events import Event, ZygoteReady
+from ddplaunch.core.events import Event, RankStartedOver, ZygoteReady
 from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.zygote_plan import ZygotePlan
+from ddplaunch.features.preload.mismatches import Mismatch, remember_mismatch, state_file
 
 _MAX_SOURCE_BYTES, _MAX_STATE_BYTES = 64 << 20, 1 << 20
 
@@ -20,15 +21,13 @@ def is_new(path: str | None, note: str) -> bool:
 
     True also if the state file cannot be used.
     """
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    state_file = os.path.join(state, "ddplaunch", "noted")
     try:
+        file_name = state_file("noted")
         path = os.path.abspath(path or "")
         text = f"{path}\0{note}\0".encode(errors="replace")
         line = b"%08x %08x\n" % (crc32(text), crc32(read_regular_file(path, _MAX_SOURCE_BYTES)))
-        os.makedirs(os.path.dirname(state_file), 0o700, exist_ok=True)
-        with open(open_for_writing(state_file, os.O_APPEND, 0o600), "ab") as file:
-            if line in read_regular_file(state_file, _MAX_STATE_BYTES, follow_symlinks=False).splitlines(keepends=True):
+        with open(open_for_writing(file_name, os.O_APPEND, 0o600), "ab") as file:
+            if line in read_regular_file(file_name, _MAX_STATE_BYTES, follow_symlinks=False).splitlines(keepends=True):
                 return False
             file.write(line)
     except OSError:
@@ -37,15 +36,20 @@ def is_new(path: str | None, note: str) -> bool:
 
 
 class SlowStartNotes(NodeSide):
-    """Observer that shows why the zygote did not preload all imports, or does not fork."""
+    """Observer that shows why the zygote did not preload all imports, does not fork, or why ranks started over."""
 
     def __init__(self, zygote_plan: ZygotePlan, source: str | None, show_note: Callable[[str], None]) -> None:
         """``source``: the program's file."""
         self._plan, self._source, self._show_note = zygote_plan, source, show_note
+        self._had_packages = False  # besides torch
+        self._mismatches: set[Mismatch] = set()  # of this job
 
     def observe(self, event: Event) -> None:
+        if isinstance(event, RankStartedOver):
+            self._on_started_over(event)
         if not isinstance(event, ZygoteReady):
             return
+        self._had_packages = bool(self._plan.fallback) and event.modules != self._plan.fallback
         slow, because = None, event.because
         if event.forks and because and because != self._plan.explain(None)[0]:  # else the fallback was not needed
             imported = f"preloading failed, only {join_names(event.modules)} was preloaded"
@@ -59,3 +63,16 @@ class SlowStartNotes(NodeSide):
             self._show_note(slow)
         if event.unsafe:
             self._show_note(f"ranks are not forked but started as new interpreters: {event.unsafe}")
+
+    def _on_started_over(self, event: RankStartedOver) -> None:
+        mismatch = Mismatch(event.module, event.differs, self._had_packages)
+        if mismatch in self._mismatches:
+            return
+        if not self._mismatches:
+            next_run = "--start exec avoids that"
+            if not self._plan.user_modules:
+                remember_mismatch(self._source, mismatch)
+                next_run = "the next run of this program imports it in each rank"
+            because = f"{event.module} was preloaded, and ranks cannot use it: {event.differs}"
+            self._show_note(f"{because}; they start over, {next_run}")
+        self._mismatches.add(mismatch)

@@ -14,6 +14,7 @@ from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.preload import program_source, site_hooks
 from ddplaunch.features.preload.import_selector import TORCH_READS, ImportSelector
 from ddplaunch.features.preload.known_packages import PackageTable
+from ddplaunch.features.preload.mismatches import Mismatch, find_mismatch
 from ddplaunch.features.preload.options import Preloading
 from ddplaunch.features.preload.program_source import TORCH
 from ddplaunch.features.preload.shadowing import ShadowedPackages
@@ -34,6 +35,8 @@ _DYNAMO_READS = re.compile(
 )
 """Variables that the import of torch._dynamo reads; some for a cache folder, whose name it puts in the environment."""
 
+_OBJECT_WALKERS = frozenset({"__subclasses__", "get_objects", "get_referrers"})
+
 _IMPORT_AUDITOR, _FORK_FIXUPS = "features/preload/rank/import_auditor", "features/preload/rank/fork_fixups"
 """Files of this feature that the zygote loads."""
 
@@ -46,7 +49,20 @@ def choose_preload(options: Options, plan: Plan) -> ZygotePlan:
     own = plan.environment(plan.local_ranks[0])
     environ = {**os.environ, **plan.shared_environment}
     zygote_plan = make_preload_plan(plan.target, preload, environ, own, is_single_process=is_single)
-    return replace(zygote_plan, import_auditor=_IMPORT_AUDITOR, fork_fixups=_FORK_FIXUPS)
+    if zygote_plan.forks and not zygote_plan.user_modules and (mismatch := find_mismatch(plan.target.source)):
+        zygote_plan = _avoid_mismatch(zygote_plan, mismatch)
+    patterns = (TORCH_READS.pattern, *(name.replace("*", ".*") for name in zygote_plan.environment_reads))
+    return replace(
+        zygote_plan, import_auditor=_IMPORT_AUDITOR, fork_fixups=_FORK_FIXUPS, native_reads="|".join(patterns)
+    )
+
+
+def _avoid_mismatch(plan: ZygotePlan, mismatch: Mismatch) -> ZygotePlan:
+    """Preload less than in an earlier run of the program, in which this did not fit."""
+    because = f"{mismatch.differs} when it imports {mismatch.module}"
+    if mismatch.had_packages and mismatch.module.partition(".")[0] != TORCH and plan.fallback:
+        return replace(plan, modules=plan.fallback, fallback=(), reason=because, environment_reads=())
+    return ZygotePlan(reason=because)
 
 
 def make_preload_plan(
@@ -97,10 +113,11 @@ def make_preload_plan(
         backend := site_hooks.find_backend(target.sys_path_0, {**environ, **dict(settings)})
     ):
         return ZygotePlan(unsafe=f"{backend} adds to torch.backends, which torch loads at its import")
-    late = any(each.name and _DYNAMO_READS.fullmatch(each.name) for each in effective)
+    walks_objects = not source.words.isdisjoint(_OBJECT_WALKERS)  # and would find those of modules not imported yet
+    late = walks_objects or any(each.name and _DYNAMO_READS.fullmatch(each.name) for each in effective)
     usual = (TORCH, DYNAMO) if source.dynamo and not is_single_process and not late else (TORCH,)
     plan = ZygotePlan(forks=True, modules=usual, settings=settings, import_dirs=source.folders)
-    if preload == TORCH or not target.sys_path_0:
+    if preload == TORCH or not target.sys_path_0 or walks_objects:
         return plan
     selector = ImportSelector(
         source, PackageTable(), target.sys_path_0, variables, include_deferred=not is_single_process

@@ -44,6 +44,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_library_keeps_the_value_of_its_rank(name):
     made, shown, expected = CASES[name]
-    program = f"{FAKES}\n{made}\nexec(open({str(REPAIRS)!r}).read())\napply_fixups()\nprint({shown})"
+    repair = f"exec(open({str(REPAIRS)!r}).read())\napply_fixups(sys.modules)"
+    program = f"import sys\n{FAKES}\n{made}\n{repair}\nprint({shown})"
     ended = run_command([sys.executable, "-c", program], env={"RANK": "11", "LOCAL_RANK": "3"})
     assert (ended.stdout.strip(), ended.stderr) == (expected, "")

@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Callable
 from subprocess import CompletedProcess
-from types import SimpleNamespace
 
 import pytest
 
 from ddplaunch.core.events import ZygoteReady
+from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.preload import node
 from tests.conftest import read_events, run_command, write_program
 from tests.features.preload.table import Installation
@@ -134,9 +134,13 @@ def test_a_package_that_does_more_than_the_table_says(installed, run_two, what):
 def test_a_package_that_does_what_the_table_says(installed, run_two):
     installed.add("part")
     source = "import os, random, part\nos.environ['NEW'] = '1'\nR = random.SystemRandom()\nG = random.Random()\n"
+    source += "STARTED = os.getpid()\n"
     installed.add("changed", source, loads=["part"], sets=["NEW"], generators=["changed.G"])
-    done = run_two("import sys\nprint('changed' in sys.modules)\nimport changed\n")
-    assert sorted(done.stdout.splitlines()) == ["[0] True", "[1] True"]
+    done = run_two(
+        "import sys\nbefore = 'changed' in sys.modules\nimport changed, os\n"
+        "print(before, changed.STARTED != os.getpid())\n"
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] False True", "[1] False True"]
     assert "note" not in done.stderr
 
 
@@ -187,6 +191,6 @@ def test_ranks_that_are_forked_or_may_not_be_import_no_torch_themselves(monkeypa
     notes = list[str]()
     for forks, unsafe in ((True, None), (False, "b"), (False, None)):
         event = ZygoteReady(forks, unsafe, 0.1, because="a")
-        node.SlowStartNotes(SimpleNamespace(explain=lambda _: ("a", ())), None, notes.append).observe(event)
+        node.SlowStartNotes(ZygotePlan(reason="a"), None, notes.append).observe(event)
     assert [note.partition(": ")[2] for note in notes if "not forked" in note] == ["b"]
     assert [note.partition(";")[0] for note in notes[1:]] == ["each rank imports torch itself because of a"]

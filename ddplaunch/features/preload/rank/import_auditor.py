@@ -147,7 +147,7 @@ class ImportAuditor:
     def _find_generator(self) -> str | None:
         """Find a random generator that is not reseeded in each fork."""
         names = (*_REPAIRED_GENERATORS, *self._repairs.GENERATORS, *self._allowed["generators"])
-        allowed = {id(self._repairs.resolve_name(name)) for name in names}
+        allowed = {id(self._repairs.resolve_name(name, sys.modules)) for name in names}
         kinds = _generator_types()
         objects = gc.get_objects()
         for start in range(0, len(objects), _MAX_OBJECTS):

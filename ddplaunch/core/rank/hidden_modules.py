@@ -1,0 +1,120 @@
+"""The modules that the zygote has preloaded, hidden from the ranks until ``module_handover`` hands them over."""
+
+from __future__ import annotations
+
+import _frozen_importlib as bootstrap
+import os
+import re
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from types import ModuleType
+    from typing import Any
+
+    from ddplaunch.core.rank import import_recorder
+    from ddplaunch.core.rank.import_recorder import ImportRecorder
+else:
+    import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
+
+_MAIN = ("__main__", "__mp_main__")
+
+
+class HiddenModules:
+    """The preloaded modules: in the zygote, and from each fork on those of a rank."""
+
+    def __init__(
+        self, record: ImportRecorder, settings: Mapping[str, str], native_reads: str, shared_exits: Collection[object]
+    ) -> None:
+        """Hide what is recorded, and undo what the imports have changed outside their modules.
+
+        Args:
+            record: of the imports.
+            settings: variables that were set during the imports only, as the program is expected to set them.
+            native_reads: a pattern of the variables that native code reads as it is loaded.
+            shared_exits: exit handlers that run once for all ranks, in the zygote.
+        """
+        import atexit
+
+        self.record, self.atexit, self.shared_exits = record, atexit, shared_exits
+        self.native_reads = re.compile(native_reads)
+        self.modules = {
+            name: sys.modules.pop(name)
+            for name in list(sys.modules)
+            if name not in record.initial and name not in _MAIN
+        }
+        self.every: dict[str, Any] = dict(self.modules)  # those that are handed over, too
+        self.native = frozenset(name for name, module in self.every.items() if _is_native(name, module))
+        for name, namespace in record.late_children.items():
+            namespace.pop(name.rpartition(".")[2], None)
+        self._undo_changes()
+        self.settings = settings
+        self._real: Callable[[str, Any], ModuleType] = bootstrap._find_and_load_unlocked  # type: ignore[attr-defined]
+        self.replace_import(self._lend)
+
+    def _undo_changes(self) -> None:
+        self.atexit._clear()
+        if "weakref" in self.every:
+            self.every["weakref"].finalize._registered_with_atexit = False
+        if "logging" in self.every:
+            self.every["logging"].root.manager.loggerDict.clear()
+        for module, effects in self.record.effects.items():
+            for name, (before, after) in effects.variables.items() if module else ():
+                if os.environ.get(name) == after:
+                    set_variable(name, before)
+        lists = self.record.first_lists
+        sys.meta_path[:], sys.path_hooks[:] = lists[import_recorder.FINDERS], lists[import_recorder.PATH_HOOKS]
+        if (warnings := self.every.get("warnings")) is not None:
+            warnings.filters[:] = lists[import_recorder.FILTERS]
+            warnings._filters_mutated()
+
+    def replace_import(self, hand_over: Callable[[str], ModuleType | None]) -> None:
+        """Let imports of hidden modules call ``hand_over``; if it returns None they are as usual.
+
+        No finder does it, so that ``importlib.util.find_spec`` and ``sys.meta_path`` stay truthful.
+        """
+        hidden, real = self.modules, self._real
+
+        def _find_and_load_unlocked(name: str, import_: Any) -> ModuleType:
+            if name in hidden:
+                parent = name.rpartition(".")[0]
+                if parent and parent not in sys.modules:
+                    import_(parent)
+                    if name in sys.modules:
+                        return sys.modules[name]
+                if name in hidden and (module := hand_over(name)) is not None:
+                    return module
+            return real(name, import_)
+
+        hide = import_recorder.hide_frames
+        bootstrap._find_and_load_unlocked = hide(_find_and_load_unlocked)  # type: ignore[attr-defined]
+
+    def _lend(self, name: str) -> ModuleType:
+        """Hand a module over to code of ddplaunch, in the zygote or before the program of a rank starts."""
+        sys.modules[name] = self.modules[name]
+        return sys.modules[name]
+
+    def hide_again(self) -> None:
+        """Hide what code of ddplaunch has imported meanwhile."""
+        for name in [name for name in sys.modules if name not in self.record.initial and name not in _MAIN]:
+            self.modules.setdefault(name, module := sys.modules.pop(name))
+            self.every.setdefault(name, module)
+
+    def show(self) -> None:
+        """Make the modules visible again, in a fork that serves the store."""
+        sys.modules.update(self.modules)
+
+
+def set_variable(name: str, value: str | None) -> None:
+    """Set an environment variable; None removes it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _is_native(name: str, module: object) -> bool:
+    """Whether a module is a library in native code, and not of the standard library."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return name.partition(".")[0] not in sys.stdlib_module_names and str(origin).endswith(".so")

@@ -1,0 +1,266 @@
+"""Compares the state of a rank with that in which modules were preloaded: what would a fresh import find different?
+
+``module_handover`` has the rules; like there, nothing may be imported here.
+"""
+
+from __future__ import annotations
+
+import _imp
+import os
+import sys
+from _frozen_importlib import BuiltinImporter, ModuleSpec
+from _operator import is_ as _is
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from typing import Any
+
+    from ddplaunch.core.rank import import_recorder, inspection_endpoint
+    from ddplaunch.core.rank.hidden_modules import HiddenModules
+    from ddplaunch.core.rank.import_recorder import Effects
+else:
+    import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
+    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")  # noqa: F821
+
+FILTERS, FINDERS, PATH_HOOKS = import_recorder.FILTERS, import_recorder.FINDERS, import_recorder.PATH_HOOKS
+
+_THREAD_POOLS = frozenset(
+    {
+        "numpy._core._multiarray_umath",
+        "numpy.core._multiarray_umath",
+        "scipy.linalg._fblas",
+        "sklearn.utils._openmp_helpers",
+        "torch._C",
+    }
+)
+"""Modules in native code that count the CPUs of the process as they are loaded."""
+
+
+class ImportCheck:
+    """Finds what differs in one rank; created before its program starts."""
+
+    def __init__(self, hidden: HiddenModules, job_variables: Collection[str]) -> None:
+        """``job_variables``: the names of variables that each rank gets."""
+        self._hidden, self._record, self._modules = hidden, hidden.record, hidden.modules
+        self._job_variables = frozenset(job_variables) - hidden.settings.keys()
+        self.environment = {**native_environment(), **hidden.settings}  # as it is expected; imports change it
+        self.lists = _comparable_lists(hidden.every)  # the same
+        self._import = sys.modules["builtins"].__dict__["__import__"]
+        self._affinity, self._dlopen_flags = os.sched_getaffinity(0), sys.getdlopenflags()
+
+    def find_difference(self, new: list[str], closure: set[str], effects: list[Effects]) -> str | None:
+        """Return what a fresh import would find different from the recorded one; None if nothing."""
+        checks = [self._find_other_module(closure), self._find_other_origin(effects), self._find_variable(effects)]
+        if all(each.partition(".")[0] in sys.stdlib_module_names for each in new):
+            return next(filter(None, checks), None)
+        checks += [
+            self._find_native_state(self._hidden.native.intersection(new)),
+            self._find_hook(effects),
+            self._find_file(effects),
+            self._find_filter(effects),
+            self._find_logger(effects),
+            self._find_function(new, effects),
+            self._find_torch_setting(new),
+        ]
+        return next(filter(None, checks), None)
+
+    def _find_other_module(self, closure: set[str]) -> str | None:
+        every = self._hidden.every
+        for name in closure & every.keys():
+            if name in sys.modules:
+                if sys.modules[name] is not every[name] and ("." in name or has_spec(every[name])):
+                    return f"another module {name} is in sys.modules"
+            elif name not in self._modules and has_spec(every[name]):
+                return f"{name} was removed from sys.modules or imported afresh"
+        return None
+
+    def _find_other_origin(self, effects: list[Effects]) -> str | None:
+        record = self._record
+        added = [each for each in sys.path if each not in record.path]
+        usual = [each for each in sys.path if each in record.path]
+        is_usual = usual == list(record.path) and all(
+            import_recorder.file_state(each, is_folder=True) == state for each, state in record.path.items()
+        )
+        can_be_added = _make_name_filter(added)
+        for top in set[str]().union(*(each.asked for each in effects)):
+            if top in sys.modules:
+                if top not in self._hidden.every and top not in record.initial:
+                    return f"a module {top} is in sys.modules"
+            elif not is_usual or can_be_added(top):
+                origin = import_recorder.find_origin(top)
+                if origin != record.origins[top]:
+                    return f"{top} is {_show_origin(origin)}, not {_show_origin(record.origins[top])}"
+        return None
+
+    def _find_variable(self, effects: list[Effects]) -> str | None:
+        changed = set[str](self._job_variables)
+        for each in effects:
+            seen = {**{name: before for name, (before, _) in each.variables.items()}, **each.reads}
+            for name, value in seen.items():
+                if name == import_recorder.WORKING_FOLDER:
+                    if _folder() != value:
+                        return f"the working folder is {_folder()}, not {value}"
+                elif name not in changed and (now := os.environ.get(name)) != value:
+                    return f"{name} is {_show_value(now)}, not {_show_value(value)}"
+            changed.update(each.variables)
+        return None
+
+    def _find_native_state(self, native: frozenset[str]) -> str | None:
+        """Compare what native code reads as it is loaded."""
+        if not native:
+            return None
+        now, before = native_environment(), self.environment
+        for name in sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
+            if self._hidden.native_reads.fullmatch(name):
+                return f"{name} is {_show_value(now.get(name))}, not {_show_value(before.get(name))}"
+        if not native.isdisjoint(_THREAD_POOLS) and os.sched_getaffinity(0) != self._affinity:
+            return "the CPUs of the process are others"
+        if sys.getdlopenflags() != self._dlopen_flags:
+            return "sys.setdlopenflags was called"
+        return None
+
+    def _find_hook(self, effects: list[Effects]) -> str | None:
+        if sys.modules["builtins"].__import__ is not self._import:
+            return "builtins.__import__ was replaced"
+        if sys.gettrace() is not None or sys.getprofile() is not None:
+            return "a trace or profile function is set"
+        now, usual = _comparable_lists(self._hidden.every), self.lists
+        added = [each for each in now[FINDERS] if each not in usual[FINDERS]]
+        kept = [each for each in now[FINDERS] if each not in added]
+        if kept != usual[FINDERS] or now[PATH_HOOKS] != usual[PATH_HOOKS]:
+            return "the import system was changed"
+        asked = set[str]().union(*(each.asked for each in effects)) - sys.modules.keys() if added else ()
+        found = [name for finder in added for name in asked if finder.find_spec(name, None, None) is not None]
+        return f"another finder has {found[0]}" if found else None
+
+    def _find_file(self, effects: list[Effects]) -> str | None:
+        for path in set[str]().union(*(each.files for each in effects)):
+            if import_recorder.file_state(path) != self._record.files[path]:
+                return f"{path} was changed"
+        return None
+
+    def _find_filter(self, effects: list[Effects]) -> str | None:
+        """A new filter that ignores warnings changes nothing: an import that shows one is not preloaded."""
+        if not any(each.warned for each in effects):
+            return None
+        usual = self.lists[FILTERS]
+        added = [each for each in _filters(self._hidden.every) if each[0] != "ignore" and each not in usual]
+        return "warning filters were added" if added else None
+
+    def _find_logger(self, effects: list[Effects]) -> str | None:
+        logging: Any = sys.modules.get("logging")
+        if logging is None:
+            return None
+        loggers, root = logging.root.manager.loggerDict, logging.root
+        for each in effects:
+            for name, logger in each.loggers.items():
+                if name in loggers and loggers[name] is not logger and not hasattr(loggers[name], "loggerMap"):
+                    return f"the logger {name} exists"
+            for (name, level), was_enabled in each.levels.items():
+                chain = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)] if name != "root" else []
+                levels = [getattr(each.loggers.get(part) or loggers.get(part), "level", 0) for part in chain]
+                effective = next(filter(None, levels), root.level)
+                if (root.manager.disable < level and level >= effective) != was_enabled:
+                    return f"the level of the logger {name} is another"
+        return None
+
+    def _find_function(self, new: list[str], effects: list[Effects]) -> str | None:
+        """Find a replaced function or class in a module that new ones import, or that Python starts with.
+
+        A function of another package counts if the new modules have kept it: their imports call few of them.
+        """
+        used = set[str]().union(self._record.initial, *(each.loaded for each in effects)).difference(new)
+        for name in used & sys.modules.keys() & self._record.functions.keys():
+            for namespace, get, before in self._record.functions[name]:
+                try:
+                    now = get(namespace)
+                except KeyError:
+                    now = ()
+                if not _are_same(now, before) and (
+                    name.partition(".")[0] in sys.stdlib_module_names or self._is_kept(new, now, before)
+                ):
+                    return f"{name} was patched"
+        return None
+
+    def _is_kept(self, new: list[str], now: Any, before: Any) -> bool:
+        """Whether new modules have one of the values that were replaced, or it is a class, or nothing is known."""
+        replaced = [each for each in before if not any(each is other for other in now)]
+        if not now or any(isinstance(each, type) for each in replaced):
+            return True
+        known = {id(each) for each in replaced}
+        return any(
+            id(value) in known for each in new for value in getattr(self._modules[each], "__dict__", {}).values()
+        )
+
+    def _find_torch_setting(self, new: list[str]) -> str | None:
+        """Compare the settings that tensors get; torch's own modules make none as they are imported."""
+        torch: Any = self._hidden.every.get("torch")
+        others = [each for each in new if each.partition(".")[0] != "torch" and each in self._record.effects]
+        users = [each for each in others if "torch" in self._record.effects[each].loaded]
+        if not (users and _is(sys.modules.get("torch"), torch)):
+            return None
+        try:
+            context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+            usual = torch.get_default_dtype() is torch.float32 and torch.is_grad_enabled() and context is None
+        except AttributeError:  # of another version
+            return None
+        return None if usual else "torch has another default dtype or device, or no gradients"
+
+
+def has_spec(module: object) -> bool:
+    """Whether a module was imported; native code makes others if they are missing, as ``cython_runtime``."""
+    return getattr(module, "__spec__", None) is not None
+
+
+def native_environment() -> dict[str, str]:
+    """Return the environment that native code sees: a new copy of the module ``posix`` reads it."""
+    importer: Any = BuiltinImporter
+    module: Any = _imp.create_builtin(ModuleSpec("posix", importer, origin="built-in"))
+    _imp.exec_builtin(module)
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in module.environ.items()}
+
+
+def _make_name_filter(folders: list[str]) -> Callable[[str], bool]:
+    """Return a predicate: whether these entries of ``sys.path`` may have a module of a name."""
+    entries: set[str] = set()
+    for folder in folders:
+        try:
+            entries.update(each.partition(".")[0] for each in os.listdir(folder))
+        except NotADirectoryError:  # an archive
+            return lambda name: True
+        except OSError:
+            pass
+    return entries.__contains__
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _show_value(value: str | None) -> str:
+    return "unset" if value is None else repr(value[:100])
+
+
+def _show_origin(origin: object) -> str:
+    return "missing" if origin is None else str(origin)
+
+
+def _filters(modules: Mapping[str, Any]) -> list[Any]:
+    return getattr(modules.get("warnings") or sys.modules.get("warnings"), "filters", [])
+
+
+def _comparable_lists(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
+    finders = [each for each in sys.meta_path if not isinstance(each, inspection_endpoint.PostImportHook)]
+    return {
+        FILTERS: list(_filters(modules)),
+        FINDERS: list(finders),
+        PATH_HOOKS: list(sys.path_hooks),
+    }
+
+
+def _are_same(now: tuple[object, ...], before: tuple[object, ...]) -> bool:
+    return len(now) == len(before) and all(map(_is, now, before))

@@ -1,0 +1,169 @@
+"""Hands preloaded modules over to a rank's program, each after a check that a fresh import would have the same result.
+
+A rank starts as a fresh interpreter does: the preloaded modules are not in ``sys.modules``, and what their imports
+changed is undone. When the program imports one of them, these rules apply (docs/fidelity.md):
+
+1. The modules that its import would load are compared with the record of ``ImportRecorder``: does every name lead to
+   the same file, has every variable that is read the same value, are hooks, functions, warning filters, loggers and
+   the examined files as they were?
+2. If all is equal, these modules get into ``sys.modules`` in the order of their loading, and their changes are redone.
+3. If not, and all of them are Python code or of the standard library, the program imports them afresh.
+4. If not, and there is native code, which a process can load only once, or code that torch has registered, the rank
+   starts over (``rank_restart``).
+
+All this runs inside an import of the program, so nothing is imported here: that would come back to this module.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import RLock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from types import ModuleType
+    from typing import Any
+
+    from ddplaunch.core.rank import hidden_modules, import_check, import_recorder, inspection_endpoint
+    from ddplaunch.core.rank.hidden_modules import HiddenModules
+    from ddplaunch.core.rank.import_recorder import Effects
+else:
+    hidden_modules = load_private_module("core/rank/hidden_modules")  # noqa: F821
+    import_check = load_private_module("core/rank/import_check")  # noqa: F821
+    import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
+    inspection_endpoint = load_private_module("core/rank/inspection_endpoint")  # noqa: F821
+
+
+class ModuleHandover:
+    """Hands the hidden modules over in one rank, from its creation, before the program starts, on."""
+
+    def __init__(
+        self, hidden: HiddenModules, job_variables: Collection[str], start_over: Callable[[str, str], None]
+    ) -> None:
+        """Begin.
+
+        Args:
+            hidden: the modules; this rank's own from now on.
+            job_variables: names of variables that each rank gets.
+            start_over: gets the name of a module and what differs; returns only if this process cannot start over, and
+                has to go on with the module as it is.
+        """
+        self._hidden, self._record, self._modules = hidden, hidden.record, hidden.modules
+        self._start_over, self._lock = start_over, RLock()
+        self._check = import_check.ImportCheck(hidden, job_variables)
+        self.handed_over: dict[str, int] = {}  # for each import of the program: how many modules it got
+        self.imported_afresh: dict[str, str] = {}  # and what differed
+        hidden.hide_again()
+        hidden.replace_import(self._hand_over)
+
+    def _hand_over(self, name: str) -> ModuleType | None:
+        """Return a hidden module, now in ``sys.modules`` with all that it has imported; None: import it afresh."""
+        with self._lock:
+            if name not in self._modules:
+                return sys.modules.get(name)
+            if self._is_elsewhere(name):
+                self._drop(name)
+                return None
+            closure = self._record.closure(name)
+            new = [each for each in self._modules if each in closure]
+            effects = [self._record.effects[each] for each in new if each in self._record.effects]
+            if differs := self._check.find_difference(new, closure, effects):
+                self.imported_afresh[name] = differs
+                if self._hidden.native.isdisjoint(new) and "torch" not in closure:
+                    self._drop(name)
+                    return None
+                self._start_over(name, differs)  # Python code may have registered operators in torch's native code
+            self.handed_over[name] = len(new)
+            return self._reveal(name, new, effects)
+
+    def _reveal(self, name: str, new: list[str], effects: list[Effects]) -> ModuleType:
+        for each in new:
+            module = sys.modules[each] = self._modules.pop(each)
+            if (namespace := self._record.late_children.get(each)) is not None:
+                namespace[each.rpartition(".")[2]] = module
+        self._redo_changes(effects)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, sys.modules[name])
+        for finder in [each for each in sys.meta_path if isinstance(each, inspection_endpoint.PostImportHook)]:
+            finder.check()
+        return sys.modules[name]
+
+    def _drop(self, name: str) -> None:
+        """Forget a hidden module and its children: they are imported afresh."""
+        for each in [each for each in self._modules if each == name or each.startswith(name + ".")]:
+            del self._modules[each]
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether a fresh import would find another file of this name."""
+        parent = name.rpartition(".")[0]
+        if not parent:
+            origins = self._record.origins
+            return name in origins and import_recorder.find_origin(name) != origins[name]
+        origin = getattr(getattr(self._modules[name], "__spec__", None), "origin", None)
+        path = getattr(sys.modules.get(parent), "__path__", None)
+        if path is None or not isinstance(origin, str) or not os.path.isabs(origin):
+            return False
+        return import_recorder.find_origin(name, path) not in (origin, None)
+
+    # ------------------------------------------------------------------------------------------------- their changes
+
+    def _redo_changes(self, effects: list[Effects]) -> None:
+        """Redo what the imports of these modules changed outside them, in their order."""
+        for each in effects:
+            for name, (_, after) in each.variables.items():
+                hidden_modules.set_variable(name, after)
+                if after is None:
+                    self._check.environment.pop(name, None)
+                else:
+                    self._check.environment[name] = after
+            for list_name, before, after_items in each.lists:
+                _apply_change(_live_list(list_name), before, after_items)
+                _apply_change(self._check.lists[list_name], before, after_items)
+                if list_name == import_recorder.FILTERS:
+                    sys.modules["warnings"]._filters_mutated()
+            for name, logger in each.loggers.items():
+                if not hasattr(logger, "loggerMap"):  # else a placeholder, which the next ones make again
+                    _add_logger(name, logger)
+            for function, args, named in each.exits:
+                self._register_exit(function, args, named)
+
+    def _register_exit(self, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if function in self._hidden.shared_exits:
+            return
+        finalize: Any = getattr(sys.modules.get("weakref"), "finalize", None)
+        if getattr(function, "__qualname__", "") == "finalize._exitfunc" and finalize is not None:
+            if finalize._registered_with_atexit:
+                return
+            finalize._registered_with_atexit = True
+        self._hidden.atexit.register(function, *args, **named)
+
+
+def _live_list(name: str) -> list[Any]:
+    owner, _, attribute = name.rpartition(".")
+    found: list[Any] = getattr(sys.modules[owner], attribute)
+    return found
+
+
+def _apply_change(items: list[Any], before: list[Any], after: list[Any]) -> None:
+    """Change a list as ``before`` was changed to ``after``: new items go to the same end."""
+    for item in [each for each in before if each not in after and each in items]:
+        items.remove(item)
+    new = [each for each in after if each not in before]
+    if new and before and after[: len(before)] == before:
+        items += new
+    else:
+        items[:0] = new
+
+
+def _add_logger(name: str, logger: Any) -> None:
+    """Add a logger as ``logging.Manager.getLogger`` does, between its parents and children."""
+    manager = logger.manager
+    former = manager.loggerDict.get(name)
+    manager.loggerDict[name] = logger
+    logger._cache.clear()
+    if former is not None and hasattr(former, "loggerMap"):
+        manager._fixupChildren(former, logger)
+    manager._fixupParents(logger)

@@ -1,0 +1,213 @@
+"""Starts a rank over as a fresh interpreter: the program imports something that the preloaded modules do not fit.
+
+A fresh interpreter runs the program from its beginning, in the same process. That is possible as long as the program
+has only computed and printed: the launcher drops what it prints again. Once it has written files, connected, or started
+processes, the rank ends with an error instead, and the next run of the program starts without these modules.
+
+Bound by the rules of ``rank_runner.py``; nothing may be imported here either (``module_handover`` has the reason).
+"""
+
+from __future__ import annotations
+
+import _frozen_importlib_external as bootstrap_external
+import _signal  # type: ignore[import-not-found, unused-ignore]  # signal without its enums
+import marshal
+import os
+import sys
+from _frozen_importlib_external import _write_atomic  # type: ignore[attr-defined]
+from _socket import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
+
+    from ddplaunch.core.rank import inspection_endpoint, rank_exit
+    from ddplaunch.core.rank.zygote_messages import PythonJob
+else:
+    rank_exit = load_private_module("core/rank/rank_exit")  # noqa: F821
+
+_REPLY_TIMEOUT_S = 20.0  # the launcher may be busy
+_STDIO = (0, 1, 2)
+
+
+class RankRestart:
+    """What is needed to start a rank over, kept from before its program runs."""
+
+    def __init__(
+        self, job: PythonJob, fds: dict[str, int], endpoint: inspection_endpoint.InspectionEndpoint | None, runner: str
+    ) -> None:
+        """``runner``: the file that runs the job in a fresh interpreter."""
+        self._job, self._fds, self._endpoint, self._runner = job, fds, endpoint, runner
+        self._environ, self._folder = dict(os.environ), rank_exit.current_folder()
+        self._pid, self._cpus, self._umask = os.getpid(), os.sched_getaffinity(0), os.umask(0o77)
+        os.umask(self._umask)
+        self._handlers = {number: _signal.getsignal(number) for number in _signal.valid_signals()}
+        self._blocked = list(map(int, _signal.pthread_sigmask(_signal.SIG_BLOCK, ())))
+        self._open, self._child_faults = _list_open(), _child_faults()
+        self._stdin_offset = _offset(0)
+        self._cached_bytes = 0
+        self._written = _written_bytes() - (endpoint.bytes_sent if endpoint else 0)
+        bootstrap_external._write_atomic = self._write_cache  # type: ignore[attr-defined]
+
+    def _write_cache(self, path: str, data: bytes, *mode: int) -> None:
+        """Write the compiled file of an imported module: it may be written twice."""
+        before = _written_bytes()
+        try:
+            _write_atomic(path, data, *mode)
+        finally:
+            self._cached_bytes += _written_bytes() - before
+
+    def start_over(self, module: str, differs: str) -> None:
+        """Start over, or exit with an error; returns only in a process that the program has forked.
+
+        Args:
+            module: what the program imports.
+            differs: how that differs from what was preloaded.
+        """
+        if os.getpid() != self._pid:
+            text = f"ddplaunch: note: rank {self._job['rank']}: a child process got the preloaded {module}: {differs}\n"
+            os.write(2, text.encode(errors="replace"))
+            return
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # it is closed, or replaced
+                pass
+        differs = f"{_find_line()}{differs}"
+        effect = self._find_effect()
+        printed = self._announce(module, differs, waits=effect is None)
+        sent = self._endpoint.bytes_sent if self._endpoint else 0
+        if effect is None and _written_bytes() - sent - self._written - self._cached_bytes > printed:
+            effect = "has written to files"
+        if effect:
+            self._give_up(module, differs, effect)
+        self._exec()
+
+    def _announce(self, module: str, differs: str, *, waits: bool) -> int:
+        """Report the restart; return how many bytes the launcher has read from this process, once it has all of them.
+
+        Without a rank channel it is unknown: then nothing may have been written.
+        """
+        if self._endpoint is None:
+            return 0
+        try:
+            self._endpoint.send(b"r " + f"{module} {differs}".replace("\n", " ").encode("ascii", "backslashreplace"))
+            if not waits:
+                return 0
+            end = socket(fileno=os.dup(self._endpoint._fd))
+            end.settimeout(_REPLY_TIMEOUT_S)
+            received = b""
+            while b"\nr" not in b"\n" + received or not received.endswith(b"\n"):
+                data = end.recv(4096)
+                if not data:
+                    return 0
+                received += data
+            end.close()
+            return int((b"\n" + received).rpartition(b"\nr")[2])
+        except (OSError, ValueError):
+            return 0
+
+    def _find_effect(self) -> str | None:
+        """Return what the program has done, besides writing, that cannot be done twice; None if nothing."""
+        if any(each.startswith("socket:") for _, each in _list_open() - self._open):
+            return "has opened connections"
+        if _has_children() or _child_faults() != self._child_faults:
+            return "has started processes"
+        if _offset(0) != self._stdin_offset and not _rewind(0, self._stdin_offset):
+            return "has read stdin"
+        return None
+
+    def _give_up(self, module: str, differs: str, effect: str) -> NoReturn:
+        text = f"`import {module}` does not fit the preloaded one ({differs}), and the program {effect} before"
+        hint = "run it again: it then starts without preloaded modules, as with --start exec"
+        rank_exit.write_error_file(self._job, rank_exit.TargetError(text, hint), text)
+        os._exit(2)
+
+    def _exec(self) -> NoReturn:
+        sys.settrace(None)
+        sys.setprofile(None)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())  # until the new program image has begun
+        for number, handler in self._handlers.items():
+            if number in (_signal.SIGPIPE, _signal.SIGXFSZ) or number >= _signal.SIGRTMIN:
+                # Ignored by Python and by features, and exec would keep that.
+                _signal.signal(number, _signal.SIG_DFL)
+            elif handler == _signal.SIG_IGN or _signal.getsignal(number) == _signal.SIG_IGN:
+                _signal.signal(number, handler if handler == _signal.SIG_IGN else _signal.SIG_DFL)
+        _signal.setitimer(_signal.ITIMER_REAL, 0)
+        os.umask(self._umask)
+        os.chdir(self._folder)
+        os.sched_setaffinity(0, self._cpus)
+        fds = {**self._fds, **({"rank_channel": self._endpoint._fd} if self._endpoint else {})}
+        job_fd = os.memfd_create("job", 0)
+        os.write(job_fd, marshal.dumps((self._job, fds, self._blocked)))  # type: ignore[arg-type]  # a TypedDict is a dict
+        os.lseek(job_fd, 0, os.SEEK_SET)
+        for fd in (job_fd, *fds.values()):
+            os.set_inheritable(fd, True)
+        words = [sys.executable, self._runner, str(job_fd), self._job["target_text"], *self._job["args"]]
+        os.execve(sys.executable, words, self._environ)
+
+
+def _find_line() -> str:
+    """Return the line of the program's own code that imports, as "train.py:3: ", or ""."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if rank_exit.is_user_file(file) and not rank_exit.is_internal_file(file):
+            return f"{os.path.basename(file)}:{frame.f_lineno}: "
+        frame = frame.f_back
+    return ""
+
+
+def _written_bytes() -> int:
+    """How many bytes this process has written to any descriptor (proc(5): wchar in /proc/pid/io)."""
+    try:
+        fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(fd, 1024).partition(b"wchar:")[2].split()[0])
+    finally:
+        os.close(fd)
+
+
+def _list_open() -> set[tuple[str, str]]:
+    """List the open descriptors, with what they lead to."""
+    found, folder = set(), "/proc/self/fd"
+    for fd in os.listdir(folder) if os.path.isdir(folder) else ():
+        try:
+            found.add((fd, os.readlink(f"{folder}/{fd}")))
+        except OSError:  # of the listing itself
+            pass
+    return found
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except OSError:  # there is none
+        return False
+    return True
+
+
+def _child_faults() -> int:
+    """The page faults of child processes that have ended: 0 if there was none (proc(5): cminflt in /proc/pid/stat)."""
+    try:
+        fd = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(fd, 4096).rpartition(b")")[2].split()[8])
+    finally:
+        os.close(fd)
+
+
+def _offset(fd: int) -> int | None:
+    try:
+        return os.lseek(fd, 0, os.SEEK_CUR)
+    except OSError:  # a pipe, or a terminal
+        return None
+
+
+def _rewind(fd: int, offset: int | None) -> bool:
+    return offset is not None and os.lseek(fd, offset, os.SEEK_SET) == offset

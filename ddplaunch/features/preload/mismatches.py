@@ -1,0 +1,79 @@
+"""Remembers for which programs the preloaded modules did not fit, so that their next runs start without these."""
+
+from __future__ import annotations
+
+import json
+import os
+from zlib import crc32
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from ddplaunch.base.frames import ProtocolError
+from ddplaunch.base.safe_files import open_for_writing, read_regular_file
+from ddplaunch.base.types import parse
+
+_MAX_SOURCE_BYTES, _MAX_STATE_BYTES = 64 << 20, 1 << 20
+_MAX_PROGRAMS = 500  # the oldest are dropped
+
+
+class Mismatch(Struct, frozen=True):
+    """An import of a program that did not fit what was preloaded.
+
+    Attributes:
+        module: what the program imported.
+        differs: the line of the import, and what differed.
+        had_packages: other packages than torch were preloaded.
+        checksum: of the program's file; another content may behave differently.
+    """
+
+    module: str
+    differs: str
+    had_packages: bool
+    checksum: int = 0
+
+
+def find_mismatch(program: str | None) -> Mismatch | None:
+    """Return what did not fit in an earlier run of the program in this file; None if nothing, or if it has changed."""
+    try:
+        path = os.path.abspath(program or "")
+        found = _read().get(path)
+        return found if found is not None and found.checksum == _checksum(path) else None
+    except OSError:
+        return None
+
+
+def remember_mismatch(program: str | None, mismatch: Mismatch) -> None:
+    """Remember what did not fit in a run of the program in this file; nothing if the state folder cannot be used."""
+    try:
+        path = os.path.abspath(program or "")
+        content = Mismatch(mismatch.module, mismatch.differs, mismatch.had_packages, _checksum(path))
+        known = {name: each for name, each in _read().items() if name != path}
+        known = dict([*known.items(), (path, content)][-_MAX_PROGRAMS:])
+        file = state_file("mismatches")
+        temporary = f"{file}.{os.getpid()}"
+        with open(open_for_writing(temporary, os.O_TRUNC, 0o600), "w", encoding="utf-8") as new:
+            json.dump({name: asdict(each) for name, each in known.items()}, new)
+        os.replace(temporary, file)
+    except OSError:
+        pass
+
+
+def state_file(name: str) -> str:
+    """Return the path of a file of this feature in the user's state folder, which is made."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    folder = os.path.join(state, "ddplaunch")
+    os.makedirs(folder, 0o700, exist_ok=True)
+    return os.path.join(folder, name)
+
+
+def _read() -> dict[str, Mismatch]:
+    try:
+        content = read_regular_file(state_file("mismatches"), _MAX_STATE_BYTES, follow_symlinks=False)
+        return parse(content, dict[str, Mismatch])
+    except (FileNotFoundError, ProtocolError):
+        return {}
+
+
+def _checksum(path: str) -> int:
+    return crc32(read_regular_file(path, _MAX_SOURCE_BYTES))

@@ -1,0 +1,152 @@
+"""A rank gets a preloaded module only if a fresh import would have the same result: each program is run by plain python
+and in ranks, with everything preloaded, whatever its source shows."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.features.preload.mismatches import Mismatch, find_mismatch, remember_mismatch
+from tests.conftest import read_events, run_command, write_program
+
+SETS = "exec('os.environ[\"OPENBLAS_NUM_' + 'THREADS\"] = \"3\"')"
+
+STARTS_OVER = {  # with numpy, which has native code
+    "a variable": SETS,
+    "a variable set by a module's attribute": "import lazy\nlazy.batch_size",
+    "a replaced function": "import time\ntime.time = lambda: 0.0",
+    "a module in sys.modules": "sys.modules['pickle'] = type(sys)('pickle')",
+    "a removed module": "import pickle\ndel sys.modules['pickle']",
+    "a file that comes first": "sys.path.insert(0, 'folder')",
+    "a file that is written": "os.makedirs('new', exist_ok=True)\nsys.path.insert(0, 'new')\n"
+                              "compile\nopen('new/pickle.py', 'w').close()",
+    "a finder": "class Finder:\n    def find_spec(self, name, path, target=None):\n        if name == 'pickle':\n"
+                "            raise ImportError\nsys.meta_path.insert(0, Finder())",
+    "a trace function": "sys.settrace(lambda *_: None)",
+}  # fmt: skip
+
+HANDED_OVER = {
+    "nothing": "pass",
+    "the main block of an imported file": "import helper",
+    "a variable that no import reads": "os.environ['MINE'] = '1'",
+    "a folder without such files": "sys.path.insert(0, 'empty')",
+    "print": "import builtins, functools\nbuiltins.print = functools.partial(print, flush=True)",
+    "an ignored warning": "import warnings\nwarnings.simplefilter('ignore')",
+    "another logger": "import logging\nlogging.basicConfig(level=10)\nlogging.getLogger('mine').info('text')",
+    "a working folder": "os.chdir('empty')",
+}
+
+PROGRAM = """
+import os, sys
+print("begins", flush=True)
+print("a part", end=" ")
+{before}
+import numpy, hashlib
+import gc
+print(numpy.arange(3).sum(), sys.modules["numpy"] is numpy, os.environ.get("OPENBLAS_NUM_THREADS"))
+print(len(sys.modules.keys() - {{"faulthandler", "__future__"}}))
+print([name for name in sys.modules if not name.startswith("_")][-5:], sorted(os.environ) == sorted(set(os.environ)))
+print(gc.get_freeze_count() > 0, file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_program(tmp_path, "lazy.py", f"import os\ndef __getattr__(name):\n    {SETS}\n    return 1\n")
+    write_program(tmp_path, "helper.py", f"import os\nif __name__ == '__main__':\n    {SETS}\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").mkdir()
+    write_program(tmp_path, "folder/pickle.py", "raise ImportError('mine')\n")
+    return tmp_path
+
+
+def run_both(run_ddplaunch, folder: Path, before: str, preload: str = "numpy"):
+    write_program(folder, "train.py", PROGRAM.format(before=before))
+    plain = run_command([sys.executable, "train.py"], cwd=folder)
+    words = ("run", "--nproc", "2", "--preload", preload, "--log-dir", "logs", "--run-id", "x", "train.py")
+    return plain, run_ddplaunch(*words, cwd=folder)
+
+
+def lines_of(stdout: str, rank: int) -> list[str]:
+    return [line[4:] for line in stdout.splitlines() if line.startswith(f"[{rank}] ")]
+
+
+@pytest.mark.parametrize("case", HANDED_OVER)
+def test_a_module_that_fits_is_handed_over(run_ddplaunch, folder, case):
+    plain, done = run_both(run_ddplaunch, folder, HANDED_OVER[case])
+    assert (plain.returncode, done.returncode) == (0, 0), done.stderr
+    assert lines_of(done.stderr, 0).count("True") == 1, done.stderr
+    for rank in range(2):
+        assert lines_of(done.stdout, rank) == plain.stdout.splitlines()
+
+
+@pytest.mark.parametrize("case", STARTS_OVER)
+def test_a_rank_starts_over_if_something_differs(run_ddplaunch, folder, case):
+    """What it had printed before is printed once."""
+    plain, done = run_both(run_ddplaunch, folder, STARTS_OVER[case])
+    assert plain.returncode == done.returncode, done.stderr
+    for rank in range(2):
+        assert lines_of(done.stdout, rank) == plain.stdout.splitlines()
+    assert "True" not in lines_of(done.stderr, 0)
+
+
+def test_the_launcher_names_the_line_and_what_differs(run_ddplaunch, folder):
+    _, done = run_both(run_ddplaunch, folder, SETS)
+    note = "numpy was preloaded, and ranks cannot use it: train.py:5: OPENBLAS_NUM_THREADS is '3', not unset"
+    assert done.stderr.count(f"{note}; they start over, --start exec avoids that") == 1
+    events = [event for event in read_events(folder / "logs" / "x") if event["event"] == "started_over"]
+    assert sorted((event["rank"], event["module"]) for event in events) == [(0, "numpy"), (1, "numpy")]
+
+
+@pytest.mark.parametrize(
+    ("before", "effect"),
+    [
+        ("open('mine', 'a').write('x')", "has written to files"),
+        ("import socket\ns = socket.socket()", "has opened connections"),
+        ("import subprocess\nsubprocess.run(['true'])", "has started processes"),
+    ],
+)
+def test_a_rank_that_cannot_start_over_ends_with_an_error(run_ddplaunch, folder, before, effect):
+    _, done = run_both(run_ddplaunch, folder, f"{before}\n{SETS}")
+    assert done.returncode == 2
+    assert "`import numpy` does not fit the preloaded one (train.py:" in done.stderr
+    assert f"OPENBLAS_NUM_THREADS is '3', not unset), and the program {effect} before" in done.stderr
+
+
+def test_python_code_is_imported_afresh(run_ddplaunch, folder):
+    write_program(folder, "shared.py", "import os\nVALUE = os.environ.get('MINE')\nPID = os.getpid()\n")
+    write_program(
+        folder,
+        "train.py",
+        "import os\nif os.environ['RANK'] == '0': os.environ['MINE'] = '1'\n"
+        "import shared\nprint(shared.VALUE, shared.PID == os.getpid())\n",
+    )
+    done = run_ddplaunch("run", "--nproc", "2", "--preload", "shared", "train.py", cwd=folder)
+    assert sorted(done.stdout.splitlines()) == ["[0] 1 True", "[1] None False"], done.stderr
+
+
+def test_a_program_that_did_not_fit_is_remembered_until_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    program = write_program(tmp_path, "train.py", "import torch\n")
+    assert find_mismatch(str(program)) is None
+    remember_mismatch(str(program), Mismatch("torch", "train.py:1: X is '1', not unset", had_packages=False))
+    found = find_mismatch(str(program))
+    assert found is not None
+    assert (found.module, found.differs) == ("torch", "train.py:1: X is '1', not unset")
+    write_program(tmp_path, "train.py", "import torch, sys\n")
+    assert find_mismatch(str(program)) is None
+    (tmp_path / "ddplaunch" / "mismatches").write_text("{")
+    assert find_mismatch(str(program)) is None
+
+
+def test_the_next_run_of_a_program_does_not_preload_what_did_not_fit(run_ddplaunch, tmp_path):
+    write_program(
+        tmp_path, "helper.py", "import os\nif __name__ == '__main__':\n    os.environ['OMP_NUM_THREADS'] = '3'\n"
+    )
+    write_program(tmp_path, "train.py", "import os, helper\nimport torch\nprint(torch.get_num_threads())\n")
+    environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    first, second = (run_ddplaunch("run", "--nproc", "2", "train.py", cwd=tmp_path, env=environment) for _ in range(2))
+    assert sorted(first.stdout.splitlines()) == sorted(second.stdout.splitlines()) == ["[0] 1", "[1] 1"]
+    reason = "train.py:2: OMP_NUM_THREADS is '1', not '3'"
+    assert f"torch was preloaded, and ranks cannot use it: {reason}; they start over, the next run" in first.stderr
+    assert f"each rank imports torch itself because of {reason} when it imports torch" in second.stderr
