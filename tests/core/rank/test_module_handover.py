@@ -85,8 +85,10 @@ def test_a_rank_starts_over_if_something_differs(run_ddplaunch, folder, case):
     """What it had printed before is printed once."""
     plain, done = run_both(run_ddplaunch, folder, STARTS_OVER[case])
     assert plain.returncode == done.returncode, done.stderr
-    for rank in range(2):
-        assert lines_of(done.stdout, rank) == plain.stdout.splitlines()
+    shown = [lines_of(done.stdout, rank) for rank in range(2)]
+    assert plain.stdout.splitlines() in (
+        shown if plain.returncode else [each for each in shown if shown[0] == shown[1]]
+    )
     assert "True" not in lines_of(done.stderr, 0)
 
 
