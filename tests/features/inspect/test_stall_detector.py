@@ -13,11 +13,14 @@ from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.features.inspect.diagnosis.inspection import (
     ActiveCall,
     Collective,
+    Frame,
     GroupState,
     Inspection,
     ProcessCondition,
     RankInspection,
+    Thread,
 )
+from ddplaunch.features.inspect.diagnosis.stall_check import check_stall
 from ddplaunch.features.inspect.messages import StallSuspected
 from ddplaunch.features.inspect.node import stall_detector
 from ddplaunch.features.inspect.node.stall_detector import StallDetector
@@ -203,6 +206,34 @@ def test_a_rank_waits_since_it_entered_its_last_collective_unless_the_clock_was_
         monkeypatch.setattr(stall_detector.time, "time", lambda ahead=ahead: node.now + 1e9 + ahead)
         node.inspect(node.ranks, add_idle_times)
     assert waits == [pytest.approx(107), pytest.approx(107.9), 0.0]
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_rank_that_ends_while_the_others_are_inspected_is_progress(monkeypatch, noticed):
+    """It may have set the key for which another rank was seen to wait: both stacks are from before."""
+    node = Node(monkeypatch, Hangs(stall_timeout=20.0))
+    node.fields = {"threads": (Thread((Frame("validate", "t.py", 31, own=True),)),)}
+    node.wait(19)
+    seen: list[Inspection] = []
+    node.inspect(node.ranks, seen.append)
+    validating, waiting = seen[0].ranks
+    ended = replace(validating, condition=ProcessCondition.EXITED, code=0 if noticed else None)
+    waiting = replace(waiting, awaits="store")
+
+    def is_stalled(first: RankInspection) -> bool:
+        found = replace(seen[0], ranks=(first, waiting))
+        return check_stall(node.clock.add_idle_times(found, node.ranks), 20.0, strict=True).stall is not None
+
+    assert not is_stalled(ended), "19 seconds"
+    if noticed:
+        node.clock.observe(events.RankExited(0, 100, 0, 0))
+        node.ranks.processes.pop(0)
+    node.wait(19)
+    assert not is_stalled(ended)
+    node.clock.observe(events.RankExited(0, 100, 0, 0))
+    node.ranks.processes.pop(0, None)
+    node.wait(20)
+    assert is_stalled(ended), "nothing has happened since"
 
 
 def test_before_init_process_group_ranks_are_not_inspected(node):

@@ -145,7 +145,7 @@ class RankInspection(Struct, frozen=True):
     cpu: NonNegativeFloat = 0.0  # CPU seconds of it and its children
     arrivals: tuple[CollectiveArrivals, ...] = ()  # only in messages to node 0
     # Recent activity of the rank and its descendants; None is unknown.
-    quiet: NonNegativeFloat | None = None  # seconds since its last output
+    quiet: NonNegativeFloat | None = None  # seconds since its last output, or its end
     standstill: NonNegativeFloat | None = None  # seconds since it entered or completed a collective
     busy: NonNegativeFloat | None = None  # CPUs: 0.5 is half of one
     traffic: NonNegativeFloat | None = None  # bytes a second, read and written in files and pipes

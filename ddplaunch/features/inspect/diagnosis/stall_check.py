@@ -69,8 +69,8 @@ class StallCheck(NamedTuple):
 def check_stall(inspection: Inspection, timeout: float, *, strict: bool, noisy: float = inf) -> StallCheck:
     """Decide whether a job has stalled for ``timeout`` seconds.
 
-    It has stalled if for so long no rank has printed anything and ranks have waited for others, and each of those
-    others is idle or has ended. A busy rank may be in a long validation.
+    It has stalled if for so long no rank has printed anything or ended and ranks have waited for others, and each of
+    those others is idle or has ended. A busy rank may be in a long validation.
 
     Args:
         inspection: all ranks, with their waits.

@@ -1,6 +1,7 @@
 """Stall detection on one node: inspects ranks that have printed nothing for long, and may report a suspected stall.
 
-Output of a rank resets the timer, at no cost and without a wake-up. The timer expires after 20 s without output, and
+Output of a rank resets the timer, at no cost and without a wake-up, and so does its end: what the others waited for may
+have happened just before, and they were seen a moment earlier. The timer expires after 20 s without output, and
 then each time that time has doubled, up to the stall timeout. Where ranks wait for others they are inspected twice, to
 see what they do in between. Ranks that print all the time are inspected every 5 minutes. Node 0 decides whether the job
 has stalled: it inspects the ranks of all nodes.
@@ -21,7 +22,7 @@ from ddplaunch.core.messages import FromNode, ProgressResumed
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
-from ddplaunch.features.inspect.diagnosis.inspection import Inspection, RankInspection
+from ddplaunch.features.inspect.diagnosis.inspection import Inspection, ProcessCondition, RankInspection
 from ddplaunch.features.inspect.diagnosis.rank_position import may_wait
 from ddplaunch.features.inspect.diagnosis.stall_check import is_working
 from ddplaunch.features.inspect.messages import StallSuspected
@@ -101,7 +102,9 @@ class StallDetector:
         self._stalled = self._noisy = False
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.JobStalled | events.StallEnded):
+        if isinstance(event, events.RankExited) and event.rank in self._printed:
+            self._on_rank_activity(event.rank)
+        elif isinstance(event, events.JobStalled | events.StallEnded):
             self._stalled = isinstance(event, events.JobStalled)
             last = max(self._printed.values(), default=0.0)
             self._noisy = (
@@ -246,6 +249,8 @@ class StallDetector:
         for rank in inspection.ranks:
             printed = self._printed.get(rank.rank)
             quiet = None if printed is None else snapshot.moment - printed
+            if rank.condition is ProcessCondition.EXITED and rank.rank in ranks.processes:
+                quiet = 0.0  # its end is not noticed yet
             busy, traffic, network = _usage_rates(rank.pid, before, snapshot)
             still = self._time_since_progress(rank, snapshot.moment)
             found.append(replace(rank, quiet=quiet, standstill=still, busy=busy, traffic=traffic, network=network))
