@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import socket
@@ -32,6 +33,10 @@ class JobNotResponding(LaunchError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class JobEnded(JobNotResponding):
+    """A job ended before it replied: it has removed its control socket, or its launcher was killed."""
+
+
 def check_suspended(path: str) -> None:
     """Raise JobNotResponding if the launcher of this socket is suspended: a request would wait for its timeout."""
     run_id, _, pid = os.path.basename(path).rpartition(".")
@@ -56,10 +61,11 @@ def send_request(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_
 def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOUT_S) -> Iterator[A]:
     """Send a request and yield its replies, after the status that comes first; to the job's end if it is streaming.
 
-    Raises JobNotResponding if there is no status in ``timeout`` seconds, or the job has too many streaming clients.
+    Raises JobNotResponding if there is no status in ``timeout`` seconds, or the job has too many streaming clients;
+    JobEnded if it has ended before.
     """
     with open_request(path, request, timeout) as sock:
-        _check_accepted(sock, timeout)
+        _check_accepted(sock, path, timeout)
         while True:
             try:
                 yield _read_reply(sock, request, math.inf if request.is_streaming else time.monotonic() + timeout)
@@ -67,10 +73,11 @@ def stream_replies(path: str, request: Request[A], timeout: float = REPLY_TIMEOU
                 return
 
 
-def _check_accepted(sock: socket.socket, timeout: float) -> None:
+def _check_accepted(sock: socket.socket, path: str, timeout: float) -> None:
     try:
         _read_reply(sock, StatusQuery(), time.monotonic() + timeout)
     except EOFError:
+        _check_exists(path)
         what = f"{MAX_STREAMING_CLIENTS} clients already follow this job, or it runs another version of ddplaunch"
         raise JobNotResponding(what) from None
 
@@ -92,11 +99,20 @@ def open_request(path: str, request: Request[object], timeout: float) -> Iterato
             check_suspended(path)
             raise JobNotResponding(what, "the launcher may be suspended or busy; try again") from None
         except (ProtocolError, EOFError):
+            _check_exists(path)
             raise JobNotResponding(f"{path}: invalid reply; the job may run another version of ddplaunch") from None
         except OSError as error:
-            raise JobNotResponding(
-                f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended"
-            ) from None
+            _check_exists(path)
+            kind = JobEnded if isinstance(error, ConnectionRefusedError) else JobNotResponding
+            raise kind(f"{path}: {os.strerror(error.errno or 0).lower()}", "the job may have ended") from None
+
+
+def _check_exists(path: str) -> None:
+    """Raise JobEnded if a launcher has removed its socket, which is the first that it does at its end."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        raise JobEnded(f"{path}: {os.strerror(errno.ENOENT).lower()}", "the job may have ended") from None
 
 
 def _connect(sock: socket.socket, path: str, deadline: float) -> None:

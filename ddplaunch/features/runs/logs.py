@@ -20,15 +20,15 @@ import click
 from ddplaunch.base.errors import LaunchError, UsageError, sanitize_line
 from ddplaunch.base.text import format_rank_range
 from ddplaunch.base.tty import is_interactive
+from ddplaunch.cli.client import JobEnded
 from ddplaunch.cli.job_argument import JobCommand, RunName
 from ddplaunch.cli.option_values import parse_seconds
 from ddplaunch.cli.run_locator import describe_elsewhere
 from ddplaunch.core.output.line_merger import LineMerger, MergedLines
 from ddplaunch.core.output.prefix import DEFAULT_PREFIX, add_prefix, format_for_ranks
+from ddplaunch.features.runs import history_store, run_lookup
 from ddplaunch.features.runs import rank_logs as kept
-from ddplaunch.features.runs import run_lookup
 from ddplaunch.features.runs.default_run import default_run
-from ddplaunch.features.runs.history_store import hosts_elsewhere
 from ddplaunch.features.runs.job_resolver import (
     find_recorded_run,
     job_state,
@@ -185,6 +185,7 @@ def _output_chunks(
     if job and not in_files:
         pieces = kept.read_live(job.path, ranks, part, follow=follow)
         pieces = _explain_if_empty(found, pieces) if part.since is None else pieces
+        pieces = _stored_if_ended(found, pieces, ranks, part)
         return [pieces] if follow else [iter([piece]) for piece in pieces]
     if job and follow:
         return [kept.follow_files(found.run, job.path, ranks, part)]
@@ -195,6 +196,18 @@ def _output_chunks(
     elif not here:
         raise LaunchError(*_why_no_output(found))
     return [kept.read_stored_output(files, [rank], part) for rank in here]
+
+
+def _stored_if_ended(
+    found: FoundRun, pieces: Iterator[tuple[int, bytes]], ranks: Sequence[int], part: Part
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the same pieces; if the job has ended since it was found, its stored output."""
+    try:
+        yield from pieces
+    except JobEnded:
+        if (record := history_store.read_run_record(found.run)) is None:
+            raise
+        yield from chain.from_iterable(_output_chunks(FoundRun(found.run, None, record), ranks, False, part))
 
 
 def parse_moment(text: str, now: float) -> float:
@@ -230,7 +243,7 @@ def _why_no_output(found: FoundRun) -> tuple[str, str]:
         return f"{sanitize_line(record.log_dir)} has no output of such a rank", "the folder may have been removed"
     if record and record.world_size == 1:
         return f"the only rank of {found.run} printed straight to its terminal", hint
-    if record and (hosts := hosts_elsewhere([record])):
+    if record and (hosts := history_store.hosts_elsewhere([record])):
         return describe_elsewhere(found.run, hosts)
     if record and record.fate is RunState.LOST:
         return f"the launcher of {found.run} was killed, and the output in its memory is lost", hint

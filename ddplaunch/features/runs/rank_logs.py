@@ -98,7 +98,10 @@ def read_last_lines(file: BinaryIO, lines: int) -> bytes:
 
 
 def read_live(path: str, ranks: Sequence[int], part: Part, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield the output of these ranks from the launcher's memory; ``follow``: and further output, to the job's end."""
+    """Yield the output of these ranks from the launcher's memory; ``follow``: and further output, to the job's end.
+
+    Raises JobEnded before the first piece, if at all.
+    """
     for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow, part.lines, part.since)):
         if piece.missed:
             yield piece.rank, f"\n… {piece.missed} bytes left out: they came faster than they were read …\n".encode()
@@ -116,11 +119,12 @@ def follow_files(run: str, path: str, ranks: Sequence[int], part: Part) -> Itera
         tails = {rank: stack.enter_context(closing(_TailedFile())) for rank in ranks or known}
         for rank, tail in tails.items():
             yield from ((rank, data) for data in tail.read(known.get(rank, []), part))
-        for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow=True)):
-            if piece.rank not in tails:
-                tails[piece.rank] = stack.enter_context(closing(_TailedFile()))
-            now = _files(folders).get(piece.rank, [])
-            yield from ((piece.rank, data) for data in tails[piece.rank].read(now))
+        with suppress(client.JobEnded):  # while the files were read
+            for piece in client.stream_replies(path, TailOutputRequest(tuple(ranks), follow=True)):
+                if piece.rank not in tails:
+                    tails[piece.rank] = stack.enter_context(closing(_TailedFile()))
+                now = _files(folders).get(piece.rank, [])
+                yield from ((piece.rank, data) for data in tails[piece.rank].read(now))
         known = _files(folders)
         for rank, tail in tails.items():
             yield from ((rank, data) for data in tail.read(known.get(rank, [])))

@@ -1,6 +1,7 @@
 """Tests of the control socket of a running job: requests of its user, of other users, and of attackers."""
 
 import os
+import select
 import signal
 import socket
 import stat
@@ -376,6 +377,31 @@ def test_a_client_that_waits_gets_the_exit_code(runtime, code):
         control.close(code)
         data = b"".join(iter(lambda: sock.recv(1 << 16), b""))
     assert data == encode(StopReply()) + (encode(JobEndReply(code)) if code else b"")
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_client_that_connects_as_the_job_ends_learns_that(runtime, accepted):
+    """Its connection is closed before its request is read; another ends in the kernel's queue."""
+    loop, raised = EventLoop(), list[BaseException]()
+    control = ControlSocket(loop, "mine", SimpleNamespace(report_bug=pytest.fail))
+    path = control.path
+
+    def ask():
+        try:
+            next(client.stream_replies(path, WaitRequest()))
+        except BaseException as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    poll = select.poll()
+    poll.register(control._socket, select.POLLIN)
+    poll.poll()
+    if accepted:
+        control._accept()
+    control.close(0)
+    asking.join()
+    assert [type(each) for each in raised] == [client.JobEnded]
 
 
 @pytest.mark.parametrize("reads", [True, False])

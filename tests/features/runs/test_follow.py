@@ -1,11 +1,14 @@
 """Tests of following output and waiting for a job's end, with a real run and a misbehaving one."""
 
 import pytest
+from click.testing import CliRunner
 
 from ddplaunch.cli import client
 from ddplaunch.cli.client import JobNotResponding
 from ddplaunch.core.control_socket.server import MAX_STREAMING_CLIENTS
 from ddplaunch.core.control_socket.status_request import StatusQuery
+from ddplaunch.features.runs import history_store
+from ddplaunch.features.runs.logs import logs
 from ddplaunch.features.runs.output_request import MAX_UNSENT_BYTES, OutputChunk, TailOutputRequest
 from tests.conftest import wait_until, write_program
 from tests.core.control_socket.test_server import find_socket_path
@@ -50,6 +53,28 @@ def test_output_in_memory_and_following_to_the_last_byte(job, tmp_path):
     rest = "then 0\nthen 1\nthen 2\nno end of line"
     assert printed(pieces) == {0: rest, 1: rest}
     assert job.wait() == 0
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize("words", [("--log-dir", "logs"), ()], ids=["files", "memory"])
+@pytest.mark.parametrize("typed", [("--follow",), ()], ids=["follow", "once"])
+def test_a_job_that_ends_before_the_request_for_its_output(start_ddplaunch, tmp_path, monkeypatch, words, typed):
+    """It was found running; its output is complete all the same, and nothing has failed."""
+    write_program(tmp_path, "speaks.py", SPEAKS)
+    job = start_ddplaunch("run", "--run-id", "p", "--nproc", "2", *words, *LIGHT, "speaks.py", tmp_path / "go")
+    job.wait_for("begun", 2)
+    wait_until(lambda: history_store.read_run_record("p"), "the record of the run")
+    at_once = client.stream_replies
+
+    def too_late(*arguments):
+        (tmp_path / "go").touch()
+        assert job.wait() == 0
+        return at_once(*arguments)
+
+    monkeypatch.setattr(client, "stream_replies", too_late)
+    done = CliRunner().invoke(logs, ["p", "--rank", "1", *typed])
+    whole = "begun 1\nthen 0\nthen 1\nthen 2\nno end of line"
+    assert (done.exit_code, done.stdout, done.stderr) == (0, whole if typed or not words else "begun 1\n", "")
 
 
 def test_the_number_of_followers_is_limited(job, tmp_path):
