@@ -1,7 +1,11 @@
-"""Uses torch and numpy as training scripts do; writes a JSON file for each rank: {feature: result}."""
+"""Uses torch and numpy as training scripts do; writes a JSON file for each rank: {feature: result}.
+
+With the argument "fork", without the features whose processes import torch anew.
+"""
 
 import os
 import random
+import sys
 import threading
 
 import numpy
@@ -99,4 +103,5 @@ FEATURES = {
 
 
 if __name__ == "__main__":
-    write_results(FEATURES)
+    anew = ("spawn", "forkserver") if sys.argv[1:] == ["fork"] else ()
+    write_results({name: feature for name, feature in FEATURES.items() if not name.endswith(anew)})
