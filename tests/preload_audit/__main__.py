@@ -23,6 +23,9 @@ def main() -> int:
     parser.add_argument("names", metavar="NAME", nargs="+", help="a distribution")
     parser.add_argument("--write", action="store_true", help="write the entries into the table")
     parser.add_argument("--harmless", action="store_true", help="audit for the list of those that change no others")
+    parser.add_argument(
+        "--together", action="store_true", help="faster: change all settings at once, and do not tell which counts"
+    )
     parser.add_argument("--table", type=Path, default=TABLE_PATH, help="another table")
     args = parser.parse_args()
     table = KnownTable(args.table)
@@ -38,7 +41,7 @@ def main() -> int:
             table.harmless = {name: each for name, each in table.harmless.items() if name not in names} | entries
             refused = len(entries) < len(names)
         else:
-            entries = _audit(names, installed, runner, table)
+            entries = _audit(names, installed, runner, table, together=args.together)
             table.packages |= entries
             refused = any("refused" in each for each in entries.values())
     print(json.dumps(entries, indent=2))
@@ -48,7 +51,7 @@ def main() -> int:
 
 
 def _audit(
-    names: list[str], installed: InstalledDistributions, runner: ProbeRunner, table: KnownTable
+    names: list[str], installed: InstalledDistributions, runner: ProbeRunner, table: KnownTable, *, together: bool
 ) -> dict[str, Entry]:
     """Print the reasons against each distribution, and return its entry."""
     modules: dict[str, list[str]] = {}
@@ -56,7 +59,7 @@ def _audit(
         listed = list(table.packages.get(name, {}).get("modules", {})) or installed.top_modules[name]
         modules[name] = [each for each in listed if installed.has_module(each)]
     try:
-        results = Audit(installed, runner, modules).run()
+        results = Audit(installed, runner, modules, together=together).run()
     except ProbeFailed as error:
         results = [AuditResult(name, {listed[0]: [f"does not end: {error}"]}) for name, listed in modules.items()]
     for result in results:

@@ -78,10 +78,17 @@ class Audit:
     """One audit of some distributions, together."""
 
     def __init__(
-        self, installed: InstalledDistributions, runner: ProbeRunner, modules: Mapping[str, Sequence[str]]
+        self,
+        installed: InstalledDistributions,
+        runner: ProbeRunner,
+        modules: Mapping[str, Sequence[str]],
+        *,
+        together: bool = False,
     ) -> None:
-        """``modules``: the modules to audit, by distribution."""
+        """``modules``: the modules to audit, by distribution; ``together``: one interpreter for all perturbations."""
         self._installed, self._runner, self._modules_by_name = installed, runner, modules
+        names = [tuple(PERTURBATIONS)] if together else [(name,) for name in PERTURBATIONS]
+        self._perturbations = {" or ".join(each): each for each in names}
         self._first = () if "torch" in modules else ALWAYS_IMPORTED
         self._modules = tuple(dict.fromkeys(chain.from_iterable(modules.values())))
         self._violations: _Reasons = {}
@@ -111,7 +118,9 @@ class Audit:
                 for name, modules in self._modules_by_name.items()
             }
             compared = list(self._baseline.snapshots[0].modules)
-            perturbed = {name: start(perturbation=name, compared=compared) for name in PERTURBATIONS}
+            perturbed = {
+                title: start(perturbations=names, compared=compared) for title, names in self._perturbations.items()
+            }
             if self._first:
                 perturbed[_TORCH_FIRST] = start(first=(), last=self._first, compared=compared)
             self._check_actions(self._baseline)
@@ -223,7 +232,8 @@ class Audit:
         for module, name in diff_snapshots(one, other, only_common=perturbation == _TORCH_FIRST):
             is_stable = module not in self._always_imported and (module, name) not in self._unstable
             if is_stable and name not in allowed_differences.REMADE_NAMES.get(module, ()):
-                reasons = self._violations if perturbation in (_TORCH_FIRST, TERMINAL) else self._order_reasons
+                is_order = perturbation != _TORCH_FIRST and TERMINAL not in self._perturbations[perturbation]
+                reasons = self._order_reasons if is_order else self._violations
                 self._add(reasons, module, f"minds {perturbation} ({module}.{name})")
 
     def _make_result(self, name: str, modules: Sequence[str], isolated: Sequence[ProbeReport]) -> AuditResult:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         last: list[str]  # modules to import after these
         compared: list[str] | None  # the modules of the snapshot; None for all but those that ``first`` imports
         ranks: list[dict[str, str]]  # the environment variables of each rank
-        perturbation: str  # a key of PERTURBATIONS, or ""
+        perturbations: list[str]  # keys of PERTURBATIONS
         program_folder: str
         empty_folder: str
         parent: int
@@ -165,9 +165,10 @@ class Probe:
         self.always_imported = frozenset(sys.modules)
         if "tempfile" in sys.modules:  # torch's import asks for the folder only where dill is installed
             sys.modules["tempfile"].__dict__["tempdir"] = None
-        if name := self.request["perturbation"]:
+        if self.request["perturbations"]:
             self.recorder.is_paused = True
-            perturbations.PERTURBATIONS[name](self.request["empty_folder"])
+            for name in self.request["perturbations"]:
+                perturbations.PERTURBATIONS[name](self.request["empty_folder"])
             self.recorder.is_paused = False
             self.monitor.accept_changes()
 

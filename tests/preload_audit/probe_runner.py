@@ -87,7 +87,7 @@ class ProbeRunner:
         last: Sequence[str] = (),
         compared: Sequence[str] | None = None,
         ranks: Sequence[int] = (0,),
-        perturbation: str = "",
+        perturbations: Sequence[str] = (),
         bare: bool = False,
     ) -> ProbeReport:
         """Import modules in one interpreter (``probe.Request`` describes how); ProbeFailed if it fails.
@@ -103,7 +103,7 @@ class ProbeRunner:
             "last": list(last),
             "compared": None if compared is None else list(compared),
             "ranks": [make_rank_variables(each) for each in ranks],
-            "perturbation": perturbation,
+            "perturbations": list(perturbations),
             "program_folder": str(self._folder / "program"),
             "empty_folder": str(self._folder / "empty"),
             "parent": os.getpid(),

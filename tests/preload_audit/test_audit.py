@@ -159,10 +159,20 @@ def test_a_package_that_changes_other_modules_is_not_harmless(installed):
     }
 
 
+@pytest.mark.slow
+def test_settings_that_are_changed_together(installed):
+    installed.install("as_folder", {"as_folder.py": packages.ORDER_BOUND["as_folder"][0]})
+    installed.install("clean", {"clean.py": "X = [1]"})
+    entries = installed.audit("as_folder", "clean", "--together").entries
+    assert "minds torch's settings or logging or the working folder or" in entries["as-folder"]["refused"]
+    assert (entries["clean"]["order"], entries["clean"].get("refused")) == ("free", None)
+
+
 @pytest.mark.ci
 def test_real_packages_are_free(tmp_path):
+    """With the real torch, whose import takes most of the time: they mind none of the settings, so all at once."""
     known = tmp_path / "known.json"
-    result = run_audit(Path(sys.executable), "packaging", "filelock", "--table", str(known))
+    result = run_audit(Path(sys.executable), "packaging", "filelock", "--table", str(known), "--together")
     assert result.code == 0, result.stderr
     assert {name: entry["order"] for name, entry in result.entries.items()} == {"packaging": "free", "filelock": "free"}
 
