@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import ddplaunch_command
+from tests.conftest import ddplaunch_command, write_program
 from tests.frameworks.launchers import Done, Launchers
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -19,12 +19,11 @@ _END = "--- the end of a run"
 _IN_TURN = f"""
 import json, os, runpy, sys
 
-script = sys.argv[1]
-sys.path[0] = os.path.dirname(script)
-for words in json.loads(sys.argv[2]):
-    sys.argv = [script, *words]
-    runpy.run_path(script, run_name="__main__")
-    print({_END!r}, flush=True)
+for sys.argv in json.loads(sys.argv[1]):
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    if os.environ.get("RANK", "0") == "0":
+        print({_END!r}, flush=True)
 """
 
 
@@ -43,8 +42,21 @@ def run_by_python_in_turn(folder: Path, script: Path, *runs: Sequence[str | Path
 
     That imports torch once, which takes longer than these trainings.
     """
-    words = json.dumps([[*map(str, run)] for run in runs])
-    return run_by_python(folder, "-c", _IN_TURN, script, words).split(f"{_END}\n")[:-1]
+    return _split(run_by_python(folder, "-c", _IN_TURN, _encode([(script, *run) for run in runs])))
+
+
+def run_by_torchrun_in_turn(folder: Path, *runs: Sequence[str | Path]) -> list[str]:
+    """What two ranks print under torchrun with each of these scripts and its words, all in the same processes."""
+    return _split(run_by_torchrun(folder, write_program(folder, "in_turn.py", _IN_TURN), _encode(runs)))
+
+
+def _encode(runs: Sequence[Sequence[str | Path]]) -> str:
+    return json.dumps([[*map(str, run)] for run in runs])
+
+
+def _split(output: str) -> list[str]:
+    *outputs, _ = output.split(f"{_END}\n")
+    return outputs
 
 
 def run_by_torchrun(folder: Path, script: Path, *words: str | Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, ddplaunch_command, run_command, write_program
-from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_python_in_turn, run_by_torchrun
+from tests.examples.plain import EXAMPLES, ONE_THREAD, PRELOAD, run_by_python_in_turn
 from tests.frameworks.launchers import requires
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -119,8 +119,3 @@ def test_all_ranks_end_early_together(run_ddplaunch):
     done = run_ddplaunch("run", *PRELOAD, "--nproc", "2", TEMPLATE, "--", *words, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"epoch (\d+):", done.stdout) == ["1", "2", "3"]
-
-
-@pytest.mark.ci
-def test_under_torchrun(tmp_path):
-    assert "2 ranks, rank 0 on cpu" in run_by_torchrun(tmp_path, TEMPLATE, "--epochs", "1", "--model", "mlp")
