@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from tests.features.ssh.fixture import sshd  # noqa: F401
-from tests.fork_server import ForkServerPool
+from tests.fork_server import TORCHRUN, ForkServerPool
 from tests.scaled_timeouts import scaled_timeout
 from tests.slurm.fixture import _standing, slurm, standing_slurm  # noqa: F401
 from tests.virtual_hosts.fixture import network  # noqa: F401 - a fixture is found by its name here
@@ -140,6 +140,12 @@ def _commands() -> Iterator[ForkServerPool]:
     commands = ForkServerPool()
     yield commands
     commands.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torchrun() -> Iterator[None]:
+    yield
+    TORCHRUN.close()
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SLOW_START, ddplaunch_command, run_command, torchrun_command
+from tests.conftest import SLOW_START, clean_environment, ddplaunch_command, run_command, torchrun_command
+from tests.fork_server import TORCHRUN
+from tests.scaled_timeouts import scaled_timeout
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -43,17 +45,23 @@ class Launchers:
         return self.run(ddplaunch_command("run", "--nproc", str(nproc), *words), env)
 
     def torchrun(self, *words: str | Path, nproc: int = 2, env: Mapping[str, str] | None = None) -> Done:
-        return self.run(torchrun_command(self.folder, *words, nproc=nproc), env)
+        """Run torchrun in a fork of an interpreter that has imported it; its ranks are new interpreters, as ever."""
+        command = torchrun_command(self.folder, *words, nproc=nproc)
+        options = command[command.index("torch.distributed.run") + 1 :]
+        return TORCHRUN.run(options, self.folder, clean_environment(self._variables(env)), scaled_timeout(TIMEOUT_S))
 
     def python(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Done:
         return self.run([sys.executable, *map(str, words)], env)
 
     def run(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> Done:
         """Run a command to its end."""
-        home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf")}
-        done = run_command(words, self.folder, {**self.variables, **home, **(env or {})}, timeout=TIMEOUT_S)
+        done = run_command(words, self.folder, self._variables(env), timeout=TIMEOUT_S)
         done.stderr = SLOW_START.sub("", done.stderr)
         return done
+
+    def _variables(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        home = {"HOME": str(self.folder), "HF_HOME": str(self.folder / "hf")}
+        return {**self.variables, **home, **(env or {})}
 
 
 @pytest.fixture
