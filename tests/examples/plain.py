@@ -1,10 +1,13 @@
 """Runs an example by ddplaunch, by plain python or by torchrun; limits threads where several run at once."""
 
 import json
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conftest import ddplaunch_command, write_program
+from tests.conftest import clean_environment, ddplaunch_command, write_program
 from tests.frameworks.launchers import Done, Launchers
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -19,7 +22,7 @@ _END = "--- the end of a run"
 _IN_TURN = f"""
 import json, os, runpy, sys
 
-for sys.argv in json.loads(sys.argv[1]):
+for sys.argv in json.loads(sys.argv[1]) if len(sys.argv) > 1 else map(json.loads, sys.stdin):
     sys.path[0] = os.path.dirname(sys.argv[0])
     runpy.run_path(sys.argv[0], run_name="__main__")
     if os.environ.get("RANK", "0") == "0":
@@ -43,6 +46,32 @@ def run_by_python_in_turn(folder: Path, script: Path, *runs: Sequence[str | Path
     That imports torch once, which takes longer than these trainings.
     """
     return _split(run_by_python(folder, "-c", _IN_TURN, _encode([(script, *run) for run in runs])))
+
+
+@contextmanager
+def python_in_turn(folder: Path, script: Path) -> Iterator[Callable[..., str]]:
+    """Yield what ``run_by_python_in_turn`` does with one run at a time, between which others may use their files."""
+    command = [sys.executable, "-c", _IN_TURN]
+    environ = clean_environment({**Launchers.variables, "PYTHONPATH": str(folder)})
+    with subprocess.Popen(
+        command, cwd=folder, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        wanted, printed = process.stdin, process.stdout
+
+        def run(*words: str | Path) -> str:
+            print(json.dumps([*map(str, (script, *words))]), file=wanted, flush=True)
+            output = ""
+            while not output.endswith(f"{_END}\n"):
+                line = printed.readline()
+                assert line, f"it has ended: {output}"
+                output += line
+            return _split(output)[0]
+
+        yield run
+        wanted.close()
+        assert process.wait() == 0
 
 
 def run_by_torchrun_in_turn(folder: Path, *runs: Sequence[str | Path]) -> list[str]:

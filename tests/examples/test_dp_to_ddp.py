@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.plain import EXAMPLES, ONE_THREAD, run_by_python_in_turn, run_by_torchrun
+from tests.examples.plain import EXAMPLES, ONE_THREAD, python_in_turn, run_by_torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(400)]
 
@@ -27,16 +27,16 @@ def first_name(path: Path) -> str:
 
 def test_one_card_to_data_parallel_to_ddp(run_ddplaunch, tmp_path):
     """Each program continues from the previous one's checkpoint, with the steps that one card would take."""
+    with python_in_turn(tmp_path, EXAMPLE) as python:
+        check_each(run_ddplaunch, tmp_path, python)
+
+
+def check_each(run_ddplaunch, tmp_path, python):
     short = ("--epochs", "2")
-    first, second, instead, whole, in_parallel = run_by_python_in_turn(
-        tmp_path,
-        EXAMPLE,
-        ("--save", "model.pt", *short),
-        ("--parallel", "dp", "--load", "model.pt", "--save", "dp.pt", "--wrapped", *short),
-        ("--load", "dp.pt", *short),
-        (),
-        ("--parallel", "dp"),
-    )
+    first = python("--save", "model.pt", *short)
+    second = python("--parallel", "dp", "--load", "model.pt", "--save", "dp.pt", "--wrapped", *short)
+    instead = python("--load", "dp.pt", *short)
+    whole, in_parallel = python(), python("--parallel", "dp")
     assert first_name(tmp_path / "model.pt") == "0.weight"
     assert first_name(tmp_path / "dp.pt") == "module.0.weight"
     assert losses(in_parallel) == losses(whole)
@@ -54,9 +54,7 @@ def test_one_card_to_data_parallel_to_ddp(run_ddplaunch, tmp_path):
     assert first_name(tmp_path / "wrapped.pt") == "module.0.weight"
     assert losses(ours.stdout) == losses(theirs) == pytest.approx(losses(instead), abs=2e-4)
 
-    last, again = run_by_python_in_turn(
-        tmp_path, EXAMPLE, ("--load", "ddp.pt", *short), ("--load", "wrapped.pt", *short)
-    )
+    last, again = python("--load", "ddp.pt", *short), python("--load", "wrapped.pt", *short)
     assert "loaded wrapped.pt, whose first name is module.0.weight" in again
     assert losses(last) == losses(again)
     all_losses = [losses(output)[-1] for output in (first, second, ours.stdout, last)]
