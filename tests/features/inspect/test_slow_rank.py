@@ -65,7 +65,7 @@ def run(start_ddplaunch, tmp_path):
     "how",
     [
         pytest.param((), id="fork"),
-        pytest.param(("--start", "exec"), id="exec", marks=pytest.mark.ci),
+        pytest.param(("--start", "exec", "--nproc", "2"), id="exec", marks=pytest.mark.ci),
         pytest.param(("--backend", "gloo"), id="backend", marks=pytest.mark.ci),
     ],
 )
