@@ -8,7 +8,6 @@ from ddplaunch.core import messages
 from ddplaunch.core.job.job_attempt import TimeLimitExpired
 from tests.conftest import write_program
 from tests.core.job.test_machine import Job, joined
-from tests.start_modes import FORKED
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 50, in <module>
@@ -194,7 +193,7 @@ dist.barrier()
 def test_no_rank_fails_twice_in_the_same_way(run_ddplaunch, tmp_path):
     """The second attempt gets one collective further than the first, the third not further than the second."""
     write_program(tmp_path, "train.py", GETS_FURTHER)
-    done = run_ddplaunch("run", *FORKED, "--nproc", "2", "--max-restarts", "9", "--min-uptime", "0", "train.py")
+    done = run_ddplaunch("run", "--nproc", "2", "--max-restarts", "9", "--min-uptime", "0", "train.py")
     assert done.returncode == 1
     assert "not restarting: rank 1 failed at train.py:9 " in done.stderr.splitlines()[-1]
     assert ("restart 2 of 9" in done.stderr, "restart 3 of 9" in done.stderr) == (True, False)

@@ -231,7 +231,7 @@ def test_the_view_says_which_ranks_wait_for_which(start_view, tmp_path):
             dist.all_reduce(torch.ones(6))
         """,
     )
-    each = start_view("--start", "auto", "--nproc", "3", "hangs.py")
+    each = start_view("--preload", "torch", "--nproc", "3", "hangs.py")
     each.until("rank 2 has not entered it", 60)
     each.until("2 of 3 ranks wait", 60)
     each.until("! awaited: rank 2   w waiting: 2 ranks   ? help", 60)
@@ -261,7 +261,7 @@ def test_the_view_names_a_slow_rank(start_view, tmp_path):
             dist.all_reduce(torch.ones(6))
         """,
     )
-    each = start_view("--start", "auto", "--nproc", "3", "slow.py")
+    each = start_view("--preload", "torch", "--nproc", "3", "slow.py")
     each.until("rank 1 was last in", 60)
     first = re.compile(r"running \d\d:\d\d \| \d+(\.\d)? collectives/s")
     assert any(map(first.match, each.rows)), "below what torch may say of a slow start"
