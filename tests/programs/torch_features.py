@@ -1,6 +1,6 @@
 """Uses torch and numpy as training scripts do; writes a JSON file for each rank: {feature: result}.
 
-With the argument "fork", without the features whose processes import torch anew.
+Rank 0 alone uses the features whose processes import torch anew; with the argument "fork", no rank does.
 """
 
 import os
@@ -103,5 +103,5 @@ FEATURES = {
 
 
 if __name__ == "__main__":
-    anew = ("spawn", "forkserver") if sys.argv[1:] == ["fork"] else ()
+    anew = () if os.environ["RANK"] == "0" and sys.argv[1:] != ["fork"] else ("spawn", "forkserver")
     write_results({name: feature for name, feature in FEATURES.items() if not name.endswith(anew)})
