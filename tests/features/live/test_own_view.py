@@ -51,7 +51,8 @@ def test_the_footer_stays_below_the_log(start_view):
 @pytest.mark.slow
 def test_the_last_frame_stays_and_the_terminal_is_as_before(start_view):
     each = start_view("--nproc", "2", "chats.py", "300", "ends", env={"NO_COLOR": "1"})
-    each.until(lambda each: each.shows_frame)
+    # Not a whole frame: where what is read lags behind what is printed, each read may end between lines and frame.
+    each.until(lambda each: b"\x1b[J" in each.raw)
     assert each.settings != each.before
     assert each.end() == 0
     assert each.is_restored
