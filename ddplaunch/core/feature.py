@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.core.job.node_table import NodeTable
     from ddplaunch.core.job.time_limits import TimeLimits
     from ddplaunch.core.job_config import JobConfig
-    from ddplaunch.core.messages import AttemptMessage, FromNode, Message
+    from ddplaunch.core.messages import CheckRequest, FromNode, Message
     from ddplaunch.core.node.node_context import NodeContext
     from ddplaunch.core.node.node_ranks import NodeRanks
     from ddplaunch.core.node.process_tree import ProcessTree
@@ -90,7 +90,14 @@ class NodeSide:
         """Called with every event of the job, in the launcher's own thread; must not block."""
 
     def on_message(self, message: Message) -> None:
-        """Called with every message of node 0, once the core has handled it."""
+        """Called with every message of node 0, once the core has handled it; not with a ``CheckRequest``."""
+
+    def on_check(self, request: CheckRequest) -> bool:
+        """Check this node before an attempt; return whether the side replies: ``CheckPassed`` or ``NodeStartError``.
+
+        If no side does, as where it could not be made or has raised, the core replies that the check has passed.
+        """
+        return False
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         """Called when an attempt begins, before its ranks are requested from the zygote."""
@@ -200,7 +207,7 @@ class JobSide:
     def on_deadline(self, name: str) -> None:
         """Called when a deadline is due that the side has set: ``JobContext.set_deadline``."""
 
-    def before_start(self, attempt: int) -> AttemptMessage | None:
+    def before_start(self, attempt: int) -> CheckRequest | None:
         """Return what to send to every node before the attempt, which waits for the replies; one feature has one."""
         return None
 

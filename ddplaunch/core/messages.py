@@ -51,6 +51,12 @@ class AttemptMessage(Message, frozen=True):
     attempt: Count
 
 
+class CheckRequest(AttemptMessage, frozen=True):
+    """Base class of the message of a feature that requests the check of a node before an attempt."""
+
+    wait_s: Seconds  # how long the check may wait for what other processes hold
+
+
 # ---------------------------------------------------------------------------------------------- to node 0
 
 

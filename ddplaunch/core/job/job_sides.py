@@ -15,7 +15,7 @@ from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
 from ddplaunch.core.job.node_table import NodeTable
 from ddplaunch.core.job.rpc import Rpc
 from ddplaunch.core.job.time_limits import TimeLimits
-from ddplaunch.core.messages import AttemptMessage, FromNode, NoteMessage
+from ddplaunch.core.messages import CheckRequest, FromNode, NoteMessage
 from ddplaunch.core.output.isolation import Isolation
 
 NamedFeatures = Iterable[tuple[str, Feature]]
@@ -98,7 +98,7 @@ class JobSides:
             if error := isolation.call(_find_protocol_error, side, node, message):
                 raise error
 
-    def before_start(self, attempt: int) -> AttemptMessage | None:
+    def before_start(self, attempt: int) -> CheckRequest | None:
         return next(self._replies("before_start", attempt), None)
 
     def on_attempt_start(self, attempt: int) -> None:

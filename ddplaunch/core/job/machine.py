@@ -88,7 +88,7 @@ class JobMachine:
             "join timeout": self._on_join_timeout,
             "join window": self._start_attempt,
             "join status": self._joining.send_status,
-            "slow checks": self._checks.name_slow_nodes,
+            "slow checks": lambda: self._launch_attempt() if self._checks.on_deadline() else None,
             "early report": self._report_failure_early,
             "secondary failure": lambda: self._stop_ranks(signal.SIGTERM),
             "preempt grace": self._on_preempt_grace_expired,

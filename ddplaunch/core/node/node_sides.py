@@ -10,7 +10,7 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.core.events import Event
 from ddplaunch.core.failures import RankFailure
 from ddplaunch.core.feature import Feature, FeatureContext, NodeSide, RankSide, load_features
-from ddplaunch.core.messages import Message
+from ddplaunch.core.messages import CheckRequest, Message
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
 from ddplaunch.system.plan.rank_layout import Rank
@@ -20,6 +20,7 @@ T = TypeVar("T")
 HOOKS = (
     "observe",
     "on_message",
+    "on_check",
     "on_attempt_start",
     "make_rank_side",
     "on_output",
@@ -70,6 +71,10 @@ class NodeSides:
 
     def on_message(self, message: Message) -> None:
         self._call("on_message", message)
+
+    def on_check(self, request: CheckRequest) -> bool:
+        """Have this node checked; return whether a side replies to node 0."""
+        return any(self._call("on_check", request))
 
     def on_attempt_start(self, ranks: NodeRanks) -> None:
         self._call("on_attempt_start", ranks)

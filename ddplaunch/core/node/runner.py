@@ -164,6 +164,8 @@ class NodeRunner:
             case messages.JoinAccepted(node_rank=int(node_rank)):
                 self._plan = replace(self._plan, node_rank=node_rank)
                 self.post(ev.MessageReceived(message))
+            case messages.CheckRequest(attempt=attempt):
+                return None if self.sides.on_check(message) else self.send(messages.CheckPassed(attempt))
             case _:
                 self.post(ev.MessageReceived(message))
         self.sides.on_message(message)

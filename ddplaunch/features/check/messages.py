@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddplaunch.base.types import Seconds
-from ddplaunch.core.messages import AttemptMessage, FromNodeZero
+from ddplaunch.core.messages import CheckRequest, FromNodeZero
 
 
-class CheckNode(AttemptMessage, FromNodeZero, frozen=True):
-    """Check your machine before this attempt; the reply is ``CheckPassed`` or ``NodeStartError``."""
+class CheckNode(CheckRequest, FromNodeZero, frozen=True):
+    """Check your machine before this attempt, and wait for GPU memory in use.
 
-    gpu_memory_timeout: Seconds  # how long to wait for GPU memory in use
+    The reply is ``CheckPassed`` or ``NodeStartError``.
+    """

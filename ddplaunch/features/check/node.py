@@ -17,10 +17,9 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.helper_process import HelperProcess
 from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core.feature import FeatureContext, NodeSide
-from ddplaunch.core.messages import CheckPassed, EndJob, JoinAccepted, Message, NodeStartError
+from ddplaunch.core.messages import CheckPassed, CheckRequest, EndJob, JoinAccepted, Message, NodeStartError
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.output.isolation import IsolatedLoop
-from ddplaunch.features.check.messages import CheckNode
 from ddplaunch.system.plan.launch_command import START_TIMEOUT_S, python_command
 from ddplaunch.system.plan.plan import Plan
 from ddplaunch.system.processes.proc_utils import die_with_parent
@@ -40,24 +39,23 @@ class NodeChecker(NodeSide):
         match message:
             case JoinAccepted(node_rank=int(node_rank)):
                 self._plan = replace(self._plan, node_rank=node_rank)
-            case CheckNode():
-                self._on_request(message)
             case EndJob():
                 self.close()
 
-    def _on_request(self, request: CheckNode) -> None:
+    def on_check(self, request: CheckRequest) -> bool:
         self.close()
         # Isolated for itself: node 0 waits for the reply also if the check raises.
         loop = IsolatedLoop(self._context.loop, "the check of this machine", self._context.screen.show_note)
         loop.on_error = partial(self._on_bug, request)
         loop.guard(self._start)(loop, request)
+        return True
 
-    def _on_bug(self, request: CheckNode) -> None:
+    def _on_bug(self, request: CheckRequest) -> None:
         self.close()
         self._context.screen.show_footer("")
         self._context.job.send(CheckPassed(request.attempt))
 
-    def _start(self, loop: IsolatedLoop, request: CheckNode) -> None:
+    def _start(self, loop: IsolatedLoop, request: CheckRequest) -> None:
         context = self._context
         context.screen.show_footer("")  # all nodes have joined
         environ = {**context.tree.environ, **self._plan.shared_environment}
@@ -81,7 +79,7 @@ class NodeCheck:
     def __init__(
         self,
         loop: EventLoop,
-        request: CheckNode,
+        request: CheckRequest,
         plan: Plan,
         environ: Mapping[str, str],
         log_dir: str | None,
@@ -93,7 +91,7 @@ class NodeCheck:
         temporary = environ.get("TMPDIR") or "/tmp"
         folders = {"the current folder": current_folder(), "TMPDIR": temporary, "--log-dir": log_dir}
         arguments = (
-            request.gpu_memory_timeout,
+            request.wait_s,
             sorted({rank.device for rank in plan.local_ranks} - {"cpu"}),
             {f"{what} ({path})": path for what, path in folders.items() if path},
         )

@@ -30,7 +30,7 @@ from ddplaunch.core.job.job_events import (
 )
 from ddplaunch.core.job.joining import REPORT_TIMEOUT_S, format_join_status
 from ddplaunch.core.job.machine import EARLY_REPORT_DELAY_S, JobMachine
-from ddplaunch.core.job.node_checks import SLOW_NODE_NOTICE_S
+from ddplaunch.core.job.node_checks import CHECK_TIMEOUT_S, SLOW_NODE_NOTICE_S
 from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.messages import Message, NodeHello
 from ddplaunch.core.net.clock_offset import ClockOffset
@@ -855,6 +855,27 @@ def test_a_slow_check_of_a_node_is_noted():
     job.send(0, messages.CheckPassed(0))
     job.wait(SLOW_NODE_NOTICE_S)
     assert job.take(messages.NoteMessage, 0)[-1].text == "waiting for the check of node 1 (n1)"
+
+
+def test_a_check_that_never_answers():
+    """Each check has timeouts of its own, so this is a bug, which is no reason to leave out a machine."""
+    job = checking(1, min_nodes=2)
+    job.send(0, messages.CheckPassed(0))
+    wait_s = job.take(CheckNode)[0].wait_s
+    job.wait(CHECK_TIMEOUT_S + wait_s - 1)
+    assert not job.take(messages.StartAttempt)
+    job.wait(1)
+    expected = "the check of node 1 (n1) has not answered in 2 min: the ranks start without it"
+    assert job.take(messages.NoteMessage, 1)[-1].text == expected
+    assert len(job.take(messages.StartAttempt)) == 2
+
+
+def test_a_check_that_never_answers_on_the_only_machine():
+    job = checking()
+    job.wait(CHECK_TIMEOUT_S + job.take(CheckNode)[0].wait_s)
+    expected = "the check of this machine has not answered in 2 min: the ranks start without it"
+    assert job.take(messages.NoteMessage, 0)[-1].text == expected
+    assert len(job.take(messages.StartAttempt)) == 1
 
 
 def test_an_elastic_job_leaves_out_a_node_with_a_failed_check():

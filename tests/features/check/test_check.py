@@ -172,9 +172,15 @@ def test_the_gpu_memory_timeout_needs_the_check(run_in_fork, tmp_path):
          "Error: the check of this machine cannot start: Resource temporarily unavailable\n"),
         ("check.NodeCheck._on_output", RuntimeError("broken"), 0, "started\n",
          "bug in ddplaunch: the check of this machine failed and is left out"),
+        ("check.NodeChecker.__init__", RuntimeError("broken"), 0, "started\n",
+         "bug in ddplaunch: the feature check failed and is left out"),
+        ("check.NodeChecker.on_message", RuntimeError("broken"), 0, "started\n",
+         "bug in ddplaunch: the feature check failed and is left out"),
+        ("check.NodeChecker.on_check", RuntimeError("broken"), 0, "started\n",
+         "bug in ddplaunch: the feature check failed and is left out"),
         ("JobMachine._on_check_passed", RuntimeError("broken"), 70, "", "bug in ddplaunch: RuntimeError: broken"),
     ],
-    ids=["cannot start", "bug on a node", "bug in the job"],
+    ids=["cannot start", "bug on a node", "no side", "bug before", "bug of the side", "bug in the job"],
 )  # fmt: skip
 def test_an_error_in_the_check(start_ddplaunch, tmp_path, name, error, code, output, message):
     """A check that cannot start ends the job, a bug in it is left out; the job waits for no reply after either."""
