@@ -13,7 +13,7 @@ class ArrivalsReported(AttemptMessage, FromNode, frozen=True):
 
 
 class StallSuspected(AttemptMessage, FromNode, frozen=True):
-    """The ranks of this node have printed nothing for the stall timeout and make no progress: check the job."""
+    """The ranks of this node make no progress, or have waited long for a busy one: check the job."""
 
 
 class StragglersFound(AttemptMessage, FromNode, frozen=True):

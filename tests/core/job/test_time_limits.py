@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.base.options import Options
+from ddplaunch.base.stack_frames import Frame
 from ddplaunch.core import messages
 from ddplaunch.core.failures import JobResult, RankFailure
 from ddplaunch.core.job.job_attempt import JobAttempt, TimeLimitExpired
-from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection
+from ddplaunch.features.inspect.diagnosis.inspection import CollectiveArrivals, Detail, Inspection, Thread
 from ddplaunch.features.inspect.job.stall_limit import STALL_CHECK_INTERVAL_S
 from ddplaunch.features.inspect.messages import StallSuspected, StragglersFound
 from ddplaunch.features.inspect.options import Hangs
@@ -156,6 +157,7 @@ class Waiting:
     def __init__(self, **hangs: Any) -> None:
         self.job, self.gap, self.steps = Job(options=Options({Hangs: Hangs(**hangs)}, {})), 0.1, 0
         self.quiet: float | None = None  # seconds since a rank printed; None: as long as they wait
+        self.busy: dict[str, Any] = {}  # fields of rank 1
 
     def suspect(self, seconds: float) -> list[str]:
         """A node's word after this much silence, at another collective than before; return the notes."""
@@ -172,7 +174,8 @@ class Waiting:
     def inspected(self, seconds: float) -> None:
         """Answer all requests as ranks that have made no progress for this time."""
         shares = {"quiet": self.quiet or seconds, "standstill": seconds}
-        ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **shares)]
+        of_1 = {**shares, **self.busy}
+        ranks = [rank(0, 4 + self.steps, 3 + self.steps, **shares), rank(1, 3 + self.steps, 3 + self.steps, **of_1)]
         arrivals = CollectiveArrivals(0, "0", "default_pg", 1, 0.0, (10, 20, round(self.gap * 1e6)) * 20)
         while asked := self.job.take(messages.RpcRequest):
             (question,) = asked
@@ -256,6 +259,45 @@ def test_a_long_wait_is_announced_although_a_rank_prints():
     (found,) = waiting.answer(600.0)
     assert found.startswith("no progress for 10m00s: rank 0 waits in all_reduce #6 of default_pg")
     assert not waiting.job.take(messages.StopAttempt)
+
+
+def loops(waiting: Waiting, minutes: int, **fields: Any) -> list[str]:
+    """Have rank 1 compute for some minutes, while rank 0 waits for it; return the notes."""
+    waiting.busy = {"busy": 1.0, **fields}
+    waiting.job.take(messages.NoteMessage)
+    waiting.job.send(0, StallSuspected(0))
+    for _ in range(24 * minutes):
+        waiting.inspected(60.0)
+        waiting.job.wait(2.5)
+    waiting.inspected(60.0)
+    return [each.text for each in waiting.job.take(messages.NoteMessage)]
+
+
+def test_a_rank_that_loops_is_named_after_five_minutes():
+    waiting = Waiting(stall_timeout=30.0, on_stall="stop")
+    assert not loops(waiting, 4)
+    waiting.job.wait(60)
+    assert loops(waiting, 6) == [
+        "rank 1 has been at data.py:31 for 5 min, while rank 0 waits for it in all_reduce #4 of default_pg; "
+        "for details: ddplaunch stacks id"
+    ]
+    assert not waiting.job.take(messages.StopAttempt), "it may be a long evaluation"
+    waiting.steps += 1
+    assert not loops(waiting, 14), "it repeats"
+    assert len(loops(waiting, 9)) == 1
+
+
+def test_a_rank_that_loops_is_named_after_ten_usual_steps():
+    waiting = Waiting()
+    waiting.gap = 60.0
+    assert not loops(waiting, 9)
+    assert "has been at data.py:31 for 1" in loops(waiting, 3)[0]
+
+
+def test_a_rank_that_is_elsewhere_each_time_is_not_named():
+    waiting = Waiting()
+    for line in range(10, 400, 15):
+        assert not loops(waiting, 1, threads=(Thread((Frame("evaluate", "eval.py", line, own=True),)),))
 
 
 def test_time_at_a_breakpoint_is_stalled_time():

@@ -13,6 +13,7 @@ from ddplaunch.features.inspect.diagnosis.inspection import Detail, Inspection
 from ddplaunch.features.inspect.diagnosis.slow_ranks import typical_gap
 from ddplaunch.features.inspect.diagnosis.stall_check import Stall, check_stall
 from ddplaunch.features.inspect.job.awaited_rank import format_hosts, make_failure
+from ddplaunch.features.inspect.job.loop_watch import LOOP_SIGHTING, LoopWatch
 from ddplaunch.features.inspect.options import EARLY_STALL_CHECK_S, LONG_WAIT, Hangs
 
 STALL_CHECK_INTERVAL_S = 2.0  # the longest, between two inspections of a job that may have stalled
@@ -37,6 +38,7 @@ class StallLimit:
         self._suspected_again = False  # a node has suspected a stall during that
         self._reported: tuple[object, ...] = ()
         self._report_after_s: dict[str, float] = {}  # by location: how long a wait there must last to be reported
+        self._loops = LoopWatch(context)
 
     def begin(self, attempt: int) -> None:
         """Called when an attempt starts: reset what belongs to the previous one."""
@@ -45,12 +47,13 @@ class StallLimit:
         self._inspecting = self._suspected_again = False
         self._reported = ()
         self._report_after_s.clear()
+        self._loops.begin()
 
     def on_deadline(self, name: str) -> None:
-        """Called for each of DEADLINES."""
+        """Called for each of DEADLINES, and those of ``LoopWatch``."""
         if name == INSPECT:
             self._inspect()
-        elif name == EARLY_REPORT:
+        elif name in (EARLY_REPORT, LOOP_SIGHTING):
             self.on_suspected()
         else:
             self._inspecting = False
@@ -81,6 +84,7 @@ class StallLimit:
             self._set_next_check(INSPECT, check_again_s)
         if stall is None:
             self._check_early(attempt, inspection)
+            self._loops.observe(inspection)
         elif hangs.stall_action != "report" and stall.killable:
             found = find_culprit(inspection)
             what, ranks = (found.text, found.ranks) if found else (stall.text, (stall.rank,))

@@ -32,6 +32,7 @@ from ddplaunch.features.inspect.options import EARLY_STALL_CHECK_S, LONG_WAIT, H
 RECHECK_DELAY_S = 4.0  # between two inspections, before the stall timeout
 MAX_WAKE_DELAY_S = 2.0  # a timer that is later: the launcher was stopped, with all ranks (Ctrl-Z, a frozen container)
 CLOCK_JUMP_S = 1.0  # a larger change of wall clock minus monotonic clock: it was set, or the machine was suspended
+BUSY_WAIT_S = 60.0  # after such a wait for a busy rank, node 0 begins to watch where that one is
 CPU_NOISE_S = 0.02  # CPU time that inspections may cost a rank, and the kernel's rounding
 
 InspectRanks = Callable[["NodeRanks", Callable[["Inspection"], None]], None]
@@ -190,7 +191,9 @@ class StallDetector:
         if not self._was_waiting:  # nothing to compare with yet
             self._was_waiting = True
             return self._schedule(pause)
-        if still and not any(is_working(rank) for rank in inspection.ranks if rank not in waiting):
+        is_awaited_busy = any(is_working(rank) for rank in inspection.ranks if rank not in waiting)
+        lasted = min((rank.standstill or 0.0 for rank in waiting), default=0.0)
+        if still and (lasted >= BUSY_WAIT_S or not is_awaited_busy):
             self._send(StallSuspected(ranks.number))
         self._schedule_next(ranks)
 
