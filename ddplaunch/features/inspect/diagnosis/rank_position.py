@@ -28,11 +28,15 @@ ROOTED_FUNCTIONS = {"broadcast": "from", "scatter": "from", "reduce": "to", "gat
 STORE_WAIT = "store.wait"
 FILE_LOCK = "flock"
 NEW_GROUP = "new_group"
+RPC_CALL = "rpc_sync"
+RPC_BARRIERS = {"init_rpc": "init_rpc", "shutdown": "rpc.shutdown"}  # all ranks must call them
 UNRECORDED_FUNCTIONS = POINT_TO_POINT_FUNCTIONS | {
     INIT_FUNCTION,
     STORE_WAIT,
     FILE_LOCK,
     NEW_GROUP,
+    RPC_CALL,
+    *RPC_BARRIERS.values(),
     "destroy_process_group",
     "monitored_barrier",
     "new_subgroups",
@@ -53,6 +57,7 @@ _LOADER = "torch/utils/data/dataloader.py"
 _FETCH = "torch/utils/data/_utils/fetch.py"  # a busy worker is in it
 _MAX_WORKERS = 3
 _RPC = "torch/distributed/rpc/"
+_RPC_WORK = "torch/distributed/rpc/internal.py"  # calls the function that another rank has requested
 _CHILD = "waits for a child process"
 _MESSAGE = "waits for a message from another process"
 _FUTURE = "waits for a result of its executor"
@@ -214,6 +219,8 @@ def waiting_call_of(rank: RankInspection) -> DistributedCall | None:
     """Return the call in which a rank waits for others: torch.distributed, store, Work.wait(), file lock; or None."""
     if call := distributed_call_of(rank):
         return call
+    if function := _rpc_function_of(rank):
+        return DistributedCall(function, user_line_of(rank))
     # The evidence is a connection to the job's store on which the main thread sleeps, or its call of a store's method.
     in_store = rank.inside and rank.inside.operation == STORE_WAIT and rank.asleep in ("", "asleep")
     if rank.awaits == "store" or in_store:
@@ -223,6 +230,23 @@ def waiting_call_of(rank: RankInspection) -> DistributedCall | None:
     # The wait() of a collective is in the flight recorder; without a recorder nothing shows which one it is.
     if rank.inside and rank.inside.function == "wait" and rank.answers and rank.asleep in ("", "asleep"):
         return DistributedCall(WORK_WAIT if rank.inside.names is None else rank.inside.operation, user_line_of(rank))
+    return None
+
+
+def _rpc_function_of(rank: RankInspection) -> str:
+    """Return the function of torch.distributed.rpc in which a rank's main thread waits; "" if it is in none."""
+    frames = takewhile(lambda frame: not frame.own, rank.threads[0].frames if rank.threads else ())
+    inside = [frame.function for frame in frames if _RPC in frame.file]
+    names = {RPC_CALL: RPC_CALL, **RPC_BARRIERS}
+    return next((names[each] for each in reversed(inside) if each in names), "")
+
+
+def rpc_line_of(rank: RankInspection) -> Frame | None:
+    """Return the program's line at which a thread of a rank works on a call by RPC; None if none does."""
+    for thread in rank.threads:
+        called = list(takewhile(lambda frame: not frame.file.endswith(_RPC_WORK), thread.frames))
+        if len(called) < len(thread.frames) and (line := user_frame(tuple(called))):
+            return line
     return None
 
 

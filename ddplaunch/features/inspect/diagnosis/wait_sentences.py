@@ -13,6 +13,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     INIT_FUNCTION,
     POINT_TO_POINT_FUNCTIONS,
     ROOTED_FUNCTIONS,
+    RPC_CALL,
     SEND_FUNCTIONS,
     STORE_WAIT,
     collective_entry_line,
@@ -24,6 +25,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     is_deadlocked,
     library_calls,
     root_of,
+    rpc_line_of,
     user_line_of,
 )
 from ddplaunch.features.inspect.diagnosis.wait_chains import format_cycle
@@ -180,7 +182,8 @@ def _why_missing(wait: Wait, missing: MissingRank, rank: RankInspection, apart: 
     if missing.waits:
         line = collective_entry_line(rank, missing.calls.partition(" ")[0])
         return f"{_format_absence(wait)}: it waits in {missing.calls}" + (f", {format_location(line)}" if line else "")
-    what = describe_call(rank, apart)
+    line = rpc_line_of(rank) if wait.operation == RPC_CALL else None
+    what = format_location(line) if line else describe_call(rank, apart)
     if rank.condition is ProcessCondition.BLOCKED:
         what = f"it is {BLOCKED_TEXT}" + (f", {what}" if what else "")
     if rank.answers is False and not is_deadlocked(rank):
@@ -199,6 +202,8 @@ def _format_absence(wait: Wait) -> str:
         return "has not set its key"
     if wait.operation == FILE_LOCK:
         return "holds the lock"
+    if wait.operation == RPC_CALL:
+        return "has not replied"
     return "has not called it"
 
 

@@ -20,6 +20,8 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     INIT_FUNCTION,
     NEW_GROUP,
     RECEIVE_FUNCTIONS,
+    RPC_BARRIERS,
+    RPC_CALL,
     SEND_FUNCTIONS,
     UNRECORDED_FUNCTIONS,
     GroupProgress,
@@ -30,6 +32,7 @@ from ddplaunch.features.inspect.diagnosis.rank_position import (
     members_of,
     peer_of,
     root_of,
+    rpc_line_of,
     waiting_call_of,
 )
 from ddplaunch.features.inspect.diagnosis.wait_chains import find_cycle, group_by_chain_end
@@ -328,6 +331,8 @@ class _InspectionView:
         found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for number, rank in self.ranks.items():
             call = waiting_call_of(rank)
+            if call and call.function == RPC_CALL and not self._rpc_callees(number):
+                continue  # nothing shows who should reply
             if not call or number in assigned or rank.moved or rank.answers is False:
                 continue
             if call.function in UNRECORDED_FUNCTIONS or not (self.recorded and rank.answers):
@@ -340,7 +345,11 @@ class _InspectionView:
             )
             for end, waiting in together.items():
                 known = end.has_matching_partner or end.cycle
-                others = [] if known else self._awaited(end.rank, inside | assigned, members, calls)
+                needs_all = function in RPC_BARRIERS.values()
+                elsewhere = {*calls} if needs_all else inside | assigned
+                others = [] if known else self._awaited(end.rank, elsewhere, members, calls)
+                if function == RPC_CALL:
+                    others = self._rpc_callees(*waiting)
                 moved = [rank for rank in others if self.ranks[rank].moved]
                 missing = [r for r in others if r not in moved and self._lacks_recorder(function, self.ranks[r])]
                 unseen = {r for r in others if r not in {*moved, *missing} and not self._has_called(function, r)}
@@ -362,6 +371,10 @@ class _InspectionView:
                     partners_match=end.has_matching_partner,
                     cycle=end.cycle,
                 )
+
+    def _rpc_callees(self, *callers: int) -> list[int]:
+        """The other ranks in which a thread works on a call by RPC."""
+        return [rank for rank, each in self.ranks.items() if rank not in callers and rpc_line_of(each)]
 
     def _awaited(
         self, partner: int | None, inside: set[int], members: tuple[int, ...], calls: Collection[int]
@@ -417,6 +430,8 @@ def _with_other_waits(wait: Wait, waits: Sequence[Wait]) -> Wait:
     inside |= {
         rank: f"#{number} of {other.group}" for other in waits if other is not wait for rank, number in other.ahead
     }
+    if wait.operation == RPC_CALL:  # a thread of the callee works on it, whatever its main thread waits for
+        return wait
     missing = [MissingRank(each.rank, each.rank in inside, inside.get(each.rank, "")) for each in wait.missing]
     return replace(wait, missing=tuple(sorted(missing, key=lambda each: (each.waits, each.rank))))
 
