@@ -6,6 +6,7 @@ import re
 
 import click
 
+from ddplaunch.base.stack_frames import parse_traceback
 from ddplaunch.base.text import format_count, format_ranks
 from ddplaunch.core.failures import FailureReport, RankFailure, first_line
 
@@ -38,7 +39,8 @@ def render_verdict(verdict: FailureReport, nnodes: int) -> str:
         equal.setdefault(re.sub(_ADDRESS, "", _one_line_failure(other)), []).append(other)
     groups = [*equal.values()]
     for group in groups[:_MAX_OTHERS]:
-        lines.append(f"  then {format_ranks(each.rank for each in group)} {_one_line_failure(group[0])}")
+        call = _distributed_call(group[0]) if first.abort_reason else ""
+        lines.append(f"  then {format_ranks(each.rank for each in group)} {_one_line_failure(group[0])}{call}")
     if more := sum(map(len, groups[_MAX_OTHERS:])):
         lines.append(f"  and {format_count(more, 'more rank')} failed")
     if verdict.stopped:
@@ -49,6 +51,14 @@ def render_verdict(verdict: FailureReport, nnodes: int) -> str:
 def _truncate(line: str) -> str:
     """Truncate a line, which must not hide the rest of the report; failure.json has it in full."""
     return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
+
+
+def _distributed_call(failure: RankFailure) -> str:
+    """Where a rank was that lost its connection to an aborted one: ", in all_reduce at train.py:31"; "" if unknown."""
+    frames = parse_traceback(failure.traceback or "", "")
+    inside = [frame.function for frame in frames if frame.file.endswith("torch/distributed/distributed_c10d.py")]
+    line = next((frame for frame in frames if frame.own), None)
+    return f", in {inside[-1]} at {line.file}:{line.line}" if inside and line else ""
 
 
 def _one_line_failure(failure: RankFailure) -> str:

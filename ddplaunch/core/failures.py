@@ -97,6 +97,7 @@ class RankFailure(Struct, frozen=True):
     refused: ErrorText | None = None  # ddplaunch's own error, found inside the rank: message and hint
     tail: TailLines = ()  # the last lines of its output
     collectives: Size | None = None  # how many it had entered; None: unknown, or none
+    abort_reason: ShortText | None = None  # the sentence with which native code has aborted it
 
     def __post_init__(self) -> None:
         if (self.exit_code is None) is (self.signal is None) or self.exit_code == 0:
@@ -114,6 +115,8 @@ class RankFailure(Struct, frozen=True):
         if self.signal == signal.SIGKILL and OUT_OF_MEMORY in hint:
             cause = PROBABLY_OUT_OF_MEMORY if PROBABLY_OUT_OF_MEMORY in hint else "out of memory"
             return f"was ended by SIGKILL ({cause})"
+        if self.signal == signal.SIGABRT and self.abort_reason:
+            return f"was ended by SIGABRT: {self.abort_reason}"
         return describe_exit(-self.signal if self.signal else self.exit_code or 0)
 
     @property

@@ -83,7 +83,8 @@ def last_lines(tail: bytes, count: int = MAX_TAIL_LINES) -> tuple[str, ...]:
     """The last lines that a rank printed; of a progress bar, its last state.
 
     Frames of native code are omitted if there are other lines. If they follow a Python traceback, the lines end with
-    the traceback, or soon after it.
+    the traceback, or soon after it. Of the stack that faulthandler prints after a fatal error, the innermost frames are
+    shown.
     """
     printed = [line.rstrip("\r").rpartition("\r")[2] for line in tail.decode(errors="replace").split("\n")]
     printed = [line for line in printed if line.strip() and not line.startswith(_INTERNAL_LINE_PREFIXES)]
@@ -93,6 +94,8 @@ def last_lines(tail: bytes, count: int = MAX_TAIL_LINES) -> tuple[str, ...]:
         first = begins[-1]
         exception = next((n for n in range(first + 1, len(lines)) if not _INDENTED.match(lines[n])), len(lines))
         lines = lines[: max(exception + 1, first + count)]
+    if fatal := [number for number, line in enumerate(lines) if line.startswith(_FATAL)]:  # a stack follows it
+        lines = lines[: max(fatal[-1] - _LINES_BEFORE_FATAL, 0) + count]
     return tuple(sanitize_line(line, MAX_LINE_CHARS) for line in lines[-count:])
 
 
@@ -101,6 +104,8 @@ _NATIVE_FRAME = re.compile(
     r"|\[\S+\] \[ *\d+\] \S|\S+ ?\(\S*\+0x[0-9a-f]+\)"
 )
 """A line of a stack of native code: of torch, gdb and sanitizers, glog, Open MPI, and glibc's ``backtrace``."""
+
+_FATAL, _LINES_BEFORE_FATAL = "Fatal Python error: ", 3
 
 _TRACEBACK = re.compile(r"(\[rank\d+\]: ?)?Traceback \(most recent call last\):$")
 _INDENTED = re.compile(r"(\[rank\d+\]: ?)?\s")

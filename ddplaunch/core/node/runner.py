@@ -20,7 +20,7 @@ from ddplaunch.base.errors import UsageError
 from ddplaunch.base.event_loop import EventLoop, WakeTimer
 from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Now
-from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult
+from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult, RankFailure
 from ddplaunch.core.job.rpc import find_kind
 from ddplaunch.core.job.signal_forwarding import STOP_SIGNALS
 from ddplaunch.core.job_config import JobConfig
@@ -34,6 +34,7 @@ from ddplaunch.core.node.node_context import NodeContext
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
+from ddplaunch.core.node.printed_errors import describe_thread_error, find_abort_reason
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.signal_delivery import SignalDelivery
@@ -327,7 +328,18 @@ class NodeRunner:
         failure = recorded or failure
         hint = failure.hint or self.sides.explain_failure(failure, end.peak_bytes)
         hint = hint or rank_files.signal_hint(failure.signal)
-        self._replies.append(ev.EndExplained(rank, replace(failure, hint=hint)))
+        self._replies.append(ev.EndExplained(rank, self._add_printed_errors(replace(failure, hint=hint))))
+
+    def _add_printed_errors(self, failure: RankFailure) -> RankFailure:
+        """Add what only the output shows: why native code has aborted a rank, or that one of its threads had failed."""
+        if failure.refused or (failure.signal not in (None, signal.SIGABRT)):
+            return failure
+        self.streams.read_pending(failure.rank)
+        printed = self.streams.tail(failure.rank)
+        if failure.signal:
+            return replace(failure, abort_reason=find_abort_reason(printed))
+        text = describe_thread_error(printed, self._job_config.folder)
+        return replace(failure, hint="\n".join(filter(None, (failure.hint, text)))) if text else failure
 
     def _collect_output(self) -> None:
         self._ranks.close()

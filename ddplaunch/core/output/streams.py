@@ -210,9 +210,9 @@ class Streams:
             stream.show = show
             self._screen.show_lines(name, stream.number, b"", stream.lines.progress_bar if show else b"")
 
-    def read_pending(self, name: str) -> None:
-        """Read the remaining output of this program, which has ended."""
-        for stream in self._streams_of(name):
+    def read_pending(self, source: Source) -> None:
+        """Read the remaining output of this rank or program, which has ended."""
+        for stream in self._streams_of(source):
             while self._read(stream):
                 pass
 

@@ -1,0 +1,52 @@
+"""Finds errors in what a rank has printed: exceptions that ended its threads, and why native code has aborted it."""
+
+from __future__ import annotations
+
+import re
+
+from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.stack_frames import parse_traceback
+from ddplaunch.core.failures import MAX_HEADLINE_CHARS
+
+_THREAD_ERROR = re.compile(
+    r"^Exception in thread (.+?):\r?\n(Traceback \(most recent call last\):\n(?:[ \t].*\n)*.+)", re.M
+)
+"""What ``threading.excepthook`` prints; with the last line of the traceback."""
+
+_MAX_SEARCHED_BYTES = 1 << 16
+
+_WHAT = re.compile(r"^\s*what\(\): +(\S.*)$", re.M)
+"""The message of an uncaught C++ exception, as std::terminate prints it."""
+
+_ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] (?:.*? vs \S+\. )?")
+"""The beginning of gloo's and c10's messages: a place in their source, and a condition."""
+
+_C_ERROR = re.compile(
+    r"^(?:.*: Assertion .+ failed\.|(?:free|malloc|munmap_chunk|realloc|calloc)\(\): .+|double free or corruption.*"
+    r"|corrupted .+|\*\*\* .+ \*\*\*: .+)$",
+    re.M,
+)
+"""What glibc prints before it aborts a process."""
+
+
+def describe_thread_error(printed: bytes, folder: str) -> str | None:
+    """Describe the last exception that ended a thread: "its thread prefetch had failed: OSError: … (train.py:9)"."""
+    begin = printed.rfind(b"Exception in thread ")
+    found = _THREAD_ERROR.match(printed[begin:].decode(errors="replace")) if begin >= 0 else None
+    if found is None:
+        return None
+    name, traceback = found[1], found[2]
+    message = sanitize_line(traceback.rpartition("\n")[2], MAX_HEADLINE_CHARS)
+    own = next((frame for frame in parse_traceback(traceback, folder) if frame.own), None)
+    where = f" ({own.function} at {own.file}:{own.line})" if own else ""
+    return f"its thread {sanitize_line(name, 80)} had failed: {message}{where}"
+
+
+def find_abort_reason(printed: bytes) -> str | None:
+    """Return the sentence with which native code has ended the process; None if there is none."""
+    begin = printed.rfind(b"terminate called")
+    text = printed[begin if begin >= 0 else -_MAX_SEARCHED_BYTES :].decode(errors="replace")
+    if begin >= 0 and (found := _WHAT.search(text)):
+        return sanitize_line(_ENFORCE.sub("", found[1]), MAX_HEADLINE_CHARS)
+    lines = _C_ERROR.findall(text)
+    return sanitize_line(lines[-1], MAX_HEADLINE_CHARS) if lines else None

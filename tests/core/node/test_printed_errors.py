@@ -1,0 +1,94 @@
+"""Tests of what the output of a rank shows about its end: a thread's exception, a sentence of native code."""
+
+import pytest
+
+from ddplaunch.core.node.printed_errors import describe_thread_error, find_abort_reason
+from ddplaunch.core.node.rank_files import last_lines
+from tests.conftest import write_program
+from tests.start_modes import LIGHT
+
+THREAD = """step 1
+Exception in thread prefetch:
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/threading.py", line 982, in run
+    self._target(*self._args, **self._kwargs)
+  File "/job/data.py", line 10, in read
+    raise OSError(116, "Stale file handle")
+OSError: [Errno 116] Stale file handle
+step 2
+"""
+GLOO = """terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at /src/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 100 vs 8. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?
+Fatal Python error: Aborted
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (THREAD, "its thread prefetch had failed: OSError: [Errno 116] Stale file handle (read at data.py:10)"),
+        (THREAD.replace("prefetch", "Thread-1 (read)"), "its thread Thread-1 (read) had failed: OSError"),
+        ("Exception in thread ", None),
+        ("Traceback (most recent call last):\n", None),
+        ("", None),
+    ],
+)
+def test_the_exception_of_a_thread(printed, expected):
+    found = describe_thread_error(printed.encode(), "/job")
+    assert found == expected if expected is None else (found or "").startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (
+            GLOO,
+            "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
+        ),
+        ("terminate called after throwing an instance of 'std::runtime_error'\n  what():  no\n", "no"),
+        ("epoch 1\nfree(): invalid pointer\nFatal Python error: Aborted\n", "free(): invalid pointer"),
+        ("t: a.c:3: main: Assertion `x > 0' failed.\n", "t: a.c:3: main: Assertion `x > 0' failed."),
+        ("terminate called without an active exception\n", None),
+        ("epoch 1\n", None),
+    ],
+)
+def test_the_sentence_of_an_abort(printed, expected):
+    assert find_abort_reason(printed.encode()) == expected
+
+
+def test_of_the_stack_after_a_fatal_error_the_innermost_frames_are_shown():
+    frames = [f'  File "/job/train.py", line {number} in deep' for number in range(40)]
+    found = last_lines("\n".join(["epoch 1", "what(): no", "Fatal Python error: Aborted", *frames]).encode(), 6)
+    assert found == ("epoch 1", "what(): no", "Fatal Python error: Aborted", *frames[:3])
+
+
+FAILS_TWICE = """
+import os, queue, threading
+
+def read():
+    raise OSError(116, "Stale file handle")
+
+if os.environ["RANK"] == "1":
+    thread = threading.Thread(target=read, name="prefetch")
+    thread.start()
+    thread.join()
+    queue.Queue().get(timeout=0.1)
+"""
+ABORTS = "import os, sys; sys.stderr.write('free(): invalid pointer\\n'); sys.stderr.flush(); os.abort()"
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (
+            FAILS_TWICE,
+            "ddplaunch: rank 1 failed with Empty (exit code 1)\n"
+            "  its thread prefetch had failed: OSError: [Errno 116] Stale file handle (read at ",
+        ),
+        (ABORTS, "was ended by SIGABRT: free(): invalid pointer\n"),
+    ],
+)
+def test_the_report(run_ddplaunch, tmp_path, program, expected):
+    write_program(tmp_path, "train.py", program)
+    done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "train.py")
+    assert expected in done.stderr
