@@ -27,6 +27,7 @@ from ddplaunch.features.profile.hot_spots import HotSpot, find_hot_spots, find_o
 from ddplaunch.features.profile.profile_files import perfetto_trace, speedscope_file
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, STARTING, RankProfile
 from ddplaunch.features.profile.request import ProfileJobRequest
+from ddplaunch.features.profile.rpc import ProfileRequest
 from ddplaunch.features.profile.torch_trace import Event
 from ddplaunch.system.plan.numbers import parse_cpulist
 
@@ -147,7 +148,9 @@ def _collect_profiles(path: str, seconds: float, torch: bool) -> tuple[list[Rank
     profiles: list[RankProfile] = []
     notes: list[str] = []
     is_complete = False
-    for message in client.stream_replies(path, ProfileJobRequest(seconds, torch), seconds + REPLY_MARGIN_S):
+    for message in client.stream_replies(
+        path, ProfileJobRequest(seconds, torch), ProfileRequest(seconds, torch).timeout_s
+    ):
         if message.refusal:
             raise LaunchError(message.refusal, "try again in a minute")
         profiles += filter(None, [message.profile])
@@ -163,9 +166,11 @@ def _collect_profiles(path: str, seconds: float, torch: bool) -> tuple[list[Rank
 
 
 def _without_torch(profiles: Iterable[RankProfile]) -> list[str]:
-    without = [each.rank for each in profiles if not each.torch]
-    why = "they have no torch, run a profiler of their own, or were in a long call"
-    return [f"no torch.profiler data of {format_ranks(without)}: {why}"] if without else []
+    reasons: dict[str, list[int]] = {}
+    for each in profiles:
+        if not each.torch:
+            reasons.setdefault(each.no_torch, []).append(each.rank)
+    return [f"no torch.profiler data of {format_ranks(ranks)}: {sanitize_line(why)}" for why, ranks in reasons.items()]
 
 
 def _is_local(profile: RankProfile) -> bool:

@@ -16,16 +16,34 @@ from ddplaunch.base.event_loop import EventLoop
 from ddplaunch.base.safe_files import current_folder, read_regular_file
 from ddplaunch.core.messages import RpcRequest
 from ddplaunch.core.node.node_ranks import NodeRanks, RankProcess
+from ddplaunch.core.node.rank_channel import RankChannel
 from ddplaunch.core.rpc_kind import Reply
 from ddplaunch.features.inspect.node.rank_inspector import NOT_BEGUN, why_not_inspectable
 from ddplaunch.features.inspect.node.rank_stack_dump import NO_SIGNAL_ERROR
-from ddplaunch.features.profile.rank_profile import STARTING, TICK_INTERVAL_S, RankProfile, max_places, parse_profile
+from ddplaunch.features.profile.rank_profile import (
+    STARTING,
+    TICK_INTERVAL_S,
+    TORCH_START_S,
+    RankProfile,
+    max_places,
+    parse_profile,
+)
 from ddplaunch.system.processes.proc_utils import contains_signal, read_signal_sets
 
 _TRANSFER_S = 4.0  # for the replies. Until then, 5 s after the last tick, ranks may write: they may hold the GIL
 _START_DELAY_S = 0.1  # for ranks to install the signal handler
 _POLL_INTERVAL_S = 0.02  # between two checks for result files
 _MAX_RESULT_BYTES = 64 << 20
+_MAX_STATE_BYTES = 100
+
+_NO_TORCH = {
+    b"no torch": "it has not imported torch",
+    b"own profiler": "its program runs a profiler of its own",
+    b"failed": "torch's profiler could not be started",
+    b"started": "its program started a profiler of its own, or did not return from a call in time",
+    b"": f"it was in a call that took longer than {TORCH_START_S:g} s, or torch's profiler took that long to start",
+}
+"""By the state that a rank has written: why there are no data of torch's profiler."""
 
 
 class RankProfiler:
@@ -36,16 +54,32 @@ class RankProfiler:
         self._loop, self._ranks, self._reply = loop, ranks, reply
         self._serial, self._request = request.serial, request.payload
         self._deadline = time.monotonic() + request.timeout_s - _TRANSFER_S
-        seconds = min(self._request.seconds, request.timeout_s - _TRANSFER_S)  # never beyond the deadline
+        torch_s = TORCH_START_S if self._request.torch else 0.0
+        seconds = min(self._request.seconds, request.timeout_s - torch_s - _TRANSFER_S)  # never beyond the deadline
         self._ticks = max(1, round(seconds / TICK_INTERVAL_S))
         self._pending: dict[int, _ProfiledRank] = {}  # the ranks without a result yet
 
     def start(self) -> None:
-        self._began = time.monotonic() + _START_DELAY_S
+        """Request the profiles; with torch's profiler, the ranks' time begins when all of this node have started it."""
+        self._began = time.monotonic() + (2 * TORCH_START_S if self._request.torch else _START_DELAY_S)
         for rank in self._ranks.plan.local_ranks:
             why_not = self._prepare_rank(rank.rank)
             if why_not:
                 self._report_missing(rank.rank, why_not)
+        if self._request.torch:
+            self._await_torch(time.monotonic() + TORCH_START_S)
+        else:
+            self._tick(0)
+
+    def _await_torch(self, until: float) -> None:
+        waits = any(number in self._ranks.processes and not each.torch_state for number, each in self._pending.items())
+        if waits and time.monotonic() < until:
+            self._loop.call_later(_POLL_INTERVAL_S, lambda: self._await_torch(until))
+            return
+        self._began = time.monotonic() + _START_DELAY_S
+        for number, profiled in self._pending.items():
+            if (channel := self._ranks.channels.get(number)) is not None:
+                self._request_profile(channel, profiled)
         self._tick(0)
 
     def _prepare_rank(self, number: int) -> str:
@@ -66,13 +100,16 @@ class RankProfiler:
         if "profile" not in channel.used_signals and profiled.catches_signal(tick):
             return NO_SIGNAL_ERROR  # its program catches that signal
         channel.used_signals.add("profile")
-        times = int(self._began * 1e9), int(TICK_INTERVAL_S * 1e9), self._ticks
-        numbers = (tick, *times, max_places(self._ranks.plan.world_size), self._request.torch)
-        channel.write_line(b"p %d %d %d %d %d %d " % numbers + os.fsencode(path))
-        if not channel.has_thread:
-            profiled.send_signal(channel.stack_signals[0])
+        self._request_profile(channel, profiled)
         self._pending[number] = profiled
         return ""
+
+    def _request_profile(self, channel: RankChannel, profiled: _ProfiledRank) -> None:
+        times = int(self._began * 1e9), int(TICK_INTERVAL_S * 1e9), self._ticks
+        numbers = (profiled.tick, *times, max_places(self._ranks.plan.world_size), self._request.torch)
+        channel.write_line(b"p %d %d %d %d %d %d " % numbers + os.fsencode(profiled.path))
+        if not channel.has_thread:
+            profiled.send_signal(channel.stack_signals[0])
 
     def _tick(self, number: int) -> None:
         if number == self._ticks or not self._pending:
@@ -98,7 +135,7 @@ class RankProfiler:
         late = time.monotonic() > self._deadline
         for number, profiled in list(self._pending.items()):
             last = late or number not in self._ranks.processes
-            is_complete = not self._request.torch or os.path.exists(profiled.torch)
+            is_complete = profiled.torch_state != b"started" or os.path.exists(profiled.torch)
             if os.path.exists(profiled.path) and (is_complete or last):
                 self._read_result(number, profiled)
                 break
@@ -125,7 +162,11 @@ class RankProfiler:
             profile = parse_profile(
                 result, number, host, began, self._request.seconds, plan.world_size, current_folder()
             )
-            self._reply(replace(profile, torch=profiled.torch) if os.path.exists(profiled.torch) else profile, False)
+            if os.path.exists(profiled.torch):
+                profile = replace(profile, torch=profiled.torch)
+            elif self._request.torch:
+                profile = replace(profile, no_torch=_NO_TORCH.get(profiled.torch_state, _NO_TORCH[b"failed"]))
+            self._reply(profile, False)
         except (OSError, ValueError, LookupError, TypeError):  # the program has written it, or the disk is full
             self._report_missing(number, "its profile cannot be read")
         profiled.remove_file()
@@ -153,8 +194,15 @@ class _ProfiledRank:
             return contains_signal(caught & ~waiting, number)
         return False
 
+    @property
+    def torch_state(self) -> bytes:
+        """What the rank has written of the start of torch's profiler; b"" before it has started."""
+        with suppress(OSError, ValueError):
+            return read_regular_file(f"{self.path}.state", _MAX_STATE_BYTES, follow_symlinks=False)
+        return b""
+
     def remove_file(self) -> None:
         """Remove the profile."""
-        for path in (self.path, f"{self.path}.part"):
+        for path in (self.path, f"{self.path}.part", f"{self.path}.state"):
             with suppress(OSError):
                 os.unlink(path)

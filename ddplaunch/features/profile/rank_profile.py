@@ -15,6 +15,8 @@ from ddplaunch.features.inspect.diagnosis.flight_recorder import collectives_bet
 
 TICK_INTERVAL_S = 0.02
 MAX_PROFILE_S = 60
+TORCH_START_S = 30.0
+"""In which all ranks start torch's profiler: its libraries are loaded then, which takes long on a slow machine."""
 # Nodes in the call trees, and collectives: of all ranks together; of one rank at most and at least.
 _MAX_TOTAL_PLACES, _MAX_PLACES, _MIN_PLACES = 256_000, 4_000, 200
 _MAX_TOTAL_CALLS, _MAX_CALLS, _MIN_CALLS = 200_000, 2_000, 50
@@ -50,6 +52,7 @@ class RankProfile(Struct, frozen=True):
     kinds: tuple[CollectiveKind, ...] = ()
     calls: IntTable = ()  # rows of four: index in ``kinds``, number in its group, begin and end in µs (0: unknown)
     torch: Path = ""  # the file of torch's own profiler, on its host
+    no_torch: TextLine = ""  # why there is none: "it has not imported torch"
     clock_offset_s: ClockDifference = 0.0  # its host's clock, used in that file, minus the clock of ``began``
 
     def __post_init__(self) -> None:

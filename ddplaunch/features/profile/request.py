@@ -7,7 +7,7 @@ from ddplaunch.core.control_socket.job_status import Status
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.core.messages import RpcReply
 from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, RankProfile
-from ddplaunch.features.profile.rpc import KIND, REPLY_MARGIN_S, ProfileRequest
+from ddplaunch.features.profile.rpc import KIND, ProfileRequest
 
 
 class ProfileReply(TaggedMessage, frozen=True):
@@ -36,4 +36,4 @@ class ProfileJobRequest(Request[ProfileReply], frozen=True):
         context.send(context.job.status())
         context.on_job_end(lambda code: None)  # without CONNECTION_TIMEOUT_S
         request = ProfileRequest(min(self.seconds, MAX_PROFILE_S), self.torch)
-        context.job.rpc.request(KIND.name, request, request.seconds + REPLY_MARGIN_S, context.guard(on_reply))
+        context.job.rpc.request(KIND.name, request, request.timeout_s, context.guard(on_reply))

@@ -13,9 +13,12 @@ from ddplaunch.core.net.clock_offset import ClockOffset
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.rpc_kind import Kind, Reply
 from ddplaunch.features.profile.node import RankProfiler
-from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, RankProfile
+from ddplaunch.features.profile.rank_profile import MAX_PROFILE_S, TORCH_START_S, RankProfile
 
 REPLY_MARGIN_S = 9.0  # beyond the duration of the profile, for the nodes' replies
+
+
+MAX_TIMEOUT_S = MAX_PROFILE_S + REPLY_MARGIN_S + TORCH_START_S
 
 
 class ProfileRequest(Struct, frozen=True):
@@ -23,6 +26,10 @@ class ProfileRequest(Struct, frozen=True):
 
     seconds: Seconds
     torch: bool = False
+
+    @property
+    def timeout_s(self) -> float:
+        return self.seconds + REPLY_MARGIN_S + (TORCH_START_S if self.torch else 0.0)
 
     def __post_init__(self) -> None:
         if self.seconds > MAX_PROFILE_S:
@@ -32,7 +39,7 @@ class ProfileRequest(Struct, frozen=True):
 class ProfileKind(Kind):
     """Where all ranks spend their time; a part is the profile of one rank."""
 
-    name, request, reply, timeout_s = "profile", ProfileRequest, RankProfile, MAX_PROFILE_S + REPLY_MARGIN_S
+    name, request, reply, timeout_s = "profile", ProfileRequest, RankProfile, MAX_TIMEOUT_S
     in_parts, busy_error = True, "this job is being profiled already"
 
     def claimed_ranks(self, reply: RankProfile) -> Iterable[int]:

@@ -164,6 +164,10 @@ def test_the_profiler_of_torch_runs_until_the_end_or_until_the_program_starts_it
     starts._enable_profiler("own too")
     assert (log[1:], trace.is_running, result.exists()) == (["in a thread", "stop", "own", "own too"], False, True)
     begin("has cuda", seconds=0)
+    assert log == ["has cuda"], "the profile is over"
+    trace = begin("has cuda")
+    trace.end_ns = 0
+    trace.stop_if_due()
     assert log == ["has cuda", "cpu cuda", "stop"]
     begin("on")
     assert log == ["on"]

@@ -309,6 +309,44 @@ def test_a_late_rank_and_equal_results_over_two_nodes(start_ddplaunch, run_in_fo
     assert min(waited[0], waited[2]) > 2 * waited[1], "the late rank waits least, in most collectives"
 
 
+SLOW_START = """
+import time, torch
+
+begin = torch.profiler.profile.start
+
+def start(self):
+    time.sleep(1.5)
+    begin(self)
+
+torch.profiler.profile.start = start
+print("up", flush=True)
+while True:
+    torch.ones(8).sum()
+"""
+WITHOUT_TORCH = """
+import time
+
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "expected"), [(SLOW_START, ""), (WITHOUT_TORCH, "of ranks 0, 1: it has not imported torch\n")]
+)
+def test_the_time_begins_once_all_ranks_have_started_the_profiler_of_torch(
+    job, run_in_fork, tmp_path, program, expected
+):
+    begun = job("--preload", "none", program=program)
+    done = run_in_fork("profile", str(begun.process.pid), "--torch", "--seconds", "0.4")
+    assert done.returncode == 0, done.stderr
+    assert ("no torch.profiler data" in done.stdout) is bool(expected)
+    assert expected in done.stdout
+    assert len([*tmp_path.glob("*.torch.json")]) == (0 if expected else 2)
+
+
 OWN = """
 import os, torch
 from torch.profiler import ProfilerActivity, profile, schedule

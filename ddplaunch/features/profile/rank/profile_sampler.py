@@ -49,8 +49,10 @@ class ProfileSampler:
         numbers = line.split(b" ", 7)
         self.signal, self._start_ns, self._period_ns, self._ticks, self._max_nodes, torch = map(int, numbers[1:7])
         self._path, self._recorded_ticks = numbers[7], 0
-        if not (self._torch and self._torch.is_running):
-            end_ns = self._start_ns + self._ticks * self._period_ns
+        end_ns = self._start_ns + self._ticks * self._period_ns
+        if self._torch and (self._torch.is_running or self._torch.path == os.fsdecode(self._path)):
+            self._torch.end_ns = end_ns  # all ranks have started it, so the profile begins
+        else:
             self._torch = TorchTrace(os.fsdecode(self._path), end_ns) if torch else None
         self._clear()
 
@@ -146,7 +148,7 @@ class TorchTrace:
 
     def __init__(self, path: str, end_ns: int) -> None:
         """``path``: result file, without the suffix ``.torch``; ``end_ns``: on the monotonic clock."""
-        self._path, self._end_ns = path, end_ns
+        self.path, self.end_ns = path, end_ns
         self._pid = os.getpid()
         self._was_started = self._busy = False
         self._profiler: Any = None
@@ -162,10 +164,17 @@ class TorchTrace:
         if self._was_started or self._busy:
             return
         self._was_started = self._busy = True
+        state = "failed"
         try:
+            if time.monotonic_ns() >= self.end_ns:  # the main thread was in a call all the time
+                return
+            if "torch" not in sys.modules:
+                state = "no torch"
+                return
             torch, self._module = sys.modules["torch"], sys.modules["torch.autograd.profiler"]
             starts = {name: getattr(self._module, name) for name in ("_prepare_profiler", "_enable_profiler")}
             if torch._C._autograd._profiler_enabled() or _has_active_profiler(self._module.profile):
+                state = "own profiler"
                 return
             kinds = torch.profiler.ProfilerActivity
             activities = [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_initialized() else [])]
@@ -174,10 +183,21 @@ class TorchTrace:
             self._profiler, self._original_starts = profiler, starts
             for name, start in starts.items():
                 setattr(self._module, name, self._wrap_start(start))
+            state = "started"
         except Exception:
-            pass  # torch is not loaded yet, or of another version
+            pass  # torch is being loaded, or of another version
         finally:
             self._busy = False
+            self._write_state(state)
+
+    def _write_state(self, state: str) -> None:
+        """Write whether it has started: the launcher waits for that of all ranks."""
+        try:
+            with open(f"{self.path}.state.part", "x", encoding="ascii") as file:
+                file.write(state)
+            os.rename(f"{self.path}.state.part", f"{self.path}.state")
+        except OSError:
+            pass  # the disk is full
 
     def _wrap_start(self, start: Any) -> Any:
         def begin(*words: Any, **options: Any) -> Any:
@@ -189,7 +209,7 @@ class TorchTrace:
 
     def stop_if_due(self) -> None:
         """Stop if the profile's end has come."""
-        if time.monotonic_ns() >= self._end_ns:
+        if time.monotonic_ns() >= self.end_ns:
             self.stop()
 
     def stop(self) -> None:
@@ -202,9 +222,9 @@ class TorchTrace:
                 setattr(self._module, name, start)
             profiler, self._profiler = self._profiler, None
             profiler.stop()
-            part = f"{self._path}.torch.part"
+            part = f"{self.path}.torch.part"
             profiler.export_chrome_trace(part)
-            os.rename(part, f"{self._path}.torch")
+            os.rename(part, f"{self.path}.torch")
         except Exception:
             pass  # the disk is full
         finally:
