@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ddplaunch.base.types import TaggedMessage
+from ddplaunch.base.types import TaggedMessage, Timestamp
 from ddplaunch.core.control_socket.request import Request, RequestContext
 from ddplaunch.core.events import Event
 from ddplaunch.core.feature import NodeSide
@@ -21,15 +21,16 @@ class TimeTracker(NodeSide):
     def observe(self, event: Event) -> None:
         self._accounting.on_event(event, time.time())
 
-    def breakdown(self) -> TimeBreakdown:
+    def breakdown(self) -> BreakdownReply:
         """Return the breakdown of the time until now."""
-        return self._accounting.breakdown(time.time())
+        return BreakdownReply(self._accounting.breakdown(time.time()), self._accounting.stall_periods)
 
 
 class BreakdownReply(TaggedMessage, frozen=True):
     """Where the time went until now."""
 
     spent: TimeBreakdown
+    stalls: tuple[tuple[Timestamp, Timestamp], ...] = ()  # when the ranks were stalled
 
 
 class BreakdownRequest(Request[BreakdownReply], frozen=True):
@@ -39,5 +40,5 @@ class BreakdownRequest(Request[BreakdownReply], frozen=True):
 
     def handle(self, context: RequestContext) -> None:
         tracker = context.job.find_side(TimeTracker)
-        context.send(BreakdownReply(tracker.breakdown() if tracker else TimeBreakdown()))
+        context.send(tracker.breakdown() if tracker else BreakdownReply(TimeBreakdown()))
         context.finish()

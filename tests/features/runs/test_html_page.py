@@ -301,7 +301,7 @@ def test_an_attempt_that_goes_on(monkeypatch):
     now = Status("r", "t.py", whole.pid, 0, 2, BEGAN, BEGAN + 70, 1, JobState.RUNNING, states)
     replies = {
         InspectJobRequest: JobInspection(now, inspection(2, 1, BEGAN + 90)),
-        BreakdownRequest: BreakdownReply(TimeBreakdown()),
+        BreakdownRequest: BreakdownReply(TimeBreakdown(), ((BEGAN + 5, BEGAN + 9),)),
     }
     monkeypatch.setattr(client, "send_request", lambda path, request, timeout: replies[type(request)])
     rows = tuple(one(rank, 15) for rank in (0, 1))
@@ -312,6 +312,7 @@ def test_an_attempt_that_goes_on(monkeypatch):
     seen, other = with_live_state(found, [kept, of_another_host], known)
     assert other == of_another_host
     assert (seen.attempts[0], len(seen.attempts), len(seen.inspections)) == (only, 2, 2)
+    assert seen.stalls == ((BEGAN + 5, BEGAN + 9),)
     first, second = seen.attempts[1].ranks
     assert (first.pid, first.code, first.ended, first.peak_memory) == (70, None, None, 2_150_000_000)
     assert (second.pid, second.code, second.peak_memory) == (71, 3, 2_150_000_000)
@@ -403,6 +404,31 @@ def test_the_page_searches_the_output(tmp_path):
         ["rank 1|<b>LOSS</b> is nan"],
         [],
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "first"),
+    [
+        ({"code": 130, "verdict": None}, 1),  # Ctrl-C while they wait for rank 1
+        ({"blame": "rank 1 did not enter all_reduce #5"}, 1),
+        ({}, 2),  # it has failed by itself
+    ],
+)
+def test_the_lines_of_the_culprit_are_unfolded(fields, first):
+    run = record(3)
+    if blame := fields.pop("blame", None):
+        fields["verdict"] = replace(run.verdict, blame=blame)
+    run = replace(run, inspections=(inspection(3, 1, BEGAN + 59),), **fields)
+    known = replace(lived(3), failed_first=(2,) if run.verdict else ())
+    _, output = render_page([run], known).split('<section id="output">')
+    assert re.findall(r'<details open=""><summary><b>rank (\d)', output) == [str(first)]
+
+
+def test_a_stall_is_in_the_timeline():
+    run = replace(record(3), stalls=((BEGAN + 10, BEGAN + 20), (BEGAN + 15, BEGAN + 40)))
+    page = render_page([run], lived(3))
+    (timeline,) = re.findall(r'<section id="timeline">.*?</section>', page, re.DOTALL)
+    assert "<title>10s: no progress for 30s</title>" in timeline
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def charts_section(run: PageRun) -> Markup | None:
         return None
     step = _HEIGHT + _TITLE + _GAP
     height = step * len(panels)
-    drawn = [_draw_stall(run, *stall, height) for stall in run.first.stalls]
+    drawn = [_draw_stall(run, *stall, height) for stall in run.stalls]
     labels = []
     for place, panel in enumerate(panels):
         drawn += _draw_panel(panel, step * place)
@@ -122,7 +122,7 @@ def charts_section(run: PageRun) -> Markup | None:
     chart = element("svg", *drawn, *axis(run.total, height), **size)
     names = element("svg", *labels, width=LABELS, height=height + 22, class_="labels", aria_hidden="true")
     legend = ["The line is the median of the ranks, the band goes from the lowest to the highest."]
-    legend += ["A dashed line is a restart."] * bool(restarts) + ["Grey: stalled."] * bool(run.first.stalls)
+    legend += ["A dashed line is a restart."] * bool(restarts) + ["Grey: stalled."] * bool(run.stalls)
     about = element("p", " ".join(legend), class_="dim")
     return section_with_heading("Over time", about, element("div", names, chart, class_="chart"), id="charts")
 

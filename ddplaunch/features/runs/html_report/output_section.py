@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddplaunch.base.errors import escape_control_chars, truncate_line
 from ddplaunch.base.text import format_count
+from ddplaunch.features.inspect.diagnosis.waits import find_waits
 from ddplaunch.features.runs.html_report.html import Markup, concat, element, escape, section_with_heading
 from ddplaunch.features.runs.html_report.page_run import PageRun
 
@@ -19,7 +20,8 @@ def output_section(run: PageRun) -> Markup | None:
     printed = run.inputs.printed
     if not printed:
         return None
-    order = sorted(printed, key=lambda rank: (_place(run, rank), rank))
+    first = _first_ranks(run)
+    order = sorted(printed, key=lambda rank: (first.index(rank) if rank in first else len(first), rank))
     shown = order[: MAX_BYTES // _LEAST]
     room = min(MAX_BYTES_PER_RANK, MAX_BYTES // len(shown))
     blocks = [_block(rank, printed[rank], room, run, unfolded=place < _OPEN) for place, rank in enumerate(shown)]
@@ -35,9 +37,13 @@ def output_section(run: PageRun) -> Markup | None:
     return section_with_heading(concat("Last lines of the ranks", *when), field, *blocks, *more, id="output")
 
 
-def _place(run: PageRun, rank: int) -> int:
-    first = run.inputs.failed_first
-    return first.index(rank) if rank in first else len(first)
+def _first_ranks(run: PageRun) -> list[int]:
+    """The ranks that matter most: those that failed by themselves, else those for which the others waited."""
+    seen = next((share.inspections[-1] for share in run.shares if share.inspections), None)
+    awaited = [rank for wait in find_waits(seen) for rank in wait.roots] if seen else []
+    failed = [*run.inputs.failed_first]
+    failed_by_itself = run.verdict is not None and not (run.verdict.blame or run.verdict.first.is_secondary)
+    return failed + awaited if failed_by_itself else awaited + failed
 
 
 def _block(rank: int, data: bytes, room: int, run: PageRun, *, unfolded: bool) -> Markup:

@@ -19,8 +19,7 @@ from ddplaunch.features.runs.html_report.output_section import MAX_BYTES_PER_RAN
 from ddplaunch.features.runs.html_report.page_run import PageInputs
 from ddplaunch.features.runs.run_lookup import FoundRun
 from ddplaunch.features.runs.run_record import RankRecord, RunRecord
-from ddplaunch.features.runs.time_breakdown import TimeBreakdown
-from ddplaunch.features.runs.time_tracker import BreakdownRequest
+from ddplaunch.features.runs.time_tracker import BreakdownReply, BreakdownRequest
 from ddplaunch.features.samples.sample import average
 
 REPLY_TIMEOUT_S = 5.0  # for the job's launcher: it may be suspended
@@ -74,14 +73,14 @@ def with_live_state(found: FoundRun, shares: Sequence[RunRecord], known: PageInp
         return [*shares]
     try:
         seen = client.send_request(found.running.path, InspectJobRequest(Detail.WAITS), REPLY_TIMEOUT_S)
-        spent = client.send_request(found.running.path, BreakdownRequest(), REPLY_TIMEOUT_S).spent
+        times = client.send_request(found.running.path, BreakdownRequest(), REPLY_TIMEOUT_S)
     except LaunchError:  # it has just ended, or is suspended
         return [*shares]
     here = seen.status.pid, host_name()  # on another machine, the launcher of another node may have the same pid
-    return [_record_from_live(each, seen, spent, known) if (each.pid, each.host) == here else each for each in shares]
+    return [_record_from_live(each, seen, times, known) if (each.pid, each.host) == here else each for each in shares]
 
 
-def _record_from_live(record: RunRecord, seen: JobInspection, spent: TimeBreakdown, known: PageInputs) -> RunRecord:
+def _record_from_live(record: RunRecord, seen: JobInspection, times: BreakdownReply, known: PageInputs) -> RunRecord:
     attempts, number = record.attempts, seen.status.attempt
     if attempts and attempts[-1].number == number:
         statuses = {each.rank: each for each in seen.status.ranks}
@@ -93,7 +92,7 @@ def _record_from_live(record: RunRecord, seen: JobInspection, spent: TimeBreakdo
         ranks = (_rank_from_live(each, statuses.get(each.rank), *used.get(each.rank, (0, 0.0))) for each in last.ranks)
         attempts = (*attempts[:-1], replace(last, ranks=tuple(ranks)))
     seen_now = (*record.inspections, seen.inspection)
-    return replace(record, attempts=attempts, inspections=seen_now, spent=spent)
+    return replace(record, attempts=attempts, inspections=seen_now, spent=times.spent, stalls=times.stalls)
 
 
 def _rank_from_live(rank: RankRecord, status: RankStatus | None, memory: int, cpu: float) -> RankRecord:

@@ -106,6 +106,17 @@ class PageRun(Struct, frozen=True):
         return 100 * min(1.0, max(0.0, (moment - self.began) / self.total))
 
     @property
+    def stalls(self) -> list[tuple[float, float]]:
+        """When ranks made no progress, as the nodes have recorded it; that of several nodes together."""
+        found: list[tuple[float, float]] = []
+        for begin, end in sorted(each for share in self.shares for each in share.stalls):
+            if found and begin <= found[-1][1]:
+                found[-1] = found[-1][0], max(end, found[-1][1])
+            else:
+                found.append((begin, end))
+        return found
+
+    @property
     def average_samples(self) -> dict[int, RankSample]:
         """The average sample of each rank, as far as there are samples."""
         nodes = filter(None, map(average, self.inputs.readings))

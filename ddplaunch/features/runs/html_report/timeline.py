@@ -63,13 +63,15 @@ def timeline_section(run: PageRun) -> Markup | None:
     rows = [row for each in run.attempts for row in each.rows]
     if not rows:
         return None
-    parts = _build_legend(rows), _build_chart(run, rows), *_attempts(run)
+    parts = _build_legend(rows, has_stalls=bool(run.stalls)), _build_chart(run, rows), *_attempts(run)
     return section_with_heading("Timeline", *parts, id="timeline")
 
 
-def _build_legend(rows: list[RankRow]) -> Markup:
+def _build_legend(rows: list[RankRow], *, has_stalls: bool) -> Markup:
     seen = {row.end for row in rows if row.rank.started}
-    items = (element("li", element("i", class_=end.value), text) for end, text in _LEGEND.items() if end in seen)
+    items = [element("li", element("i", class_=end.value), text) for end, text in _LEGEND.items() if end in seen]
+    if has_stalls:
+        items.append(element("li", element("i", class_="still"), "no progress"))
     return element("ul", *items, class_="legend")
 
 
@@ -85,6 +87,7 @@ def _build_chart(run: PageRun, rows: list[RankRow]) -> Markup:
             where = {"x": f"{left:.3f}%", "width": f"{max(right - left, _NARROWEST):.3f}%"}
             rect = element("rect", **where, y=place * lane_height, height=lane_height - gap, class_=bar.row.end.value)
             drawn.append(element("g", rect, element("title", _describe_bar(lane, bar, run))))
+    drawn += [_build_stall(run, begin, end, height) for begin, end in run.stalls]
     for each in (each for share in run.shares for each in share.inspections):
         text = f"{format_elapsed(each.moment - run.began)}: stacks of the ranks were taken"
         drawn.append(mark(run.percent_at(each.moment), text, height))
@@ -133,6 +136,14 @@ def _build_attempt_band(run: PageRun, each: PageAttempt, height: int) -> Markup:
     title = element("title", f"attempt {each.number}")
     width = f"{max(right - left, _NARROWEST):.3f}%"
     return element("g", element("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="attempt"), title)
+
+
+def _build_stall(run: PageRun, begin: float, end: float, height: int) -> Markup:
+    """Build the band of a time without progress: it lies above the bars, which stay visible."""
+    left = min(run.percent_at(begin), 100 - _NARROWEST)
+    width = f"{max(run.percent_at(end) - left, _NARROWEST):.3f}%"
+    title = element("title", f"{format_elapsed(begin - run.began)}: no progress for {format_elapsed(end - begin)}")
+    return element("g", element("rect", x=f"{left:.3f}%", y=0, width=width, height=height, class_="still"), title)
 
 
 def mark(x: float, text: str, height: int) -> Markup:
