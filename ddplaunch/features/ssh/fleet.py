@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -29,6 +30,8 @@ HOST_TIMEOUT_S = 60.0  # for a host to connect and reply
 SLOW_HOST_NOTICE_S = 5.0  # then hosts that have not replied are listed
 MAX_PROBLEMS = 20  # listed for one host
 OUTPUT_DRAIN_S = 5.0  # between the end of the first host and SIGTERM for those that still run
+NODE_0_DELAY_S = 5.0  # beyond the heartbeat timeout, until node 0 has reported a lost node
+_LOST_NODE = re.compile(rb"ddplaunch: node (\d+) \([^)]*\) was lost: ")
 _COMPARED_VERSIONS = {"python": "Python", "torch": "torch", "cuda": "torch's CUDA", "nccl": "NCCL"}
 _JSON_START = JSON_LINE_START.encode()
 _OWN_LINE_STARTS = (b"ddplaunch: ", b"Error: ", _JSON_START)  # of a launcher's own messages
@@ -63,6 +66,7 @@ class Fleet:
         self.loop = EventLoop()
         self.problems: list[HostProblem] = []
         self._hosts: list[SshSession] = []
+        self._left_out: list[SshSession] = []  # a spare takes the place of each
         self._limiter = ConnectionLimiter(())
         self._slow_hosts: list[SshSession] = []
         self._state = FleetState.CHECKING
@@ -75,6 +79,8 @@ class Fleet:
         self._paused = False
         self._launcher_lines: Counter[bytes] = Counter()  # those printed, with their number
         self._launcher_lines_by_host: dict[SshSession, Counter[bytes]] = {}
+        self._lost_nodes: set[int] = set()  # whose loss was reported
+        self._unreported: list[SshSession] = []  # lost hosts that node 0 may still report
         self._reporting: set[SshSession] = set()  # hosts whose last line was printed by the launcher
 
     def run(self, begin: Sequence[Callable[[EventLoop], SshSession]]) -> int:
@@ -161,13 +167,33 @@ class Fleet:
         self.problems = [
             problem for host in self._hosts for problem in self._problems_of(host)
         ] + self._duplicate_hosts()
+        if self.problems and self._can_spare({problem.host for problem in self.problems}):
+            self._leave_out(self.problems)
+            self.problems = []
         if self.problems:
             unreached = any(problem.unreached for problem in self.problems)
             self._end(EXIT_UNAVAILABLE if unreached else EXIT_USAGE)
             return
         self._state = FleetState.RUNNING
         for host in self._hosts:
-            host.send(GO_BYTE)
+            if host not in self._left_out:
+                host.send(GO_BYTE)
+
+    def _can_spare(self, names: set[str]) -> bool:
+        """Whether spares can take the places of these hosts; that of the first one, none can."""
+        return len(names) <= self._spares and self._hosts[0].name not in names
+
+    def _leave_out(self, problems: Sequence[HostProblem]) -> None:
+        """Start without these hosts: spares take their places."""
+        texts: dict[str, list[str]] = {}
+        for problem in problems:
+            texts.setdefault(problem.host, []).append(problem.text)
+        for name, why in texts.items():
+            self._print(f"{name} is left out, a spare takes its place: {'; '.join(why)}")
+        self._left_out = [host for host in self._hosts if host.name in texts]
+        for host in self._left_out:
+            if not host.has_ended:
+                host.close_stdin()
 
     def _problems_of(self, host: SshSession) -> list[HostProblem]:
         if host.facts is None or host.has_ended:
@@ -203,6 +229,10 @@ class Fleet:
         if self._state is FleetState.CHECKING or self.problems:
             return  # a login banner, or a text that the problems contain
         if number == 2 and len(self._hosts) > 1 and self._is_launcher_line(host, line):
+            if lost := _LOST_NODE.match(line):
+                if (node := int(lost[1])) in self._lost_nodes:
+                    return  # the other launchers say so too, and node 0 again at the end
+                self._lost_nodes.add(node)
             words = _without_node_fields(line) if line.startswith(_JSON_START) else line
             lines = self._launcher_lines_by_host.setdefault(host, Counter())
             lines[words] += 1
@@ -265,8 +295,10 @@ class Fleet:
 
     def _check_exits(self) -> None:
         for host in self._hosts:
-            if not host.poll_exit():
+            if not host.poll_exit() or host in self._left_out:
                 continue
+            for lost in self._unreported if host is self._hosts[0] else ():  # it has reported all that it will
+                self._report_lost(lost)
             if self._state is FleetState.CHECKING:
                 if not self._maybe_retry(host):
                     self._start_connections()
@@ -274,7 +306,7 @@ class Fleet:
             elif self._spares and host is not self._hosts[0] and not self._hosts[0].has_ended:
                 # Node 0 decides whether the job survives that; before the start it is a problem.
                 if host.code is None and self._state is FleetState.RUNNING:
-                    self._report_lost(host)
+                    self._report_lost_later(host)
             elif host.code is None:
                 self._on_host_lost(host)
             elif self._exit_code is None:
@@ -284,10 +316,21 @@ class Fleet:
     def _on_host_lost(self, host: SshSession) -> None:
         if self._exit_code is None:
             self._exit_code = self._stop_code or EXIT_UNAVAILABLE
-            self._report_lost(host)
+            self._report_lost_later(host)
             self._wait_for_others(host)
 
+    def _report_lost_later(self, host: SshSession) -> None:
+        """Report a lost host, unless node 0 does so in time: it knows more, and a line is enough."""
+        if host is self._hosts[0] or self._hosts[0].has_ended:
+            return self._report_lost(host)
+        self._unreported.append(host)
+        self.loop.call_later(self._heartbeat + NODE_0_DELAY_S, partial(self._report_lost, host))
+
     def _report_lost(self, host: SshSession) -> None:
+        node = self._hosts.index(host)
+        if node in self._lost_nodes:
+            return
+        self._lost_nodes.add(node)
         self._print(f"{host.name} was lost: {host.last_error_line or 'ssh ended without a message'}")
 
     def _wait_for_others(self, first: SshSession) -> None:
@@ -305,7 +348,8 @@ class Fleet:
         ):
             self.loop.call_later(OUTPUT_DRAIN_S, partial(self._stop_others, first, deadline))
             return
-        if first.code:
+        lost = [self._hosts[node] for node in self._lost_nodes]
+        if first.code and any(host not in lost for host in self._live_sessions()):
             self._print(f"{first.name} has ended with exit code {first.code}; stopping the others")
         for host in self._live_sessions():
             host.send(_SIGNAL_LETTERS[signal.SIGTERM])

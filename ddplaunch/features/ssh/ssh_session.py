@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec import Struct, field
@@ -36,6 +37,27 @@ _PERMANENT_ERROR = re.compile(
 _UNINFORMATIVE = re.compile(
     r"UNKNOWN port|stdio forwarding failed|^(kex|ssh)_exchange_identification|^Warning: Permanently added"
 )
+
+
+_UNKNOWN_KEY = re.compile(r"No \S+ host key is known for (\S+)")
+_CHANGED_KEY = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key for (\S+) has changed")
+_REMOVAL = re.compile(r"ssh-keygen -f \S+ -R [\"']?([^\s\"']+)")
+
+
+def explain_host_key(lines: Sequence[str], name: str) -> str:
+    """Explain why ssh refuses a host's key, and what to do; "" if it does not say so. ``name``: the host's.
+
+    The lines may be on a jump host, or have the name and port as they are in known_hosts.
+    """
+    text = "\n".join(lines)
+    if found := _UNKNOWN_KEY.search(text):
+        host = found[1].rstrip(".")
+        return f"the host key of {host} is not known here: connect once by `ssh {host}`, and confirm it"
+    if found := _CHANGED_KEY.search(text):
+        removal = _REMOVAL.search(text)
+        host = removal[1] if removal else (found[1] or name)
+        return f"the host key of {host} has changed: if the machine is new, `ssh-keygen -R {shlex.quote(host)}`"
+    return ""
 
 
 class SessionStream(Struct):
@@ -123,6 +145,8 @@ class SshSession:
         if not self.has_replied and (code == 0 or (code != 255 and not self.last_error_line)):
             ended = f"the login shell exited before ddplaunch started (exit code {code})"
             return f"{ended}: does one of its start files call exit?"
+        if code == 255 and (text := explain_host_key(self._error_lines(), self.name)):
+            return text
         return explain_exit(self._error_lines(), self.last_error_line or "ssh ended without a message", code)
 
     def reset(self) -> None:

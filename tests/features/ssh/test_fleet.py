@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.features.ssh import fleet, remote_launcher
+from ddplaunch.features.ssh.ssh_session import explain_host_key
 from tests.features.ssh.test_client import JOB
 
 
@@ -31,6 +32,8 @@ class FakeLoop:
 
 
 class FakeHost(SimpleNamespace):
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
     def __init__(self, name: str) -> None:
         super().__init__(name=name, calls=[], facts=object(), began=1000.0, code=None, last_output_at=0.0)
         self.has_ended, self.has_replied = False, True
@@ -132,3 +135,74 @@ def test_what_a_host_checks_before_the_job_starts(tmp_path, monkeypatch):
         ):
             job = replace(JOB, **{"cwd": str(tmp_path), "address": "", "ports": (), **changes})
             assert [each.splitlines()[0] for each in remote_launcher._find_problems(job)] == problems
+
+
+def test_a_lost_host_is_reported_in_one_line(hosts):
+    """By node 0, which says what follows from it; the other launchers, ssh and the end of the job repeat it."""
+    first, second, third = hosts.all
+    hosts.fleet._state = fleet.FleetState.RUNNING
+    hosts.fleet._report_lost_later(third)
+    for host in (first, second):
+        hosts.fleet._on_line(
+            host, 2, b"ddplaunch: node 2 (c.local) was lost: it was silent for 15 s; stopping the others\n"
+        )
+    hosts.fleet._on_line(first, 2, b"ddplaunch: node 2 (c.local) was lost: it was silent for 15 s\n")
+    hosts.loop.run_until(60)
+    assert hosts.printed == ["ddplaunch: node 2 (c.local) was lost: it was silent for 15 s; stopping the others\n"]
+    first.code = 69
+    hosts.fleet._wait_for_others(first)
+    first.has_ended = second.has_ended = True
+    hosts.loop.run_until(300)
+    assert len(hosts.printed) == 1
+
+
+CHANGED = """@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+Offending ECDSA key in /home/ada/.ssh/known_hosts:3
+  remove with:
+  ssh-keygen -f '/home/ada/.ssh/known_hosts' -R '[n2]:2222'
+Host key verification failed."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (CHANGED, "the host key of [n2]:2222 has changed: if the machine is new, `ssh-keygen -R '[n2]:2222'`"),
+        ("Host key for n2 has changed and you have requested strict checking.", "`ssh-keygen -R n2`"),
+        (
+            "No ED25519 host key is known for n2 and you have requested strict checking.",
+            "the host key of n2 is not known here: connect once by `ssh n2`, and confirm it",
+        ),
+        ("ada@n2: Permission denied (publickey).", ""),
+    ],
+)
+def test_what_to_do_about_a_host_key(lines, expected):
+    found = explain_host_key(lines.split("\n"), "n2")
+    assert found.endswith(expected)
+    assert bool(found) is bool(expected)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_lost_host_that_node_0_does_not_report(hosts, lost):
+    hosts.fleet._state = fleet.FleetState.RUNNING
+    hosts.all[lost].last_error_line = "Timeout, server not responding."
+    hosts.fleet._report_lost_later(hosts.all[lost])
+    hosts.loop.run_until(60)
+    assert hosts.printed == [f"ddplaunch: {'abc'[lost]} was lost: Timeout, server not responding.\n"]
+
+
+@pytest.mark.parametrize(
+    ("spares", "bad", "starts"),
+    [(1, "c", True), (1, "b", True), (0, "b", False), (1, "a", False), (1, "bc", False)],
+)
+def test_a_spare_takes_the_place_of_a_host_that_cannot_start(hosts, spares, bad, starts):
+    hosts.fleet._spares = spares
+    for host in hosts.all:
+        host.facts = SimpleNamespace(problems=["no such script: t.py"] if host.name in bad else [], machine=host.name)
+    hosts.fleet._allow_mismatch = True
+    hosts.fleet._start_if_ready()
+    began = [host.name for host in hosts.all if "send b'g'" in "".join(host.calls).lower()]
+    assert began == ([name for name in "abc" if name not in bad] if starts else [])
+    left_out = f"ddplaunch: {bad} is left out, a spare takes its place: no such script: t.py\n"
+    assert hosts.printed == ([left_out] if starts else [])
+    assert bool(hosts.fleet.problems) is not starts
