@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddplaunch.base.errors import sanitize_line
+from ddplaunch.base.errors import sanitize_line, sanitize_text
 from ddplaunch.base.stack_frames import parse_traceback
 from ddplaunch.core.failures import MAX_HEADLINE_CHARS
 
@@ -27,6 +27,21 @@ _C_ERROR = re.compile(
     re.M,
 )
 """What glibc prints before it aborts a process."""
+
+
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+([A-Za-z_][\w.]*(?:: .*)?)\s*\Z")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.M)
+
+
+def find_last_traceback(printed: bytes) -> tuple[str, str] | None:
+    """Return message and traceback of the exception with which the output ends; None if it ends otherwise.
+
+    A rank could not record it: it has given up the right to write into the job's folder, or is not run by us.
+    """
+    begin = printed.rfind(b"Traceback (most recent call last):")
+    text = _RANK_PREFIX.sub("", printed[begin:].decode(errors="replace")) if begin >= 0 else ""
+    found = _TRACEBACK.match(text.replace("\r", ""))
+    return (sanitize_text(found[1]), sanitize_text(found[0].rstrip())) if found else None
 
 
 def describe_thread_error(printed: bytes, folder: str) -> str | None:

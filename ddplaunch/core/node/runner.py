@@ -34,7 +34,7 @@ from ddplaunch.core.node.node_context import NodeContext
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
-from ddplaunch.core.node.printed_errors import describe_thread_error, find_abort_reason
+from ddplaunch.core.node.printed_errors import describe_thread_error, find_abort_reason, find_last_traceback
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.signal_delivery import SignalDelivery
@@ -338,6 +338,8 @@ class NodeRunner:
         printed = self.streams.tail(failure.rank)
         if failure.signal:
             return replace(failure, abort_reason=find_abort_reason(printed))
+        if failure.exit_code == 1 and not failure.message and (last := find_last_traceback(printed)):
+            return replace(failure, message=last[0], traceback=last[1])
         text = describe_thread_error(printed, self._job_config.folder)
         return replace(failure, hint="\n".join(filter(None, (failure.hint, text)))) if text else failure
 

@@ -1,8 +1,10 @@
 """Tests of what the output of a rank shows about its end: a thread's exception, a sentence of native code."""
 
+import os
+
 import pytest
 
-from ddplaunch.core.node.printed_errors import describe_thread_error, find_abort_reason
+from ddplaunch.core.node.printed_errors import describe_thread_error, find_abort_reason, find_last_traceback
 from ddplaunch.core.node.rank_files import last_lines
 from tests.conftest import write_program
 from tests.start_modes import LIGHT
@@ -74,6 +76,13 @@ if os.environ["RANK"] == "1":
     thread.join()
     queue.Queue().get(timeout=0.1)
 """
+GIVES_UP_RIGHTS = """
+import os
+
+os.chmod(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), 0o700)
+os.setuid(65534)
+raise ValueError("no")
+"""
 ABORTS = "import os, sys; sys.stderr.write('free(): invalid pointer\\n'); sys.stderr.flush(); os.abort()"
 
 
@@ -85,6 +94,11 @@ ABORTS = "import os, sys; sys.stderr.write('free(): invalid pointer\\n'); sys.st
             "ddplaunch: rank 1 failed with Empty (exit code 1)\n"
             "  its thread prefetch had failed: OSError: [Errno 116] Stale file handle (read at ",
         ),
+        pytest.param(
+            GIVES_UP_RIGHTS,
+            "failed with ValueError: no (exit code 1)\n",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+        ),
         (ABORTS, "was ended by SIGABRT: free(): invalid pointer\n"),
     ],
 )
@@ -92,3 +106,26 @@ def test_the_report(run_ddplaunch, tmp_path, program, expected):
     write_program(tmp_path, "train.py", program)
     done = run_ddplaunch("run", *LIGHT, "--nproc", "2", "train.py")
     assert expected in done.stderr
+
+
+PRINTED = """step
+{0}Traceback (most recent call last):
+{0}  File "/job/t.py", line 4, in <module>
+{0}    f()
+{0}ValueError: no
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        (PRINTED.format(""), "ValueError: no"),
+        (PRINTED.format("[rank1]: "), "ValueError: no"),
+        (PRINTED.format("") + "and went on\n", None),
+        ("step\n", None),
+    ],
+)
+def test_the_traceback_at_the_end_of_the_output(printed, message):
+    found = find_last_traceback(printed.encode())
+    assert (found and found[0]) == message
+    assert found is None or found[1].startswith("Traceback (most recent call last):\n  File ")
