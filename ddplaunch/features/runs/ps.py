@@ -26,7 +26,7 @@ from ddplaunch.features.inspect.request import InspectJobRequest, JobInspection
 from ddplaunch.features.runs import history_store
 from ddplaunch.features.runs.goodput import format_percent
 from ddplaunch.features.runs.queued_jobs import MAX_RECENT, RECENT_S, QueuedJob, list_queued_jobs
-from ddplaunch.features.runs.run_record import RunRecord, RunState
+from ddplaunch.features.runs.run_record import RunRecord, RunState, is_unread_note
 from ddplaunch.system.processes.proc_utils import is_suspended
 
 RATE_INTERVAL_S = 0.5  # between the two inspections for the rate
@@ -61,6 +61,10 @@ def ps(show_all: bool, as_json: bool) -> None:
     if unreadable and show_all:
         which = f"{format_count(len(unreadable), 'record')} cannot be read: {join_names(unreadable)}"
         click.echo(f"{which}; ddplaunch clean {unreadable[0]} removes one", err=True)
+    damaged = [run for run, record in records.items() if record and any(map(is_unread_note, record.notes))]
+    if damaged and show_all:
+        which = "a record" if len(damaged) == 1 else f"{len(damaged)} records"
+        click.echo(f"lines of {which} cannot be read, and are left out: {join_names(damaged)}", err=True)
     if as_json:
         found = [*map(running_to_json, running), *map(remote_to_json, remote)]
         found += [*map(submitted_to_json, jobs), *map(ended_to_json, ended)]

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from ddplaunch.base.errors import EXIT_PREEMPTED, EXIT_SIGNAL, host_name, sanitize_line
 from ddplaunch.base.frames import ProtocolError
 from ddplaunch.base.safe_files import read_file_and_owner
-from ddplaunch.base.text import signal_name
+from ddplaunch.base.text import format_count, signal_name
 from ddplaunch.base.types import (
     MAX_PATH,
     Count,
@@ -47,6 +47,7 @@ from ddplaunch.features.runs import sample_file
 from ddplaunch.features.runs.time_breakdown import TimeAccounting, TimeBreakdown
 from ddplaunch.system.processes.proc_utils import start_ticks
 
+UNREAD_TEXT = "of its record could not be read"
 MAX_BYTES = 64 << 20  # of a file of the history
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DECODE_ERRORS = (ProtocolError, KeyError, TypeError, ValueError, RecursionError)  # from a torn or hostile line
@@ -234,6 +235,7 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
     if head is None:
         return None
     builder, accounting = RecordBuilder(replace(head, fate=RunState.RUNNING)), TimeAccounting(head.began, head.nnodes)
+    unread = 0
     for line in filter(None, lines):
         try:
             fields = _decode_line(line)
@@ -241,15 +243,24 @@ def parse_record(data: bytes, run: str, folder: str = "") -> RunRecord | None:
             moment = convert(fields["time"], Timestamp)
             builder.add_event(event, moment)
             accounting.on_event(event, moment)
-        except _DECODE_ERRORS:
+        except ProtocolError:
+            unread += 1
+        except _DECODE_ERRORS:  # of a later version, or the launcher is writing it
             continue
     record = builder.build()
+    if unread:
+        record = replace(record, notes=(*record.notes, f"{format_count(unread, 'line')} {UNREAD_TEXT}"))
     sample_path = os.path.join(folder, sample_file.sample_file_name(record.node_rank))
     samples = sample_file.read_samples(sample_path) if record.ended is None else []
     last_seen_at = min(samples[-1].time, time.time()) if samples else None
     record = replace(record, spent=accounting.breakdown(last_seen_at), stalls=accounting.stall_periods)
     is_lost = record.fate is RunState.RUNNING and not is_launcher_alive(record)
     return replace(record, fate=RunState.LOST) if is_lost else record
+
+
+def is_unread_note(note: str) -> bool:
+    """Whether this note of a record says that lines of it were left out."""
+    return note.endswith(UNREAD_TEXT)
 
 
 def read_record_head(path: str, run: str) -> RunRecord | None:

@@ -344,7 +344,10 @@ def test_a_line_that_makes_no_sense_is_passed_over(state, line):
     path = Path(history_store.run_dir("r")) / "node-0.jsonl"
     lines = path.read_bytes().split(b"\n")
     whole = run_record.parse_record(b"\n".join(lines), "r")
-    assert run_record.parse_record(b"\n".join([*lines[:3], line, *lines[3:]]), "r") == whole
+    found = run_record.parse_record(b"\n".join([*lines[:3], line, *lines[3:]]), "r")
+    assert found is not None
+    assert [each for each in found.notes if not run_record.is_unread_note(each)] == [*whole.notes]
+    assert replace(found, notes=whole.notes) == whole
     assert run_record.parse_record(b"\n".join([line, *lines]), "r") is None or line == b"null"
     assert run_record.parse_record(b"\n".join(lines)[: -len(lines[-2]) // 2], "r") is not None
 
@@ -430,3 +433,16 @@ def test_a_tail_holds_the_last_bytes(pieces):
             assert tail.last(length) == whole[-min(length, 8) :][: min(length, 8)] if length else True
         assert tail.total == len(whole)
     assert tail.last(0) == b""
+
+
+@pytest.mark.usefixtures("state")
+def test_lines_that_cannot_be_read_are_noted(run_in_fork):
+    keep()
+    path = Path(history_store.run_dir("r")) / "node-0.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"event": "ended", "code": 0', b'"event": "ended", "code": "no"'))
+    done = run_in_fork("ps", "--all")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        0,
+        "lines of a record cannot be read, and are left out: r",
+    )
+    assert "1 line of its record could not be read" in run_record.read_record(str(path), "r").notes
