@@ -43,7 +43,12 @@ def read_machine(environ: Mapping[str, str], spec: PlanSpec, *, runs_here: bool)
     if runs_here:
         check_expected_gpus(hardware, visible, environ, spec)
     devices = zip(visible.devices, visible.gpus, strict=True)
-    slots = tuple(DeviceSlot(device, each.gpu.name, each.gpu.cpus, visible.backend) for device, each in devices)
+    slots = tuple(
+        DeviceSlot(
+            device, each.gpu.name, each.gpu.cpus, visible.backend, divided_gpu=each.gpu.index if each.mig else None
+        )
+        for device, each in devices
+    )
     machine = MachineInfo(
         host=host_name(),
         allowed_cpus=hardware.cpu.allowed,

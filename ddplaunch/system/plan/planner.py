@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -99,6 +99,7 @@ def make_plan(
         what = "--backend and --init-method need a Python target, and --no-python runs a program"
         raise UsageError(what, "leave them out")
     all_notes = [*notes, *_device_notes(spec, backend, counts[here], len(machine.slots))]
+    all_notes += _mig_notes(backend, machine.slots[: counts[here]])
     rendezvous.check_init_method(spec.init_method)
     given = spec.master_addr, spec.master_port, spec.init_method
     host = machine.host if here == 0 else None
@@ -242,6 +243,16 @@ def _device_notes(spec: PlanSpec, backend: str | None, ranks: int, gpus: int) ->
         what = f"{ranks} ranks on {format_count(gpus, 'visible GPU')}: NCCL allows one rank per GPU"
         raise UsageError(what, f"--nproc {gpus}, or --backend gloo, or --oversubscribe")
     return [f"more ranks than GPUs: {ranks} ranks on {found}; ranks from {gpus} on have no GPU of their own"]
+
+
+def _mig_notes(backend: str | None, slots: Sequence[DeviceSlot]) -> list[str]:
+    """Note that ranks have MIG instances of one GPU, if NCCL is their backend, or torch's default for them."""
+    gpus = [slot.divided_gpu for slot in slots if slot.divided_gpu is not None and slot.backend == "nccl"]
+    shared = next((gpu for gpu in gpus if gpus.count(gpu) > 1), None)
+    if shared is None or (backend and not rendezvous.uses_nccl(backend)):
+        return []
+    what = f"{gpus.count(shared)} ranks have MIG instances of GPU {shared}"
+    return [f"{what}: NCCL needs a GPU for each rank, and may refuse that (Duplicate GPU detected); gloo works"]
 
 
 def _threads(

@@ -24,6 +24,7 @@ class DeviceSlot(Struct, frozen=True):
     name: str = ""
     cpus: Cpus = ()
     backend: str = "gloo"  # torch's default backend for it
+    divided_gpu: int | None = None  # the index of the GPU of which it is a MIG instance
 
 
 class Node(Struct, frozen=True):

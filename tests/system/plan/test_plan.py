@@ -205,6 +205,16 @@ def test_more_ranks_than_gpus_is_noted():
     assert not plan(GPUS, nproc="4", backend="nccl").notes
 
 
+@pytest.mark.parametrize(
+    ("backend", "ranks", "noted"), [(None, "2", True), ("nccl", "2", True), ("gloo", "2", False), ("nccl", "1", False)]
+)
+def test_ranks_on_mig_instances_of_one_gpu_are_noted(backend, ranks, noted):
+    halves = replace(GPUS, slots=tuple(replace(slot, divided_gpu=0) for slot in GPUS.slots[:2]))
+    expected = "2 ranks have MIG instances of GPU 0: NCCL needs a GPU for each rank, and may refuse that"
+    notes = plan(halves, nproc=ranks, backend=backend).notes
+    assert [note for note in notes if note.startswith(expected)] == [*notes][: int(noted)]
+
+
 def test_a_program_has_no_process_group():
     with pytest.raises(UsageError, match="need a Python target"):
         plan(target=Target(TargetKind.PROGRAM, "./prog"), backend="gloo")
