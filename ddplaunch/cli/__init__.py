@@ -20,11 +20,13 @@ from ddplaunch.base.errors import (
     EXIT_OUTPUT,
     EXIT_SIGNAL,
     EXIT_SOFTWARE,
+    EXIT_UNAVAILABLE,
     EXIT_USAGE,
     LaunchError,
     format_trace,
 )
 from ddplaunch.base.inherited_signals import AT_START
+from ddplaunch.base.reinstalled import REINSTALLED_TEXT, was_reinstalled
 from ddplaunch.cli.console_output import print_error
 from ddplaunch.system.plan.launch_command import python_command
 
@@ -104,6 +106,9 @@ def _report_internal_error(error: Exception) -> int:
         hint = "rename it, or take its folder out of PYTHONPATH"
         print_error(f"{shadow}, which ddplaunch and torch import: {summary}", hint, EXIT_USAGE)
         return EXIT_USAGE
+    if was_reinstalled():
+        print_error(f"{REINSTALLED_TEXT}: {summary}", "type it again", EXIT_UNAVAILABLE)
+        return EXIT_UNAVAILABLE
     try:
         # without the command line, which may contain a token
         details = f"ddplaunch {__version__}, Python {sys.version}\n{format_trace(error)}"

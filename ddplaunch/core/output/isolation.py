@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from ddplaunch.base.errors import escape_control_chars, format_trace
 from ddplaunch.base.event_loop import Callback, EventLoop, Timer
+from ddplaunch.base.reinstalled import REINSTALLED_TEXT, was_reinstalled
 
 R = TypeVar("R")
 
@@ -100,5 +101,7 @@ def _raise(error: Exception) -> NoReturn:
 
 def describe_bug(feature: str, error: Exception) -> str:
     """Describe the exception that disabled a feature, with its traceback and a request to report it."""
+    if was_reinstalled():
+        return f"{REINSTALLED_TEXT}: {feature} is left out, the job continues ({type(error).__name__})"
     what = f"bug in ddplaunch: {feature} failed and is left out, the job continues; please report it"
     return f"{what}:\n{escape_control_chars(format_trace(error))}"
