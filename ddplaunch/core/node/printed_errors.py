@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from ddplaunch.base import PACKAGE_DIR
 from ddplaunch.base.errors import sanitize_line, sanitize_text
-from ddplaunch.base.stack_frames import parse_traceback
+from ddplaunch.base.stack_frames import FRAME_LINE, Frame, parse_frame_line, parse_traceback
 from ddplaunch.core.failures import MAX_HEADLINE_CHARS
 
 _THREAD_ERROR = re.compile(
@@ -29,6 +30,28 @@ _C_ERROR = re.compile(
 """What glibc prints before it aborts a process."""
 
 
+def describe_abort_place(printed: bytes, folder: str) -> str | None:
+    """Describe where the program was when native code has aborted it: "it was in all_reduce, step at train.py:9".
+
+    faulthandler has printed the stacks of all threads. None if no stack is in torch.distributed.
+    """
+    begin = printed.rfind(b"Fatal Python error: ")
+    stacks: list[list[Frame]] = [[]]
+    for line in printed[begin:].decode(errors="replace").split("\n") if begin >= 0 else ():
+        if found := FRAME_LINE.match(line):
+            stacks[-1].append(parse_frame_line(found, folder, PACKAGE_DIR))
+        elif line.endswith("(most recent call first):"):
+            stacks.append([])
+    for frames in stacks:
+        inside = [frame.function for frame in frames if frame.file.endswith(_C10D)]
+        own = next((frame for frame in frames if frame.own), None)
+        if inside and own:
+            place = f"{own.file}:{own.line}"
+            return f"it was in {inside[-1]}, {place if own.function == '<module>' else f'{own.function} at {place}'}"
+    return None
+
+
+_C10D = "torch/distributed/distributed_c10d.py"
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+([A-Za-z_][\w.]*(?:: .*)?)\s*\Z")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.M)
 

@@ -27,14 +27,13 @@ from ddplaunch.core.job_config import JobConfig
 from ddplaunch.core.net.link import make_attempt_plan, make_link
 from ddplaunch.core.node import commands as do
 from ddplaunch.core.node import node_events as ev
-from ddplaunch.core.node import rank_files
+from ddplaunch.core.node import printed_errors, rank_files
 from ddplaunch.core.node.machine import NodeMachine
 from ddplaunch.core.node.node_attempt import AttemptPhase
 from ddplaunch.core.node.node_context import NodeContext
 from ddplaunch.core.node.node_ranks import NodeRanks
 from ddplaunch.core.node.node_rpc import NodeRpc
 from ddplaunch.core.node.node_sides import NodeSides
-from ddplaunch.core.node.printed_errors import describe_thread_error, find_abort_reason, find_last_traceback
 from ddplaunch.core.node.process_tree import ProcessTree
 from ddplaunch.core.node.run_temp_dir import PreemptionFile
 from ddplaunch.core.node.signal_delivery import SignalDelivery
@@ -337,10 +336,11 @@ class NodeRunner:
         self.streams.read_pending(failure.rank)
         printed = self.streams.tail(failure.rank)
         if failure.signal:
-            return replace(failure, abort_reason=find_abort_reason(printed))
-        if failure.exit_code == 1 and not failure.message and (last := find_last_traceback(printed)):
+            hint = failure.hint or printed_errors.describe_abort_place(printed, self._job_config.folder)
+            return replace(failure, hint=hint, abort_reason=printed_errors.find_abort_reason(printed))
+        if failure.exit_code == 1 and not failure.message and (last := printed_errors.find_last_traceback(printed)):
             return replace(failure, message=last[0], traceback=last[1])
-        text = describe_thread_error(printed, self._job_config.folder)
+        text = printed_errors.describe_thread_error(printed, self._job_config.folder)
         return replace(failure, hint="\n".join(filter(None, (failure.hint, text)))) if text else failure
 
     def _collect_output(self) -> None:

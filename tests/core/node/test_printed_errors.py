@@ -4,7 +4,12 @@ import os
 
 import pytest
 
-from ddplaunch.core.node.printed_errors import describe_thread_error, find_abort_reason, find_last_traceback
+from ddplaunch.core.node.printed_errors import (
+    describe_abort_place,
+    describe_thread_error,
+    find_abort_reason,
+    find_last_traceback,
+)
 from ddplaunch.core.node.rank_files import last_lines
 from tests.conftest import write_program
 from tests.start_modes import LIGHT
@@ -56,6 +61,25 @@ def test_the_exception_of_a_thread(printed, expected):
 )
 def test_the_sentence_of_an_abort(printed, expected):
     assert find_abort_reason(printed.encode()) == expected
+
+
+DUMP = """Fatal Python error: Aborted
+
+Thread 0x00007ff2ae5ff6c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007ff2ce847b80 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/job/train.py", line 10 in step
+  File "/job/train.py", line 90 in <module>
+"""
+
+
+def test_where_an_aborted_rank_was():
+    assert describe_abort_place(DUMP.encode(), "/job") == "it was in all_reduce, step at train.py:10"
+    assert describe_abort_place(DUMP.replace("distributed_c10d", "x").encode(), "/job") is None
+    assert describe_abort_place(b"", "/job") is None
 
 
 def test_of_the_stack_after_a_fatal_error_the_innermost_frames_are_shown():
