@@ -6,6 +6,7 @@ import re
 
 import click
 
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.base.stack_frames import parse_traceback
 from ddplaunch.base.text import format_count, format_ranks
 from ddplaunch.core.failures import FailureReport, RankFailure, first_line
@@ -55,7 +56,7 @@ def _truncate(line: str) -> str:
 
 def _distributed_call(failure: RankFailure) -> str:
     """Where a rank was that lost its connection to an aborted one: ", in all_reduce at train.py:31"; "" if unknown."""
-    frames = parse_traceback(failure.traceback or "", "")
+    frames = parse_traceback(failure.traceback or "", current_folder())
     inside = [frame.function for frame in frames if frame.file.endswith("torch/distributed/distributed_c10d.py")]
     line = next((frame for frame in frames if frame.own), None)
     return f", in {inside[-1]} at {line.file}:{line.line}" if inside and line else ""

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ddplaunch.base import tty
 from ddplaunch.base.errors import UsageError
 from ddplaunch.base.event_loop import EventLoop, WakeTimer
+from ddplaunch.base.safe_files import current_folder
 from ddplaunch.core import events, messages
 from ddplaunch.core.deadlines import Now
 from ddplaunch.core.failures import MAX_REPORT_CHARS, JobResult, RankFailure
@@ -336,11 +337,11 @@ class NodeRunner:
         self.streams.read_pending(failure.rank)
         printed = self.streams.tail(failure.rank)
         if failure.signal:
-            hint = failure.hint or printed_errors.describe_abort_place(printed, self._job_config.folder)
+            hint = failure.hint or printed_errors.describe_abort_place(printed, current_folder())
             return replace(failure, hint=hint, abort_reason=printed_errors.find_abort_reason(printed))
         if failure.exit_code == 1 and not failure.message and (last := printed_errors.find_last_traceback(printed)):
             return replace(failure, message=last[0], traceback=last[1])
-        text = printed_errors.describe_thread_error(printed, self._job_config.folder)
+        text = printed_errors.describe_thread_error(printed, current_folder())
         return replace(failure, hint="\n".join(filter(None, (failure.hint, text)))) if text else failure
 
     def _collect_output(self) -> None:

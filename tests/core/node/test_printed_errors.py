@@ -116,7 +116,7 @@ ABORTS = "import os, sys; sys.stderr.write('free(): invalid pointer\\n'); sys.st
         (
             FAILS_TWICE,
             "ddplaunch: rank 1 failed with Empty (exit code 1)\n"
-            "  its thread prefetch had failed: OSError: [Errno 116] Stale file handle (read at ",
+            "  its thread prefetch had failed: OSError: [Errno 116] Stale file handle (read at train.py:4)\n",
         ),
         pytest.param(
             GIVES_UP_RIGHTS,
@@ -153,3 +153,28 @@ def test_the_traceback_at_the_end_of_the_output(printed, message):
     found = find_last_traceback(printed.encode())
     assert (found and found[0]) == message
     assert found is None or found[1].startswith("Traceback (most recent call last):\n  File ")
+
+
+MISMATCH = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+
+def step():
+    dist.all_reduce(torch.ones(8 if dist.get_rank() == 1 else 100))
+
+step()
+"""
+
+
+@pytest.mark.slow
+def test_an_abort_of_gloo(run_ddplaunch, tmp_path):
+    """Its sentence is in the headline; both ranks are named with their collectives."""
+    write_program(tmp_path, "train.py", MISMATCH)
+    done = run_ddplaunch("run", "--show", "none", "--nproc", "2", "train.py")
+    first, where, *_, last = done.stderr.splitlines()
+    assert first.startswith("ddplaunch: rank 1 was ended by SIGABRT: Received data size doesn't match expected size.")
+    assert where == "  it was in all_reduce, step at train.py:7"
+    assert last.startswith("  then rank 0 failed: RuntimeError: ")
+    assert last.endswith(", in all_reduce at train.py:7")
