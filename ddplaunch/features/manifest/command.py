@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -66,8 +66,17 @@ def manifest(ctx: click.Context, /, target: str, dry_run: bool, **_: object) -> 
     job = _read_pod_job(ctx, target)
     click.echo(kubernetes.render_manifest(job).encode(), nl=False)  # kubectl reads UTF-8, whatever the terminal does
     params = {**ctx.params, "job_name": job.name}
-    batch_command.print_sources(ctx, params, {"job-name": "the target", "nodes": "default"}, dry_run=dry_run)
+    sources, notes = {"job-name": "the target", "nodes": "default"}, _notes(job) if dry_run else ()
+    batch_command.print_sources(ctx, params, sources, notes, dry_run=dry_run)
     return 0
+
+
+def _notes(job: PodJob) -> Iterator[str]:
+    """Yield what Kubernetes does where a size is missing."""
+    if not job.memory and "memory" not in {*job.requests, *job.resources}:
+        yield "without --mem the pods reserve no memory: Kubernetes ends such pods first if a machine runs short"
+    if not job.cpus_per_task and "cpu" not in {*job.requests, *job.resources}:
+        yield "without --cpus-per-task the pods reserve no CPUs: they get what other pods there leave"
 
 
 def _read_pod_job(ctx: click.Context, target: str) -> PodJob:

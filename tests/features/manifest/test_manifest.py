@@ -10,6 +10,12 @@ from tests.conftest import assert_refused, conflict, write_program
 
 MANIFEST = "ddplaunch manifest"
 
+WITHOUT_SIZES = [
+    "note: without --mem the pods reserve no memory: Kubernetes ends such pods first if a machine runs short",
+    "note: without --cpus-per-task the pods reserve no CPUs: they get what other pods there leave",
+]
+"""What a dry run says of a job with the defaults."""
+
 ASKED = "--container-image img:1"
 
 
@@ -57,7 +63,10 @@ def test_only_the_manifest_is_printed_and_a_dry_run_shows_more(manifest):
         "job-name: train (the target)",
         "container-image: img:1 (--container-image)",
         "container-mounts: a:/b, c:/d:ro (--container-mounts)",
+        *WITHOUT_SIZES,
     ]
+    sized = manifest(f"--dry-run --mem 8G --request cpu=2 {line}").stderr
+    assert "note" not in sized
 
 
 def test_the_manifest_is_utf8_in_any_locale(manifest):
@@ -282,7 +291,13 @@ def test_defaults_of_a_project_and_of_a_user(manifest, tmp_path):
     ]
     assert done.stderr.splitlines() == [f"ddplaunch: {line}" for line in expected]
     dry = manifest("--dry-run --nodes 4 train.py")
-    assert dry.stderr.splitlines() == ["nodes: 4 (--nodes)", expected[1], "job-name: train (the target)", *expected[2:]]
+    assert dry.stderr.splitlines() == [
+        "nodes: 4 (--nodes)",
+        expected[1],
+        "job-name: train (the target)",
+        *expected[2:],
+        *WITHOUT_SIZES,
+    ]
 
 
 @pytest.mark.parametrize(
