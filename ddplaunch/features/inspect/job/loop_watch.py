@@ -34,6 +34,7 @@ class _Watched:
         self.busy, self.since = busy, now
         self.stacks: list[tuple[Frame, ...]] = [busy.own_frames]
         self.place, self.was_reported = "", False
+        self.report_after_s = LOOP_REPORT_S  # longer where steps are
 
     def add(self, busy: BusyRank) -> bool:
         """Add a sighting; return whether it is at the place of those before."""
@@ -73,7 +74,7 @@ class LoopWatch:
         longest = max(now - each.since for each in self._watched.values())
         self._context.set_deadline(LOOP_SIGHTING, max(SIGHTING_INTERVAL_S, longest / 5))
         for each in self._watched.values():
-            after = self._report_after_s.get(each.place, LOOP_REPORT_S)
+            after = max(each.report_after_s, self._report_after_s.get(each.place, 0.0))
             if each.place and not each.was_reported and len(each.stacks) >= MIN_SIGHTINGS and now - each.since >= after:
                 self._context.gather("inspect", Detail.LATENESS, partial(self._compare_with_gaps, each))
         return None
@@ -81,7 +82,8 @@ class LoopWatch:
     def _compare_with_gaps(self, watched: _Watched, inspection: Inspection) -> None:
         gap = typical_gap(each for rank in inspection.ranks for each in rank.arrivals)
         number, seconds = watched.busy.rank.rank, self._context.now.mono - watched.since
-        if self._watched.get(number) is not watched or seconds < _UNUSUAL_FACTOR * gap:
+        watched.report_after_s = _UNUSUAL_FACTOR * gap
+        if self._watched.get(number) is not watched or seconds < watched.report_after_s:
             return
         watched.was_reported = True
         self._report_after_s[watched.place] = _REPEAT_FACTOR * seconds
