@@ -177,7 +177,14 @@ def test_a_busy_rank_or_a_collective_is_progress(node):
 
 @pytest.mark.parametrize(
     ("ran", "waited", "is_busy"),
-    [(0.015, 0.5, True), (0.002, 0.99, True), (0.0, 0.99, False), (0.002, 0.6, False), (0.015, 0.0, False)],
+    [
+        (0.015, 0.5, True),
+        (0.002, 0.99, True),
+        (0.0, 0.99, False),
+        (0.002, 0.6, False),
+        (0.015, 0.0, False),
+        (0.021, 0.0, True),
+    ],
 )
 def test_a_rank_that_waits_for_a_cpu_is_busy_but_not_one_that_polls(node, ran, waited, is_busy):
     """On a machine with load even a busy rank uses little; in the second case, the rest of its time is all waiting."""

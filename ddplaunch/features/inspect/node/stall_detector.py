@@ -307,9 +307,10 @@ def _usage_rates(
     if first is None or last.cpu_s < first.cpu_s - CPU_NOISE_S:
         return None, None, None
     seconds = now.moment - before.moment
+    noise_s = CPU_NOISE_S if seconds < RECHECK_DELAY_S else 0.0  # in a longer time it does not make a rank look busy
     network = sum(max(0, moved - first.network.get(each, 0)) for each, moved in last.network.items())
     used = (
-        max(0.0, last.cpu_s - first.cpu_s - CPU_NOISE_S) + withheld_cpu_s(first, last, seconds),
+        max(0.0, last.cpu_s - first.cpu_s - noise_s) + withheld_cpu_s(first, last, seconds),
         max(0, last.bytes_transferred - first.bytes_transferred),
         network,
     )
