@@ -9,23 +9,20 @@ from ddplaunch.base.errors import sanitize_line, sanitize_text
 from ddplaunch.base.stack_frames import FRAME_LINE, Frame, parse_frame_line, parse_traceback
 from ddplaunch.core.failures import MAX_HEADLINE_CHARS
 
-_THREAD_ERROR = re.compile(
-    r"^Exception in thread (.+?):\r?\n(Traceback \(most recent call last\):\n(?:[ \t].*\n)*.+)", re.M
-)
+_THREAD_ERROR = r"Exception in thread (.+?):\r?\n(Traceback \(most recent call last\):\n(?:[ \t].*\n)*.+)"
 """What ``threading.excepthook`` prints; with the last line of the traceback."""
 
 _MAX_SEARCHED_BYTES = 1 << 16
 
-_WHAT = re.compile(r"^\s*what\(\): +(\S.*)$", re.M)
+_WHAT = r"(?m)^\s*what\(\): +(\S.*)$"
 """The message of an uncaught C++ exception, as std::terminate prints it."""
 
-_ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] (?:.*? vs \S+\. )?")
+_ENFORCE = r"^\[enforce fail at [^\]]*\] (?:.*? vs \S+\. )?"
 """The beginning of gloo's and c10's messages: a place in their source, and a condition."""
 
-_C_ERROR = re.compile(
-    r"^(?:.*: Assertion .+ failed\.|(?:free|malloc|munmap_chunk|realloc|calloc)\(\): .+|double free or corruption.*"
-    r"|corrupted .+|\*\*\* .+ \*\*\*: .+)$",
-    re.M,
+_C_ERROR = (
+    r"(?m)^(?:.*: Assertion .+ failed\.|(?:free|malloc|munmap_chunk|realloc|calloc)\(\): .+|double free or corruption.*"
+    r"|corrupted .+|\*\*\* .+ \*\*\*: .+)$"
 )
 """What glibc prints before it aborts a process."""
 
@@ -52,8 +49,8 @@ def describe_abort_place(printed: bytes, folder: str) -> str | None:
 
 
 _C10D = "torch/distributed/distributed_c10d.py"
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+([A-Za-z_][\w.]*(?:: .*)?)\s*\Z")
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.M)
+_TRACEBACK = r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+([A-Za-z_][\w.]*(?:: .*)?)\s*\Z"
+_RANK_PREFIX = r"(?m)^\[rank\d+\]: ?"
 
 
 def find_last_traceback(printed: bytes) -> tuple[str, str] | None:
@@ -62,15 +59,15 @@ def find_last_traceback(printed: bytes) -> tuple[str, str] | None:
     A rank could not record it: it has given up the right to write into the job's folder, or is not run by us.
     """
     begin = printed.rfind(b"Traceback (most recent call last):")
-    text = _RANK_PREFIX.sub("", printed[begin:].decode(errors="replace")) if begin >= 0 else ""
-    found = _TRACEBACK.match(text.replace("\r", ""))
+    text = re.sub(_RANK_PREFIX, "", printed[begin:].decode(errors="replace")) if begin >= 0 else ""
+    found = re.match(_TRACEBACK, text.replace("\r", ""))
     return (sanitize_text(found[1]), sanitize_text(found[0].rstrip())) if found else None
 
 
 def describe_thread_error(printed: bytes, folder: str) -> str | None:
     """Describe the last exception that ended a thread: "its thread prefetch had failed: OSError: … (train.py:9)"."""
     begin = printed.rfind(b"Exception in thread ")
-    found = _THREAD_ERROR.match(printed[begin:].decode(errors="replace")) if begin >= 0 else None
+    found = re.match(_THREAD_ERROR, printed[begin:].decode(errors="replace")) if begin >= 0 else None
     if found is None:
         return None
     name, traceback = found[1], found[2]
@@ -84,7 +81,7 @@ def find_abort_reason(printed: bytes) -> str | None:
     """Return the sentence with which native code has ended the process; None if there is none."""
     begin = printed.rfind(b"terminate called")
     text = printed[begin if begin >= 0 else -_MAX_SEARCHED_BYTES :].decode(errors="replace")
-    if begin >= 0 and (found := _WHAT.search(text)):
-        return sanitize_line(_ENFORCE.sub("", found[1]), MAX_HEADLINE_CHARS)
-    lines = _C_ERROR.findall(text)
+    if begin >= 0 and (found := re.search(_WHAT, text)):
+        return sanitize_line(re.sub(_ENFORCE, "", found[1]), MAX_HEADLINE_CHARS)
+    lines = re.findall(_C_ERROR, text)
     return sanitize_line(lines[-1], MAX_HEADLINE_CHARS) if lines else None
