@@ -76,11 +76,16 @@ class ModuleHandover:
                     return None
                 self._start_over(name, differs)  # Python code may have registered operators in torch's native code
             self.handed_over[name] = len(new)
-            return self._reveal(name, new, effects)
+            return self._reveal(name, new)
 
-    def _reveal(self, name: str, new: list[str], effects: list[Effects]) -> ModuleType:
+    def _reveal(self, name: str, new: list[str]) -> ModuleType:
+        effects: list[Effects] = []
         for each in new:
-            module = sys.modules[each] = self._modules.pop(each)
+            if (module := self._modules.pop(each, None)) is None:
+                continue  # a signal handler has imported it meanwhile
+            sys.modules[each] = module
+            if each in self._record.effects:
+                effects.append(self._record.effects[each])
             if (namespace := self._record.late_children.get(each)) is not None:
                 namespace[each.rpartition(".")[2]] = module
         self._redo_changes(effects)

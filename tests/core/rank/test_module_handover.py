@@ -34,7 +34,9 @@ HANDED_OVER = {
     "an ignored warning": "import warnings\nwarnings.simplefilter('ignore')",
     "another logger": "import logging\nlogging.basicConfig(level=10)\nlogging.getLogger('mine').info('text')",
     "a working folder": "os.chdir('empty')",
-}
+    "a signal handler that imports": "import signal\nsignal.signal(14, lambda *_: __import__('pickle'))\n"
+                                     "signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)",
+}  # fmt: skip
 
 PROGRAM = """
 import os, sys
@@ -47,6 +49,8 @@ print(numpy.arange(3).sum(), sys.modules["numpy"] is numpy, os.environ.get("OPEN
 print(len(sys.modules.keys() - {{"faulthandler", "__future__"}}))
 print([name for name in sys.modules if not name.startswith("_")][-5:], sorted(os.environ) == sorted(set(os.environ)))
 print(gc.get_freeze_count() > 0, file=sys.stderr)
+if "signal" in sys.modules:
+    sys.modules["signal"].setitimer(0, 0)
 """
 
 
