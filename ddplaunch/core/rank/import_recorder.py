@@ -39,7 +39,20 @@ _UNCOMPARED = {
 }
 """Functions that programs often replace, and that no import calls or stores; and those that ddplaunch replaces."""
 
+_BUILTIN = type(len)
 _find_origin, _stat = PathFinder.find_spec, os.stat
+
+
+class _Builtin:
+    """Calls a function, and like a builtin function is not bound as a method where a class has it as attribute."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.function(*args, **named)
 
 
 class Effects:
@@ -98,8 +111,9 @@ class ImportRecorder:
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any], *, hides_frame: bool = True) -> None:
         real = getattr(owner, name)
+        function = hide_frames(make(real)) if hides_frame else make(real)
         self._undo.append((owner, name, real))
-        setattr(owner, name, hide_frames(make(real)) if hides_frame else make(real))
+        setattr(owner, name, _Builtin(function) if type(real) is _BUILTIN and name != "__import__" else function)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Import finder: as the first one it is asked for each name."""
@@ -253,16 +267,7 @@ class ImportRecorder:
         """Stop recording, and note the state with which ``module_handover`` compares that of a rank."""
         self._note_changes()
         sys.meta_path.remove(self)
-        wrappers = {}
-        for owner, name, value in reversed(self._undo):
-            wrappers[id(owner.__dict__[name])] = value
-            setattr(owner, name, value)
-        for module in list(sys.modules.values()):  # some have kept a function: tarfile.bltn_open
-            namespace = getattr(module, "__dict__", {})
-            if not wrappers.keys().isdisjoint(map(id, namespace.values())):
-                namespace.update(
-                    {name: wrappers[id(value)] for name, value in namespace.items() if id(value) in wrappers}
-                )
+        self._restore()
         every = self.effects.values()
         asked = set[str]().union(*(each.asked for each in every))
         self.origins = {name: _loaded_origin(sys.modules.get(name)) or find_origin(name) for name in asked}
@@ -278,6 +283,22 @@ class ImportRecorder:
             for name, module in list(sys.modules.items())
             if name not in skipped and hasattr(module, "__dict__")
         }
+
+    def _restore(self) -> None:
+        """Put the replaced functions back, also where modules and classes have kept one: ``tarfile.bltn_open``."""
+        wrappers = {}
+        for owner, name, value in reversed(self._undo):
+            wrappers[id(owner.__dict__[name])] = value
+            setattr(owner, name, value)
+        for module_name, module in list(sys.modules.items()):
+            namespace = getattr(module, "__dict__", {})
+            spaces: list[tuple[Any, Any]] = [(module, namespace)]
+            if module_name.partition(".")[0] in sys.stdlib_module_names:
+                spaces += [(each, each.__dict__) for each in namespace.values() if type(each) is type]
+            for kept_in, space in spaces:
+                if not wrappers.keys().isdisjoint(map(id, space.values())):
+                    for name in [name for name, value in space.items() if id(value) in wrappers]:
+                        setattr(kept_in, name, wrappers[id(space[name])])
 
     def _find_late_parent(self, name: str) -> dict[str, Any] | None:
         """Return the namespace of a module's parent if it has the module as attribute, set after its own import."""
@@ -302,6 +323,9 @@ def hide_frames(function: Any) -> Any:
     """Make a function's frames ones of importlib, which are not in tracebacks and not counted by ``stacklevel``."""
     function.__code__ = function.__code__.replace(co_filename=_INTERNAL)
     return function
+
+
+hide_frames(_Builtin.__call__)
 
 
 def find_origin(name: str, path: Sequence[str] | None = None) -> object:
