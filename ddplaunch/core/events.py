@@ -93,10 +93,11 @@ class RankStarted(StoredEvent, frozen=True, tag="started"):
     attempt: Count
 
 
-class RankStartedOver(StoredEvent, frozen=True, tag="started_over"):
-    """A rank began its program again as a new interpreter, as an import did not fit what was preloaded."""
+class ImportMismatch(StoredEvent, frozen=True, tag="mismatch"):
+    """An import of a rank's program did not fit what was preloaded."""
 
     rank: Count
+    outcome: TextLine  # "restarts" as a new interpreter, "continues" with what was preloaded, or "ends"
     module: TextLine  # that it imported
     differs: TextLine  # what differed, with the line of the import
     attempt: Count

@@ -47,7 +47,8 @@ class NodeRanks:
         self.exit_codes: dict[int, int] = {}  # by rank, of those that have ended: -N for signal N
         self.ends: dict[int, float] = {}  # when their ends were seen, in seconds since the epoch
         self.on_failed: Callable[[int, str], None] = lambda rank, what: None  # a program ended by this exception
-        self.on_restart: Callable[[int, str, str], int] = lambda rank, module, differs: 0  # as of ``RankChannel``
+        self.on_mismatch: Callable[[int, str, str, str], None] = lambda *_: None  # as of ``RankChannel``
+        self.has_only_printed: Callable[[int, int], bool] = lambda rank, written: False
         self.is_holding = False  # whether one of them waits for a user: time limits are paused
         self.on_hold_changed: Callable[[], object] = lambda: None
         self._loop, self._folder = loop, folder
@@ -74,7 +75,8 @@ class NodeRanks:
         channel = self.channels[rank] = RankChannel(
             self._loop,
             lambda what: self.on_failed(rank, what),
-            lambda module, differs: self.on_restart(rank, module, differs),
+            lambda outcome, module, differs: self.on_mismatch(rank, outcome, module, differs),
+            lambda written: self.has_only_printed(rank, written),
         )
         return channel.rank_fd
 

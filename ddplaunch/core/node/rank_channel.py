@@ -23,12 +23,21 @@ class RankChannel:
     """The channel of one rank, from before its start until it has ended."""
 
     def __init__(
-        self, loop: EventLoop, on_failed: Callable[[str], None], on_restart: Callable[[str, str], int]
+        self,
+        loop: EventLoop,
+        on_failed: Callable[[str], None],
+        on_mismatch: Callable[[str, str, str], object] = lambda *_: None,
+        has_only_printed: Callable[[int], bool] = lambda written: False,
     ) -> None:
         """Open the channel.
 
-        ``on_failed`` gets the exception, or the ``sys.exit``, that has ended the rank's program. ``on_restart`` gets
-        the module for which it starts over, and why; it returns how many bytes the rank has printed, all read now.
+        Args:
+            loop: which reads it.
+            on_failed: gets the exception, or the ``sys.exit``, that has ended the rank's program.
+            on_mismatch: gets an import that does not fit what was preloaded: as of ``events.ImportMismatch``.
+            has_only_printed: gets how many bytes a rank has written that wants to start over; returns whether all of
+                them came through its pipes.
+
         Raises OSError if too many files are open.
         """
         self._loop = loop
@@ -46,7 +55,7 @@ class RankChannel:
         self.bytes_received = 0  # sent by the rank so far
         self._request = b""  # the last one with a reply
         self._on_reply: Callable[[bytes], None] = _ignore_reply
-        self._on_failed, self._on_restart = on_failed, on_restart
+        self._on_failed, self._on_mismatch, self._has_only_printed = on_failed, on_mismatch, has_only_printed
         our_socket.setblocking(False)
         loop.watch_fd(our_socket.fileno(), self.read_pending)
 
@@ -121,9 +130,11 @@ class RankChannel:
                 self.has_thread = word == b"t"
             elif word == b"f":
                 self._on_failed(sanitize_line(rest[0].decode(errors="replace"), 100))
+            elif word == b"p":
+                self.write_line(b"p%d" % self._has_only_printed(int(rest[0])))
             elif word == b"r":
-                module, differs = rest[0].decode(errors="replace").split(" ", 1)
-                self.write_line(b"r%d" % self._on_restart(sanitize_line(module, 100), sanitize_line(differs, 300)))
+                outcome, module, differs = rest[0].decode(errors="replace").split(" ", 2)
+                self._on_mismatch(outcome, sanitize_line(module, 100), sanitize_line(differs, 300))
             elif word == b"x":
                 left = int(rest[0])
                 self.stack_signals = self.stack_signals[0] if left else 0, self.stack_signals[1] if left > 1 else 0

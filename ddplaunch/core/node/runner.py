@@ -202,10 +202,8 @@ class NodeRunner:
         values = (started.forks, started.unsafe, started.seconds, modules, fallback_reason, excluded, warm)
         self._observers.emit(events.ZygoteReady(*values))
 
-    def _on_rank_restart(self, rank: int, module: str, differs: str) -> int:
-        printed = self.streams.start_over(rank)
-        self._observers.emit(events.RankStartedOver(rank, module, differs, self._ranks.number))
-        return printed
+    def _on_mismatch(self, rank: int, outcome: str, module: str, differs: str) -> None:
+        self._observers.emit(events.ImportMismatch(rank, outcome, module, differs, self._ranks.number))
 
     # ----------------------------------------------------------------------------------------------------- commands
 
@@ -293,7 +291,7 @@ class NodeRunner:
         plan = plan.with_store(torch=self._node_config.zygote.plan.imports_torch)
         self._ranks = NodeRanks(self._machine.attempt, plan, self._loop, self.tree.temp_dir)
         self._ranks.on_hold_changed = self.sides.on_resume
-        self._ranks.on_restart = self._on_rank_restart
+        self._ranks.on_mismatch, self._ranks.has_only_printed = self._on_mismatch, self.streams.prepare_restart
         self._observers.emit(events.AttemptPlanned(plan, order.attempt))
         zygote = self.tree.ensure_zygote(plan)
         self.context.store.start_attempt()

@@ -168,15 +168,17 @@ class Streams:
             os.close(before)
         self._files[source] = file
 
-    def start_over(self, rank: int) -> int:
-        """Read all that a rank has printed; return its size. Do not show it again when the rank prints it again."""
-        printed = 0
-        for stream in self._streams_of(rank):
+    def prepare_restart(self, rank: int, written: int) -> bool:
+        """Return whether all that a rank has written was printed; then, as it starts over, show that once only."""
+        streams = self._streams_of(rank)
+        for stream in streams:
             while self._read(stream):
                 pass
-            printed += stream.received
+        if written > sum(stream.received for stream in streams):
+            return False
+        for stream in streams:
             stream.repeated = bytes(stream.first) if stream.received <= MAX_REPEATED else b""
-        return printed
+        return True
 
     def tail(self, source: Source, limit: int = MEMORY_TAIL_BYTES) -> bytes:
         """The last output, at most ``limit`` bytes; of a rank only that of its last attempt."""

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
-    from ddplaunch.core.rank import import_recorder, inspection_endpoint
+    from ddplaunch.core.rank import import_recorder, inspection_endpoint, rank_exit
     from ddplaunch.core.rank.hidden_modules import HiddenModules
     from ddplaunch.core.rank.import_recorder import Effects
 else:
     import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
     inspection_endpoint = load_private_module("core/rank/inspection_endpoint")  # noqa: F821
+    rank_exit = load_private_module("core/rank/rank_exit")  # noqa: F821
 
 FILTERS, FINDERS, PATH_HOOKS = import_recorder.FILTERS, import_recorder.FINDERS, import_recorder.PATH_HOOKS
 
@@ -94,16 +95,19 @@ class ImportCheck:
         return None
 
     def _find_variable(self, effects: list[Effects]) -> str | None:
-        changed = set[str](self._job_variables)
+        seen: dict[str, str | None] = {}
         for each in effects:
-            seen = {**{name: before for name, (before, _) in each.variables.items()}, **each.reads}
-            for name, value in seen.items():
-                if name == import_recorder.WORKING_FOLDER:
-                    if _folder() != value:
-                        return f"the working folder is {_folder()}, not {value}"
-                elif name not in changed and (now := os.environ.get(name)) != value:
-                    return f"{name} is {_show_value(now)}, not {_show_value(value)}"
-            changed.update(each.variables)
+            for name, (before, _) in each.variables.items():
+                seen.setdefault(name, before)
+        for each in effects:
+            for name, value in each.reads.items():
+                seen.setdefault(name, value)  # one that these imports change themselves is read after that
+        folder = seen.pop(import_recorder.WORKING_FOLDER, None)
+        if folder is not None and folder != _folder():
+            return f"the working folder is {_folder()}, not {folder}"
+        for name in seen.keys() - self._job_variables:
+            if (now := os.environ.get(name)) != seen[name]:
+                return f"{name} is {_show_value(now)}, not {_show_value(seen[name])}"
         return None
 
     def _find_native_state(self, native: frozenset[str]) -> str | None:
@@ -130,6 +134,8 @@ class ImportCheck:
         kept = [each for each in now[FINDERS] if each not in added]
         if kept != usual[FINDERS] or now[PATH_HOOKS] != usual[PATH_HOOKS]:
             return "the import system was changed"
+        if any(map(_is_own, added)):
+            return "the program has a finder of its own"
         asked = set[str]().union(*(each.asked for each in effects)) - sys.modules.keys() if added else ()
         found = [name for finder in added for name in asked if finder.find_spec(name, None, None) is not None]
         return f"another finder has {found[0]}" if found else None
@@ -234,6 +240,13 @@ def _make_name_filter(folders: list[str]) -> Callable[[str], bool]:
     return entries.__contains__
 
 
+def _is_own(finder: object) -> bool:
+    """Whether the program itself, and not an installed package, has made a finder."""
+    kind = finder if isinstance(finder, type) else type(finder)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return not isinstance(file, str) or rank_exit.is_user_file(file)
+
+
 def _folder() -> str | None:
     try:
         return os.getcwd()
@@ -255,11 +268,7 @@ def _filters(modules: Mapping[str, Any]) -> list[Any]:
 
 def _comparable_lists(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
     finders = [each for each in sys.meta_path if not isinstance(each, inspection_endpoint.PostImportHook)]
-    return {
-        FILTERS: list(_filters(modules)),
-        FINDERS: list(finders),
-        PATH_HOOKS: list(sys.path_hooks),
-    }
+    return {FILTERS: list(_filters(modules)), FINDERS: finders, PATH_HOOKS: list(sys.path_hooks)}
 
 
 def _are_same(now: tuple[object, ...], before: tuple[object, ...]) -> bool:

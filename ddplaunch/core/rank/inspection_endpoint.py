@@ -5,9 +5,9 @@ Before, they are read in the main thread when a signal wakes it (``InspectionEnd
 of the program. Nothing here may disturb the program or raise in it. Bound by the rules of ``core/rank/rank_runner.py``.
 
 The channel's own lines, from the rank: ``t`` when the thread runs, ``l`` when it has ended, ``f WHAT`` when the program
-has failed, by an exception or ``sys.exit``, ``r MODULE WHY`` when the rank starts over (``rank_restart``; the reply is
-``r BYTES``), ``g PURPOSE SIGNAL`` for a signal on which a feature acts in this rank, and
-``o PURPOSE SIGNAL`` for one that it will use on request. The others are those of features.
+has failed, by an exception or ``sys.exit``, ``g PURPOSE SIGNAL`` for a signal on which a feature acts in this rank,
+``o PURPOSE SIGNAL`` for one that it will use on request, and ``p BYTES`` and ``r OUTCOME MODULE WHY`` when an import
+does not fit what was preloaded (``rank_restart``). The others are those of features.
 """
 
 from __future__ import annotations

@@ -53,37 +53,38 @@ class ModuleHandover:
         self._hidden, self._record, self._modules = hidden, hidden.record, hidden.modules
         self._start_over, self._lock = start_over, RLock()
         self._check = import_check.ImportCheck(hidden, job_variables)
-        self.handed_over: dict[str, int] = {}  # for each import of the program: how many modules it got
-        self.imported_afresh: dict[str, str] = {}  # and what differed
+        os.register_at_fork(after_in_child=self._lock._at_fork_reinit)  # type: ignore[attr-defined]
         hidden.hide_again()
         hidden.replace_import(self._hand_over)
 
     def _hand_over(self, name: str) -> ModuleType | None:
         """Return a hidden module, now in ``sys.modules`` with all that it has imported; None: import it afresh."""
         with self._lock:
-            if name not in self._modules:
-                return sys.modules.get(name)
-            if self._is_elsewhere(name):
-                self._drop(name)
-                return None
             closure = self._record.closure(name)
-            new = [each for each in self._modules if each in closure]
-            effects = [self._record.effects[each] for each in new if each in self._record.effects]
-            if differs := self._check.find_difference(new, closure, effects):
-                self.imported_afresh[name] = differs
+            while name in self._modules:
+                count = len(self._modules)
+                new = [each for each in list(self._modules) if each in closure]
+                effects = [self._record.effects[each] for each in new if each in self._record.effects]
+                differs = self._find_other_file(name) or self._check.find_difference(new, closure, effects)
+                if len(self._modules) == count:
+                    break
+                # A signal handler has imported some of them meanwhile.
+            else:
+                return sys.modules.get(name)
+            if differs:
                 if self._hidden.native.isdisjoint(new) and "torch" not in closure:
                     self._drop(name)
                     return None
                 self._start_over(name, differs)  # Python code may have registered operators in torch's native code
-            self.handed_over[name] = len(new)
             return self._reveal(name, new)
 
     def _reveal(self, name: str, new: list[str]) -> ModuleType:
         effects: list[Effects] = []
         for each in new:
-            if (module := self._modules.pop(each, None)) is None:
+            if (module := self._modules.get(each)) is None:
                 continue  # a signal handler has imported it meanwhile
             sys.modules[each] = module
+            self._modules.pop(each, None)  # not before: a signal handler may import what needs it
             if each in self._record.effects:
                 effects.append(self._record.effects[each])
             if (namespace := self._record.late_children.get(each)) is not None:
@@ -101,17 +102,19 @@ class ModuleHandover:
         for each in [each for each in self._modules if each == name or each.startswith(name + ".")]:
             del self._modules[each]
 
-    def _is_elsewhere(self, name: str) -> bool:
-        """Whether a fresh import would find another file of this name."""
+    def _find_other_file(self, name: str) -> str | None:
+        """Find another file of this name that a fresh import would find."""
         parent = name.rpartition(".")[0]
         if not parent:
             origins = self._record.origins
-            return name in origins and import_recorder.find_origin(name) != origins[name]
+            found = import_recorder.find_origin(name) if name in origins else None
+            return f"{name} is {found}, not {origins[name]}" if name in origins and found != origins[name] else None
         origin = getattr(getattr(self._modules[name], "__spec__", None), "origin", None)
         path = getattr(sys.modules.get(parent), "__path__", None)
         if path is None or not isinstance(origin, str) or not os.path.isabs(origin):
-            return False
-        return import_recorder.find_origin(name, path) not in (origin, None)
+            return None
+        found = import_recorder.find_origin(name, path)
+        return None if found in (origin, None) else f"{name} is {found}, not {origin}"
 
     # ------------------------------------------------------------------------------------------------- their changes
 

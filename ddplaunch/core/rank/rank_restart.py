@@ -2,7 +2,9 @@
 
 A fresh interpreter runs the program from its beginning, in the same process. That is possible as long as the program
 has only computed and printed: the launcher drops what it prints again. Once it has written files, connected, or started
-processes, the rank ends with an error instead, and the next run of the program starts without these modules.
+processes, the rank ends with an error instead. Where that would lose too much, because the program has torch already
+and trains, or is in a call of ``launch``, it gets the preloaded module, with a note. Either way the next run of the
+program starts without these modules.
 
 Bound by the rules of ``rank_runner.py``; nothing may be imported here either (``module_handover`` has the reason).
 """
@@ -59,7 +61,7 @@ class RankRestart:
             self._cached_bytes += _written_bytes() - before
 
     def start_over(self, module: str, differs: str) -> None:
-        """Start over, or exit with an error; returns only in a process that the program has forked.
+        """Start over, or exit with an error; return where the program has to go on with the preloaded module.
 
         Args:
             module: what the program imports.
@@ -74,39 +76,52 @@ class RankRestart:
                 stream.flush()
             except Exception:  # it is closed, or replaced
                 pass
-        differs = f"{_find_line()}{differs}"
+        line, is_in_call = _find_line()
+        differs = f"{line}{differs}"
         effect = self._find_effect()
-        printed = self._announce(module, differs, waits=effect is None)
-        sent = self._endpoint.bytes_sent if self._endpoint else 0
-        if effect is None and _written_bytes() - sent - self._written - self._cached_bytes > printed:
+        if effect is None and not self._has_only_printed():
             effect = "has written to files"
-        if effect:
-            self._give_up(module, differs, effect)
-        self._exec()
+        if effect is None:
+            self._report("restarts", module, differs)
+            self._exec()
+        if "torch" in sys.modules or is_in_call:
+            return self._report("continues", module, f"{differs}, and the program {effect}")
+        self._report("ends", module, differs)
+        self._give_up(module, differs, effect)
 
-    def _announce(self, module: str, differs: str, *, waits: bool) -> int:
-        """Report the restart; return how many bytes the launcher has read from this process, once it has all of them.
-
-        Without a rank channel it is unknown: then nothing may have been written.
-        """
-        if self._endpoint is None:
-            return 0
+    def _report(self, outcome: str, module: str, differs: str) -> None:
+        line = f"r {outcome} {module} {differs}".replace("\n", " ").encode("ascii", "backslashreplace")
         try:
-            self._endpoint.send(b"r " + f"{module} {differs}".replace("\n", " ").encode("ascii", "backslashreplace"))
-            if not waits:
-                return 0
+            if self._endpoint is not None:
+                self._endpoint.send(line)
+            elif outcome == "continues":
+                os.write(2, f"ddplaunch: note: the preloaded {module} is used, although {differs}\n".encode())
+        except OSError:  # the program has closed it
+            pass
+
+    def _has_only_printed(self) -> bool:
+        """Whether all that the program has written went to the launcher, which then drops it when it comes again.
+
+        Without a rank channel that is unknown: then nothing may have been written.
+        """
+        sent = self._endpoint.bytes_sent if self._endpoint else 0
+        written = _written_bytes() - sent - self._written - self._cached_bytes
+        if self._endpoint is None:
+            return written <= 0
+        try:
+            self._endpoint.send(b"p %d" % written)
             end = socket(fileno=os.dup(self._endpoint._fd))
             end.settimeout(_REPLY_TIMEOUT_S)
-            received = b""
-            while b"\nr" not in b"\n" + received or not received.endswith(b"\n"):
+            received = b"\n"
+            while b"\np" not in received or not received.endswith(b"\n"):
                 data = end.recv(4096)
                 if not data:
-                    return 0
+                    return False
                 received += data
             end.close()
-            return int((b"\n" + received).rpartition(b"\nr")[2])
-        except (OSError, ValueError):
-            return 0
+            return b"\np1" in received
+        except OSError:
+            return False
 
     def _find_effect(self) -> str | None:
         """Return what the program has done, besides writing, that cannot be done twice; None if nothing."""
@@ -148,15 +163,17 @@ class RankRestart:
         os.execve(sys.executable, words, self._environ)
 
 
-def _find_line() -> str:
-    """Return the line of the program's own code that imports, as "train.py:3: ", or ""."""
+def _find_line() -> tuple[str, bool]:
+    """Return the line of the program's own code that imports, as "train.py:3: ", or "", and whether it is in a call."""
     frame: FrameType | None = sys._getframe(2)
+    line, is_in_call = "", False
     while frame is not None:
         file = frame.f_code.co_filename
-        if rank_exit.is_user_file(file) and not rank_exit.is_internal_file(file):
-            return f"{os.path.basename(file)}:{frame.f_lineno}: "
+        is_in_call = is_in_call or "HIDES_FRAMES" in frame.f_globals  # of ``features/python``
+        if not line and rank_exit.is_user_file(file) and not rank_exit.is_internal_file(file):
+            line = f"{os.path.basename(file)}:{frame.f_lineno}: "
         frame = frame.f_back
-    return ""
+    return line, is_in_call
 
 
 def _written_bytes() -> int:

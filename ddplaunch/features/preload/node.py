@@ -8,7 +8,7 @@ from zlib import crc32
 
 from ddplaunch.base.safe_files import open_for_writing, read_regular_file
 from ddplaunch.base.text import join_names
-from ddplaunch.core.events import Event, RankStartedOver, ZygoteReady
+from ddplaunch.core.events import Event, ImportMismatch, ZygoteReady
 from ddplaunch.core.feature import NodeSide
 from ddplaunch.core.zygote_plan import ZygotePlan
 from ddplaunch.features.preload.mismatches import Mismatch, remember_mismatch, state_file
@@ -45,8 +45,8 @@ class SlowStartNotes(NodeSide):
         self._mismatches: set[Mismatch] = set()  # of this job
 
     def observe(self, event: Event) -> None:
-        if isinstance(event, RankStartedOver):
-            self._on_started_over(event)
+        if isinstance(event, ImportMismatch):
+            self._on_mismatch(event)
         if not isinstance(event, ZygoteReady):
             return
         self._had_packages = bool(self._plan.fallback) and event.modules != self._plan.fallback
@@ -64,7 +64,7 @@ class SlowStartNotes(NodeSide):
         if event.unsafe:
             self._show_note(f"ranks are not forked but started as new interpreters: {event.unsafe}")
 
-    def _on_started_over(self, event: RankStartedOver) -> None:
+    def _on_mismatch(self, event: ImportMismatch) -> None:
         mismatch = Mismatch(event.module, event.differs, self._had_packages)
         if mismatch in self._mismatches:
             return
@@ -74,5 +74,8 @@ class SlowStartNotes(NodeSide):
                 remember_mismatch(self._source, mismatch)
                 next_run = "the next run of this program imports it in each rank"
             because = f"{event.module} was preloaded, and ranks cannot use it: {event.differs}"
-            self._show_note(f"{because}; they start over, {next_run}")
+            if event.outcome == "restarts":
+                self._show_note(f"{because}; they start over, {next_run}")
+            elif event.outcome == "continues":
+                self._show_note(f"{because}, so they use it all the same; --start exec avoids that")
         self._mismatches.add(mismatch)

@@ -50,7 +50,7 @@ print(len(sys.modules.keys() - {{"faulthandler", "__future__"}}))
 print([name for name in sys.modules if not name.startswith("_")][-5:], sorted(os.environ) == sorted(set(os.environ)))
 print(gc.get_freeze_count() > 0, file=sys.stderr)
 if "signal" in sys.modules:
-    sys.modules["signal"].setitimer(0, 0)
+    sys.modules["signal"].signal(14, sys.modules["signal"].SIG_IGN)
 """
 
 
@@ -100,8 +100,9 @@ def test_the_launcher_names_the_line_and_what_differs(run_ddplaunch, folder):
     _, done = run_both(run_ddplaunch, folder, SETS)
     note = "numpy was preloaded, and ranks cannot use it: train.py:5: OPENBLAS_NUM_THREADS is '3', not unset"
     assert done.stderr.count(f"{note}; they start over, --start exec avoids that") == 1
-    events = [event for event in read_events(folder / "logs" / "x") if event["event"] == "started_over"]
-    assert sorted((event["rank"], event["module"]) for event in events) == [(0, "numpy"), (1, "numpy")]
+    events = [event for event in read_events(folder / "logs" / "x") if event["event"] == "mismatch"]
+    found = sorted((event["rank"], event["module"], event["outcome"]) for event in events)
+    assert found == [(0, "numpy", "restarts"), (1, "numpy", "restarts")]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,28 @@ def test_a_rank_that_cannot_start_over_ends_with_an_error(run_ddplaunch, folder,
     assert done.returncode == 2
     assert "`import numpy` does not fit the preloaded one (train.py:" in done.stderr
     assert f"OPENBLAS_NUM_THREADS is '3', not unset), and the program {effect} before" in done.stderr
+
+
+def test_a_rank_in_a_call_goes_on(tmp_path):
+    """It cannot start over, and its variables would be lost."""
+    write_program(
+        tmp_path,
+        "calls.py",
+        f"""
+        import os
+        from ddplaunch import Session
+        def change():
+            {SETS}
+            import numpy
+            return os.environ["OPENBLAS_NUM_THREADS"]
+        if __name__ == "__main__":
+            with Session(nproc=2, preload="numpy", show="none") as session:
+                print(session.run(change), session.run(change))
+        """,
+    )
+    done = run_command([sys.executable, "calls.py"], cwd=tmp_path)
+    assert done.stdout == "['3', '3'] ['3', '3']\n", done.stderr
+    assert "OPENBLAS_NUM_THREADS is '3', not unset, and the program has opened connections, so they use it" in done.stderr
 
 
 def test_python_code_is_imported_afresh(run_ddplaunch, folder):
