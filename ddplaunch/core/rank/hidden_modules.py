@@ -48,6 +48,10 @@ class HiddenModules:
         self.native = frozenset(name for name, module in self.every.items() if _is_native(name, module))
         for name, namespace in record.late_children.items():
             namespace.pop(name.rpartition(".")[2], None)
+        self.names = record.initial.union(self.modules)  # those of a rank when its program starts, shown or hidden
+        self.taken: list[str] = []  # by the program of this rank: handed over, or imported afresh
+        roots = [each for each in record.effects[""].loaded if each in self.every]
+        self._summaries = {name: (closure := record.closure(name), self._summarize(closure)) for name in roots}
         self._undo_changes()
         self.settings = settings
         self._real: Callable[[str, Any], ModuleType] = bootstrap._find_and_load_unlocked  # type: ignore[attr-defined]
@@ -100,6 +104,20 @@ class HiddenModules:
         for name in [name for name in sys.modules if name not in self.record.initial and name not in _MAIN]:
             self.modules.setdefault(name, module := sys.modules.pop(name))
             self.every.setdefault(name, module)
+
+    def summarize(self, name: str) -> tuple[set[str], import_recorder.ImportSummary]:
+        """Return what a module's import loads, and what those imports have done that are still hidden."""
+        if name in self._summaries:
+            closure, summary = self._summaries[name]
+            if summary.packages.isdisjoint(sys.modules):
+                return closure, summary
+        else:
+            closure = self.record.closure(name)
+        return closure, self._summarize(closure)
+
+    def _summarize(self, closure: set[str]) -> import_recorder.ImportSummary:
+        new = [each for each in list(self.modules) if each in closure]
+        return import_recorder.ImportSummary(new, self.record.effects, self.native)
 
     def show(self) -> None:
         """Make the modules visible again, in a fork that serves the store."""

@@ -13,12 +13,12 @@ from _operator import is_ as _is
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
     from typing import Any
 
     from ddplaunch.core.rank import import_recorder, inspection_endpoint, rank_exit
     from ddplaunch.core.rank.hidden_modules import HiddenModules
-    from ddplaunch.core.rank.import_recorder import Effects
+    from ddplaunch.core.rank.import_recorder import ImportSummary
 else:
     import_recorder = load_private_module("core/rank/import_recorder")  # noqa: F821
     inspection_endpoint = load_private_module("core/rank/inspection_endpoint")  # noqa: F821
@@ -50,64 +50,59 @@ class ImportCheck:
         self._import = sys.modules["builtins"].__dict__["__import__"]
         self._affinity, self._dlopen_flags = os.sched_getaffinity(0), sys.getdlopenflags()
 
-    def find_difference(self, new: list[str], closure: set[str], effects: list[Effects]) -> str | None:
-        """Return what a fresh import would find different from the recorded one; None if nothing."""
-        checks = [self._find_other_module(closure), self._find_other_origin(effects), self._find_variable(effects)]
-        if all(each.partition(".")[0] in sys.stdlib_module_names for each in new):
-            return next(filter(None, checks), None)
-        checks += [
-            self._find_native_state(self._hidden.native.intersection(new)),
-            self._find_hook(effects),
-            self._find_file(effects),
-            self._find_filter(effects),
-            self._find_logger(effects),
-            self._find_function(new, effects),
-            self._find_torch_setting(new),
-        ]
+    def find_difference(self, closure: set[str], summary: ImportSummary) -> str | None:
+        """Return what a fresh import would find different from the recorded one; None if nothing.
+
+        ``closure``: the modules that it would load; ``summary``: what those do that are still hidden.
+        """
+        checks = [self._find_other_module(closure), self._find_other_origin(summary), self._find_variable(summary)]
+        if summary.packages:
+            checks += [
+                self._find_native_state(summary.native),
+                self._find_hook(summary),
+                self._find_file(summary),
+                self._find_filter(summary),
+                self._find_logger(summary),
+                self._find_function(summary),
+                self._find_torch_setting(summary),
+            ]
         return next(filter(None, checks), None)
 
     def _find_other_module(self, closure: set[str]) -> str | None:
         every = self._hidden.every
-        for name in closure & every.keys():
-            if name in sys.modules:
-                if sys.modules[name] is not every[name] and ("." in name or has_spec(every[name])):
-                    return f"another module {name} is in sys.modules"
-            elif name not in self._modules and has_spec(every[name]):
-                return f"{name} was removed from sys.modules or imported afresh"
+        for name in [each for each in sys.modules if each in closure and each in every]:
+            if sys.modules[name] is not every[name] and ("." in name or has_spec(every[name])):
+                return f"another module {name} is in sys.modules"
+        for name in self._hidden.taken:
+            if name in closure and name not in sys.modules and has_spec(every[name]):
+                return f"{name} was removed from sys.modules"
         return None
 
-    def _find_other_origin(self, effects: list[Effects]) -> str | None:
-        record = self._record
+    def _find_other_origin(self, summary: ImportSummary) -> str | None:
+        record, asked = self._record, summary.asked
+        for name in [each for each in sys.modules if each in asked]:
+            if name not in self._hidden.every and name not in record.initial:
+                return f"a module {name} is in sys.modules"
         added = [each for each in sys.path if each not in record.path]
         usual = [each for each in sys.path if each in record.path]
         is_usual = usual == list(record.path) and all(
             import_recorder.file_state(each, is_folder=True) == state for each, state in record.path.items()
         )
-        can_be_added = _make_name_filter(added)
-        for top in set[str]().union(*(each.asked for each in effects)):
-            if top in sys.modules:
-                if top not in self._hidden.every and top not in record.initial:
-                    return f"a module {top} is in sys.modules"
-            elif not is_usual or can_be_added(top):
+        names = _list_names(added) if is_usual else None
+        for top in asked if names is None else [each for each in names if each in asked]:
+            if top not in sys.modules:
                 origin = import_recorder.find_origin(top)
                 if origin != record.origins[top]:
                     return f"{top} is {_show_origin(origin)}, not {_show_origin(record.origins[top])}"
         return None
 
-    def _find_variable(self, effects: list[Effects]) -> str | None:
-        seen: dict[str, str | None] = {}
-        for each in effects:
-            for name, (before, _) in each.variables.items():
-                seen.setdefault(name, before)
-        for each in effects:
-            for name, value in each.reads.items():
-                seen.setdefault(name, value)  # one that these imports change themselves is read after that
-        folder = seen.pop(import_recorder.WORKING_FOLDER, None)
-        if folder is not None and folder != _folder():
-            return f"the working folder is {_folder()}, not {folder}"
-        for name in seen.keys() - self._job_variables:
-            if (now := os.environ.get(name)) != seen[name]:
-                return f"{name} is {_show_value(now)}, not {_show_value(seen[name])}"
+    def _find_variable(self, summary: ImportSummary) -> str | None:
+        seen, now = summary.variables, _variables()
+        if import_recorder.WORKING_FOLDER in seen and seen[import_recorder.WORKING_FOLDER] != _folder():
+            return f"the working folder is {_folder()}, not {seen[import_recorder.WORKING_FOLDER]}"
+        changed = {*now, *self.environment, *summary.present} - self._job_variables - {import_recorder.WORKING_FOLDER}
+        for name in sorted(each for each in changed if each in seen and now.get(each) != seen[each]):
+            return f"{name} is {_show_value(now.get(name))}, not {_show_value(seen[name])}"
         return None
 
     def _find_native_state(self, native: frozenset[str]) -> str | None:
@@ -124,7 +119,7 @@ class ImportCheck:
             return "sys.setdlopenflags was called"
         return None
 
-    def _find_hook(self, effects: list[Effects]) -> str | None:
+    def _find_hook(self, summary: ImportSummary) -> str | None:
         if sys.modules["builtins"].__import__ is not self._import:
             return "builtins.__import__ was replaced"
         if sys.gettrace() is not None or sys.getprofile() is not None:
@@ -136,55 +131,54 @@ class ImportCheck:
             return "the import system was changed"
         if any(map(_is_own, added)):
             return "the program has a finder of its own"
-        asked = set[str]().union(*(each.asked for each in effects)) - sys.modules.keys() if added else ()
+        asked = summary.asked - sys.modules.keys() if added else ()
         found = [name for finder in added for name in asked if finder.find_spec(name, None, None) is not None]
         return f"another finder has {found[0]}" if found else None
 
-    def _find_file(self, effects: list[Effects]) -> str | None:
-        for path in set[str]().union(*(each.files for each in effects)):
+    def _find_file(self, summary: ImportSummary) -> str | None:
+        for path in summary.files:
             if import_recorder.file_state(path) != self._record.files[path]:
                 return f"{path} was changed"
         return None
 
-    def _find_filter(self, effects: list[Effects]) -> str | None:
+    def _find_filter(self, summary: ImportSummary) -> str | None:
         """A new filter that ignores warnings changes nothing: an import that shows one is not preloaded."""
-        if not any(each.warned for each in effects):
+        if not summary.warned:
             return None
         usual = self.lists[FILTERS]
         added = [each for each in _filters(self._hidden.every) if each[0] != "ignore" and each not in usual]
         return "warning filters were added" if added else None
 
-    def _find_logger(self, effects: list[Effects]) -> str | None:
+    def _find_logger(self, summary: ImportSummary) -> str | None:
         logging: Any = sys.modules.get("logging")
         if logging is None:
             return None
         loggers, root = logging.root.manager.loggerDict, logging.root
-        for each in effects:
-            for name, logger in each.loggers.items():
-                if name in loggers and loggers[name] is not logger and not hasattr(loggers[name], "loggerMap"):
-                    return f"the logger {name} exists"
-            for (name, level), was_enabled in each.levels.items():
-                chain = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)] if name != "root" else []
-                levels = [getattr(each.loggers.get(part) or loggers.get(part), "level", 0) for part in chain]
-                effective = next(filter(None, levels), root.level)
-                if (root.manager.disable < level and level >= effective) != was_enabled:
-                    return f"the level of the logger {name} is another"
+        for name in [each for each in loggers if each in summary.loggers]:
+            if loggers[name] is not summary.loggers[name] and not hasattr(loggers[name], "loggerMap"):
+                return f"the logger {name} exists"
+        for (name, level), was_enabled in summary.levels.items():
+            chain = [name.rsplit(".", count)[0] for count in range(name.count(".") + 1)] if name != "root" else []
+            levels = [getattr(summary.loggers.get(part) or loggers.get(part), "level", 0) for part in chain]
+            effective = next(filter(None, levels), root.level)
+            if (root.manager.disable < level and level >= effective) != was_enabled:
+                return f"the level of the logger {name} is another"
         return None
 
-    def _find_function(self, new: list[str], effects: list[Effects]) -> str | None:
+    def _find_function(self, summary: ImportSummary) -> str | None:
         """Find a replaced function or class in a module that new ones import, or that Python starts with.
 
         A function of another package counts if the new modules have kept it: their imports call few of them.
         """
-        used = set[str]().union(self._record.initial, *(each.loaded for each in effects)).difference(new)
-        for name in used & sys.modules.keys() & self._record.functions.keys():
-            for namespace, get, before in self._record.functions[name]:
+        used, initial, functions = summary.used, self._record.initial, self._record.functions
+        for name in [each for each in sys.modules if (each in used or each in initial) and each in functions]:
+            for namespace, get, before in functions[name]:
                 try:
                     now = get(namespace)
                 except KeyError:
                     now = ()
                 if not _are_same(now, before) and (
-                    name.partition(".")[0] in sys.stdlib_module_names or self._is_kept(new, now, before)
+                    name.partition(".")[0] in sys.stdlib_module_names or self._is_kept(summary.new, now, before)
                 ):
                     return f"{name} was patched"
         return None
@@ -199,12 +193,10 @@ class ImportCheck:
             id(value) in known for each in new for value in getattr(self._modules[each], "__dict__", {}).values()
         )
 
-    def _find_torch_setting(self, new: list[str]) -> str | None:
+    def _find_torch_setting(self, summary: ImportSummary) -> str | None:
         """Compare the settings that tensors get; torch's own modules make none as they are imported."""
         torch: Any = self._hidden.every.get("torch")
-        others = [each for each in new if each.partition(".")[0] != "torch" and each in self._record.effects]
-        users = [each for each in others if "torch" in self._record.effects[each].loaded]
-        if not (users and _is(sys.modules.get("torch"), torch)):
+        if not (summary.uses_torch and _is(sys.modules.get("torch"), torch)):
             return None
         try:
             context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
@@ -227,17 +219,17 @@ def native_environment() -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, value in module.environ.items()}
 
 
-def _make_name_filter(folders: list[str]) -> Callable[[str], bool]:
-    """Return a predicate: whether these entries of ``sys.path`` may have a module of a name."""
-    entries: set[str] = set()
+def _list_names(folders: list[str]) -> set[str] | None:
+    """Return the names that these entries of ``sys.path`` may have modules of; None if one is an archive."""
+    names: set[str] = set()
     for folder in folders:
         try:
-            entries.update(each.partition(".")[0] for each in os.listdir(folder))
-        except NotADirectoryError:  # an archive
-            return lambda name: True
+            names.update(each.partition(".")[0] for each in os.listdir(folder))
+        except NotADirectoryError:
+            return None
         except OSError:
             pass
-    return entries.__contains__
+    return names
 
 
 def _is_own(finder: object) -> bool:
@@ -252,6 +244,14 @@ def _folder() -> str | None:
         return os.getcwd()
     except OSError:
         return None
+
+
+def _variables() -> dict[str, str]:
+    """The environment that an import sees; empty if the program has replaced ``os.environ`` by something else."""
+    try:
+        return dict(os.environ)
+    except Exception:
+        return {}
 
 
 def _show_value(value: str | None) -> str:

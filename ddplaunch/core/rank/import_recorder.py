@@ -72,6 +72,43 @@ class Effects:
         self.warned = False  # it has emitted a warning, shown or not
         self.exits: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []  # what it has registered with atexit
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether it has changed something that is redone in a rank."""
+        return bool(self.variables or self.lists or self.loggers or self.exits)
+
+
+class ImportSummary:
+    """What the imports of several modules have done that are handed over together.
+
+    Made in the zygote where possible: to look at a Python object in a rank copies the memory page that it is in.
+    """
+
+    def __init__(self, new: list[str], effects: Mapping[str, Effects], native: Collection[str]) -> None:
+        """``new``: the modules in the order of their loading; ``native``: all those in native code."""
+        self.new = new
+        all_effects = [effects[each] for each in new if each in effects]
+        own = [each for each in new if each.partition(".")[0] not in sys.stdlib_module_names]
+        self.packages = frozenset(own)  # those outside the standard library
+        self.native = frozenset(each for each in new if each in native)
+        self.changing = frozenset(each for each in new if each in effects and effects[each].has_changes)
+        self.asked = frozenset[str]().union(*(each.asked for each in all_effects))
+        self.used = frozenset[str]().union(*(each.loaded for each in all_effects)).difference(new)
+        self.files = frozenset[str]().union(*(each.files for each in all_effects))
+        self.warned = any(each.warned for each in all_effects)
+        self.loggers = {name: logger for each in all_effects for name, logger in each.loggers.items()}
+        self.levels = {key: enabled for each in all_effects for key, enabled in each.levels.items()}
+        others = [effects[each] for each in own if each in effects and each.partition(".")[0] != "torch"]
+        self.uses_torch = any("torch" in each.loaded for each in others)
+        self.variables: dict[str, str | None] = {}  # that they read, with the values before their own changes
+        for each in all_effects:
+            for name, (before, _) in each.variables.items():
+                self.variables.setdefault(name, before)
+        for each in all_effects:
+            for name, value in each.reads.items():
+                self.variables.setdefault(name, value)
+        self.present = frozenset(name for name, value in self.variables.items() if value is not None)
+
 
 class ImportRecorder:
     """Records imports from its creation until ``finish``, by replacing the functions that they call."""

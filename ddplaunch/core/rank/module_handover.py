@@ -60,32 +60,31 @@ class ModuleHandover:
     def _hand_over(self, name: str) -> ModuleType | None:
         """Return a hidden module, now in ``sys.modules`` with all that it has imported; None: import it afresh."""
         with self._lock:
-            closure = self._record.closure(name)
             while name in self._modules:
                 count = len(self._modules)
-                new = [each for each in list(self._modules) if each in closure]
-                effects = [self._record.effects[each] for each in new if each in self._record.effects]
-                differs = self._find_other_file(name) or self._check.find_difference(new, closure, effects)
+                closure, summary = self._hidden.summarize(name)
+                differs = self._find_other_file(name) or self._check.find_difference(closure, summary)
                 if len(self._modules) == count:
                     break
                 # A signal handler has imported some of them meanwhile.
             else:
                 return sys.modules.get(name)
             if differs:
-                if self._hidden.native.isdisjoint(new) and "torch" not in closure:
+                if not summary.native and "torch" not in closure:
                     self._drop(name)
                     return None
                 self._start_over(name, differs)  # Python code may have registered operators in torch's native code
-            return self._reveal(name, new)
+            return self._reveal(name, summary)
 
-    def _reveal(self, name: str, new: list[str]) -> ModuleType:
+    def _reveal(self, name: str, summary: import_recorder.ImportSummary) -> ModuleType:
         effects: list[Effects] = []
-        for each in new:
+        for each in summary.new:
             if (module := self._modules.get(each)) is None:
                 continue  # a signal handler has imported it meanwhile
             sys.modules[each] = module
             self._modules.pop(each, None)  # not before: a signal handler may import what needs it
-            if each in self._record.effects:
+            self._hidden.taken.append(each)
+            if each in summary.changing:
                 effects.append(self._record.effects[each])
             if (namespace := self._record.late_children.get(each)) is not None:
                 namespace[each.rpartition(".")[2]] = module
@@ -100,6 +99,7 @@ class ModuleHandover:
     def _drop(self, name: str) -> None:
         """Forget a hidden module and its children: they are imported afresh."""
         for each in [each for each in self._modules if each == name or each.startswith(name + ".")]:
+            self._hidden.taken.append(each)
             del self._modules[each]
 
     def _find_other_file(self, name: str) -> str | None:

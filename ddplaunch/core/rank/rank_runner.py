@@ -94,7 +94,7 @@ class RankRunner:
         ``hidden``: the preloaded modules, in a fork of the zygote; they need no teardown at the end.
         """
         self.job, self._fds, self._hidden = job, fds, hidden
-        self._initial_modules = frozenset(sys.modules) | (hidden.modules.keys() if hidden else frozenset[str]())
+        self._initial_modules = hidden.names if hidden is not None else frozenset(sys.modules)
         self.endpoint: inspection_endpoint.InspectionEndpoint | None = None
         self._sides: list[tuple[str, Any]] = []  # of features: ``ddplaunch.core.feature.RankSide``
         self._error: BaseException | None = None

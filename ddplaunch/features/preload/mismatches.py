@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from zlib import crc32
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ from ddplaunch.base.types import parse
 
 _MAX_SOURCE_BYTES, _MAX_STATE_BYTES = 64 << 20, 1 << 20
 _MAX_PROGRAMS = 500  # the oldest are dropped
+_MAX_AGE_S = 7 * 24 * 3600.0  # packages and settings change meanwhile
 
 
 class Mismatch(Struct, frozen=True):
@@ -25,20 +27,27 @@ class Mismatch(Struct, frozen=True):
         differs: the line of the import, and what differed.
         had_packages: other packages than torch were preloaded.
         checksum: of the program's file; another content may behave differently.
+        moment: seconds since the epoch.
     """
 
     module: str
     differs: str
     had_packages: bool
     checksum: int = 0
+    moment: float = 0.0
 
 
 def find_mismatch(program: str | None) -> Mismatch | None:
-    """Return what did not fit in an earlier run of the program in this file; None if nothing, or if it has changed."""
+    """Return what did not fit in an earlier run of the program in this file, in the last days.
+
+    None if all did, or if the file has changed.
+    """
     try:
         path = os.path.abspath(program or "")
         found = _read().get(path)
-        return found if found is not None and found.checksum == _checksum(path) else None
+        if found is None or time.time() - found.moment > _MAX_AGE_S or found.checksum != _checksum(path):
+            return None
+        return found
     except OSError:
         return None
 
@@ -47,7 +56,7 @@ def remember_mismatch(program: str | None, mismatch: Mismatch) -> None:
     """Remember what did not fit in a run of the program in this file; nothing if the state folder cannot be used."""
     try:
         path = os.path.abspath(program or "")
-        content = Mismatch(mismatch.module, mismatch.differs, mismatch.had_packages, _checksum(path))
+        content = Mismatch(mismatch.module, mismatch.differs, mismatch.had_packages, _checksum(path), time.time())
         known = {name: each for name, each in _read().items() if name != path}
         known = dict([*known.items(), (path, content)][-_MAX_PROGRAMS:])
         file = state_file("mismatches")
