@@ -37,6 +37,9 @@ _THREAD_POOLS = frozenset(
 )
 """Modules in native code that count the CPUs of the process as they are loaded."""
 
+_OF_THREAD_POOLS = ("GOMP_", "GOTO_", "KMP_", "MKL_", "OMP_", "OPENBLAS_")
+"""Beginnings of the variables that they read, and no other native code does."""
+
 
 class ImportCheck:
     """Finds what differs in one rank; created before its program starts."""
@@ -98,8 +101,10 @@ class ImportCheck:
 
     def _find_variable(self, summary: ImportSummary) -> str | None:
         seen, now = summary.variables, _variables()
-        if import_recorder.WORKING_FOLDER in seen and seen[import_recorder.WORKING_FOLDER] != _folder():
-            return f"the working folder is {_folder()}, not {seen[import_recorder.WORKING_FOLDER]}"
+        if import_recorder.WORKING_FOLDER in seen:
+            folder, before = import_recorder.current_folder(), seen[import_recorder.WORKING_FOLDER]
+            if folder != before:
+                return f"the working folder is {folder}, not {before}"
         changed = {*now, *self.environment, *summary.present} - self._job_variables - {import_recorder.WORKING_FOLDER}
         for name in sorted(each for each in changed if each in seen and now.get(each) != seen[each]):
             return f"{name} is {_show_value(now.get(name))}, not {_show_value(seen[name])}"
@@ -110,10 +115,11 @@ class ImportCheck:
         if not native:
             return None
         now, before = native_environment(), self.environment
+        makes_threads = not native.isdisjoint(_THREAD_POOLS)
         for name in sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
-            if self._hidden.native_reads.fullmatch(name):
+            if self._hidden.native_reads.fullmatch(name) and (makes_threads or not name.startswith(_OF_THREAD_POOLS)):
                 return f"{name} is {_show_value(now.get(name))}, not {_show_value(before.get(name))}"
-        if not native.isdisjoint(_THREAD_POOLS) and os.sched_getaffinity(0) != self._affinity:
+        if makes_threads and os.sched_getaffinity(0) != self._affinity:
             return "the CPUs of the process are others"
         if sys.getdlopenflags() != self._dlopen_flags:
             return "sys.setdlopenflags was called"
@@ -237,13 +243,6 @@ def _is_own(finder: object) -> bool:
     kind = finder if isinstance(finder, type) else type(finder)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return not isinstance(file, str) or rank_exit.is_user_file(file)
-
-
-def _folder() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
 
 
 def _variables() -> dict[str, str]:

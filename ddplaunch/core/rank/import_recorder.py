@@ -40,7 +40,7 @@ _UNCOMPARED = {
 """Functions that programs often replace, and that no import calls or stores; and those that ddplaunch replaces."""
 
 _BUILTIN = type(len)
-_find_origin, _stat = PathFinder.find_spec, os.stat
+_find_origin, _stat, _getcwd = PathFinder.find_spec, os.stat, os.getcwd
 
 
 class _Builtin:
@@ -127,7 +127,7 @@ class ImportRecorder:
         self._lists = {name: list(items) for name, items in _changeable_lists().items()}
         self.first_lists, self._lengths = dict(self._lists), (0, 0, 0)
         self._undo: list[tuple[Any, str, Any]] = []
-        self._cwd = os.getcwd() if os.path.isdir(".") else "/"
+        self._cwd = current_folder() or "/"
         prefixes = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.__file__))}
         self._installation = tuple({each + os.sep for path in prefixes for each in (path, os.path.realpath(path))})
         self._installation += ("/proc/", "/sys/", "/dev/", "/usr/lib")
@@ -382,6 +382,14 @@ def find_origin(name: str, path: Sequence[str] | None = None) -> object:
 
 def _loaded_origin(module: object) -> object:
     return getattr(getattr(module, "__spec__", None), "origin", None)
+
+
+def current_folder() -> str | None:
+    """Return the working folder; None if it was removed."""
+    try:
+        return _getcwd()
+    except OSError:
+        return None
 
 
 def file_state(path: str, *, is_folder: bool = False) -> tuple[int, ...] | None:

@@ -164,10 +164,9 @@ class Fleet:
             host.facts is None and not host.has_ended for host in self._hosts
         ):
             return
-        self.problems = [
-            problem for host in self._hosts for problem in self._problems_of(host)
-        ] + self._duplicate_hosts()
-        if self.problems and self._can_spare({problem.host for problem in self.problems}):
+        duplicates = self._duplicate_hosts()
+        self.problems = [problem for host in self._hosts for problem in self._problems_of(host)] + duplicates
+        if self.problems and not duplicates and self._can_spare({problem.host for problem in self.problems}):
             self._leave_out(self.problems)
             self.problems = []
         if self.problems:

@@ -138,7 +138,9 @@ def test_settings_made_for_a_shell(sshd, tmp_path):
     servers.forget_key(servers.network.hosts[1])
     run = Job(servers, tmp_path, "--hosts", "n1:1", *LIGHT, "train.py")
     assert run.wait() == 69
-    assert run.stderr().splitlines()[1] == "  n1  Host key verification failed."
+    assert run.stderr().splitlines()[1] == (
+        "  n1  the host key of n1 has changed: if the machine is new, `ssh-keygen -R n1`"
+    )
     run.assert_nothing_left()
 
 
