@@ -101,7 +101,7 @@ class HiddenModules:
 
     def hide_again(self) -> None:
         """Hide what code of ddplaunch has imported meanwhile."""
-        for name in [name for name in sys.modules if name not in self.record.initial and name not in _MAIN]:
+        for name in [name for name in list(sys.modules) if name not in self.record.initial and name not in _MAIN]:
             self.modules.setdefault(name, module := sys.modules.pop(name))
             self.every.setdefault(name, module)
 

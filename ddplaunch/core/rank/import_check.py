@@ -37,7 +37,7 @@ _THREAD_POOLS = frozenset(
 )
 """Modules in native code that count the CPUs of the process as they are loaded."""
 
-_OF_THREAD_POOLS = ("GOMP_", "GOTO_", "KMP_", "MKL_", "OMP_", "OPENBLAS_")
+_OF_THREAD_POOLS = tuple("gomp_ goto_ kmp_ mkl_ omp_ openblas_".upper().split())
 """Beginnings of the variables that they read, and no other native code does."""
 
 
@@ -73,17 +73,17 @@ class ImportCheck:
 
     def _find_other_module(self, closure: set[str]) -> str | None:
         every = self._hidden.every
-        for name in [each for each in sys.modules if each in closure and each in every]:
+        for name in [each for each in list(sys.modules) if each in closure and each in every]:
             if sys.modules[name] is not every[name] and ("." in name or has_spec(every[name])):
                 return f"another module {name} is in sys.modules"
-        for name in self._hidden.taken:
+        for name in list(self._hidden.taken):
             if name in closure and name not in sys.modules and has_spec(every[name]):
                 return f"{name} was removed from sys.modules"
         return None
 
     def _find_other_origin(self, summary: ImportSummary) -> str | None:
         record, asked = self._record, summary.asked
-        for name in [each for each in sys.modules if each in asked]:
+        for name in [each for each in list(sys.modules) if each in asked]:
             if name not in self._hidden.every and name not in record.initial:
                 return f"a module {name} is in sys.modules"
         added = [each for each in sys.path if each not in record.path]
@@ -160,7 +160,7 @@ class ImportCheck:
         if logging is None:
             return None
         loggers, root = logging.root.manager.loggerDict, logging.root
-        for name in [each for each in loggers if each in summary.loggers]:
+        for name in [each for each in list(loggers) if each in summary.loggers]:
             if loggers[name] is not summary.loggers[name] and not hasattr(loggers[name], "loggerMap"):
                 return f"the logger {name} exists"
         for (name, level), was_enabled in summary.levels.items():
@@ -177,7 +177,7 @@ class ImportCheck:
         A function of another package counts if the new modules have kept it: their imports call few of them.
         """
         used, initial, functions = summary.used, self._record.initial, self._record.functions
-        for name in [each for each in sys.modules if (each in used or each in initial) and each in functions]:
+        for name in [each for each in list(sys.modules) if (each in used or each in initial) and each in functions]:
             for namespace, get, before in functions[name]:
                 try:
                     now = get(namespace)

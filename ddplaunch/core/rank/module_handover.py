@@ -98,7 +98,7 @@ class ModuleHandover:
 
     def _drop(self, name: str) -> None:
         """Forget a hidden module and its children: they are imported afresh."""
-        for each in [each for each in self._modules if each == name or each.startswith(name + ".")]:
+        for each in [each for each in list(self._modules) if each == name or each.startswith(name + ".")]:
             self._hidden.taken.append(each)
             del self._modules[each]
 
